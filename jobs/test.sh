@@ -41,6 +41,8 @@ echo "== style"
 "$python" -m flake8 shardkit tests benchmarks
 "$python" -m ruff format --check shardkit tests benchmarks
 "$python" -m ruff check shardkit tests benchmarks
+"$python" -m mypy
+"$python" -m mypy --strict --follow-imports=silent tests/user_script.py
 
 echo "== all but the MPI jobs"
 "$root/bin/pytest" -q -n "${WORKERS:-2}"

@@ -119,7 +119,7 @@ class StopVoted(ShardkitError):
         """What was decided, by name."""
         return self.args
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"stopped before the next step: {', '.join(self.args)}"
 
 

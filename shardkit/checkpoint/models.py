@@ -7,16 +7,19 @@
 Modules know nothing of files, so this file gives every Module class its from_checkpoint().
 """
 
+from typing import Any
+
 from ..errors import CheckpointError, ConfigurationError
 from ..nn.init import Unread
 from ..nn.models.gpt import GPT
 from ..nn.module import Module
+from ..types import FilePath
 from .find import find_description
 from .load import Checkpoint
 from .pretrained.folder import TransformersFolder, is_transformers_folder
 
 
-def from_checkpoint(cls: type[Module], path, **changes) -> Module:
+def from_checkpoint(cls: type[Module], path: FilePath, **changes: Any) -> Module:
     """Build the model that a checkpoint describes, without weights.
 
     load_model of a sharded model around it reads them; load_state_dict sets others. Until then,
@@ -48,7 +51,7 @@ def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
     return TransformersFolder(path, sequence_length=changes.get("sequence_length"))
 
 
-Module.from_checkpoint = classmethod(from_checkpoint)
+setattr(Module, "from_checkpoint", classmethod(from_checkpoint))
 
 
 def _built(cls: type[Module], configuration: dict, path) -> Module:
@@ -73,7 +76,7 @@ def without_weights(model: Module, path, kept=()) -> Module:
     return model
 
 
-def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> GPT:
+def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> Module:
     """Build the GPT that a checkpoint describes and whose parameters it holds, without weights.
 
     Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from ..errors import CheckpointError, ConfigurationError, ShardkitError
 from ..nn import models
 from ..nn.features import input_features
-from ..nn.module import Module
+from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
+from ..types import FilePath
 from .image import read_image
 from .paths import averaged_path, check_averaged
 from .sources import find_model
@@ -27,7 +28,12 @@ from .sources import find_model
 _OWN_ROOM = models.__name__
 
 
-def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool = False) -> Module:
+def load(
+    source: FilePath | bytes,
+    factory: Callable[..., Module] | None = None,
+    *,
+    averaged: bool = False,
+) -> Module:
     """Return the model of a checkpoint with its weights, on this process. No communication.
 
     source    a path as load_model takes it, or bytes as serialize() returns them
@@ -45,7 +51,7 @@ def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool
     if averaged:
         check_averaged(where, shapes)
     frozen = (description.get("frozen") or ()) if averaged else ()
-    kept = {
+    kept: dict[str, Parameter | Buffer] = {
         averaged_path(f"model/{name}", frozen) if averaged else f"model/{name}": p
         for name, p in model.named_parameters().items()
     }

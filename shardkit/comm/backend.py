@@ -10,10 +10,13 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 
 import sys
 from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Sequence
 from math import inf
 from operator import index
 from pathlib import Path
+from typing import Any
 
+from ..types import Array, DTypeLike, FilePath
 from . import checks, objects
 from .channel import Channel
 from .staging import Staging
@@ -37,11 +40,11 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def __init__(
         self,
         rank: int,
-        world_ranks,
+        world_ranks: Sequence[int],
         *,
         key: str = "world",
         parent: "CommunicationBackend | None" = None,
-    ):
+    ) -> None:
         super().__init__(
             rank,
             world_ranks,
@@ -49,8 +52,8 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             staging=Staging() if parent is None else parent.staging,
             progress=Progress() if parent is None else parent.progress,
         )
-        self.local_rank = rank if parent is None else parent.local_rank
-        self.seconds_left = lambda: inf
+        self.local_rank: int = rank if parent is None else parent.local_rank
+        self.seconds_left: Callable[[], float] = lambda: inf
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """Print the message and end all ranks of the job. Does not return normally."""
 
     @abstractmethod
-    def exchange_within(self, note, seconds: float | None) -> list | None:
+    def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         """Return the notes (small objects) of all ranks of the world.
 
         None if not all of them call this within the time (None: no time limit). For ranks that fail
@@ -129,7 +132,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def timeout(self, seconds: float):
         self.progress.timeout = checks.check_timeout(seconds)
 
-    def keep_ledger(self, folder) -> None:
+    def keep_ledger(self, folder: FilePath) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
 
         folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers
@@ -153,14 +156,14 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     # ---- memory ----------------------------------------------------------------------------------
 
     @property
-    def communicator(self):
+    def communicator(self) -> Any:
         """The mpi4py communicator that carries the verbs, or None.
 
         For libraries that use MPI themselves.
         """
         return None if self.channel is None else self.channel.communicator
 
-    def memory(self):
+    def memory(self) -> Any:
         """Return a heap with empty(shape, dtype) for arrays that travel; None: anywhere will do."""
         return None if self.channel is None else self.channel.heap
 
@@ -173,11 +176,11 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         return self.channel is not None and self.channel.shares_memory
 
     @property
-    def levels(self):
+    def levels(self) -> Any:
         """The levels of a group on nodes that share memory each, or None (node/levels.py)."""
         return None if self.channel is None else self.channel.levels
 
-    def common(self, size: int, dtype):
+    def common(self, size: int, dtype: DTypeLike) -> Array | None:
         """Return an array [size] that all ranks of the group see, contents undefined. Collective.
 
         None on all of them if they do not share memory, or it is full.
@@ -189,7 +192,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     # ---- objects ---------------------------------------------------------------------------------
 
-    def broadcast_object(self, value=None, root: int = 0):
+    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Return the root's object, on every rank; `value` of other ranks is ignored.
 
         Collective over the backend. Errors: ValueError on a bad root; PeerError if the root cannot
@@ -202,7 +205,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             self.traffic.add("broadcast_object", sent if self.rank == root else 0)
             return value
 
-    def gather_object(self, value, root: int = 0) -> list | None:
+    def gather_object(self, value: Any, root: int = 0) -> list | None:
         """Return the objects of all ranks in rank order on the root, None elsewhere.
 
         Collective over the backend. Errors: ValueError on a bad root; PeerError if a rank cannot
@@ -214,7 +217,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             self.traffic.add("gather_object", 0 if self.rank == root else num_bytes)
             return values
 
-    def all_gather_object(self, value) -> list:
+    def all_gather_object(self, value: Any) -> list:
         """Return the objects of all ranks in rank order, on every rank.
 
         Collective over the backend. Errors: PeerError if a rank cannot pickle its object.

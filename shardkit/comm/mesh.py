@@ -6,6 +6,8 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 """
 
 import platform
+from collections.abc import Sequence
+from typing import Any
 
 from ..environment import checked_mode
 from ..errors import MeshError
@@ -30,8 +32,8 @@ class Mesh:
         pipeline: int = 1,
         tensor: int = 1,
         data: int = -1,
-        order=AXES,
-    ):
+        order: Sequence[str] = AXES,
+    ) -> None:
         backend.initialize()
         with collectively(backend):
             shape = MeshShape.infer(
@@ -71,7 +73,7 @@ class Mesh:
         """Return the world ranks of group(axis), by their coordinate along it."""
         return self.shape.group(axis, self.rank)
 
-    def describe(self, **columns) -> str:
+    def describe(self, **columns: Any) -> str:
         """Return a table of who is where; the same text on all ranks, no communication.
 
         columns   more of them: heading = one text per rank
@@ -132,7 +134,7 @@ class Mesh:
         coordinates = self.shape.coordinates(rank)
         return [str(rank), *(str(getattr(coordinates, axis)) for axis in self.shape.order), host]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Mesh({self.shape}, rank {self.rank})"
 
 

@@ -25,14 +25,17 @@ what a training loop by hand is, each observation is applied at once, as in PyTo
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy
 
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
+from ..types import Array, DTypeLike, Shape
 from .autograd import Tensor, array_of
 from .context import current_context
 from .init import Initializer
@@ -49,7 +52,7 @@ class Observation:
     count      the buffer that counts steps, if there is no momentum
     """
 
-    value: object = None
+    value: Any = None
     momentum: float | None = None
     count: "Buffer | None" = None
 
@@ -77,7 +80,9 @@ class Buffer(Tensor):
         "_is_sharded",
     )
 
-    def __init__(self, shape, init: Initializer, dtype="float32"):
+    def __init__(
+        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
+    ) -> None:
         self._begin(requires_grad=False)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self._dtype = numpy.dtype(dtype)
@@ -88,25 +93,25 @@ class Buffer(Tensor):
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
-        self._array = None
+        self._array: Array | None = None
         self._is_released = self._is_sharded = False
 
     # ---- what it is, without making the array ----------------------------------------------------
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return self._shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype[Any]:
         return self._dtype
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self._shape)
 
     @property
-    def size(self):
+    def size(self) -> int:
         return prod(self._shape)
 
     @property
@@ -127,7 +132,7 @@ class Buffer(Tensor):
     # ---- values ----------------------------------------------------------------------------------
 
     @property
-    def array(self):
+    def array(self) -> Array:
         """[*shape]; made from the initial values on the first access.
 
         Errors: ShardingError if other ranks hold it, or it has no name and seed yet.
@@ -151,7 +156,7 @@ class Buffer(Tensor):
         self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
         self._memory.version += 1
 
-    def initial_values(self):
+    def initial_values(self) -> Array:
         """Return a new array of the initial values. Errors: ShardingError as `array`."""
         if self._is_released:
             raise ShardingError(
@@ -166,7 +171,7 @@ class Buffer(Tensor):
         values = self.init.span(self.seed, self.name, 0, self.size, self._dtype)
         return values.reshape(self._shape)
 
-    def bind(self, array):
+    def bind(self, array: Array) -> None:
         """Use this memory from now on: [*shape], of the buffer's dtype, on any device."""
         assert array.shape == self._shape and array.dtype == self._dtype
         self._array = array
@@ -174,19 +179,21 @@ class Buffer(Tensor):
         self._is_sharded = True
         self._memory.version += 1
 
-    def release(self):
+    def release(self) -> None:
         """Give up the memory: other ranks hold the values."""
         self._array = None
         self._is_released = self._is_sharded = True
 
-    def renew(self):
+    def renew(self) -> None:
         """Return to the initial values, where it is held. On other ranks nothing changes."""
         if self._array is not None:
             self.array = self.initial_values()
 
     # ---- in a forward pass -----------------------------------------------------------------------
 
-    def observe(self, value, momentum: float | None = 0.1, *, count: "Buffer | None" = None):
+    def observe(
+        self, value: Any, momentum: float | None = 0.1, *, count: "Buffer | None" = None
+    ) -> None:
         """Say what this forward pass found: after the step the buffer is
         (1 - momentum) * old + momentum * mean over all that was observed in the step.
 
@@ -205,7 +212,7 @@ class Buffer(Tensor):
         observation = Observation(xp_of(array).array(array, "float64"), momentum, count)
         self._tell(context, observation)
 
-    def advance(self):
+    def advance(self) -> None:
         """Count this step: after it the buffer is larger by 1, however many micro-batches it has.
 
         Nothing happens outside of training. Without an engine it changes at once.
@@ -241,18 +248,18 @@ class Buffer(Tensor):
 
     # ---- after a step ----------------------------------------------------------------------------
 
-    def blend(self, mean, weight: float):
+    def blend(self, mean: Any, weight: float) -> None:
         """Become (1 - weight) * old + weight * mean, computed in float64."""
         old = self.array.astype("float64")
         self.array = ((1.0 - weight) * old + weight * mean).astype(self._dtype)
 
-    def add_one(self):
+    def add_one(self) -> None:
         """Become one larger."""
         self.array = self.array + self._dtype.type(1)
 
     # ---- the rest --------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Buffer":
         """Return a copy in the same state, with memory of its own."""
         copied = Buffer(self._shape, self.init, self._dtype)
         copied.name = self.name
@@ -266,7 +273,7 @@ class Buffer(Tensor):
     def _called(self) -> str:
         return f"a buffer of shape {self._shape}" if self.name is None else f"buffer {self.name}"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"
         return f"Buffer({self.name!r}, {self._shape}, {self._dtype}, {state})"
 
@@ -279,4 +286,5 @@ def weight_of(observation: Observation) -> float:
     """Return the weight of a new mean: its momentum, or 1 / the steps counted so far."""
     if observation.momentum is not None:
         return float(observation.momentum)
+    assert observation.count is not None
     return 1.0 / max(observation.count.array.item(), 1)

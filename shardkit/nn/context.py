@@ -5,6 +5,7 @@ Layers such as dropout read the context, so that it is no argument of every laye
 current thread: ranks that are threads have their own.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ class ForwardContext:
     texts: Any = None
     observer: Any = None
 
-    def observed_by(self, observer) -> "ForwardContext":
+    def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""
         return replace(self, observer=observer)
 
@@ -43,7 +44,7 @@ def current_context() -> ForwardContext:
 
 
 @contextmanager
-def forward_context(context: ForwardContext):
+def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
     """Run the block under this context (this thread only)."""
     token = _current.set(context)
     try:

@@ -11,6 +11,7 @@ visited, and `.grad` of nothing is touched.
 """
 
 from heapq import heappop, heappush
+from typing import Any
 
 from ..array import fresh
 from ..errors import AutogradError, ShapeError
@@ -20,7 +21,13 @@ from .ops.shape import cast
 from .tape import TapeNode, check_unchanged, operation_of
 
 
-def grad(outputs, inputs, gradient=None, create_graph=False, allow_unused=False) -> tuple:
+def grad(
+    outputs: Any,
+    inputs: Any,
+    gradient: Any = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple:
     """Return the gradients of the outputs with respect to each input: a tuple of Tensors.
 
     outputs       a Tensor, or several whose gradients are added up
@@ -88,7 +95,8 @@ def _sweep(starts, targets, derive, plus) -> dict:
     plus     adds two gradients
     """
     leading = _leading([origin for origin, _ in starts], targets)
-    pending, heap = {}, []
+    pending: dict[Any, Any] = {}
+    heap: list[Any] = []
 
     def deliver(source, gradient):
         if source in pending:

@@ -14,6 +14,7 @@ Source: LoRA (arXiv 2106.09685); initial values and scale are those of the libra
 """
 
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy
 
@@ -21,6 +22,8 @@ from ..arguments import is_integer, is_number, nearest, require
 from ..array import products
 from ..array.backend import to_host
 from ..errors import ConfigurationError
+from .autograd import Tensor
+from .buffer import Buffer
 from .init import Fill, Uniform
 from .layers.basic import DenseLayer, Linear, input_tensor
 from .module import Module, Parameter, exchange, members_of
@@ -42,14 +45,14 @@ class LoRALinear(Module):
     x [..., in_features] -> [..., out_features]
     """
 
-    def __init__(self, layer: Linear, rank: int, alpha: float):
+    def __init__(self, layer: Linear, rank: int, alpha: float) -> None:
         self._layer = layer
         self.rank, self.alpha = rank, alpha
         out_features, in_features = layer.weight.shape
         self.lora_A = Parameter((rank, in_features), Uniform(in_features**-0.5), layer.weight.dtype)
         self.lora_B = Parameter((out_features, rank), Fill(0.0), layer.weight.dtype)
 
-    def members(self):
+    def members(self) -> dict[str, Parameter | Buffer | Module]:
         own = {"lora_A": self.lora_A, "lora_B": self.lora_B}
         return {**members_of(self._layer), **own}
 
@@ -66,14 +69,14 @@ class LoRALinear(Module):
         return self.alpha / self.rank
 
     @property
-    def activation(self):
+    def activation(self) -> Any:
         """The op after the layer; None: none."""
         return self._layer.activation if isinstance(self._layer, DenseLayer) else None
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         self._layer.check_input(x)
 
-    def forward(self, x, activation=None):
+    def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Apply the layer with its update, and then an op; None: that of the layer."""
         x = input_tensor(x, self.weight.dtype)
         update = low_rank_update(x, self.lora_A, self.lora_B, self.scale)
@@ -83,8 +86,10 @@ class LoRALinear(Module):
 
     def merged(self) -> Linear:
         """Return the plain layer, with the update added to its weight."""
-        parts = [to_host(part.array) for part in (self.weight, self.lora_A, self.lora_B)]
-        self.weight.array = updated_weight(*parts, self.scale)
+        weight, first, second = map(
+            to_host, (self.weight.array, self.lora_A.array, self.lora_B.array)
+        )
+        self.weight.array = updated_weight(weight, first, second, self.scale)
         return self._layer
 
 
@@ -119,7 +124,7 @@ def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.
     for parameter in module.parameters():
         if not any(parameter is each for each in trained):
             parameter.requires_grad = False  # the first raises if the model is sharded
-    replaced = {}
+    replaced: dict[int, Module] = {}
     for path, layer in chosen.items():
         adapted = LoRALinear(layer, rank, alpha)
         adapted.path_in_model = layer.path_in_model
@@ -164,7 +169,9 @@ def update_names(module: Module) -> list[str]:
 def chosen_layers(module: Module, patterns) -> dict[str, Linear]:
     """Return {path: linear layer} of what matches. Errors: those of apply_lora."""
     modules = module.named_modules()
-    layers = {path: layer for path, layer in modules.items() if path and type(layer) in _KINDS}
+    layers: dict[str, Any] = {
+        path: layer for path, layer in modules.items() if path and type(layer) in _KINDS
+    }
     adapted = lora_layers(module)
     if not patterns:
         raise ConfigurationError(f"apply_lora without a pattern; {_some_of(layers)}")

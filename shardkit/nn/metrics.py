@@ -11,10 +11,12 @@ Source: Demmel, Nguyen, "Parallel reproducible summation", IEEE Transactions on 
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy
 
 from ..errors import ConfigurationError
+from ..types import Array
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20
@@ -53,14 +55,14 @@ class Metric(ABC):
     """A figure about predictions of many rows, made of sums over them."""
 
     @abstractmethod
-    def sums(self, prediction, y) -> numpy.ndarray:
+    def sums(self, prediction: Any, y: Any) -> numpy.ndarray:
         """Return what these rows add to the figure: [n] float64, n the same for all batches.
 
         prediction  what the model says about the rows; y their targets; NumPy arrays
         """
 
     @abstractmethod
-    def value(self, sums) -> float:
+    def value(self, sums: Array) -> float:
         """Return the figure of the rows whose sums were added up; NaN if it is not defined."""
 
 

@@ -14,11 +14,15 @@ A module owns no arrays and no machinery: its members are its attributes, and ev
 follows from walking them.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
 import numpy
 
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, structure
+from ..types import FilePath, Tree
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
 from .context import ForwardContext, current_surroundings, forward_context
@@ -44,11 +48,16 @@ class Module:
     """
 
     is_table = False  # its weight is looked up and not multiplied
-    loss = None  # what training makes small; None: the training configuration names one
-    metrics = {}  # {name: Metric}: what evaluation reports beside the loss
+    loss: Any = None  # what training makes small; None: the training configuration names one
+    metrics: dict[str, Any] = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
 
-    def __setattr__(self, name, value):
+    if TYPE_CHECKING:  # of checkpoint/models.py, which stands to the right of this room
+
+        @classmethod
+        def from_checkpoint(cls, path: FilePath, **changes: Any) -> Self: ...
+
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in TAKEN and (isinstance(value, (Module, Tensor)) or not callable(value)):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it "
@@ -56,13 +65,13 @@ class Module:
             )
         super().__setattr__(name, value)
 
-    def forward(self, x):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output for x."""
         raise NotImplementedError(
             f"{type(self).__name__} has no forward(); write def forward(self, x) in the class"
         )
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         surroundings = current_surroundings()
         if surroundings is None:
             return self.forward(*args, **kwargs)
@@ -76,7 +85,7 @@ class Module:
         """
         return [("", self)]
 
-    def check_input(self, x) -> None:
+    def check_input(self, x: Any) -> None:
         """Raise ShapeError unless forward() takes x, an array [samples, ...] or a tree of them.
 
         Nothing is computed, and there is no communication. By default the first block decides; a
@@ -218,7 +227,7 @@ class Module:
     def _kept(self) -> "dict[str, Parameter | Buffer]":
         return {**self.named_parameters(), **self.named_buffers()}
 
-    def predict(self, x):
+    def predict(self, x: Any) -> Tree:
         """Return the output for x as a NumPy array, without recording and without dropout.
 
         x is an array or a tree of arrays, and so is the output. Floating numbers are cast to the
@@ -230,7 +239,7 @@ class Module:
         with no_grad(), forward_context(ForwardContext()):
             return map_tree(to_host, arrays_of(self(as_tensors(x))))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(members_of(self))})"
 
 
@@ -372,7 +381,7 @@ def _some(names):
 class ModuleList(Module):
     """Modules in a row, named "0", "1", ...; their owner decides what they do together."""
 
-    def __init__(self, modules=()):
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
         self._modules = list(modules)
         for index, module in enumerate(self._modules):
             if not isinstance(module, Module):
@@ -381,14 +390,14 @@ class ModuleList(Module):
                     "a Module"
                 )
 
-    def members(self):
+    def members(self) -> dict[str, Parameter | Buffer | Module]:
         return {str(index): module for index, module in enumerate(self._modules)}
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._modules)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._modules)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self._modules[index]

@@ -20,7 +20,9 @@ box of the whole one, with the values that the whole one has there.
 """
 
 import copy
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy
 
@@ -29,6 +31,7 @@ from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
+from ..types import Array, DTypeLike, Shape
 from .autograd import Tensor, array_of
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
@@ -59,7 +62,9 @@ class Parameter(Tensor):
     )
     is_parameter = True
 
-    def __init__(self, shape, init: Initializer, dtype="float32"):
+    def __init__(
+        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
+    ) -> None:
         self._is_sharded = False
         self._begin(requires_grad=True)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -71,14 +76,14 @@ class Parameter(Tensor):
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
-        self.claim = None
-        self._array = None
+        self.claim: Any = None
+        self._array: Array | None = None
         self._is_released = False
 
     # What it is, without making the array.
 
     @property
-    def requires_grad(self):
+    def requires_grad(self) -> bool:
         return self._requires_grad
 
     @requires_grad.setter
@@ -92,20 +97,20 @@ class Parameter(Tensor):
         self._requires_grad = bool(value)
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return self._shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype[Any]:
         if self._is_released:
             _borrow(self)
         return self._lent_dtype
 
     @property
-    def gradient_dtype(self):
+    def gradient_dtype(self) -> numpy.dtype[Any]:
         return wide(self._lent_dtype)
 
-    def empty_gradient(self):
+    def empty_gradient(self) -> Array | None:
         """Return float32 memory for the gradient, also for x and weight of half floats."""
         gradient = super().empty_gradient()
         if gradient is None and is_half(self._lent_dtype):
@@ -113,11 +118,11 @@ class Parameter(Tensor):
         return gradient
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self._shape)
 
     @property
-    def size(self):
+    def size(self) -> int:
         return prod(self._shape)
 
     @property
@@ -155,7 +160,7 @@ class Parameter(Tensor):
     # The array.
 
     @property
-    def array(self):
+    def array(self) -> Array:
         """[*shape]; made from the initial values on the first access.
 
         Errors: ShardingError once released, unless the surroundings lend it its values, or while it
@@ -185,7 +190,7 @@ class Parameter(Tensor):
         self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
         self._memory.version += 1
 
-    def initial_span(self, start: int, stop: int):
+    def initial_span(self, start: int, stop: int) -> Array:
         """Return elements [start, stop) in C order: [stop - start]; of the array once it has one.
 
         Errors: ShardingError if it is released, or has no name and seed yet.
@@ -207,7 +212,7 @@ class Parameter(Tensor):
     def _initial_values(self, start, stop):
         return self.init.span(self.seed, self.name, start, stop, self._dtype)
 
-    def bind(self, view):
+    def bind(self, view: Array) -> None:
         """Use this memory from now on, with the values that it holds.
 
         view    [*shape], of the parameter's dtype or of half floats
@@ -225,7 +230,7 @@ class Parameter(Tensor):
         self._is_released = False
         self._is_sharded = True
 
-    def release(self, *, views_last: bool = False):
+    def release(self, *, views_last: bool = False) -> None:
         """Give up the memory; reading it is a ShardingError until bind() provides another.
 
         views_last   True: the memory keeps its values while there are views of it, and the next one
@@ -238,14 +243,14 @@ class Parameter(Tensor):
         self._is_released = True
         self._is_sharded = True
 
-    def renew(self):
+    def renew(self) -> None:
         """Return to the state at creation: initial values, no memory, no gradient."""
         self.release()
         self._is_released = False
         self._is_sharded = False
         self.grad = None
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Parameter":
         """Return a copy in the same state, with memory of its own; the claim is shared."""
         copied = self._fresh_copy()
         copied.name = self.name
@@ -262,7 +267,7 @@ class Parameter(Tensor):
     def _fresh_copy(self):
         return Parameter(self._shape, self.init, self._dtype)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
         return f"{type(self).__name__}({self.name!r}, {self._shape}, {self._dtype}, {state})"
 

@@ -13,6 +13,7 @@ same in every run, so gradients that meet are always added in the same order, wi
 """
 
 import itertools
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from heapq import heappop, heappush
@@ -34,7 +35,7 @@ def is_grad_enabled() -> bool:
 
 
 @contextmanager
-def no_grad():
+def no_grad() -> Iterator[None]:
     """Record nothing inside the block (this thread only); also a decorator."""
     token = _grad_enabled.set(False)
     try:
@@ -44,7 +45,7 @@ def no_grad():
 
 
 @contextmanager
-def enable_grad():
+def enable_grad() -> Iterator[None]:
     """Record inside the block, though it stands inside no_grad(); also a decorator.
 
     For a forward pass that needs derivatives of its own (derivative.py), in prediction too.

@@ -16,12 +16,15 @@ heads and hidden units from what their projections return, so a projection that 
 slice of them needs no other change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..arguments import is_among, is_number, require
 from ..array.backend import xp_of
 from ..errors import ConfigurationError
+from ..types import DTypeLike
+from .autograd import Tensor
 from .context import current_context
 from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
@@ -43,12 +46,12 @@ BLOCK_NORMS = ("before", "after")
 class Style:
     """The choices in which families of transformers differ."""
 
-    norm: type[Module]
+    norm: Callable[..., Module]
     has_bias: bool
     is_rotary: bool  # otherwise positions are learned and added to the embedding
     is_gated: bool  # SwiGLU, otherwise GELU
 
-    def make_norm(self, width: int, eps: float | None, dtype) -> Module:
+    def make_norm(self, width: int, eps: float | None, dtype) -> Any:
         """Return a norm of this style; eps None: the default of its class."""
         return (
             self.norm(width, dtype=dtype) if eps is None else self.norm(width, eps=eps, dtype=dtype)
@@ -98,8 +101,8 @@ class SelfAttention(Module):
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, head_dim, is_rotary=rotary)
         check_scaling(rotary_scaling, is_rotary=rotary)
@@ -127,7 +130,7 @@ class SelfAttention(Module):
         self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         """Compute [batch, S, width] from x of that shape."""
         texts = current_context().texts  # that are being continued
         q = self._split(self.query(x), self.head_dim, self.query_norm)  # [batch, heads, S, D]
@@ -178,7 +181,7 @@ QK_NORMS = tuple(name for name in _SPLITS if name is not None)
 
 def _biases(bias: bool | str) -> tuple[bool, bool]:
     """Return whether queries, keys and values have a bias, and whether the output has one."""
-    name = {True: "all", False: "no"}.get(bias, bias)
+    name: Any = bias if isinstance(bias, str) else {True: "all", False: "no"}.get(bias, bias)
     require(
         is_among(name, ATTENTION_BIASES),
         "attention with bias",
@@ -258,13 +261,13 @@ class FeedForward(Module):
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(self.up(x, gelu)))
 
 
@@ -280,14 +283,14 @@ class GatedFeedForward(Module):
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(swiglu(self.gate(x), self.up(x))))
 
 
@@ -323,11 +326,11 @@ class TransformerBlock(Module):
         norm_eps: float | None = None,
         dropout: float = 0.0,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-        **attention,
-    ):
-        common = {"dropout": dropout, "output_init": output_init, "dtype": dtype}
-        choices = {"bias": style.has_bias, "rotary": style.is_rotary, **attention}
+        dtype: DTypeLike = "float32",
+        **attention: Any,
+    ) -> None:
+        common: dict[str, Any] = {"dropout": dropout, "output_init": output_init, "dtype": dtype}
+        choices: dict[str, Any] = {"bias": style.has_bias, "rotary": style.is_rotary, **attention}
         feed_forward = GatedFeedForward if style.is_gated else FeedForward
         self.attention_norm = style.make_norm(width, norm_eps, dtype)
         self.attention = SelfAttention(width, heads, norm_eps=norm_eps, **choices, **common)
@@ -340,7 +343,7 @@ class TransformerBlock(Module):
         )
         self._join = _JOINS[norms]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self._join(self, x)
 
 

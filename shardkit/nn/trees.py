@@ -7,6 +7,8 @@ A leaf of floating point takes a gradient, and has one of zeros if nothing used 
 not depend on where a chain of blocks is cut what is added to what. Other leaves take none.
 """
 
+from typing import Any
+
 import numpy
 
 from ..array import fresh, halves
@@ -46,7 +48,7 @@ def entering(x, dtype):
     return map_tree(cast, x)
 
 
-def as_tensors(x, *, takes_gradient: bool = False):
+def as_tensors(x: Any, *, takes_gradient: bool = False) -> Any:
     """Return x, an array or a tree of arrays, as Tensors that are leaves of a tape.
 
     takes_gradient   those of floating point do
@@ -101,7 +103,7 @@ def backward_through(output, gradient) -> WeightGradients:
             f"backward through the outputs {structure(output)} of a block, but no gradient flows "
             "into any of them; was one made of arrays instead of Tensors?"
         )
-    deferred = []
+    deferred: list[Any] = []
     first = [first_gradient(leaf, part) for leaf, part in roots]
     walk([origin_of(leaf) for leaf, _ in roots], first, deferred=deferred)
     return WeightGradients(deferred)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..arguments import is_number, require
 from ..array.reference.chunks import spans
+from ..types import Array
 from .late import RatedRule
 
 AVERAGE = "average"  # the state that holds averaged weights, also in checkpoints
@@ -31,7 +32,7 @@ class EMA:
     rule: RatedRule
     decay: float = 0.999
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(
             isinstance(self.rule, RatedRule) and AVERAGE not in self.rule.state_names,
             "EMA with rule",
@@ -50,7 +51,15 @@ class EMA:
         """Return the rule's learning rate of step number `step`."""
         return self.rule.rate(step, override)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         """Apply the rule, and let the average follow the new weights, in place."""
         average = state[AVERAGE]
         if step == 1:

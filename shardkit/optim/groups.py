@@ -16,6 +16,7 @@ groups; where a parameter's rule keeps other state than the checkpoint has, all 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ..arguments import is_number, nearest, require
 from ..errors import ConfigurationError
@@ -36,7 +37,9 @@ class ParameterGroup:
     changes beside another rule.
     """
 
-    def __init__(self, *names: str, lr_scale: float = 1.0, rule: Rule | None = None, **changes):
+    def __init__(
+        self, *names: str, lr_scale: float = 1.0, rule: Rule | None = None, **changes: Any
+    ) -> None:
         are_names = bool(names) and all(isinstance(name, str) and name for name in names)
         require(are_names, "ParameterGroup with names", names, 'patterns such as "*.bias"')
         is_scale = is_number(lr_scale, at_least=0)
@@ -55,7 +58,7 @@ class ParameterGroup:
         )
         self.names, self.lr_scale, self.rule, self.changes = names, lr_scale, rule, changes
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         changes = "" if self.rule is None else f", rule={self.rule!r}"
         changes += "".join(f", {name}={value!r}" for name, value in self.changes.items())
         names = ", ".join(map(repr, self.names))
@@ -65,14 +68,16 @@ class ParameterGroup:
         """Return True if a parameter of this name is of the group."""
         return any(fnmatchcase(name, pattern) for pattern in self.names)
 
-    def applied(self, rule):
+    def applied(self, rule: Any) -> Any:
         """Return the rule with the changes of the group, or the rule of the group.
 
         Errors: ConfigurationError on a field that the rule does not have, or a value that it
         refuses.
         """
         inner = getattr(rule, "rule", None)
-        if inner is not None and is_dataclass(rule):  # EMA, or a rule on later state
+        if (
+            inner is not None and is_dataclass(rule) and not isinstance(rule, type)
+        ):  # EMA, or a rule on later state
             return replace(rule, rule=self.applied(inner))
         if self.rule is not None:
             return self.rule
@@ -87,14 +92,14 @@ class ParameterGroup:
                 )
         return replace(rule, **self.changes) if self.changes else rule
 
-    def rate(self, rule, step: int, override: float | None) -> float | None:
+    def rate(self, rule: Any, step: int, override: float | None) -> float | None:
         """Return the learning rate of a step as a rule takes it: None is the rule's own.
 
         rule   as applied() returns it
         """
         return override if self.lr_scale == 1.0 else self.lr_scale * rate_of(rule, step, override)
 
-    def check(self, rule) -> None:
+    def check(self, rule: Any) -> None:
         """Raise ConfigurationError unless the group goes with the rule."""
         own = self.applied(rule)
         if self.lr_scale != 1.0 and not callable(getattr(own, "rate", None)):

@@ -21,6 +21,7 @@ from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
 from ..array.reference.chunks import spans
+from ..types import Array
 from .rules import LearningRate, Rule, Scheduled, require_share, require_weight_decay
 
 _ADJUSTMENTS = ("original", "match_rms_adamw")
@@ -78,7 +79,7 @@ class Muon(Scheduled):
     adjust_lr_fn: str | None = None
     state_names: ClassVar[tuple[str, ...]] = ("matrix_momentum",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_weight_decay(self.weight_decay)
         require_share("momentum", self.momentum)
@@ -96,7 +97,13 @@ class Muon(Scheduled):
             f"None or one of {', '.join(_ADJUSTMENTS)}",
         )
 
-    def begin(self, gradients, state, directions, gradient_scale=1.0):
+    def begin(
+        self,
+        gradients: Array,
+        state: dict[str, Array],
+        directions: Array,
+        gradient_scale: float = 1.0,
+    ) -> None:
         """Write the directions of a span, and update its momentum: see MatrixRule."""
         velocity = state["matrix_momentum"]
         for span in spans(velocity):
@@ -107,7 +114,7 @@ class Muon(Scheduled):
             else:
                 directions[span] = velocity[span]
 
-    def of_matrix(self, direction):
+    def of_matrix(self, direction: Array) -> Array:
         """Return the update of a matrix [rows, columns]: see MatrixRule."""
         num_rows, num_columns = direction.shape
         is_tall = num_rows > num_columns
@@ -126,7 +133,15 @@ class Muon(Scheduled):
             return 0.2 * sqrt(max(num_rows, num_columns))
         return sqrt(max(1.0, num_rows / num_columns))
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         """Apply the updates of matrices, which stand in place of gradients, to a span."""
         rate = self.rate(step, learning_rate)
         for span in spans(parameters):

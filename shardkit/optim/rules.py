@@ -18,6 +18,7 @@ from typing import Callable, ClassVar, Protocol, runtime_checkable
 
 from ..arguments import is_number, require
 from ..array import kernels
+from ..types import Array
 
 LearningRate = float | Callable[[int], float]
 
@@ -48,7 +49,8 @@ class Rule(Protocol):
     state_names   one array each, as long as the span and of its dtype, zero at first
     """
 
-    state_names: ClassVar[tuple[str, ...]]
+    @property
+    def state_names(self) -> tuple[str, ...]: ...
 
     def update(
         self,
@@ -94,7 +96,7 @@ class Scheduled:
 
     lr: LearningRate = 0.01
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(
             is_learning_rate(self.lr) or callable(self.lr) and not isinstance(self.lr, type),
             "lr",
@@ -131,7 +133,7 @@ class SGD(Scheduled):
     nesterov: bool = False
     state_names: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_weight_decay(self.weight_decay)
         require_share("momentum", self.momentum)
@@ -143,7 +145,15 @@ class SGD(Scheduled):
             object.__setattr__(self, "state_names", rule.state_names)
             object.__setattr__(self, "update", rule.update)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.sgd(
             parameters,
             gradients,
@@ -163,7 +173,7 @@ class Momentum(Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_share("beta", self.beta)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
@@ -175,7 +185,15 @@ class Momentum(Scheduled):
         )
         require_weight_decay(self.weight_decay)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.momentum(
             parameters,
             gradients,
@@ -201,14 +219,22 @@ class Adam(Scheduled):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)
         require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
         require_weight_decay(self.weight_decay)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.adam(
             parameters,
             gradients,
@@ -248,13 +274,21 @@ class Lion(Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)
         require_weight_decay(self.weight_decay)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.lion(
             parameters,
             gradients,

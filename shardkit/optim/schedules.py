@@ -11,6 +11,7 @@ Being pure functions, they have no state that a resumed run would need.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, Self
 
 from ..arguments import is_integer, is_number, require
 
@@ -36,7 +37,7 @@ class Schedule(ABC):
     peak: float
     warmup_steps: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(is_number(self.peak, at_least=0), "peak", self.peak, "a finite number, at least 0")
         require(
             is_integer(self.warmup_steps, at_least=0),
@@ -48,13 +49,17 @@ class Schedule(ABC):
     @classmethod
     def of_settings(
         cls, peak: float, warmup_steps: int, decay_steps: int, floor: float, **own: float
-    ):
+    ) -> Self:
         """Return the schedule for the section `optimizer` of the settings.
 
         own     what one kind of schedule takes alone
         Where the warm-up is not over by decay_steps, the floor follows it directly.
         """
-        return cls(peak, warmup_steps, max(decay_steps, warmup_steps + 1), floor, **own)
+        arguments: dict[str, Any] = {
+            "decay_steps": max(decay_steps, warmup_steps + 1),
+            "floor": floor,
+        }
+        return cls(peak, warmup_steps, **arguments, **own)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -72,7 +77,9 @@ class Constant(Schedule):
     """`peak` after the warm-up."""
 
     @classmethod
-    def of_settings(cls, peak, warmup_steps, decay_steps, floor):
+    def of_settings(
+        cls, peak: float, warmup_steps: int, decay_steps: int, floor: float, **own: float
+    ) -> Self:
         return cls(peak, warmup_steps)
 
     def _after_warmup(self, step):
@@ -87,7 +94,7 @@ class Linear(Schedule):
     decay_steps: int = 0  # must be given: __post_init__ refuses the default
     floor: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require(
             is_integer(self.decay_steps, at_least=self.warmup_steps + 1),
@@ -138,7 +145,7 @@ class WarmupStableDecay(Linear):
 
     decay_part: float = 0.2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require(
             is_number(self.decay_part, above=0) and self.decay_part <= 1,

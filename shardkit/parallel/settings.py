@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..array.settings import ArraySettings, check_device
+from ..comm.backend import CommunicationBackend
 from ..comm.gpu.transports import TransportSettings
 from ..environment import checked_mode
 from ..optim.groups import ParameterGroup
@@ -91,7 +92,7 @@ class ShardingConfiguration(ParallelSettings):
         0, "seed of dropout, and of the initial weights of a model that has none of its own"
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.backend is None or isinstance(self.backend, (type, str)):
             raise TypeError(
                 "ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got "
@@ -106,12 +107,16 @@ class ShardingConfiguration(ParallelSettings):
         return checked_mode() if self.check is None else self.check
 
     @classmethod
-    def for_high_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+    def for_high_bandwidth(
+        cls, backend: CommunicationBackend, **settings: Any
+    ) -> "ShardingConfiguration":
         """Return settings for a node or a fast fabric: small units, which gather little memory."""
         return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
 
     @classmethod
-    def for_low_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+    def for_low_bandwidth(
+        cls, backend: CommunicationBackend, **settings: Any
+    ) -> "ShardingConfiguration":
         """Return settings for slow networks: few large messages, gradients as half floats.
 
         The trained bits differ from those of other settings.
@@ -120,7 +125,7 @@ class ShardingConfiguration(ParallelSettings):
         return cls(backend, **{**slow, **settings})
 
 
-ShardingConfiguration.__doc__ += "\n\n" + "\n".join(
+ShardingConfiguration.__doc__ = f"{ShardingConfiguration.__doc__}\n\n" + "\n".join(
     f"    {field.name:<30}{field.metadata['text']}"
     for field in fields(ShardingConfiguration)
     if "text" in field.metadata

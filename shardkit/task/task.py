@@ -31,6 +31,7 @@ from ..errors import ConfigurationError
 from ..nn.module import Module
 from ..settings import as_section
 from ..tree import named_leaves
+from ..types import FilePath
 
 OWN_SECTION = "task"  # of the settings that a task declares as Settings
 
@@ -60,6 +61,7 @@ class Task(ABC):
     What a method raises on one rank is raised on all.
     """
 
+    Settings: ClassVar[type]
     sections: ClassVar[dict[str, type]] = {}
     defaults: ClassVar[dict[str, Any]] = {}
     sample: str = "samples"
@@ -71,20 +73,20 @@ class Task(ABC):
     surveyed: list = []
     instead_of_predict: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **arguments):
+    def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         own = cls.__dict__.get("Settings")
         if own is not None:
             cls.Settings = as_section(own)
             cls.sections = {**cls.sections, OWN_SECTION: cls.Settings}
 
-    def __init__(self, settings):
+    def __init__(self, settings: Any) -> None:
         self.settings = settings
 
     # ---- before the model ------------------------------------------------------------------------
 
     @classmethod
-    def implied(cls, settings, given: dict[str, Any]) -> dict[str, Any]:
+    def implied(cls, settings: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Return {"section.key": value} that follow from the others when a run starts.
 
         settings  the defaults with what was given; given: {"section.key": value} alone
@@ -93,7 +95,7 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def begin_with(cls, path) -> str:
+    def begin_with(cls, path: FilePath) -> str:
         """Return how another run begins, with the weights at this path where that is possible."""
         return f" with its weights: --{cls.initial}={path}" if cls.initial else ":"
 
@@ -124,7 +126,7 @@ class Task(ABC):
     def make_model(self) -> Module:
         """Return the unsharded model, with weights that follow from the settings alone."""
 
-    def begin(self, model) -> str:
+    def begin(self, model: Any) -> str:
         """Bring a new ShardedModel to weights other than its own; return a line about them.
 
         Collective. "" where there are none. It stays at step 0.
@@ -171,7 +173,7 @@ class Task(ABC):
             "held-out samples, or give it a method samples_of(path, has_targets)"
         )
 
-    def outputs(self, prediction) -> dict[str, numpy.ndarray]:
+    def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         """Return {dataset: [n, ...]} that `shardkit predict` writes of the model's [n, ...].
 
         prediction   an array, or a tree of arrays: {"mean": a} is written as prediction.mean
@@ -203,6 +205,6 @@ class Task(ABC):
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def finish(self, model) -> str:
+    def finish(self, model: Any) -> str:
         """Return what a finished run shows of its ShardedModel; "" for nothing. Collective."""
         return ""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..arguments import is_integer, is_number, require
 from ..comm.backend import CommunicationBackend
@@ -22,6 +23,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.pipeline.neighbors import Neighbors, restore
+from ..types import FilePath
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,12 @@ class ElasticTraining:
         pipeline: int = 1,
         tensor: int = 1,
         num_training: Callable[[int], int] | None = None,
-        checkpoints=None,
+        checkpoints: FilePath | None = None,
         every: int = 1,
         timeout: float = 600.0,
-        ledger=None,
+        ledger: FilePath | None = None,
         say: Callable[[str], None] | None = None,
-    ):
+    ) -> None:
         for name, function in (("make_model", make_model), ("work", work)):
             require(callable(function), name, function, "a function")
         require(is_integer(every, at_least=1), "every", every, "an integer, at least 1, in steps")
@@ -140,7 +142,7 @@ class ElasticTraining:
         """
         return not self._has_begun
 
-    def run(self):
+    def run(self) -> Any:
         """Return what work() returns; None on spare ranks. Collective over the survivors.
 
         Errors end the job, or all ranks alike by SystemExit, as in abort_on_error:

@@ -14,9 +14,9 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 
@@ -33,6 +33,7 @@ from ..parallel.model.sharded_model import ShardedModel
 from ..task.given import ArraySamples, as_samples, task_of
 from ..task.load import SCRIPT
 from ..task.task import Task
+from ..types import FilePath
 from .evaluation import Figures, TrainedRun, evaluate
 from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run
@@ -58,17 +59,17 @@ class Training:
 
     def __init__(
         self,
-        task: type[Task] | Module,
-        data=None,
+        task: type[Task] | Module | Callable[[], Module],
+        data: Any = None,
         *,
-        folder,
+        folder: FilePath,
         settings: dict[str, Any] | None = None,
-        loss=None,
+        loss: Any = None,
         metrics: dict[str, Any] | None = None,
         companions: dict[str, bytes] | None = None,
         callbacks: Iterable[Callback] = (),
         backend: CommunicationBackend | None = None,
-    ):
+    ) -> None:
         self._given = {"run.folder": str(folder), "run.task": SCRIPT, **(settings or {})}
         if isinstance(task, type) and issubclass(task, Task):
             own = {"data": data, "loss": loss, "metrics": metrics, "companions": companions}
@@ -79,7 +80,13 @@ class Training:
                         "it out, or pass a model instead of the task"
                     )
         else:
-            task = task_of(task, data, loss=loss, metrics=metrics, companions=companions)
+            task = task_of(
+                cast("Module | Callable[[], Module]", task),
+                data,
+                loss=loss,
+                metrics=metrics,
+                companions=companions,
+            )
         self._configuration = configuration_of(task)
         self._callbacks = tuple(callbacks)
         self._backend = backend
@@ -137,6 +144,7 @@ class Training:
             atexit.register(_leave)
         if result is None:  # a spare rank, which has nothing to go on with
             raise SystemExit(0)
+        assert surviving.run is not None
         self._keep(surviving.run)
         return result
 
@@ -159,7 +167,7 @@ class Training:
         """The trained model. Errors: ShardingError before run()."""
         return self._trained().model
 
-    def evaluate(self, data=None) -> Figures:
+    def evaluate(self, data: Any = None) -> Figures:
         """Return loss and metrics of samples; None: of the held-out ones. Collective.
 
         data   Samples, a pair of arrays (x, y), or what Task.samples_of takes
@@ -167,7 +175,7 @@ class Training:
         run = self._trained()
         return evaluate(run, _samples_of(run, data, has_targets=True))
 
-    def predict(self, data, output) -> dict[str, tuple[int, ...]]:
+    def predict(self, data: Any, output: FilePath) -> dict[str, tuple[int, ...]]:
         """Write the outputs for all samples into an HDF5 file; return {dataset: shape}. Collective.
 
         data   as for evaluate(), or x alone. The ranks write in parallel, and the file is the same

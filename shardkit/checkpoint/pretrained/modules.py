@@ -9,15 +9,17 @@ each of its names, as PyTorch's state dicts do: then all must be equal.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy
 
 from ...errors import CheckpointError
 from ...nn.module import Module, members_of
+from ...types import FilePath
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
 
-def save_safetensors(model: Module, path) -> None:
+def save_safetensors(model: Module, path: FilePath) -> None:
     """Write state_dict() of a module to a file, which replaces another of this name when whole.
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
@@ -37,7 +39,9 @@ def save_safetensors(model: Module, path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, list[str]]:
+def load_safetensors(
+    module: Module, path: FilePath, *, strict: bool = True
+) -> dict[str, list[str]]:
     """Copy the tensors of a file into a module's parameters and buffers, by name.
 
     strict    False: names that only one side has are left alone
@@ -50,7 +54,7 @@ def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, 
     stored = read_header(Path(path))
     kept = {**module.named_parameters(), **module.named_buffers()}
     first_names = dict(_first_names(module, {id(member): name for name, member in kept.items()}))
-    state = {}
+    state: dict[str, Any] = {}
     for other_name, tensor in stored.items():
         name = first_names.get(other_name, other_name)
         if name not in kept:

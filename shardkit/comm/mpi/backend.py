@@ -10,7 +10,9 @@ it); messages about ranks that leave or fail go over another one (job.py).
 
 import os
 import time
+from typing import Any
 
+from ...types import FilePath
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from ..failure.guard import SILENT_SECONDS
@@ -43,8 +45,8 @@ class MPICommunicationBackend(CommunicationBackend):
     """
 
     def __init__(
-        self, comm=None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False
-    ):
+        self, comm: Any = None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False
+    ) -> None:
         mpi = import_mpi(check_timeout(timeout))
         parent = mpi.COMM_WORLD if comm is None else comm
         if comm is None:
@@ -53,15 +55,18 @@ class MPICommunicationBackend(CommunicationBackend):
         self.timeout = timeout
         self.is_world = True  # False for what split() makes
         self.job = Job(mpi, parent, owns_job=comm is None, outlives_ranks=outlives_ranks)
-        self.messages = self.carrier = None
-        self._watchdog = None
+        self.messages: Any = None
+        self.carrier: Any = None
+        self._watchdog: Watchdog | None = None
         if comm is None or outlives_ranks:
             attendance().limit = lambda: self.timeout
         if comm is None:
             exits().add(self)
 
     @classmethod
-    def of_group(cls, parent: "MPICommunicationBackend", messages) -> "MPICommunicationBackend":
+    def of_group(
+        cls, parent: "MPICommunicationBackend", messages: Any
+    ) -> "MPICommunicationBackend":
         """Return the group of these messages, initialized. Collective over it."""
         group, members = cls.__new__(cls), messages.members
         CommunicationBackend.__init__(
@@ -71,7 +76,7 @@ class MPICommunicationBackend(CommunicationBackend):
         group.open(messages)
         return group
 
-    def open(self, messages) -> None:
+    def open(self, messages: Any) -> None:
         """Carry the verbs over these messages, or shared memory around them. Collective."""
         self._watchdog = None
         self.messages, self.carrier = messages, self.job.carrier(messages)
@@ -124,7 +129,7 @@ class MPICommunicationBackend(CommunicationBackend):
         """Return True once a rank has called revoke(), as far as this one has heard of it."""
         return self.job.is_revoked()
 
-    def keep_ledger(self, folder) -> None:
+    def keep_ledger(self, folder: FilePath) -> None:
         """Note every call in a file there, and watch over how long calls take. No communication.
 
         folder   one that all ranks see, if there is one: then reports, and `shardkit inspect hang
@@ -170,7 +175,7 @@ class MPICommunicationBackend(CommunicationBackend):
             time.sleep(SILENT_SECONDS)
         return is_first
 
-    def exchange_within(self, note, seconds: float | None) -> list | None:
+    def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         guard = self.job.guard
         if guard is None or guard.has_stopped:
             return attendance().exchange_within(note, seconds)

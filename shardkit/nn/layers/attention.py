@@ -9,11 +9,14 @@ ops.scaled_dot_product_attention, as there, wants True where a key is seen.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
+from ...types import DTypeLike
 from ..autograd import Tensor
 from ..context import current_context
 from ..init import Fill, Normal, Uniform
@@ -42,6 +45,8 @@ class MultiheadAttention(Module):
     Errors: ConfigurationError on sizes that do not fit.
     """
 
+    in_proj_weight: Parameter  # where query, key and value have one width; else one for each
+
     def __init__(
         self,
         embed_dim: int,
@@ -52,10 +57,10 @@ class MultiheadAttention(Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        dtype="float32",
-    ):
-        widths = {"kdim": kdim, "vdim": vdim}
-        widths = {name: embed_dim if size is None else size for name, size in widths.items()}
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        given = {"kdim": kdim, "vdim": vdim}
+        widths = {name: embed_dim if size is None else size for name, size in given.items()}
         check_sizes("MultiheadAttention", embed_dim=embed_dim, num_heads=num_heads, **widths)
         if embed_dim % num_heads:
             raise ConfigurationError(
@@ -78,15 +83,15 @@ class MultiheadAttention(Module):
 
     def forward(
         self,
-        query,
-        key,
-        value,
-        key_padding_mask=None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Any = None,
         need_weights: bool = True,
-        attn_mask=None,
+        attn_mask: Any = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-    ):
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute y and the weights.
 
         query, key, value  [N, S, E], [N, T, kdim], [N, T, vdim]; [S, N, E], ... without
@@ -110,7 +115,7 @@ class MultiheadAttention(Module):
         self._check(query, key, value)
         mask = _joined_mask(attn_mask, key_padding_mask, query, key, self.num_heads)
         drops = current_context().training and self.dropout.p > 0
-        weights = None
+        weights: Any = None
         if (
             query is key is value
             and self.is_packed
@@ -128,10 +133,10 @@ class MultiheadAttention(Module):
                 y = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
             y = reshape(permute(y, (0, 2, 1, 3)), query.shape)
         y = self.out_proj(y)
-        if need_weights:
-            weights = mean(weights, 1) if average_attn_weights else weights
-        else:
+        if not need_weights:
             weights = None
+        elif average_attn_weights:
+            weights = mean(weights, 1)
         if is_single:
             return squeeze(y, 0), None if weights is None else squeeze(weights, 0)
         return (y if self.batch_first else transpose(y, 0, 1)), weights
@@ -252,7 +257,9 @@ class RelativePositionBias(Module):
     returns    [num_heads, L, L] for the L points in C order, query before key: an attn_mask
     """
 
-    def __init__(self, num_heads: int, grid, *, dtype="float32"):
+    def __init__(
+        self, num_heads: int, grid: Sequence[int], *, dtype: DTypeLike = "float32"
+    ) -> None:
         grid = (grid,) if isinstance(grid, int) else tuple(grid)
         sizes = {f"grid[{dim}]": size for dim, size in enumerate(grid)}
         check_sizes("RelativePositionBias", num_heads=num_heads, **sizes)
@@ -260,12 +267,12 @@ class RelativePositionBias(Module):
         offsets = [2 * size - 1 for size in grid]
         self.weight = Parameter((math.prod(offsets), num_heads), Normal(0.02), dtype)
         points = numpy.indices(grid).reshape(len(grid), -1)  # [dims, L]
-        ids = 0
+        ids: Any = 0
         for at, size, num_offsets in zip(points, grid, offsets):
             ids = ids * num_offsets + (at[None, :] - at[:, None] + size - 1)
         self._ids = ids  # [L, L]
 
-    def forward(self):
+    def forward(self) -> Tensor:
         return permute(embedding(self.weight, self._ids), (2, 0, 1))
 
 
@@ -289,13 +296,13 @@ class TransformerEncoderLayer(Module):
         nhead: int,
         dim_feedforward: int = 2048,
         dropout: float = 0.1,
-        activation="relu",
+        activation: Any = "relu",
         layer_norm_eps: float = 1e-5,
         batch_first: bool = False,
         norm_first: bool = False,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         if not callable(activation) and activation not in ACTIVATIONS:
             raise ConfigurationError(
                 f"TransformerEncoderLayer with activation {activation!r}; wanted one of "
@@ -313,7 +320,13 @@ class TransformerEncoderLayer(Module):
         self.norm_first = norm_first
         self._activation = ACTIVATIONS.get(activation, activation)
 
-    def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal: bool = False):
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Any = None,
+        src_key_padding_mask: Any = None,
+        is_causal: bool = False,
+    ) -> Tensor:
         """Compute [N, S, d_model]; the masks are those of MultiheadAttention."""
         x = input_tensor(src, self.linear1.weight.dtype)
         x = x if self.batch_first else transpose(x, 0, 1)  # dropout counts samples in dim 0

@@ -3,10 +3,14 @@
 Arguments, names and shapes of parameters are PyTorch's. x is [samples, in_channels, *grid].
 """
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from ...arguments import is_among, require
 from ...errors import ConfigurationError, ShapeError
+from ...types import DTypeLike
+from ..autograd import Tensor
 from ..init import Uniform
 from ..module import Module, Parameter
 from ..ops import convolution as ops
@@ -65,21 +69,22 @@ class ConvNd(Module):
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size,
-        stride=1,
-        padding=0,
-        dilation=1,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         _check_channels(name, in_channels, out_channels, groups)
         known = f"one of {', '.join(PADDING_MODES)}"
@@ -97,10 +102,10 @@ class ConvNd(Module):
         shape = (out_channels, in_channels // groups, *self.kernel_size)
         self.weight, self.bias = _parameters(shape, out_channels, bias, dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_grid(type(self).__name__, x, self.in_channels, self.num_dims)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
             pairs = [side for both in reversed(list(zip(*self.sides))) for side in both]
@@ -140,22 +145,23 @@ class ConvTransposeNd(Module):
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size,
-        stride=1,
-        padding=0,
-        output_padding=0,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
         groups: int = 1,
         bias: bool = True,
-        dilation=1,
+        dilation: int | Sequence[int] = 1,
         padding_mode: str = "zeros",
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         _check_channels(name, in_channels, out_channels, groups)
         require(padding_mode == "zeros", f"{name} with padding_mode", padding_mode, '"zeros"')
@@ -171,10 +177,10 @@ class ConvTransposeNd(Module):
         shape = (in_channels, out_channels // groups, *self.kernel_size)
         self.weight, self.bias = _parameters(shape, out_channels, bias, dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_grid(type(self).__name__, x, self.in_channels, self.num_dims)
 
-    def forward(self, x, output_size=None):
+    def forward(self, x: Tensor, output_size: Any = None) -> Tensor:
         more = self.output_padding if output_size is None else self._missing(x, output_size)
         form = (self.stride, self.padding, more, self.groups, self.dilation)
         return type(self).operation(x, self.weight, self.bias, *form)

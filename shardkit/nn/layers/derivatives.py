@@ -16,8 +16,11 @@ Source: Taylor mode differentiation (Griewank and Walther, Evaluating Derivative
 derivative by s is a gradient of a gradient.
 """
 
+from typing import Any
+
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
+from ...types import Shape
 from ..autograd import Tensor, enable_grad, is_grad_enabled
 from ..derivative import grad
 from ..module import Module, blocks_of, check_input_of, output_shape_of
@@ -38,13 +41,13 @@ class Derivatives(Module):
     Its blocks are those of the net, so it is cut wherever the net can be cut.
     """
 
-    def __init__(self, net: Module, order: int = 1):
+    def __init__(self, net: Module, order: int = 1) -> None:
         if order not in (1, 2) or isinstance(order, bool):
             raise ConfigurationError(f"Derivatives with order = {order!r}; wanted 1 or 2")
         self.net = net
         self.order = order
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         seed = _Seed(self.order)
         through = [
             (f"net.{name}" if name else "net", _Through(block, self.order))
@@ -52,16 +55,16 @@ class Derivatives(Module):
         ]
         return [("seed", seed), *through]
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_input_of(self.net, x)
         if x.ndim != 2:
             raise ShapeError(f"Derivatives of x {x.shape}; wanted [samples, inputs]")
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         shape = output_shape_of(self.net, input_shape)
         return shape and (shape[0], 1 + self.order * input_shape[1], *shape[1:])
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x

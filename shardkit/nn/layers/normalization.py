@@ -7,9 +7,13 @@ Arguments, names and shapes of parameters and buffers are PyTorch's. (LayerNorm,
     otherwise    y by the running moments, where they are kept
 """
 
+from typing import Any
+
 from ...arguments import is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
+from ...types import DTypeLike
+from ..autograd import Tensor
 from ..buffer import Buffer
 from ..context import current_context
 from ..init import Fill
@@ -45,8 +49,8 @@ class GroupNorm(Module):
         eps: float = 1e-5,
         affine: bool = True,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("GroupNorm", num_groups=num_groups, num_channels=num_channels)
         fits = num_channels % num_groups == 0
         wanted = f"a divisor of num_channels = {num_channels}"
@@ -56,13 +60,13 @@ class GroupNorm(Module):
         self.eps = _checked_eps("GroupNorm", eps)
         self.weight, self.bias = _scale_and_level(num_channels, affine, dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise ShapeError(
                 f"GroupNorm of x {x.shape}; wanted [samples, {self.num_channels}, *grid]"
             )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
@@ -82,6 +86,7 @@ class TrackedNorm(Module):
     """
 
     num_grid_dims: tuple[int, ...]  # that x may have
+    operation: Any  # of ops
     is_plain: bool  # affine and track_running_stats are False unless they are given
 
     def __init__(
@@ -92,8 +97,8 @@ class TrackedNorm(Module):
         affine: bool | None = None,
         track_running_stats: bool | None = None,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         check_sizes(name, num_features=num_features)
         is_weight = momentum is None or is_number(momentum, at_least=0) and momentum <= 1
@@ -106,15 +111,15 @@ class TrackedNorm(Module):
         is_tracked = not self.is_plain if track_running_stats is None else track_running_stats
         self.track_running_stats = is_tracked
         if is_tracked:
-            self.running_mean = Buffer(num_features, Fill(0.0), dtype)
-            self.running_var = Buffer(num_features, Fill(1.0), dtype)
+            self.running_mean = Buffer((num_features,), Fill(0.0), dtype)
+            self.running_var = Buffer((num_features,), Fill(1.0), dtype)
             self.num_batches_tracked = Buffer((), Fill(0), "int64")
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         num_dims = x.ndim - 2 if x.ndim - 2 in self.num_grid_dims else self.num_grid_dims[-1]
         check_grid(type(self).__name__, x, self.num_features, num_dims)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.check_input(x)
         if self.track_running_stats and not current_context().training:
             moments = (self.running_mean, self.running_var)

@@ -1,6 +1,10 @@
 """Pooling layers: the ops of pooling.py with their arguments kept. Names are PyTorch's."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...arguments import is_integer, require
+from ..autograd import Tensor
 from ..module import Module
 from ..ops import pooling as ops
 from ..ops.convolution import per_dim
@@ -30,16 +34,17 @@ class MaxPoolNd(Module):
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
-        kernel_size,
-        stride=None,
-        padding=0,
-        dilation=1,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         return_indices: bool = False,
         ceil_mode: bool = False,
-    ):
+    ) -> None:
         name = type(self).__name__
         require(not return_indices, f"{name} with return_indices", return_indices, "False")
         self.kernel_size = per_dim(name, "kernel_size", kernel_size, self.num_dims)
@@ -49,7 +54,7 @@ class MaxPoolNd(Module):
         self.dilation = per_dim(name, "dilation", dilation, self.num_dims)
         self.ceil_mode = ceil_mode
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         form = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         return type(self).operation(x, *form)
 
@@ -64,16 +69,17 @@ class AvgPoolNd(Module):
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
-        kernel_size,
-        stride=None,
-        padding=0,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ):
+    ) -> None:
         name = type(self).__name__
         self.kernel_size = per_dim(name, "kernel_size", kernel_size, self.num_dims)
         stride = self.kernel_size if stride is None else stride
@@ -86,7 +92,7 @@ class AvgPoolNd(Module):
         require(is_right, f"{name} with divisor_override", divisor_override, wanted)
         self.divisor_override = divisor_override
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         form = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
         more = (self.count_include_pad, self.divisor_override)
         return type(self).operation(x, *form, *more)
@@ -99,12 +105,14 @@ class AdaptivePoolNd(Module):
     return_indices, of maxima   False; True is refused
     """
 
-    def __init__(self, output_size, return_indices: bool = False):
+    operation: Any  # of ops
+
+    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
         name = type(self).__name__
         require(not return_indices, f"{name} with return_indices", return_indices, "False")
         self.output_size = output_size
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return type(self).operation(x, self.output_size)
 
 

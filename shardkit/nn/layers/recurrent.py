@@ -4,9 +4,12 @@ Names and shapes of the parameters are PyTorch's: weight_ih_l0 [gates H, in], we
 bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
 """
 
+from typing import Any
+
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
+from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..init import Uniform
 from ..module import Module, ModuleList, Parameter
@@ -42,8 +45,8 @@ class Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         check_sizes(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         if dropout and num_layers == 1:
@@ -59,14 +62,17 @@ class Recurrent(Module):
         for layer in range(num_layers):
             num_in = input_size if layer == 0 else hidden_size * len(self.endings)
             for ending in self.endings:
-                shapes = {"weight_ih": (rows, num_in), "weight_hh": (rows, hidden_size)}
+                shapes: dict[str, Shape] = {
+                    "weight_ih": (rows, num_in),
+                    "weight_hh": (rows, hidden_size),
+                }
                 if bias:
                     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
                 for part, shape in shapes.items():
                     setattr(self, f"{part}_l{layer}{ending}", Parameter(shape, init, dtype))
         self.dropouts = ModuleList(Dropout(dropout) for _ in range(num_layers - 1))
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[self.batch_first] == 0:
             order = "[batch, time" if self.batch_first else "[time, batch"
             raise ShapeError(
@@ -123,7 +129,7 @@ class LSTM(Recurrent):
 
     num_gates = 4
 
-    def forward(self, x, hx=None):
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         time_first = transpose(x, 0, 1) if self.batch_first else x
         hidden, cell = (None, None) if hx is None else hx
         starts = list(zip(self._starts(hidden, time_first), self._starts(cell, time_first)))
@@ -144,7 +150,7 @@ class GRU(Recurrent):
 
     num_gates = 3
 
-    def forward(self, x, hx=None):
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
         time_first = transpose(x, 0, 1) if self.batch_first else x
         y, ends = self._run(x, self._starts(hx, time_first))
         return y, stack(ends)

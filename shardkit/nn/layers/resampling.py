@@ -1,6 +1,9 @@
 """Upsample: a grid of another size, by its neighbors."""
 
+from typing import Any
+
 from ...errors import ConfigurationError
+from ..autograd import Tensor
 from ..module import Module
 from ..ops.resampling import check_mode, interpolate
 
@@ -15,12 +18,12 @@ class Upsample(Module):
 
     def __init__(
         self,
-        size=None,
-        scale_factor=None,
+        size: Any = None,
+        scale_factor: Any = None,
         mode: str = "nearest",
         align_corners: bool | None = None,
         recompute_scale_factor: bool | None = None,
-    ):
+    ) -> None:
         check_mode("Upsample", mode, align_corners)
         if (size is None) == (scale_factor is None):
             raise ConfigurationError(
@@ -32,6 +35,6 @@ class Upsample(Module):
         self.align_corners = align_corners
         self.recompute_scale_factor = recompute_scale_factor
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         form = (self.size, self.scale_factor, self.mode, self.align_corners)
         return interpolate(x, *form, self.recompute_scale_factor)

@@ -9,11 +9,14 @@ the dimensions that are transformed later see modes, not the grid.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
+from ...types import DTypeLike
 from ..autograd import Tensor
 from ..init import Fill, Uniform
 from ..module import Module, Parameter
@@ -34,17 +37,24 @@ class SpectralConv(Module):
     weight  [in_channels, out_channels, 2 m, ..., m, 2], pairs of real and imaginary part
     """
 
-    def __init__(self, in_channels: int, out_channels: int, modes, *, dtype="float32"):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        modes: Sequence[int],
+        *,
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("SpectralConv", in_channels=in_channels, out_channels=out_channels)
         self.modes = checked_modes("SpectralConv", modes)
         kept = [2 * m for m in self.modes[:-1]] + [self.modes[-1]]
         bound = 1 / (in_channels * out_channels)
         self.weight = Parameter((in_channels, out_channels, *kept, 2), Uniform(bound), dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_grid("SpectralConv", x.shape, self.weight.global_shape[0], self.modes)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         grid = x.shape[2:]
         letters = LETTERS[: len(grid)]
         spectrum = _to_modes(x, self.modes[-1])

@@ -8,12 +8,16 @@ stage.
 """
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy
 
 from ...arguments import is_among, is_integer, is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
+from ...types import Array, DTypeLike, Shape
+from ..autograd import Tensor
+from ..buffer import Buffer
 from ..context import current_context
 from ..generation import Choice, generate
 from ..init import Normal
@@ -21,6 +25,7 @@ from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtyp
 from ..lora import apply_lora
 from ..loss import CrossEntropy
 from ..module import Module, ModuleList
+from ..parameter import Parameter
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -253,7 +258,7 @@ class GPT(Module):
         tied: bool = False,
         dropout: float = 0.0,
         seed: int = 0,
-        dtype="float32",
+        dtype: DTypeLike = "float32",
         hidden: int | None = None,
         norm_eps: float | None = None,
         rotary_base: float = ROTARY_BASE,
@@ -265,7 +270,7 @@ class GPT(Module):
         lora_rank: int = 0,
         lora_alpha: float = LORA_ALPHA,
         lora_layers: tuple[str, ...] = LORA_LAYERS,
-    ):
+    ) -> None:
         self.settings = settings = GPTSettings(
             vocabulary_size,
             sequence_length,
@@ -315,26 +320,26 @@ class GPT(Module):
             apply_lora(self, *lora_layers, rank=lora_rank, alpha=lora_alpha)
         self.finish(seed)
 
-    def members(self):
+    def members(self) -> dict[str, Parameter | Buffer | Module]:
         """Return the members; in paths `blocks` is their list (blocks.3.mlp.up.weight)."""
         return {"embedding": self.embedding, "blocks": self.layers, "head": self.head}
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         middle = [(f"blocks.{index}", block) for index, block in enumerate(self.layers)]
         return [("embedding", self.embedding), *middle, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Tensor:
         """Compute logits [batch, S, vocabulary] for x [batch, S] integers."""
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape, self.settings.vocabulary_size)
 
     def generate(
         self,
-        prompt,
+        prompt: Any,
         num_tokens: int,
         temperature: float = 1.0,
         seed: int = 0,
@@ -342,7 +347,7 @@ class GPT(Module):
         top_k: int | None = None,
         top_p: float | None = None,
         stop: tuple[int, ...] = (),
-    ):
+    ) -> Array:
         """Return the tokens that follow the prompt, [num_tokens] int64, or fewer if it stops.
 
         prompt   1-D integers, at least one; the others: see generation.Choice
@@ -352,7 +357,7 @@ class GPT(Module):
         choice = Choice(temperature, top_k, top_p, tuple(stop))
         return generate(self, prompt, num_tokens, choice, seed)
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return asdict(self.settings)
 
     @property

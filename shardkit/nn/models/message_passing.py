@@ -10,13 +10,16 @@
 sample brings its edges: x = (nodes, senders, receivers).
 """
 
+from typing import Any
+
 import numpy
 
 from ...arguments import is_among, is_integer, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import array_of
+from ...types import DTypeLike
+from ..autograd import Tensor, array_of
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import MeanSquaredError
 from ..metrics import MAE, RMSE
@@ -150,15 +153,15 @@ class MessagePassing(Module):
         self,
         features: int,
         out_features: int,
-        senders=None,
-        receivers=None,
+        senders: Any = None,
+        receivers: Any = None,
         *,
         width: int = 32,
         steps: int = 3,
         readout: str = "nodes",
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes(
             "MessagePassing", features=features, out_features=out_features, width=width, steps=steps
         )
@@ -168,7 +171,7 @@ class MessagePassing(Module):
         require(is_known, "MessagePassing with readout", readout, f"one of {known}")
         dtype = checked_dtype("MessagePassing", dtype)
         ends = _checked_edges(senders, receivers)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "features": features,
             "out_features": out_features,
             "senders": None if ends is None else ends[0],
@@ -187,16 +190,16 @@ class MessagePassing(Module):
         self.metrics = {"rmse": RMSE(), "mae": MAE()}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         steps = [(f"steps.{index}", step) for index, step in enumerate(self.steps)]
         return [("encode", self.encode), *steps, ("decode", self.decode)]
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)
 
 

@@ -1,7 +1,12 @@
 """MLP: layers of units, each fully connected to the one before."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
+from ...types import DTypeLike, Shape
+from ..autograd import Tensor
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
 from ..loss import CrossEntropy, MeanSquaredError
@@ -28,13 +33,13 @@ class MLP(Module):
 
     def __init__(
         self,
-        sizes,
+        sizes: Sequence[int],
         activation: str = "gelu",
         task: str = "regression",
         seed: int = 0,
-        dtype="float32",
-        feature_names=None,
-    ):
+        dtype: DTypeLike = "float32",
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
         self._sizes = tuple(sizes)
         self._activation = activation
         self._task = task
@@ -75,21 +80,21 @@ class MLP(Module):
             return {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
         return {"accuracy": Accuracy(), "macro_f1": MacroF1(self._sizes[-1])}
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         return [
             ("features", self.features),
             *((f"layers.{index}", layer) for index, layer in enumerate(self.layers)),
         ]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape[:-1], self._sizes[-1])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return {
             "sizes": list(self._sizes),
             "activation": self._activation,

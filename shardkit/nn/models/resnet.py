@@ -8,8 +8,13 @@ Each stage after the first halves the grid and doubles the channels. The grid ha
 dimensions.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError, ShapeError
+from ...types import DTypeLike, Shape
+from ..autograd import Tensor
 from ..layers import convolution, normalization
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
@@ -150,7 +155,7 @@ class ResNet(Module):
         self,
         in_channels: int = 3,
         classes: int = 1000,
-        layers=(2, 2, 2, 2),
+        layers: Sequence[int] = (2, 2, 2, 2),
         *,
         dims: int = 2,
         width: int = 64,
@@ -158,8 +163,8 @@ class ResNet(Module):
         small_images: bool = False,
         norm: str = "batch",
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("ResNet", in_channels=in_channels, classes=classes, width=width)
         layers = list(layers)
         check_sizes("ResNet", **{f"layers[{index}]": count for index, count in enumerate(layers)})
@@ -171,7 +176,7 @@ class ResNet(Module):
             raise ConfigurationError(
                 f'ResNet with norm = "group" and width = {width}; wanted a multiple of {GROUPS}'
             )
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "in_channels": in_channels,
             "classes": classes,
             "layers": layers,
@@ -208,7 +213,7 @@ class ResNet(Module):
         self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         stages = [
             (f"stages.{stage}.{index}", block)
             for stage, blocks in enumerate(self.stages)
@@ -216,13 +221,13 @@ class ResNet(Module):
         ]
         return [("stem", self.stem), *stages, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (input_shape[0], self._arguments["classes"])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)

@@ -6,9 +6,13 @@ x [batch, channels, *image] -> embedding -> layers.0 -> ... -> head -> logits [b
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from ...arguments import is_integer, require
 from ...errors import ConfigurationError, ShapeError
+from ...types import DTypeLike, Shape
+from ..autograd import Tensor
 from ..init import Normal
 from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
@@ -88,8 +92,8 @@ class ViT(Module):
 
     def __init__(
         self,
-        image_size,
-        patch_size,
+        image_size: int | Sequence[int],
+        patch_size: int | Sequence[int],
         channels: int = 3,
         classes: int = 1000,
         *,
@@ -98,15 +102,15 @@ class ViT(Module):
         heads: int = 3,
         dropout: float = 0.0,
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         image, patch = _checked_sizes(image_size, patch_size)
         sizes = {"channels": channels, "classes": classes}
         check_sizes("ViT", **sizes, width=width, depth=depth)
         check_heads(width, heads, heads)
         require(is_integer(seed), "ViT with seed", seed, "an integer")
         dtype = checked_dtype("ViT", dtype)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "image_size": list(image),
             "patch_size": list(patch),
             **sizes,
@@ -135,19 +139,19 @@ class ViT(Module):
         self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [("embedding", self.embedding), *layers, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (input_shape[0], self._arguments["classes"])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)
 
 

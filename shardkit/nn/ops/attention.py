@@ -5,6 +5,7 @@ a mask:    weights = softmax(scale q k^T + mask) [..., S, T], then weights v
 """
 
 import math
+from typing import Any
 
 import numpy
 
@@ -93,7 +94,7 @@ def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask=None,
+    attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -161,7 +162,7 @@ def packed_attention(qkv: Tensor, num_heads: int, is_causal: bool) -> Tensor:
 def attention_weights(
     query: Tensor,
     key: Tensor,
-    attn_mask=None,
+    attn_mask: Any = None,
     *,
     is_causal: bool = False,
     scale: float | None = None,
@@ -273,7 +274,7 @@ def _check_operands(q, k, v, enable_gqa):
 
 
 def rotary(
-    x: Tensor, positions, base: float = 10000.0, scaling: tuple[float, ...] | None = None
+    x: Tensor, positions: Any, base: float = 10000.0, scaling: tuple[float, ...] | None = None
 ) -> Tensor:
     """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
 

@@ -10,7 +10,13 @@ from .elementwise import add, multiply, power, subtract
 from .shape import cast, reshape
 
 
-def group_norm(x: Tensor, num_groups: int, weight=None, bias=None, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
     """Return x, with mean 0 and variance 1 in each group of channels of each sample.
 
     weight, bias   [C], that each channel is multiplied with, and that is added to it; None: 1, 0
@@ -21,7 +27,9 @@ def group_norm(x: Tensor, num_groups: int, weight=None, bias=None, eps: float = 
     return _group_norm(x, num_groups, weight, bias, eps)[0]
 
 
-def instance_norm(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> tuple:
+def instance_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple:
     """Return x, with mean 0 and variance 1 in each channel of each sample; and these two.
 
     weight, bias   as of group_norm
@@ -41,7 +49,9 @@ def _group_norm(x, num_groups, weight, bias, eps):
     return _recorded(kernel, x, scale, level, y, mean, variance, eps), mean, variance
 
 
-def batch_norm(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> tuple:
+def batch_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple:
     """Return x, with mean 0 and variance 1 in each channel over all samples; and these two.
 
     weight, bias   [C], that each channel is multiplied with, and that is added to it; None: 1, 0

@@ -9,6 +9,8 @@ A transposed convolution is `spread`. x is [N, C, *grid], y [N, O, *grid]; the w
 convolution is [O, C/groups, *taps], that of a transposed one [C, O/groups, *taps], as in PyTorch.
 """
 
+from collections.abc import Sequence
+
 from ...arguments import is_integer, require
 from ...array import halves, kernels
 from ...array.dtypes import is_floating
@@ -19,7 +21,15 @@ from .reduction import sum as summed_over
 from .shape import cast
 
 
-def conv1d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Return the convolution of x [N, C, L] with weight [O, C/groups, k], plus bias [O].
 
     stride, dilation  an int, or a tuple of one per dimension
@@ -31,18 +41,41 @@ def conv1d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> T
     return _convolution("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
-def conv2d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Return the convolution of x [N, C, H, W] with weight [O, C/groups, k, k]; see conv1d."""
     return _convolution("conv2d", 2, x, weight, bias, stride, padding, dilation, groups)
 
 
-def conv3d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Return the convolution of x [N, C, D, H, W], weight [O, C/groups, k, k, k]; see conv1d."""
     return _convolution("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
 
 
 def conv_transpose1d(
-    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, L] with weight [C, O/groups, k], plus bias [O].
 
@@ -55,7 +88,14 @@ def conv_transpose1d(
 
 
 def conv_transpose2d(
-    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, H, W]; see conv_transpose1d."""
     form = (stride, padding, output_padding, groups, dilation)
@@ -63,7 +103,14 @@ def conv_transpose2d(
 
 
 def conv_transpose3d(
-    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, D, H, W]; see conv_transpose1d."""
     form = (stride, padding, output_padding, groups, dilation)

@@ -5,13 +5,14 @@ results take no gradient.
 """
 
 import math
+from typing import Any
 
 from ...array import kernels
 from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, TensorLike, array_of, record
 from .activation import sigmoid
 from .elementwise import (
     _compute,
@@ -94,7 +95,7 @@ def arctan(x: Tensor) -> Tensor:
     )
 
 
-def arctan2(y, x) -> Tensor:
+def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     """Return the angle of the point (x, y), from -pi to pi.
 
     gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2)
@@ -175,7 +176,7 @@ def rsqrt(x: Tensor) -> Tensor:
     )
 
 
-def clamp(x: Tensor, min=None, max=None) -> Tensor:
+def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     """Return x, raised to min and lowered to max; the gradient passes from min to max, both too.
 
     min, max  numbers; None: no limit on this side
@@ -194,7 +195,7 @@ def clamp(x: Tensor, min=None, max=None) -> Tensor:
 clip = clamp  # NumPy's name
 
 
-def masked_fill(x: Tensor, mask, value) -> Tensor:
+def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
     """Return x, and the value where the mask, booleans that broadcast to x, is True."""
     return where(mask, value, x)
 

@@ -4,6 +4,8 @@ Numbers of places are int64 Tensors without a gradient. Of equal elements the fi
 in sorts of either direction.
 """
 
+from typing import Any
+
 import numpy
 
 from ...array import fresh, kernels
@@ -11,6 +13,7 @@ from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded
 from ...errors import ShapeError
+from ...types import DTypeLike
 from ..autograd import Tensor, array_of, record
 from .broadcast import fit, form, summed
 from .ids import check_ids, index_array
@@ -43,7 +46,7 @@ def _place(name, x, dim, keepdim):
     return Tensor(place)
 
 
-def one_hot(ids, num_classes: int, dtype="int64") -> Tensor:
+def one_hot(ids: Any, num_classes: int, dtype: DTypeLike = "int64") -> Tensor:
     """Return [..., num_classes]: 1 at the place that each of ids [...] names, else 0."""
     ids = index_array(ids)
     check_ids("one_hot", ids, num_classes)
@@ -77,7 +80,7 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor
     return gather(x, dim, places), Tensor(places)
 
 
-def take_along_dim(x: Tensor, index, dim: int | None = None) -> Tensor:
+def take_along_dim(x: Tensor, index: Any, dim: int | None = None) -> Tensor:
     """Return gather(x, dim, index), where the other sizes of both broadcast.
 
     dim  None: x is read as one row, in C order, and so is the index
@@ -105,7 +108,7 @@ def take_along_dim(x: Tensor, index, dim: int | None = None) -> Tensor:
     return gather(wide_x, dim, xp.broadcast_to(index, shape))
 
 
-def index_select(x: Tensor, dim: int, index) -> Tensor:
+def index_select(x: Tensor, dim: int, index: Any) -> Tensor:
     """Return the slices of x along dim that index [n] names, in its order."""
     (dim,) = reduced_dims(x, dim)
     index = _checked_index("index_select", x, dim, index)
@@ -146,7 +149,7 @@ def _rows_adjoint(x, index, num_rows):
     )
 
 
-def index_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
+def index_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     """Return x with slice i of source added to its slice index[i] along dim, in order of i."""
     (dim,) = reduced_dims(x, dim)
     index = _checked_index("index_add", x, dim, index)
@@ -164,7 +167,7 @@ def index_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
     )
 
 
-def scatter_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
+def scatter_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     """Return x with source[i, j, ...] added at [index[i, j, ...], j, ...] (index at dim).
 
     source and index have one shape, with the sizes of x in all other dimensions.

@@ -1,6 +1,7 @@
 """Matrix products, and rows of a matrix."""
 
 from math import prod
+from typing import Any
 
 import numpy
 
@@ -16,7 +17,7 @@ from .broadcast import fit, form, reshaped, summed
 from .ids import check_ids, index_array
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None) -> Tensor:
     """Return activation(x weight^T + bias), as one product of two matrices.
 
     activation   an op of one Tensor, or None; one that knows how takes the bias along, in one pass
@@ -114,7 +115,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
     return record(output, (x, weight, bias), backward, needs=(x_kept, weight))
 
 
-def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
+def add_bias(x: Tensor, bias: Tensor | None, activation: Any = None) -> Tensor:
     """Return activation(x + bias) for x [..., D] and bias [D]; both may be None."""
     if activation is gelu and bias is not None:
         return bias_gelu(x, bias)
@@ -244,7 +245,7 @@ def _times(x, y, turn_x, turn_y):
     return products.matmul(a.swapaxes(-1, -2) if turn_x else a, b.swapaxes(-1, -2) if turn_y else b)
 
 
-def embedding(weight: Tensor, ids) -> Tensor:
+def embedding(weight: Tensor, ids: Any) -> Tensor:
     """Return the rows of weight [V, D] that the ids [...] name: [..., D].
 
     ids   integer Tensor or array with 0 <= id < V

@@ -1,5 +1,7 @@
 """Interpolation of x [N, C, *grid] to a grid of another size, one dimension after the other."""
 
+from typing import Any
+
 from ...arguments import is_number, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
@@ -13,9 +15,9 @@ MODES = (*lines.NEAREST, *LINEAR.values())
 
 
 def interpolate(
-    x,
-    size=None,
-    scale_factor=None,
+    x: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,

@@ -5,9 +5,10 @@ import numpy
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
 from ...tree import is_tree, leaves, map_tree
+from ...types import Tree
 
 
-def split_batch(mesh: Mesh, *arrays):
+def split_batch(mesh: Mesh, *arrays: Tree) -> tuple[Tree, ...]:
     """Return this data rank's slice of each array of a global batch, along dim 0, in rank order.
 
     An array may be a tree of arrays, of which each leaf is cut.

@@ -25,7 +25,7 @@ class Callback:
 
     on_all_ranks = False
 
-    def at_start(self, run) -> None:
+    def at_start(self, run: Any) -> None:
         """Before the first step. run.model and run.folder are there; in a training also run.task
         and run.settings.
         """
@@ -42,7 +42,7 @@ class Callback:
     def after_checkpoint(self, step: int, folder: str) -> None:
         """After a checkpoint is on disk and valid."""
 
-    def at_end(self, result) -> None:
+    def at_end(self, result: Any) -> None:
         """After the last step, of a run that was interrupted too; result is a RunResult."""
 
 

@@ -1,5 +1,8 @@
 """The input features of sharded models: which are used, and how much each matters."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy
 
 from ...array.random import key_of, random_bits
@@ -7,7 +10,9 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import FeatureError
 from ...nn.features import input_features
+from ...nn.module import Module
 from ...tree import is_tree, structure
+from .history import History
 
 
 class Featured:
@@ -16,11 +21,15 @@ class Featured:
     wrapped_model, engine, history   of the sharded model that derives from this class
     """
 
+    wrapped_model: Module
+    engine: Any  # an Engine
+    history: History
+
     def get_active_feature_indices(self) -> list[int]:
         """Return the numbers of the input features that are used. Errors: FeatureError."""
         return list(features_of(self.wrapped_model).active)
 
-    def set_active_feature_indices(self, indices):
+    def set_active_feature_indices(self, indices: Sequence[int]) -> None:
         """Look at these input features only, in training and prediction. Collective.
 
         Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
@@ -31,7 +40,7 @@ class Featured:
         """Return whether the model looks at this input feature. Errors: FeatureError."""
         return index in features_of(self.wrapped_model).active
 
-    def get_feature_importance(self, x=None, y=None) -> dict[str, float]:
+    def get_feature_importance(self, x: Any = None, y: Any = None) -> dict[str, float]:
         """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
 
         Collective. x, y    this data rank's samples; None: the last batch that was trained on

@@ -57,7 +57,7 @@ class OptimizationInputData:
     batch_size: int = 32
     shuffle_seed: int | None = 0
 
-    def samples(self, name: str):
+    def samples(self, name: str) -> Any:
         """Return (x, y) of "train", "validation" or "test" as NumPy arrays, or trees of them; None
         if not given.
         """
@@ -66,7 +66,7 @@ class OptimizationInputData:
             return None
         return _on_host(f"x_{name}", x), _on_host(f"y_{name}", y)
 
-    def check(self):
+    def check(self) -> None:
         """Raise ShapeError if x and y of a set do not match, ConfigurationError on bad sizes."""
         for name in SETS:
             if name == "train" or self.samples(name) is not None:
@@ -78,7 +78,7 @@ class OptimizationInputData:
         is_seed = seed is None or is_integer(seed, at_least=0)
         require(is_seed, "shuffle_seed", seed, "an integer >= 0, or None")
 
-    def check_batches(self, num_parts: int):
+    def check_batches(self, num_parts: int) -> None:
         """Raise ConfigurationError unless batches can be cut into `num_parts` equal parts.
 
         num_parts   data ranks x micro-batches
@@ -94,7 +94,7 @@ class OptimizationInputData:
                 f"micro_batches = {num_parts} do not divide them; give {num_parts} or more"
             )
 
-    def check_samples(self, engine: Engine):
+    def check_samples(self, engine: Engine) -> None:
         """Raise ShapeError naming the set unless the engine's model and loss take it."""
         for name in SETS:
             samples = self.samples(name)

@@ -10,6 +10,7 @@ implementation (optimizers.py) names the ShardedModel that it trains with.
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from typing import Any
 
 from ...arguments import is_integer, is_number, require
 from ...comm.failure.agreement import agree, collectively
@@ -18,6 +19,7 @@ from ...errors import ShardingError
 from ...layout.mesh_shape import AXES
 from ...nn.module import Module
 from ...optim.rules import Rule
+from ...types import FilePath
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints
@@ -55,10 +57,10 @@ class ShardedOptimizer(Stored):
         wrapped_optimizer: Rule,
         config: ShardingConfiguration,
         *,
-        model=None,
+        model: Any = None,
         patience: int | None = None,
         minimum_improvement: float = 0.0,
-    ):
+    ) -> None:
         _check_kinds(type(self).__name__, wrapped_optimizer, config)
         self.wrapped_optimizer, self.sharding_configuration = wrapped_optimizer, config
         self.patience, self.minimum_improvement = patience, minimum_improvement
@@ -137,13 +139,13 @@ class ShardedOptimizer(Stored):
         """The files and images of the model. Errors: ShardingError without a model."""
         return self._attached().checkpoints
 
-    def close(self):
+    def close(self) -> None:
         """Close the model, which cannot be trained afterwards. Collective."""
         self._attached().close()
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def step(self):
+    def step(self) -> None:
         """Synchronize accumulated gradients, clip if configured, and apply the rule. Collective.
 
         Errors, on all ranks: ShardingError if there are no gradients, or no model.
@@ -153,7 +155,7 @@ class ShardedOptimizer(Stored):
             model.synchronize_gradients()
         model.step()
 
-    def zero_gradients(self):
+    def zero_gradients(self) -> None:
         """Forget all gradients, accumulated or synchronized. No communication.
 
         Errors: ShardingError without a model.
@@ -170,7 +172,7 @@ class ShardedOptimizer(Stored):
         """
         return synchronize_replicas(self._attached().engine)
 
-    def reset(self):
+    def reset(self) -> None:
         """Clear optimizer state, step number and fitness history; parameters stay. Collective."""
         self.fitness_history = []
         if self.model is not None:
@@ -183,7 +185,7 @@ class ShardedOptimizer(Stored):
         self,
         input_data: OptimizationInputData,
         *,
-        folder=None,
+        folder: FilePath | None = None,
         callbacks: Iterable[Callback] = (),
         stop: Callable[[], bool] | None = None,
     ) -> OptimizationResult:

@@ -1,5 +1,8 @@
 """The sharded optimizers, by the sharded model that each trains."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...errors import MeshError, ShardingError
 from ...layout.mesh_shape import AXES, MeshShape
 from ...layout.policy import policy_named
@@ -81,9 +84,9 @@ class HybridShardedOptimizer(ShardedOptimizer):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order=AXES,
-        **settings,
-    ):
+        order: Sequence[str] = AXES,
+        **settings: Any,
+    ) -> None:
         self._sizes = {
             "pipeline": pipeline_parallel_size,
             "tensor": tensor_parallel_size,
@@ -119,5 +122,5 @@ class HybridShardedOptimizer(ShardedOptimizer):
                 f"policy = {self._policy!r}; give both the same"
             )
 
-    def get_options(self):
+    def get_options(self) -> dict[str, Any]:
         return {**super().get_options(), "policy": self._policy, "order": tuple(self._order)}

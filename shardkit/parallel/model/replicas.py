@@ -35,11 +35,11 @@ class StateDrift:
     def of(cls, by_tensor: dict[str, float]) -> "StateDrift":
         """Return the drift of these tensors; of equal ones the first by name is the largest."""
         by_tensor = dict(sorted(by_tensor.items()))
-        worst = max(by_tensor, key=by_tensor.get, default=None)
-        largest = by_tensor.get(worst, 0.0)
+        worst = max(by_tensor, key=by_tensor.__getitem__, default=None)
+        largest = 0.0 if worst is None else by_tensor[worst]
         return cls(largest, worst if largest else None, by_tensor)
 
-    def __str__(self):
+    def __str__(self) -> str:
         shared = f"{len(self.by_tensor)} tensors that several ranks hold"
         if self.tensor is None:
             return f"no drift in {shared}"

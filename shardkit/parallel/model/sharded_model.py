@@ -15,7 +15,9 @@ other models, copied.py) and Featured (input features, features.py).
 
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy
 
@@ -27,8 +29,10 @@ from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
-from ...nn.metrics import metrics_of
+from ...nn.metrics import Metric, metrics_of
 from ...nn.module import Module
+from ...optim.rules import Rule
+from ...types import Array, Tree
 from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine
@@ -55,9 +59,10 @@ class ShardedModel(Stored, Copied, Featured):
     """
 
     policy: Policy
+    checkpoints: Checkpoints
     strategy: str  # as reports name it
 
-    def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
+    def __init__(self, wrapped_model: Module, config: ShardingConfiguration) -> None:
         if not isinstance(config, ShardingConfiguration):
             raise TypeError(
                 f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
@@ -126,7 +131,7 @@ class ShardedModel(Stored, Copied, Featured):
         return self.engine.state.step_number
 
     @property
-    def local_parameter_shard(self):
+    def local_parameter_shard(self) -> Array:
         """What this rank owns and updates: 1-D, read-only, a snapshot. No communication.
 
         For DDP the full vector (of this rank's stage), in the canonical order of
@@ -154,7 +159,7 @@ class ShardedModel(Stored, Copied, Featured):
 
     # ---- training --------------------------------------------------------------------------------
 
-    def train(self, x, y) -> float:
+    def train(self, x: Tree, y: Tree) -> float:
         """Take one optimization step on this data rank's part of the batch. Collective.
 
         x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches;
@@ -176,7 +181,7 @@ class ShardedModel(Stored, Copied, Featured):
         history.train_seconds += time.perf_counter() - began
         return loss
 
-    def compute_gradients(self, x, y, loss=None):
+    def compute_gradients(self, x: Tree, y: Tree, loss: Any = None) -> Array:
         """Return the mean gradient over the global batch of what this rank owns and trains.
 
         Collective; parameters are unchanged.
@@ -190,7 +195,7 @@ class ShardedModel(Stored, Copied, Featured):
         gradients = [to_host(unit.gradients.updated) for unit in self.engine.trained_here]
         return numpy.concatenate([numpy.empty(0, self.engine.units[0].dtype), *gradients])
 
-    def apply_gradients(self, gradients, learning_rate: float):
+    def apply_gradients(self, gradients: Array, learning_rate: float) -> None:
         """Take a step with given gradients, as compute_gradients returned them. Collective.
 
         gradients      1-D, the length that compute_gradients returns on this rank
@@ -206,7 +211,7 @@ class ShardedModel(Stored, Copied, Featured):
         check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
         self.engine.apply_gradients(gradients, learning_rate)
 
-    def synchronize_gradients(self):
+    def synchronize_gradients(self) -> None:
         """Make every owner hold the mean gradient, over all that was accumulated, of what it owns.
 
         Collective. Errors: ShardingError if nothing was accumulated since the last time.
@@ -214,7 +219,7 @@ class ShardedModel(Stored, Copied, Featured):
         self._check_open()
         self.engine.reduce_accumulated()
 
-    def step(self):
+    def step(self) -> None:
         """Clip if configured, and apply the rule to the synchronized gradients. Collective.
 
         Errors: ShardingError if there are none; those of a checkpoint that is being written.
@@ -222,7 +227,7 @@ class ShardedModel(Stored, Copied, Featured):
         self._begin_update()
         self.engine.update()
 
-    def use_rule(self, rule):
+    def use_rule(self, rule: Rule) -> None:
         """Go on with another optimizer rule on the optimizer state that is there. Collective.
 
         Errors, on all ranks: ShardingError if the rule keeps other state than the one so far, or
@@ -255,7 +260,7 @@ class ShardedModel(Stored, Copied, Featured):
         """Whether compile() can be called, and has not failed. No communication."""
         return self.engine.compilation.reason is None
 
-    def predict(self, x):
+    def predict(self, x: Tree) -> Tree:
         """Return the wrapped model's output for x, a NumPy array or a tree of such (docs/trees.md).
 
         Collective: every data replica passes an x of its own. No samples have an empty prediction.
@@ -266,15 +271,15 @@ class ShardedModel(Stored, Copied, Featured):
 
     def generate(
         self,
-        prompts,
+        prompts: Sequence[Any],
         num_tokens: int,
         temperature: float = 1.0,
         *,
         top_k: int | None = None,
         top_p: float | None = None,
-        stop=(),
-        seeds=None,
-        on_token=None,
+        stop: Sequence[int] = (),
+        seeds: Sequence[int] | None = None,
+        on_token: Callable[[int, int], Any] | None = None,
     ) -> list:
         """Return what follows each prompt: a list of int64 arrays, the same on all ranks.
 
@@ -301,7 +306,7 @@ class ShardedModel(Stored, Copied, Featured):
         }
         return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
 
-    def evaluate(self, x, y, metrics=None) -> float:
+    def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
 
         Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
@@ -320,7 +325,7 @@ class ShardedModel(Stored, Copied, Featured):
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def close(self):
+    def close(self) -> None:
         """Wait for a checkpoint that is being written, and give memory and communicators back.
 
         Collective. The model cannot train afterwards, its clones and copies can: the last of them

@@ -7,10 +7,13 @@
 Any mesh and policy reads what any other wrote.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ...checkpoint.background import PendingCheckpoint
 from ...checkpoint.selection import Selection
 from ...checkpoint.store import warn_of_skipped
 from ...comm.failure.agreement import collectively
+from ...types import FilePath
 
 
 class Stored:
@@ -20,6 +23,11 @@ class Stored:
                   one has it
     "Collective": all ranks of the mesh must call it.
     """
+
+    if TYPE_CHECKING:
+
+        @property
+        def checkpoints(self) -> Any: ...  # Checkpoints
 
     @property
     def companions(self) -> dict[str, bytes]:
@@ -43,7 +51,7 @@ class Stored:
         return self.checkpoints.image()
 
     def deserialize(
-        self, data: bytes, *, only: str | None = None, strict: bool = True, names=None
+        self, data: bytes, *, only: str | None = None, strict: bool = True, names: Any = None
     ) -> dict[str, list[str]]:
         """Go on from an image, made under any mesh and policy.
 
@@ -57,7 +65,7 @@ class Stored:
         self.checkpoints.adopt(fit)
         return fit.report()
 
-    def save_state(self, file):
+    def save_state(self, file: Any) -> None:
         """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
         image = self.serialize()
         world = self.checkpoints.world
@@ -66,7 +74,7 @@ class Stored:
                 file.write(image)
 
     def load_state(
-        self, file, *, only: str | None = None, strict: bool = True, names=None
+        self, file: Any, *, only: str | None = None, strict: bool = True, names: Any = None
     ) -> dict[str, list[str]]:
         """Read what save_state wrote from a file object of rank 0; others may pass None.
 
@@ -81,7 +89,7 @@ class Stored:
 
     def save_model(
         self,
-        path,
+        path: FilePath,
         *,
         keep: int | None = None,
         keep_every: int | None = None,
@@ -102,7 +110,7 @@ class Stored:
 
     def save_model_async(
         self,
-        path,
+        path: FilePath,
         *,
         keep: int | None = None,
         keep_every: int | None = None,
@@ -120,14 +128,16 @@ class Stored:
             path, keep=keep, keep_every=keep_every, data_position=data_position
         )
 
-    def abandon_saving(self):
+    def abandon_saving(self) -> None:
         """Stop writing a checkpoint in the background; its unfinished files stay. No communication.
 
         For ranks that have lost others; else close() and the next save wait for it.
         """
         self.checkpoints.saver.abandon()
 
-    def load_model(self, path, *, only: str | None = None, strict: bool = True, names=None) -> dict:
+    def load_model(
+        self, path: FilePath, *, only: str | None = None, strict: bool = True, names: Any = None
+    ) -> dict:
         """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
         path     what save_model() was given, or a run folder; or one checkpoint, which is then

@@ -4,6 +4,8 @@ DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are the four rows of layout.polic
 of data ranks alone; HybridShardedModel combines any row with pipeline stages and tensor ranks.
 """
 
+from collections.abc import Sequence
+
 from ...comm.mesh import Mesh
 from ...layout.mesh_shape import AXES
 from ...layout.policy import POLICIES, policy_named
@@ -94,8 +96,8 @@ class HybridShardedModel(ShardedModel):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order=AXES,
-    ):
+        order: Sequence[str] = AXES,
+    ) -> None:
         self._policy_name = policy
         self._sizes = {
             "pipeline": pipeline_parallel_size,

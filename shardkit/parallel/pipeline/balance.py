@@ -12,6 +12,7 @@ import copy
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
@@ -105,7 +106,13 @@ def multiplied_weights(block: Module) -> list[Parameter]:
 
 
 def measure_blocks(
-    model: Module, x, y, backend: CommunicationBackend, *, loss=None, repeats: int = 3
+    model: Module,
+    x: Any,
+    y: Any,
+    backend: CommunicationBackend,
+    *,
+    loss: Any = None,
+    repeats: int = 3,
 ) -> tuple[float, ...]:
     """Return the seconds of each block's forward and backward on this batch.
 
