@@ -38,7 +38,6 @@ counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT
 
 echo "== style"
-"$python" -m flake8 shardkit tests benchmarks
 "$python" -m ruff format --check shardkit tests benchmarks
 "$python" -m ruff check shardkit tests benchmarks
 "$python" -m mypy
