@@ -78,11 +78,23 @@ class Projection(Module):
 class FNO(Module):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
-    modes   frequencies kept of each grid dimension, one to three numbers: (12,), (12, 12)
-    width   channels of the layers
-    seed    of the initial weights
+    Parameters
+    ----------
+    modes
+        Frequencies kept of each grid dimension, one to three numbers: (12,), (12, 12).
+    width
+        Channels of the layers.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     The loss is the relative L2 error of each sample; metrics: RMSE, MAE.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(

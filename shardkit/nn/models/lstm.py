@@ -47,12 +47,25 @@ class LSTMHead(Module):
 class LSTMModel(Module):
     """x [batch, time, features] -> [batch, out_features], or [batch, time, out_features].
 
-    width, layers  of the recurrent layers, each a block
-    readout  "last": from the last step; "steps": one answer for each
-    dropout  probability, on the outputs of all layers but the last
-    seed     of the initial weights
+    Parameters
+    ----------
+    width, layers
+        Of the recurrent layers, each a block.
+    readout
+        "last": from the last step; "steps": one answer for each.
+    dropout
+        Probability, on the outputs of all layers but the last.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     The loss is the mean squared error per element; metrics: RMSE, MAE.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(

@@ -140,13 +140,26 @@ class Decoder(Module):
 class MessagePassing(Module):
     """x [batch, nodes, features] -> [batch, nodes, out_features], or [batch, out_features].
 
-    senders, receivers   numbers of nodes [edges]: where each edge comes from, and goes to; None:
-                         x = (nodes, senders [batch, edges], receivers [batch, edges])
-    steps    rounds of messages, each a block
-    readout  "nodes", or "sum" over the nodes of a graph
-    seed     of the initial weights
+    Parameters
+    ----------
+    senders, receivers
+        Numbers of nodes [edges]: where each edge comes from, and goes to; None: x = (nodes, senders
+        [batch, edges], receivers [batch, edges]).
+    steps
+        Rounds of messages, each a block.
+    readout
+        "nodes", or "sum" over the nodes of a graph.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     The loss is the mean squared error per element; metrics: RMSE, MAE.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(

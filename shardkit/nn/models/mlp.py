@@ -21,14 +21,25 @@ TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}
 class MLP(Module):
     """x [batch, sizes[0]] -> [batch, sizes[-1]], through layers of sizes[1], sizes[2], ... units.
 
-    sizes       at least input and output
-    activation  between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none
-    task        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
-                "classification": y [batch] class numbers, outputs are logits, the loss is the
-                cross-entropy per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1
-    seed        of the initial weights
-    feature_names  of the columns of x; None: feature_0, feature_1, ...
-    Errors: ConfigurationError (a ValueError) on anything else.
+    Parameters
+    ----------
+    sizes
+        At least input and output.
+    activation
+        Between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none.
+    task
+        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
+        "classification": y [batch] class numbers, outputs are logits, the loss is the cross-entropy
+        per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1.
+    seed
+        Of the initial weights.
+    feature_names
+        Of the columns of x; None: feature_0, feature_1, ...
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
     """
 
     def __init__(

@@ -35,7 +35,10 @@ EXPANSION = 4  # of the channels in a bottleneck
 class NormedConvolution(Module):
     """A convolution without bias, then a norm: x [batch, in, *grid] -> [batch, out, *grid/stride].
 
-    kernel_size  odd; the padding is half of it
+    Parameters
+    ----------
+    kernel_size
+        Odd; the padding is half of it.
     """
 
     def __init__(self, dims, in_channels, out_channels, kernel_size, stride=1, *, norm, dtype):
@@ -61,7 +64,10 @@ class NormedConvolution(Module):
 class ResidualBlock(Module):
     """relu(shortcut(x) + convolutions(x)), with relu between the convolutions.
 
-    kernels   of the convolutions; the first of size 3 has the stride
+    Parameters
+    ----------
+    kernels
+        Of the convolutions; the first of size 3 has the stride.
     """
 
     def __init__(self, dims, in_channels, inner, out_channels, kernels, stride, *, norm, dtype):
@@ -138,17 +144,33 @@ class ResNetHead(Module):
 class ResNet(Module):
     """x [batch, in_channels, *grid] -> logits [batch, classes].
 
-    layers      blocks of each stage: (2, 2, 2, 2) is ResNet-18, (3, 4, 6, 3) with bottleneck=True
-                ResNet-50
-    dims        dimensions of the grid, 1 to 3
-    width       channels of the first stage
-    bottleneck  blocks of three convolutions, of 1, 3 and 1, whose output has 4 times the channels
-    small_images   the stem is a convolution of 3 with stride 1, as for images of 32 x 32
-    norm        "batch"; or "group", of 8 groups, with which a sample does not depend on its batch
-    seed        of the initial weights
+    Parameters
+    ----------
+    layers
+        Blocks of each stage: (2, 2, 2, 2) is ResNet-18, (3, 4, 6, 3) with bottleneck=True
+        ResNet-50.
+    dims
+        Dimensions of the grid, 1 to 3.
+    width
+        Channels of the first stage.
+    bottleneck
+        Blocks of three convolutions, of 1, 3 and 1, whose output has 4 times the channels.
+    small_images
+        The stem is a convolution of 3 with stride 1, as for images of 32 x 32.
+    norm
+        "batch"; or "group", of 8 groups, with which a sample does not depend on its batch.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
     accuracy, macro F1.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(

@@ -64,14 +64,30 @@ class Doubling(Module):
 class UNet(Module):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
-    dims     dimensions of the grid, 1 to 3
-    width    channels of the first level; each level below has twice as many
-    depth    how often the grid is halved; its sizes are multiples of 2^depth
-    groups   of the norms; they divide the width
-    seed     of the initial weights
+    Parameters
+    ----------
+    dims
+        Dimensions of the grid, 1 to 3.
+    width
+        Channels of the first level; each level below has twice as many.
+    depth
+        How often the grid is halved; its sizes are multiples of 2^depth.
+    groups
+        Of the norms; they divide the width.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+    ShapeError
+        On another x.
+
+    Notes
+    -----
     The loss is the mean squared error; metrics: RMSE, MAE. Norms are not in the paper, and the
     convolutions keep the grid.
-    Errors: ConfigurationError (a ValueError) on anything else; ShapeError on another x.
     """
 
     def __init__(

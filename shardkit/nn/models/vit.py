@@ -27,9 +27,14 @@ EPS = 1e-6  # of the norms, as in the paper's code
 class PatchEmbedding(Module):
     """x [batch, channels, *image] -> [batch, 1 + patches, width]: the class token, then patches.
 
-    patches      maps a patch, [channels, *patch] in C order, to a vector
-    class_token  [1, 1, width]
-    positions    [1 + patches, width]
+    Attributes
+    ----------
+    patches
+        Maps a patch, [channels, *patch] in C order, to a vector.
+    class_token
+        [1, 1, width].
+    positions
+        [1 + patches, width].
     """
 
     def __init__(self, image, patch, channels: int, width: int, dropout: float, *, dtype):
@@ -79,15 +84,29 @@ class ViTHead(Module):
 class ViT(Module):
     """x [batch, channels, *image] -> logits [batch, classes].
 
-    image_size   pixels of a square image, or a tuple: of a signal, an image or a volume
-    patch_size   pixels of a patch, one number or one for each dimension; they divide the image
-    width, depth, heads   of the transformer blocks, whose feed-forward has 4 width units
-    dropout      probability, after the embedding and after each attention and feed-forward
-    seed         of the initial weights
-    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code.
-    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
-    accuracy, macro F1.
-    Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
+    Parameters
+    ----------
+    image_size
+        Pixels of a square image, or a tuple: of a signal, an image or a volume.
+    patch_size
+        Pixels of a patch, one number or one for each dimension; they divide the image.
+    width, depth, heads
+        Of the transformer blocks, whose feed-forward has 4 width units.
+    dropout
+        Probability, after the embedding and after each attention and feed-forward.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit together; it is a ValueError.
+
+    Notes
+    -----
+    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code. y
+    [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics: accuracy,
+    macro F1.
     """
 
     def __init__(

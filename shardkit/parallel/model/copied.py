@@ -16,8 +16,10 @@ from .history import History
 class Copied:
     """The contract of models that can be copied, and read and set as one vector.
 
-    engine, mesh, checkpoints, history   of the sharded model that derives from this class, which
-                                         says how its parts are made
+    Attributes
+    ----------
+    engine, mesh, checkpoints, history
+        Of the sharded model that derives from this class, which says how its parts are made.
     """
 
     engine: Any  # an Engine
@@ -49,8 +51,12 @@ class Copied:
     def set_parameters(self, vector: Array) -> None:
         """Replace all parameters by this canonical vector. Collective.
 
-        Errors, on all ranks: ValueError on another length, ShardingError if ranks pass different
-        ones.
+        Raises
+        ------
+        ValueError
+            On all ranks, on another length.
+        ShardingError
+            On all ranks, if ranks pass different ones.
         """
         self._check_open()
         self.engine.state.averages.check_not_in_use("set parameters")
@@ -65,7 +71,11 @@ class Copied:
         Collective, as its end. predict(), evaluate(), generate() and get_parameters() are for the
         block; training, loading, saving and setting parameters are refused in it. Before the first
         step the averages are the weights.
-        Errors, on all ranks: ShardingError if the rule keeps no averages.
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if the rule keeps no averages.
         """
         self._check_open()
         return self.engine.state.averaged()

@@ -21,10 +21,15 @@ from ..data.unit import Holding, Unit
 class StateDrift:
     """How far the replicas of parameters and optimizer state had drifted from the first holder.
 
-    largest     absolute difference; inf if a number met one that is not finite
-    tensor      where it was, as a checkpoint names it:
-                "optimizer/first_moment/blocks.0.norm.weight"; None if nothing drifted
-    by_tensor   {tensor: largest absolute difference} of all that several ranks hold
+    Parameters
+    ----------
+    largest
+        Absolute difference; inf if a number met one that is not finite.
+    tensor
+        Where it was, as a checkpoint names it: "optimizer/first_moment/blocks.0.norm.weight"; None
+        if nothing drifted.
+    by_tensor
+        {tensor: largest absolute difference} of all that several ranks hold.
     """
 
     largest: float

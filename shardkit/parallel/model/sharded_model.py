@@ -50,12 +50,30 @@ from .stored import Stored
 class ShardedModel(Stored, Copied, Featured):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
-    wrapped_model   an nn.Module; its blocks(), or else its modules, are gathered one unit at a time
-    config          ShardingConfiguration; its backend is initialized here if it is not yet
-    Making one is collective. Errors, on all ranks: TypeError if the model is no Module,
-    ShardingError on a model without parameters, with all of them frozen or some outside its blocks,
-    or if model, configuration or policy differ between ranks, ScheduleError on an unknown schedule,
-    DeviceError. On this rank alone: TypeError without a configuration.
+    Parameters
+    ----------
+    wrapped_model
+        An nn.Module; its blocks(), or else its modules, are gathered one unit at a time.
+    config
+        ShardingConfiguration; its backend is initialized here if it is not yet.
+
+    Raises
+    ------
+    TypeError
+        On all ranks, if the model is no Module.
+    ShardingError
+        On all ranks, on a model without parameters, with all of them frozen or some outside its
+        blocks, or if model, configuration or policy differ between ranks.
+    ScheduleError
+        On all ranks, on an unknown schedule.
+    DeviceError
+        On all ranks.
+    TypeError
+        On this rank alone: without a configuration.
+
+    Notes
+    -----
+    Making one is collective.
     """
 
     policy: Policy
@@ -162,15 +180,32 @@ class ShardedModel(Stored, Copied, Featured):
     def train(self, x: Tree, y: Tree) -> float:
         """Take one optimization step on this data rank's part of the batch. Collective.
 
-        x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches;
-                 arrays, or tuples, lists, dicts or dataclasses of such (docs/trees.md)
-        returns  the mean loss of the global batch before the step, the same on all ranks
+        Parameters
+        ----------
+        x, y
+            [samples of this rank, ...], cut into config.micro_batches equal micro-batches; arrays,
+            or tuples, lists, dicts or dataclasses of such (docs/trees.md).
+
+        Returns
+        -------
+        float
+            The mean loss of the global batch before the step, the same on all ranks.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, whichever rank has the bad part: if it is empty, does not divide into the
+            micro-batches, or is nothing that the model or its loss takes.
+
+        Notes
+        -----
         With auto_synchronize_gradients=False gradients are only accumulated, on this rank;
         synchronize_gradients() and step() complete the step. A step whose loss or gradients are NaN
         or infinite is skipped on all ranks, as is one in which no label counts; the loss is NaN
-        then. Errors, on all ranks, whichever rank has the bad part: ShapeError if it is empty, does
-        not divide into the micro-batches, or is nothing that the model or its loss takes; those of
-        a checkpoint that is being written, before anything else is done.
+        then.
+
+        Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
+        written, before anything else is done.
         """
         self._begin_update()
         began = time.perf_counter()
@@ -185,10 +220,22 @@ class ShardedModel(Stored, Copied, Featured):
         """Return the mean gradient over the global batch of what this rank owns and trains.
 
         Collective; parameters are unchanged.
-        loss     a function (prediction, y) -> mean loss, instead of the configured one
-        returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole
-                 units), without frozen parameters
-        Errors, on all ranks: ShapeError as train, and if no label counts.
+
+        Parameters
+        ----------
+        loss
+            A function (prediction, y) -> mean loss, instead of the configured one.
+
+        Returns
+        -------
+        Array
+            1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole
+            units), without frozen parameters.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, as train, and if no label counts.
         """
         self._check_open()
         self.engine.compute_gradients(x, y, loss)
@@ -198,10 +245,21 @@ class ShardedModel(Stored, Copied, Featured):
     def apply_gradients(self, gradients: Array, learning_rate: float) -> None:
         """Take a step with given gradients, as compute_gradients returned them. Collective.
 
-        gradients      1-D, the length that compute_gradients returns on this rank
-        learning_rate  instead of the rule's own
-        Errors, on all ranks: ShapeError on another length, ConfigurationError on a learning rate
-        that is none, ShardingError on rates that differ.
+        Parameters
+        ----------
+        gradients
+            1-D, the length that compute_gradients returns on this rank.
+        learning_rate
+            Instead of the rule's own.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, on another length.
+        ConfigurationError
+            On all ranks, on a learning rate that is none.
+        ShardingError
+            On all ranks, on rates that differ.
         """
         self._begin_update()
         wanted = "a finite number, at least 0"
@@ -214,7 +272,12 @@ class ShardedModel(Stored, Copied, Featured):
     def synchronize_gradients(self) -> None:
         """Make every owner hold the mean gradient, over all that was accumulated, of what it owns.
 
-        Collective. Errors: ShardingError if nothing was accumulated since the last time.
+        Collective.
+
+        Raises
+        ------
+        ShardingError
+            If nothing was accumulated since the last time.
         """
         self._check_open()
         self.engine.reduce_accumulated()
@@ -222,7 +285,14 @@ class ShardedModel(Stored, Copied, Featured):
     def step(self) -> None:
         """Clip if configured, and apply the rule to the synchronized gradients. Collective.
 
-        Errors: ShardingError if there are none; those of a checkpoint that is being written.
+        Raises
+        ------
+        ShardingError
+            If there are none.
+
+        Notes
+        -----
+        Errors: those of a checkpoint that is being written.
         """
         self._begin_update()
         self.engine.update()
@@ -230,8 +300,11 @@ class ShardedModel(Stored, Copied, Featured):
     def use_rule(self, rule: Rule) -> None:
         """Go on with another optimizer rule on the optimizer state that is there. Collective.
 
-        Errors, on all ranks: ShardingError if the rule keeps other state than the one so far, or
-        differs between ranks.
+        Raises
+        ------
+        ShardingError
+            On all ranks, if the rule keeps other state than the one so far, or differs between
+            ranks.
         """
         self._check_open()
         self.engine.state.use_rule(rule)
@@ -250,8 +323,12 @@ class ShardedModel(Stored, Copied, Featured):
         other than parameters and active features, do not change a graph. These graphs have been
         launched on a stand-in for CuPy only, not yet on a GPU. As with torch.nn.Module.compile, the
         model itself is changed and nothing is returned.
-        Errors, on all ranks: ShardingError if supports_compilation is False, as it is on CPUs,
-        where replaying a step gained nothing that was worth its code.
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if supports_compilation is False, as it is on CPUs, where replaying a step
+            gained nothing that was worth its code.
         """
         self.engine.compilation.start()
 
@@ -264,7 +341,11 @@ class ShardedModel(Stored, Copied, Featured):
         """Return the wrapped model's output for x, a NumPy array or a tree of such (docs/trees.md).
 
         Collective: every data replica passes an x of its own. No samples have an empty prediction.
-        Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, if any rank's x is nothing that the model takes.
         """
         self._check_open()
         return self.engine.evaluation.predict(x)
@@ -285,17 +366,31 @@ class ShardedModel(Stored, Copied, Featured):
 
         Collective: all ranks pass the same. Of a GPT alone.
 
-        prompts     1-D integer arrays, of any lengths; the data replicas share them
-        num_tokens  to add to each text, unless it comes to a stop token before
-        temperature, top_k, top_p, stop    see nn.generation.Choice
-        seeds       one integer for each prompt; None: 0, 1, 2, ...
-        on_token    function (number of a prompt, token), called on the ranks that write its text
+        Parameters
+        ----------
+        prompts
+            1-D integer arrays, of any lengths; the data replicas share them.
+        num_tokens
+            To add to each text, unless it comes to a stop token before.
+        temperature, top_k, top_p, stop
+            See nn.generation.Choice.
+        seeds
+            One integer for each prompt; None: 0, 1, 2, ...
+        on_token
+            Function (number of a prompt, token), called on the ranks that write its text.
 
+        Raises
+        ------
+        ShapeError
+            On all ranks, on prompts that are no tokens.
+        ConfigurationError, ShardingError
+            On all ranks, if ranks pass different ones.
+
+        Notes
+        -----
         A text depends on its prompt and its seed, to the rounding of the logits; on neither its
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
-        Errors, on all ranks: ShapeError on prompts that are no tokens, ConfigurationError,
-        ShardingError if ranks pass different ones.
         """
         self._check_open()
         choice = {
@@ -311,9 +406,17 @@ class ShardedModel(Stored, Copied, Featured):
 
         Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
         and the metrics then.
-        metrics  {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
-                 regression, accuracy and macro F1 of one for classes
-        Errors, on all ranks: ShapeError as train.
+
+        Parameters
+        ----------
+        metrics
+            {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
+            regression, accuracy and macro F1 of one for classes.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, as train.
         """
         self._check_open()
         metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
@@ -329,7 +432,11 @@ class ShardedModel(Stored, Copied, Featured):
         """Wait for a checkpoint that is being written, and give memory and communicators back.
 
         Collective. The model cannot train afterwards, its clones and copies can: the last of them
-        closes the communicators. A second call does nothing. Errors: those of the checkpoint.
+        closes the communicators. A second call does nothing.
+
+        Notes
+        -----
+        Errors: those of the checkpoint.
         """
         if self._is_closed:
             return
