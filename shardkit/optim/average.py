@@ -25,8 +25,12 @@ AVERAGE = "average"  # the state that holds averaged weights, also in checkpoint
 class EMA:
     """A rule, and the moving average of the weights that it makes.
 
-    rule    any rule with rate(): SGD, Momentum, Adam, AdamW or one's own, that keeps no average
-    decay   of the average, above 0 and below 1: 0.999 looks back about 1000 steps
+    Parameters
+    ----------
+    rule
+        Any rule with rate(): SGD, Momentum, Adam, AdamW or one's own, that keeps no average.
+    decay
+        Of the average, above 0 and below 1: 0.999 looks back about 1000 steps.
     """
 
     rule: RatedRule

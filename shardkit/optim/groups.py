@@ -28,13 +28,25 @@ _NOT_OF_GROUPS = ("lr", "rule")
 class ParameterGroup:
     """Parameters by patterns of their names, and what is other for them.
 
-    names     patterns as in a shell, of dotted names
-    lr_scale  the learning rate is the rule's times this
-    rule      another rule, without a moving average; None: that of the model
-    changes   fields of the model's rule: weight_decay=0.0, beta1=0.8
+    Parameters
+    ----------
+    names
+        Patterns as in a shell, of dotted names.
+    lr_scale
+        The learning rate is the rule's times this.
+    rule
+        Another rule, without a moving average; None: that of the model.
+    changes
+        Fields of the model's rule: weight_decay=0.0, beta1=0.8.
+
+    Raises
+    ------
+    ConfigurationError
+        On no name, a scale that is no finite number of at least 0, or changes beside another rule.
+
+    Notes
+    -----
     A moving average (sk.EMA) around the model's rule is around that of the group, too.
-    Errors: ConfigurationError on no name, a scale that is no finite number of at least 0, or
-    changes beside another rule.
     """
 
     def __init__(
@@ -71,8 +83,10 @@ class ParameterGroup:
     def applied(self, rule: Any) -> Any:
         """Return the rule with the changes of the group, or the rule of the group.
 
-        Errors: ConfigurationError on a field that the rule does not have, or a value that it
-        refuses.
+        Raises
+        ------
+        ConfigurationError
+            On a field that the rule does not have, or a value that it refuses.
         """
         inner = getattr(rule, "rule", None)
         if (
@@ -95,7 +109,10 @@ class ParameterGroup:
     def rate(self, rule: Any, step: int, override: float | None) -> float | None:
         """Return the learning rate of a step as a rule takes it: None is the rule's own.
 
-        rule   as applied() returns it
+        Parameters
+        ----------
+        rule
+            As applied() returns it.
         """
         return override if self.lr_scale == 1.0 else self.lr_scale * rate_of(rule, step, override)
 
@@ -125,7 +142,10 @@ def groups_by_name(
 ) -> dict[str, ParameterGroup]:
     """Return {name of a parameter: its group}, without those of none.
 
-    Errors: ConfigurationError on a pattern that matches no name, or what the rule does not have.
+    Raises
+    ------
+    ConfigurationError
+        On a pattern that matches no name, or what the rule does not have.
     """
     names = list(names)
     for group in groups:

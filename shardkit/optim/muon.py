@@ -38,8 +38,12 @@ class MatrixRule(Rule, Protocol):
     def begin(self, gradients, state: dict, directions, gradient_scale: float = 1.0) -> None:
         """Write the directions of a span, and update its state.
 
-        gradients, directions   [n], of one dtype; gradients are not written to
-        state                   {name: [n]}, of the same dtype
+        Parameters
+        ----------
+        gradients, directions
+            [n], of one dtype; gradients are not written to.
+        state
+            {name: [n]}, of the same dtype.
         """
 
     def of_matrix(self, direction):
@@ -60,13 +64,25 @@ class Muon(Scheduled):
     """p -= lr * (scale * orthogonal(momentum) + weight_decay * p); as torch.optim.Muon, which
     makes matrices orthogonal in bfloat16, and this in the dtype of the parameters.
 
-    ns_coefficients   of one Newton-Schulz step: a x + b (x x') x + c (x x')^2 x
-    eps               the least norm that a matrix is divided by
-    ns_steps          how many such steps, below 100
-    adjust_lr_fn      scale by the shape: "original" (None): sqrt(max(1, rows / columns));
-                      "match_rms_adamw": 0.2 sqrt(max(rows, columns)), for learning rates of AdamW
-    It takes parameters of two dims alone, and none that is cut over the tensor axis. Source: Jordan
-    et al. (2024), kellerjordan.github.io/posts/muon; arXiv 2502.16982 for the second scale.
+    Parameters
+    ----------
+    ns_coefficients
+        Of one Newton-Schulz step: a x + b (x x') x + c (x x')^2 x.
+    eps
+        The least norm that a matrix is divided by.
+    ns_steps
+        How many such steps, below 100.
+    adjust_lr_fn
+        Scale by the shape: "original" (None): sqrt(max(1, rows / columns)); "match_rms_adamw": 0.2
+        sqrt(max(rows, columns)), for learning rates of AdamW.
+
+    Notes
+    -----
+    It takes parameters of two dims alone, and none that is cut over the tensor axis.
+
+    References
+    ----------
+    Jordan et al. (2024), kellerjordan.github.io/posts/muon; arXiv 2502.16982 for the second scale.
     """
 
     lr: LearningRate = 1e-3

@@ -31,7 +31,10 @@ _RATE = "a finite number, at least 0"
 def rule(name: str, *, settings: dict[str, str]):
     """Enter a class of rules into RULES under this name.
 
-    settings   {argument of the class: setting of the section `optimizer` that it gets}
+    Parameters
+    ----------
+    settings
+        {argument of the class: setting of the section `optimizer` that it gets}.
     """
 
     def enter(cls):
@@ -46,7 +49,10 @@ def rule(name: str, *, settings: dict[str, str]):
 class Rule(Protocol):
     """What sharded models need of an optimizer.
 
-    state_names   one array each, as long as the span and of its dtype, zero at first
+    Attributes
+    ----------
+    state_names
+        One array each, as long as the span and of its dtype, zero at first.
     """
 
     @property
@@ -63,10 +69,16 @@ class Rule(Protocol):
     ) -> None:
         """Apply step number `step` (the first is 1) to this span, in place.
 
-        parameters, gradients  [n], of one dtype
-        state                  {name: [n]}, of the same dtype
-        learning_rate          replaces the rule's own
-        gradient_scale         factor of every gradient, for clipping; gradients are not written to
+        Parameters
+        ----------
+        parameters, gradients
+            [n], of one dtype.
+        state
+            {name: [n]}, of the same dtype.
+        learning_rate
+            Replaces the rule's own.
+        gradient_scale
+            Factor of every gradient, for clipping; gradients are not written to.
         """
 
 
@@ -107,7 +119,10 @@ class Scheduled:
     def rate(self, step: int, override: float | None = None) -> float:
         """Return the learning rate of step number `step`, counted from 1.
 
-        Errors: ConfigurationError if the schedule returns something else.
+        Raises
+        ------
+        ConfigurationError
+            If the schedule returns something else.
         """
         if override is not None:
             return override

@@ -52,7 +52,13 @@ class Schedule(ABC):
     ) -> Self:
         """Return the schedule for the section `optimizer` of the settings.
 
-        own     what one kind of schedule takes alone
+        Parameters
+        ----------
+        own
+            What one kind of schedule takes alone.
+
+        Notes
+        -----
         Where the warm-up is not over by decay_steps, the floor follows it directly.
         """
         arguments: dict[str, Any] = {
@@ -137,10 +143,20 @@ class Cosine(Linear):
 class WarmupStableDecay(Linear):
     """`peak` for most of the steps, then a straight line down to peak * floor.
 
-    decay_part   of decay_steps that the fall takes, above 0 and at most 1; it begins after the
-                 warm-up at the earliest
-    To train longer, go on from a checkpoint before the fall, with another
-    decay_steps: the rates until then are the same. Source: MiniCPM (arXiv 2404.06395).
+    Parameters
+    ----------
+    decay_part
+        Of decay_steps that the fall takes, above 0 and at most 1; it begins after the warm-up at
+        the earliest.
+
+    Notes
+    -----
+    To train longer, go on from a checkpoint before the fall, with another decay_steps: the rates
+    until then are the same.
+
+    References
+    ----------
+    MiniCPM (arXiv 2404.06395).
     """
 
     decay_part: float = 0.2

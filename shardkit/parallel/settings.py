@@ -1,5 +1,6 @@
 """How a model is sharded and trained: the settings of all wings, and live objects beside them."""
 
+import inspect
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,9 +41,17 @@ class ParallelSettings(
 class ShardingConfiguration(ParallelSettings):
     """How a model is sharded and trained; every setting is read by the sharded models.
 
-    backend     a CommunicationBackend, initialized or not; all its ranks take part
+    Parameters
+    ----------
+    backend
+        A CommunicationBackend, initialized or not; all its ranks take part.
 
-    Errors: ConfigurationError on a bad value, TypeError without a backend.
+    Raises
+    ------
+    ConfigurationError
+        On a bad value.
+    TypeError
+        Without a backend.
     """
 
     backend: Any
@@ -125,8 +134,15 @@ class ShardingConfiguration(ParallelSettings):
         return cls(backend, **{**slow, **settings})
 
 
-ShardingConfiguration.__doc__ = f"{ShardingConfiguration.__doc__}\n\n" + "\n".join(
-    f"    {field.name:<30}{field.metadata['text']}"
-    for field in fields(ShardingConfiguration)
-    if "text" in field.metadata
-)
+def _with_settings(text: str) -> str:
+    """Return the docstring with every setting among its parameters."""
+    before, rest = inspect.cleandoc(text).split("\n\nRaises\n")
+    own = [
+        f"{field.name}\n    {field.metadata['text']}"
+        for field in fields(ShardingConfiguration)
+        if "text" in field.metadata
+    ]
+    return "\n".join([before, *own, "", "Raises", rest])
+
+
+ShardingConfiguration.__doc__ = _with_settings(ShardingConfiguration.__doc__ or "")

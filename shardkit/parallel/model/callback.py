@@ -16,11 +16,18 @@ from typing import Any
 class Callback:
     """What may be done at the points of a run; each method does nothing unless it is overridden.
 
-    on_all_ranks   False: rank 0 alone calls it. True: every rank does, at the same points but for
-                   after_checkpoint, which a rank calls when it notices that the files are there
-    values         {name: number}: validation_loss, train_loss, learning_rate, metrics, ...
-    A method that raises on one rank ends the job. None may communicate, but at_start,
-    after_step, after_report, after_validation and at_end where on_all_ranks is True.
+    Attributes
+    ----------
+    on_all_ranks
+        False: rank 0 alone calls it. True: every rank does, at the same points but for
+        after_checkpoint, which a rank calls when it notices that the files are there.
+    values
+        {name: number}: validation_loss, train_loss, learning_rate, metrics, ...
+
+    Notes
+    -----
+    A method that raises on one rank ends the job. None may communicate, but at_start, after_step,
+    after_report, after_validation and at_end where on_all_ranks is True.
     """
 
     on_all_ranks = False

@@ -29,18 +29,25 @@ SETS = ("train", "validation", "test")
 class OptimizationInputData:
     """The samples to learn from and to judge by, and how to go through them.
 
-    x_train, y_train             [samples, ...] each, or trees of such arrays, global, the same on
-                                 all ranks
-    x_validation, y_validation   judge each epoch; None: the training loss does
-    x_test, y_test               looked at once, at the end; or None
-    initial_solution             an nn.Module, a sharded model, or a canonical vector for the model
-                                 that is there already
-    epochs                       at most
-    batch_size                   samples of a global batch; data ranks x micro_batches must divide
-                                 it
-    shuffle_seed                 the order of an epoch depends on it and the epoch alone; None: as
-                                 they come
+    Parameters
+    ----------
+    x_train, y_train
+        [samples, ...] each, or trees of such arrays, global, the same on all ranks.
+    x_validation, y_validation
+        Judge each epoch; None: the training loss does.
+    x_test, y_test
+        Looked at once, at the end; or None.
+    initial_solution
+        An nn.Module, a sharded model, or a canonical vector for the model that is there already.
+    epochs
+        At most.
+    batch_size
+        Samples of a global batch; data ranks x micro_batches must divide it.
+    shuffle_seed
+        The order of an epoch depends on it and the epoch alone; None: as they come.
 
+    Notes
+    -----
     Samples that do not fill a last batch make a smaller one if data ranks x micro_batches divide
     them; else this epoch leaves them out (under a shuffle, others in each epoch). optimize() raises
     errors in them on all ranks.
@@ -81,7 +88,10 @@ class OptimizationInputData:
     def check_batches(self, num_parts: int) -> None:
         """Raise ConfigurationError unless batches can be cut into `num_parts` equal parts.
 
-        num_parts   data ranks x micro-batches
+        Parameters
+        ----------
+        num_parts
+            Data ranks x micro-batches.
         """
         if self.batch_size % num_parts:
             raise ConfigurationError(
@@ -122,7 +132,14 @@ class OptimizationInputData:
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
     """Check the input on all ranks. Collective over the backend.
 
-    Errors, on all ranks: as check(), TypeError, ShapeError if ranks were given different input.
+    Raises
+    ------
+    TypeError, ShapeError
+        On all ranks, if ranks were given different input.
+
+    Notes
+    -----
+    Errors, on all ranks: as check().
     """
     with collectively(backend):
         if not isinstance(given, OptimizationInputData):
@@ -184,7 +201,10 @@ def _on_host(what, value):
 class EvaluationResult:
     """The mean loss over all samples of a set; NaN if nothing in it counts.
 
-    metrics   {name: figure}, those of the model: nn.Module.metrics
+    Parameters
+    ----------
+    metrics
+        {name: figure}, those of the model: nn.Module.metrics.
     """
 
     loss: float
@@ -196,15 +216,21 @@ class EvaluationResult:
 class OptimizationResult:
     """The best parameters that were found, and how; the same on all ranks but for the shards.
 
-    best_solution        the sharded model, with the parameters of the epoch of best fitness
-    best_fitness_score   of that epoch; lower is better
-    iterations           optimization steps taken
-    fitness_history      one per epoch: the validation loss after it, or without validation set the
-                         mean loss of its samples, each before the step that learned from it
+    Parameters
+    ----------
+    best_solution
+        The sharded model, with the parameters of the epoch of best fitness.
+    best_fitness_score
+        Of that epoch; lower is better.
+    iterations
+        Optimization steps taken.
+    fitness_history
+        One per epoch: the validation loss after it, or without validation set the mean loss of its
+        samples, each before the step that learned from it.
     training_result, validation_result, test_result
-                         of best_solution on the whole sets; None for a set that was not given
-    selected_features    numbers of the input features that best_solution looks at; None if it has
-                         no features
+        Of best_solution on the whole sets; None for a set that was not given.
+    selected_features
+        Numbers of the input features that best_solution looks at; None if it has no features.
     """
 
     best_solution: ShardedModel

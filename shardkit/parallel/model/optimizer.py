@@ -37,17 +37,33 @@ class ShardedOptimizer(Stored):
 
     "Collective": all ranks of the configuration's backend must call it.
 
-    wrapped_optimizer    a rule such as AdamW(lr=1e-3); config.optimizer does not count
-    config               ShardingConfiguration; its backend is initialized here if it is not yet
-    model                an nn.Module, which is sharded here, or a sharded model of the class that
-                         this optimizer trains with, made with the same configuration; None:
-                         optimize() is given one
-    patience             epochs without improvement after which optimize() stops; None: it does not
-    minimum_improvement  of the fitness, below which an epoch counts as none; in units of the loss
-    Making one is collective. Errors, on all ranks: TypeError without a rule or a configuration and
-    on a model of another class, ConfigurationError on a bad patience, ShardingError on a model that
-    keeps other state than the rule or was made with another configuration, and those of the model's
-    class.
+    Parameters
+    ----------
+    wrapped_optimizer
+        A rule such as AdamW(lr=1e-3); config.optimizer does not count.
+    config
+        ShardingConfiguration; its backend is initialized here if it is not yet.
+    model
+        An nn.Module, which is sharded here, or a sharded model of the class that this optimizer
+        trains with, made with the same configuration; None: optimize() is given one.
+    patience
+        Epochs without improvement after which optimize() stops; None: it does not.
+    minimum_improvement
+        Of the fitness, below which an epoch counts as none; in units of the loss.
+
+    Raises
+    ------
+    TypeError
+        On all ranks, without a rule or a configuration and on a model of another class.
+    ConfigurationError
+        On all ranks, on a bad patience.
+    ShardingError
+        On all ranks, on a model that keeps other state than the rule or was made with another
+        configuration, and those of the model's class.
+
+    Notes
+    -----
+    Making one is collective.
     """
 
     model_class: type[ShardedModel]
@@ -136,7 +152,13 @@ class ShardedOptimizer(Stored):
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The files and images of the model. Errors: ShardingError without a model."""
+        """The files and images of the model.
+
+        Raises
+        ------
+        ShardingError
+            Without a model.
+        """
         return self._attached().checkpoints
 
     def close(self) -> None:
@@ -148,7 +170,10 @@ class ShardedOptimizer(Stored):
     def step(self) -> None:
         """Synchronize accumulated gradients, clip if configured, and apply the rule. Collective.
 
-        Errors, on all ranks: ShardingError if there are no gradients, or no model.
+        Raises
+        ------
+        ShardingError
+            On all ranks, if there are no gradients, or no model.
         """
         model = self._attached()
         if model.engine.has_pending_gradients:
@@ -158,7 +183,10 @@ class ShardedOptimizer(Stored):
     def zero_gradients(self) -> None:
         """Forget all gradients, accumulated or synchronized. No communication.
 
-        Errors: ShardingError without a model.
+        Raises
+        ------
+        ShardingError
+            Without a model.
         """
         self._attached().engine.drop_gradients()
 
@@ -166,9 +194,17 @@ class ShardedOptimizer(Stored):
         """Make all replicas of parameters and optimizer state the bits of their first holder.
 
         Collective.
-        returns  how far they had drifted, the same on all ranks; 0 unless something wrote to one
-                 rank alone
-        Errors: ShardingError without a model.
+
+        Returns
+        -------
+        StateDrift
+            How far they had drifted, the same on all ranks; 0 unless something wrote to one rank
+            alone.
+
+        Raises
+        ------
+        ShardingError
+            Without a model.
         """
         return synchronize_replicas(self._attached().engine)
 
@@ -191,24 +227,36 @@ class ShardedOptimizer(Stored):
     ) -> OptimizationResult:
         """Train for some epochs and keep the parameters of the best.
 
-        Collective; all ranks pass the same whole arrays.
-        Lower fitness is better: the validation loss after an epoch or, without validation samples,
-        the mean training loss of the epoch. Ends early when `patience` epochs brought no
-        improvement. The model then has the best parameters, and the optimizer state and step number
-        of the last step. An initial vector starts with fresh optimizer state.
+        Collective; all ranks pass the same whole arrays. Lower fitness is better: the validation
+        loss after an epoch or, without validation samples, the mean training loss of the epoch.
+        Ends early when `patience` epochs brought no improvement. The model then has the best
+        parameters, and the optimizer state and step number of the last step. An initial vector
+        starts with fresh optimizer state.
 
-        folder     checkpoints are written here after each epoch, and a run that is here goes on, to
-                   the bits of an uninterrupted one, or on another mesh to its parameters, while the
-                   fitness rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and
-                   Ctrl-C, on any rank, are then a wish to stop
-        callbacks  see Callback: at_start (with an object that has model and folder), after_step,
-                   after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint,
-                   at_end (with the result)
-        stop       () -> bool, asked on each rank before each step; one yes stops all ranks. With a
-                   folder they save a checkpoint and leave the program with exit code 75, as a
-                   stopped Training does; without, StopVoted is raised
-        Errors, on all ranks: ShapeError, ConfigurationError and TypeError on bad input,
-        ShardingError without a model, CheckpointError on a folder of another run.
+        Parameters
+        ----------
+        folder
+            Checkpoints are written here after each epoch, and a run that is here goes on, to the
+            bits of an uninterrupted one, or on another mesh to its parameters, while the fitness
+            rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any
+            rank, are then a wish to stop.
+        callbacks
+            See Callback: at_start (with an object that has model and folder), after_step,
+            after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint, at_end
+            (with the result).
+        stop
+            () -> bool, asked on each rank before each step; one yes stops all ranks. With a folder
+            they save a checkpoint and leave the program with exit code 75, as a stopped Training
+            does; without, StopVoted is raised.
+
+        Raises
+        ------
+        ShapeError, ConfigurationError, TypeError
+            On all ranks, on bad input.
+        ShardingError
+            On all ranks, without a model.
+        CheckpointError
+            On all ranks, on a folder of another run.
         """
         check_together(input_data, self.sharding_configuration.backend)
         self._begin_at(input_data.initial_solution)
@@ -233,8 +281,11 @@ class ShardedOptimizer(Stored):
     def should_early_stop(self, wants_to_stop: bool | None = None) -> bool:
         """Return, on all ranks, whether any rank wants to stop. Collective.
 
-        wants_to_stop   this rank's vote; None: if `patience` epochs of the fitness history brought
-                        no improvement
+        Parameters
+        ----------
+        wants_to_stop
+            This rank's vote; None: if `patience` epochs of the fitness history brought no
+            improvement.
         """
         if wants_to_stop is None:
             waited = epochs_since_improvement(self.fitness_history, self.minimum_improvement)

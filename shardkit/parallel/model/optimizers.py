@@ -59,7 +59,10 @@ class TensorParallelOptimizer(ShardedOptimizer):
     Norms and biases of row layers get one agreed gradient, the global gradient norm counts every
     element once, and optimizer state is saved as boxes of whole tensors, so it opens under another
     tensor size.
-    Source: Megatron-LM (arXiv 1909.08053).
+
+    References
+    ----------
+    Megatron-LM (arXiv 1909.08053).
     """
 
     model_class = TensorParallelModel
@@ -69,8 +72,16 @@ class HybridShardedOptimizer(ShardedOptimizer):
     """Pipeline stages x data replicas x tensor ranks, under any policy on the data axis.
 
     Sizes, policy and order are those of HybridShardedModel; a sharded model that is passed must
-    have the same. Errors, on all ranks: also MeshError and ConfigurationError, as
-    HybridShardedModel.
+    have the same.
+
+    Raises
+    ------
+    ConfigurationError
+        On all ranks, as HybridShardedModel.
+
+    Notes
+    -----
+    Errors, on all ranks: also MeshError.
     """
 
     model_class = HybridShardedModel
