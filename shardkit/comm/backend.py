@@ -29,12 +29,21 @@ from .watch.progress import Progress
 class CommunicationBackend(Verbs, metaclass=ABCMeta):
     """One rank's end of a group of ranks.
 
-    parent        the backend that the group is split from; None: the group is a world
-    timeout       seconds that a rank may wait for the others in one verb; may be set at any time,
-                  here or on a group from split()
-    local_rank    position among the ranks of the node; threads share one
-    seconds_left  function () -> seconds until the batch system kills the job, for this rank's
-                  watchdog; may be set
+    Parameters
+    ----------
+    parent
+        The backend that the group is split from; None: the group is a world.
+
+    Attributes
+    ----------
+    timeout
+        Seconds that a rank may wait for the others in one verb; may be set at any time, here or on
+        a group from split().
+    local_rank
+        Position among the ranks of the node; threads share one.
+    seconds_left
+        Function () -> seconds until the batch system kills the job, for this rank's watchdog; may
+        be set.
     """
 
     def __init__(
@@ -135,9 +144,17 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def keep_ledger(self, folder: FilePath) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
 
-        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers
-                 all ranks
-        Errors: OSError; CommunicationError before initialize().
+        Parameters
+        ----------
+        folder
+            One that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers all
+            ranks.
+
+        Raises
+        ------
+        OSError
+        CommunicationError
+            Before initialize().
         """
         check_alive(self, "keep_ledger")
         self.progress.ledger = Ledger(
@@ -195,8 +212,14 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Return the root's object, on every rank; `value` of other ranks is ignored.
 
-        Collective over the backend. Errors: ValueError on a bad root; PeerError if the root cannot
-        pickle its object.
+        Collective over the backend.
+
+        Raises
+        ------
+        ValueError
+            On a bad root.
+        PeerError
+            If the root cannot pickle its object.
         """
         with self.verb("broadcast_object"):
             root = checks.check_rank("root", root, self.world_size)
@@ -208,8 +231,14 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def gather_object(self, value: Any, root: int = 0) -> list | None:
         """Return the objects of all ranks in rank order on the root, None elsewhere.
 
-        Collective over the backend. Errors: ValueError on a bad root; PeerError if a rank cannot
-        pickle its object.
+        Collective over the backend.
+
+        Raises
+        ------
+        ValueError
+            On a bad root.
+        PeerError
+            If a rank cannot pickle its object.
         """
         with self.verb("gather_object"):
             root = checks.check_rank("root", root, self.world_size)
@@ -220,7 +249,12 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def all_gather_object(self, value: Any) -> list:
         """Return the objects of all ranks in rank order, on every rank.
 
-        Collective over the backend. Errors: PeerError if a rank cannot pickle its object.
+        Collective over the backend.
+
+        Raises
+        ------
+        PeerError
+            If a rank cannot pickle its object.
         """
         with self.verb("all_gather_object"):
             values, num_bytes = objects.all_gather(self.channel, value)

@@ -21,9 +21,17 @@ class Mesh:
 
     Collective over the backend, which is initialized if it is not yet. data = -1: as many as are
     left over.
-    order    axes from the slowest to the one that varies fastest with the rank
-    Errors: MeshError, on all ranks alike, if the sizes do not multiply to the number of ranks or
-    differ between ranks.
+
+    Parameters
+    ----------
+    order
+        Axes from the slowest to the one that varies fastest with the rank.
+
+    Raises
+    ------
+    MeshError
+        On all ranks alike, if the sizes do not multiply to the number of ranks or differ between
+        ranks.
     """
 
     def __init__(
@@ -57,13 +65,22 @@ class Mesh:
         return self.shape.coordinates(self.rank)
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along the axis. Errors: MeshError on an unknown axis."""
+        """Return the number of ranks along the axis.
+
+        Raises
+        ------
+        MeshError
+            On an unknown axis.
+        """
         return self.group(axis).world_size
 
     def group(self, axis: str) -> CommunicationBackend:
         """Return the ranks that differ from this one only along the axis.
 
-        Errors: MeshError on an unknown axis.
+        Raises
+        ------
+        MeshError
+            On an unknown axis.
         """
         if axis not in self._groups:
             raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
@@ -76,7 +93,10 @@ class Mesh:
     def describe(self, **columns: Any) -> str:
         """Return a table of who is where; the same text on all ranks, no communication.
 
-        columns   more of them: heading = one text per rank
+        Parameters
+        ----------
+        columns
+            More of them: heading = one text per rank.
         """
         rows = [["rank", *self.shape.order, "host", *columns]]
         rows += [
@@ -94,10 +114,17 @@ class Mesh:
     def open_gpu_transport(self, name: str, *, deterministic: bool = True) -> None:
         """Let GPU arrays go this way within the groups from now on. Collective over the backend.
 
-        name           one of comm.gpu.transports.TRANSPORTS; checked mode stages all, since it
-                       compares calls
-        deterministic  sums of floats are added as the tree over ranks
-        Errors, on all ranks: DeviceError if it is "nccl" and cannot be had.
+        Parameters
+        ----------
+        name
+            One of comm.gpu.transports.TRANSPORTS; checked mode stages all, since it compares calls.
+        deterministic
+            Sums of floats are added as the tree over ranks.
+
+        Raises
+        ------
+        DeviceError
+            On all ranks, if it is "nccl" and cannot be had.
         """
         if self._transport == (name, deterministic) or checked_mode():
             return

@@ -43,13 +43,30 @@ _NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
 class Verbs:
     """One rank's end of a group of ranks, as far as arrays go; CommunicationBackend is the rest.
 
-    rank, world_size   position in this group, and the number of its ranks
-    world_ranks        of this group's ranks, in the first backend
-    group_key          the same on all ranks of a group, different between groups
-    channel            what carries the verbs; None before initialize() and after shutdown()
-    gpu_transport      of GPU arrays beside the staged one; None: there is no other
-    arguments          opens ports on arrays
-    prepare            the collectives that are called again and again (prepared.py)
+    Parameters
+    ----------
+    rank
+        Position in this group, and the number of its ranks.
+    world_ranks
+        Of this group's ranks, in the first backend.
+    group_key
+        The same on all ranks of a group, different between groups.
+
+    Attributes
+    ----------
+    world_size
+        Position in this group, and the number of its ranks.
+    channel
+        What carries the verbs; None before initialize() and after shutdown().
+    gpu_transport
+        Of GPU arrays beside the staged one; None: there is no other.
+    arguments
+        Opens ports on arrays.
+    prepare
+        The collectives that are called again and again (prepared.py).
+
+    Notes
+    -----
     Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on
     arguments that are wrong on this rank alone, raised before anything is sent.
     """
@@ -82,7 +99,10 @@ class Verbs:
     def verb(self, name: str, dtype: DTypeLike | None = None, count: int = -1) -> UnderWay:
         """Note a collective call; return the context manager to do it in.
 
-        dtype, count   what it carries, in elements, if that is known
+        Parameters
+        ----------
+        dtype, count
+            What it carries, in elements, if that is known.
         """
         if self.channel is None:
             check_alive(self, name)
@@ -143,7 +163,10 @@ class Verbs:
     def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
 
-        array   any shape, the same on all ranks. Half floats are summed as float32.
+        Parameters
+        ----------
+        array
+            Any shape, the same on all ranks. Half floats are summed as float32.
         """
         if self.quick is not None and self.quick.all_reduce(array, op):
             return
@@ -179,10 +202,15 @@ class Verbs:
     def all_gather(self, send: Array, receive: Array, counts: Sequence[int] | None = None) -> None:
         """Leave the slices of all ranks, in rank order, in `receive`. Collective.
 
-        send      this rank's slice, counts[rank] elements; may be a view of its own place in
-                  `receive` (nothing is copied)
-        receive   sum of counts elements
-        counts    elements per rank; None: equal
+        Parameters
+        ----------
+        send
+            This rank's slice, counts[rank] elements; may be a view of its own place in `receive`
+            (nothing is copied).
+        receive
+            Sum of counts elements.
+        counts
+            Elements per rank; None: equal.
         """
         quick = self.quick if counts is None else None
         if quick is not None and quick.all_gather(send, receive):
@@ -214,9 +242,15 @@ class Verbs:
         """Leave the reduction over all ranks of this rank's slice of `send` in `receive`.
 
         Collective; `send` is unchanged.
-        send      sum of counts elements
-        receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
-        in_place  `receive` may be this rank's own slice of `send`; only if adds_in_tree_order
+
+        Parameters
+        ----------
+        send
+            Sum of counts elements.
+        receive
+            counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
+        in_place
+            `receive` may be this rank's own slice of `send`; only if adds_in_tree_order.
         """
         quick = self.quick if counts is None else None
         if quick is not None and quick.reduce_scatter(send, receive, op, in_place):
@@ -244,8 +278,12 @@ class Verbs:
     ) -> None:
         """Leave this rank's slice of the root's `send` in `receive`. Collective.
 
-        send      on the root: sum of counts elements; ignored elsewhere (pass None)
-        receive   counts[rank] elements; on the root it may be its own place in `send`
+        Parameters
+        ----------
+        send
+            On the root: sum of counts elements; ignored elsewhere (pass None).
+        receive
+            counts[rank] elements; on the root it may be its own place in `send`.
         """
         with self.verb("scatter"):
             root = checks.check_rank("root", root, self.world_size)
@@ -261,8 +299,12 @@ class Verbs:
     ) -> None:
         """Leave the slices of all ranks, in rank order, in the root's `receive`. Collective.
 
-        send      counts[rank] elements; on the root it may be its own place in `receive`
-        receive   on the root: sum of counts elements; ignored elsewhere (pass None)
+        Parameters
+        ----------
+        send
+            counts[rank] elements; on the root it may be its own place in `receive`.
+        receive
+            On the root: sum of counts elements; ignored elsewhere (pass None).
         """
         with self.verb("gather"):
             root = checks.check_rank("root", root, self.world_size)

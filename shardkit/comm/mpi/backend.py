@@ -30,18 +30,29 @@ TIMEOUT_SECONDS = 600.0
 class MPICommunicationBackend(CommunicationBackend):
     """One MPI rank's end of a communicator.
 
-    comm      an mpi4py communicator, for example of a running simulation; None: all ranks that
-              mpiexec or srun started, whose job this backend then guards: no rank waits for a dead
-              one, or for ever
-    timeout   seconds that one call may take, and the slowest rank may be late, before the job is
-              ended with a report; also at the start (MPI_Init, initialize()) and at the end
-              (shutdown(), MPI_Finalize). May be set at any time
-    outlives_ranks   the ranks that live go on when others die (failure/elastic.py): all calls go
-                     through MPI, which reports deaths
-    job, messages, carrier   what all groups share; the MPI channel; the channel that is used once
-                             the first calls are compared
-    Errors: CommunicationError if mpi4py is missing, or if the launcher started more ranks than MPI
-    sees.
+    Parameters
+    ----------
+    comm
+        An mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or
+        srun started, whose job this backend then guards: no rank waits for a dead one, or for ever.
+    timeout
+        Seconds that one call may take, and the slowest rank may be late, before the job is ended
+        with a report; also at the start (MPI_Init, initialize()) and at the end (shutdown(),
+        MPI_Finalize). May be set at any time.
+    outlives_ranks
+        The ranks that live go on when others die (failure/elastic.py): all calls go through MPI,
+        which reports deaths.
+
+    Attributes
+    ----------
+    job, messages, carrier
+        What all groups share; the MPI channel; the channel that is used once the first calls are
+        compared.
+
+    Raises
+    ------
+    CommunicationError
+        If mpi4py is missing, or if the launcher started more ranks than MPI sees.
     """
 
     def __init__(
@@ -132,9 +143,15 @@ class MPICommunicationBackend(CommunicationBackend):
     def keep_ledger(self, folder: FilePath) -> None:
         """Note every call in a file there, and watch over how long calls take. No communication.
 
-        folder   one that all ranks see, if there is one: then reports, and `shardkit inspect hang
-                 FOLDER`, cover all ranks
-        Errors: OSError.
+        Parameters
+        ----------
+        folder
+            One that all ranks see, if there is one: then reports, and `shardkit inspect hang
+            FOLDER`, cover all ranks.
+
+        Raises
+        ------
+        OSError
         """
         check_alive(self, "keep_ledger")
         before = self._watchdog

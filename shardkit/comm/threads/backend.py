@@ -35,8 +35,17 @@ T = TypeVar("T")
 class InMemoryCommunicationBackend(CommunicationBackend):
     """One thread's end of a world that lives in this process.
 
-    environment_id   backends of the same id and world size meet each other
-    Errors: ValueError on a rank outside the world; CommunicationError if the rank is taken.
+    Parameters
+    ----------
+    environment_id
+        Backends of the same id and world size meet each other.
+
+    Raises
+    ------
+    ValueError
+        On a rank outside the world.
+    CommunicationError
+        If the rank is taken.
     """
 
     # The one registry of the package: threads that share nothing but a name have to find each other
@@ -121,7 +130,13 @@ def run_ranks(
 ) -> list[T]:
     """Call fn(backend) on every rank, each in a thread; return the results in rank order.
 
-    timeout   seconds that a rank waits for the others in one verb
+    Parameters
+    ----------
+    timeout
+        Seconds that a rank waits for the others in one verb.
+
+    Notes
+    -----
     Errors: the first failure in time, itself, with a note that names its rank; the other ranks are
     woken by it.
     """
