@@ -43,8 +43,12 @@ class DeviceError(ShardkitError):
 class DeviceMemoryError(DeviceError, MemoryError):
     """A GPU, or the page-locked memory beside it, has no room.
 
-    asked   what there was no room for
-    held    what takes the room, and what to do
+    Parameters
+    ----------
+    asked
+        What there was no room for.
+    held
+        What takes the room, and what to do.
     """
 
     def __init__(self, asked: str, held: str):

@@ -25,11 +25,18 @@ def from_checkpoint(cls: type[Module], path: FilePath, **changes: Any) -> Module
     load_model of a sharded model around it reads them; load_state_dict sets others. Until then,
     what needs weights is refused with a ShardingError.
 
-    path     a checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the
-             newest valid one is taken; or a folder of transformers
-    changes  arguments of the class that replace the stored ones, such as sequence_length
-    Errors: CheckpointError if there is none, or it describes another class, or sizes that this
-    class refuses.
+    Parameters
+    ----------
+    path
+        A checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the newest
+        valid one is taken; or a folder of transformers.
+    changes
+        Arguments of the class that replace the stored ones, such as sequence_length.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or it describes another class, or sizes that this class refuses.
     """
     checkpoint = _described_at(path, changes)
     described = checkpoint.manifest["model"]
@@ -68,7 +75,10 @@ def _built(cls: type[Module], configuration: dict, path) -> Module:
 def without_weights(model: Module, path, kept=()) -> Module:
     """Return the model, awaiting the values at this path: no initial ones are made for it.
 
-    kept   names of parameters that are not there, and keep their initial values
+    Parameters
+    ----------
+    kept
+        Names of parameters that are not there, and keep their initial values.
     """
     for name, parameter in model.named_parameters().items():
         if name not in kept:
@@ -79,7 +89,10 @@ def without_weights(model: Module, path, kept=()) -> Module:
 def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> Module:
     """Build the GPT that a checkpoint describes and whose parameters it holds, without weights.
 
-    Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.
+    Raises
+    ------
+    CheckpointError
+        If it is no GPT, or the description does not fit what is stored.
     """
     folder, described = checkpoint.folder, checkpoint.manifest["model"]
     if described["class"] != "GPT":

@@ -36,12 +36,23 @@ def load(
 ) -> Module:
     """Return the model of a checkpoint with its weights, on this process. No communication.
 
-    source    a path as load_model takes it, or bytes as serialize() returns them
-    factory   a class of modules, called with the stored configuration, or a function without
-              arguments; None: the stored class is imported
-    averaged  take the averages that sk.EMA kept, instead of the weights of the last step
-    Errors: FileNotFoundError, PermissionError; CheckpointError if it is damaged, its class cannot
-    be imported or built, or the model has other names, shapes or dtypes than are stored.
+    Parameters
+    ----------
+    source
+        A path as load_model takes it, or bytes as serialize() returns them.
+    factory
+        A class of modules, called with the stored configuration, or a function without arguments;
+        None: the stored class is imported.
+    averaged
+        Take the averages that sk.EMA kept, instead of the weights of the last step.
+
+    Raises
+    ------
+    FileNotFoundError
+    PermissionError
+    CheckpointError
+        If it is damaged, its class cannot be imported or built, or the model has other names,
+        shapes or dtypes than are stored.
     """
     where, description, shapes, read = _opened(source)
     described = description["model"]

@@ -98,11 +98,16 @@ class TableTask(Task):
 
     A class derived from it has make_model() and, if the model has settings, Settings. Known then:
 
-    num_features, num_outputs   sizes of x and of the prediction, one row each
-    described                   names of the columns, scaling, classes
-    loss, metrics               those of data.kind; the model's own loss where y is a field
-
-    rows   what a row is (form.py): a vector, or an array
+    Attributes
+    ----------
+    num_features, num_outputs
+        Sizes of x and of the prediction, one row each.
+    described
+        Names of the columns, scaling, classes.
+    loss, metrics
+        Those of data.kind; the model's own loss where y is a field.
+    rows
+        What a row is (form.py): a vector, or an array.
     """
 
     rows = Vectors()
@@ -126,7 +131,10 @@ class TableTask(Task):
         """Return what the file says of the model, without a run; nothing is written.
 
         Opens the file, and reads all its rows where they have several classes, to count these.
-        Errors: ConfigurationError, OSError.
+
+        Raises
+        ------
+        ConfigurationError, OSError
         """
         self._check()
         self._new = self._parts(None)

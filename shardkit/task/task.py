@@ -39,26 +39,43 @@ OWN_SECTION = "task"  # of the settings that a task declares as Settings
 class Task(ABC):
     """What a run trains. Made on every rank from the whole configuration.
 
-    settings    settings.run.seed, settings.batch.micro_batch, settings.task.width, ...; frozen
+    Parameters
+    ----------
+    settings
+        settings.run.seed, settings.batch.micro_batch, settings.task.width, ...; frozen.
 
+    Attributes
+    ----------
+    Settings
+        Class of annotated fields with defaults, or a dataclass: the section [task].
+    sections
+        {name: dataclass}, where one section is not enough.
+    defaults
+        {"section.key": value}, in place of those of the common sections.
+    sample
+        What one sample is called, in the plural: "rows".
+    unit
+        What speed is counted in, where that is no sample: "tokens".
+    loss
+        A Loss or a function (prediction, y) -> mean loss; None: the model's own.
+    loss_unit
+        Of the loss, for people: "nats per byte".
+    initial
+        The setting that names weights to begin with, if there is one: "model.start".
+    metrics
+        {name: Metric}, measured with the loss on the held-out samples.
+    instead_of_predict
+        The command to use where `shardkit predict` makes no sense; "": it does.
+    surveyed
+        What survey() returned for each number, where prepare() is called.
+
+    Notes
+    -----
     A subclass may set:
 
-    Settings    class of annotated fields with defaults, or a dataclass: the section [task]
-    sections    {name: dataclass}, where one section is not enough
-    defaults    {"section.key": value}, in place of those of the common sections
-    sample      what one sample is called, in the plural: "rows"
-    unit        what speed is counted in, where that is no sample: "tokens"
-    loss        a Loss or a function (prediction, y) -> mean loss; None: the model's own
-    loss_unit   of the loss, for people: "nats per byte"
-    initial     the setting that names weights to begin with, if there is one: "model.start"
-    metrics     {name: Metric}, measured with the loss on the held-out samples
-    instead_of_predict  the command to use where `shardkit predict` makes no sense; "": it does
-
-    surveyed    what survey() returned for each number, where prepare() is called
-
     A run calls num_surveys() on every rank, survey() for each number on some rank, prepare() on
-    rank 0, open() on every rank after it, then the others in any order.
-    What a method raises on one rank is raised on all.
+    rank 0, open() on every rank after it, then the others in any order. What a method raises on one
+    rank is raised on all.
     """
 
     Settings: ClassVar[type]
@@ -89,8 +106,15 @@ class Task(ABC):
     def implied(cls, settings: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Return {"section.key": value} that follow from the others when a run starts.
 
-        settings  the defaults with what was given; given: {"section.key": value} alone
-        Errors: ConfigurationError where a given setting contradicts one that follows.
+        Parameters
+        ----------
+        settings
+            The defaults with what was given; given: {"section.key": value} alone.
+
+        Raises
+        ------
+        ConfigurationError
+            Where a given setting contradicts one that follows.
         """
         return {}
 
@@ -102,7 +126,11 @@ class Task(ABC):
     def num_surveys(self, folder: Path, resume: bool) -> int:
         """Return in how many parts the data must be looked at before prepare(); ranks share them.
 
-        The same on all ranks; nothing is written. Errors: those of prepare().
+        The same on all ranks; nothing is written.
+
+        Notes
+        -----
+        Errors: those of prepare().
         """
         return 0
 
@@ -114,7 +142,10 @@ class Task(ABC):
         """Check the data, on rank 0 alone, and write what all ranks share into folder / "data".
 
         An index, never the data. resume: the run goes on, on the data that it was started with.
-        Errors: CorpusError, ConfigurationError, OSError.
+
+        Raises
+        ------
+        CorpusError, ConfigurationError, OSError
         """
 
     def open(self, folder: Path) -> None:
@@ -164,9 +195,16 @@ class Task(ABC):
     def samples_of(self, path: str, *, has_targets: bool = True) -> Samples:
         """Return the samples of another source, for `shardkit evaluate` and `shardkit predict`.
 
-        path         as --data names it
-        has_targets  False: only x is wanted, and y may be empty
-        Errors: ConfigurationError, OSError.
+        Parameters
+        ----------
+        path
+            As --data names it.
+        has_targets
+            False: only x is wanted, and y may be empty.
+
+        Raises
+        ------
+        ConfigurationError, OSError
         """
         raise ConfigurationError(
             f"{type(self).__name__} reads no other data than its own; leave --data out for its "
@@ -176,7 +214,13 @@ class Task(ABC):
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         """Return {dataset: [n, ...]} that `shardkit predict` writes of the model's [n, ...].
 
-        prediction   an array, or a tree of arrays: {"mean": a} is written as prediction.mean
+        Parameters
+        ----------
+        prediction
+            An array, or a tree of arrays: {"mean": a} is written as prediction.mean.
+
+        Notes
+        -----
         Sample by sample; the same names, dtypes and shapes for any samples.
         """
         return dict(named_leaves(prediction, "prediction"))

@@ -48,9 +48,20 @@ def save_adapter(model: Module, folder: FilePath) -> None:
     """Write the updates of a model with LoRA; the weights beside them stay behind.
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
-    folder   is made; a file that is there is replaced when the new one is whole
-    Errors: ConfigurationError if the model has no updates, other parameters are trained too, or
-    transformers has no such layer; ShardingError if values live on other ranks; OSError.
+
+    Parameters
+    ----------
+    folder
+        Is made; a file that is there is replaced when the new one is whole.
+
+    Raises
+    ------
+    ConfigurationError
+        If the model has no updates, other parameters are trained too, or transformers has no such
+        layer.
+    ShardingError
+        If values live on other ranks.
+    OSError
     """
     layers = lora_layers(model)
     if not layers:
@@ -84,8 +95,18 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
 
     A layer that has no update yet gets one, and the rest of the model is frozen (nn.apply_lora).
     Call it before the model is sharded.
-    Errors: FileNotFoundError, OSError; CheckpointError if the folder is damaged, of another method
-    than LoRA, or of another model; ConfigurationError on a layer that cannot have an update.
+
+    Raises
+    ------
+    FileNotFoundError
+    OSError
+    CheckpointError
+        If the folder is damaged, of another method than LoRA, or of another model.
+    ConfigurationError
+        On a layer that cannot have an update.
+
+    Notes
+    -----
     Nothing has changed then.
     """
     folder = Path(folder)

@@ -23,7 +23,14 @@ def save_safetensors(model: Module, path: FilePath) -> None:
     """Write state_dict() of a module to a file, which replaces another of this name when whole.
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
-    Errors: TypeError if it is no Module, OSError, ShardingError if values live on other ranks.
+
+    Raises
+    ------
+    TypeError
+        If it is no Module.
+    OSError
+    ShardingError
+        If values live on other ranks.
     """
     if not isinstance(model, Module):
         raise TypeError(f"save_safetensors wants an nn.Module; got {type(model).__name__}")
@@ -44,12 +51,27 @@ def load_safetensors(
 ) -> dict[str, list[str]]:
     """Copy the tensors of a file into a module's parameters and buffers, by name.
 
-    strict    False: names that only one side has are left alone
-    returns   {"missing_names": in the module and not in the file, "unexpected_names": the reverse}
+    Parameters
+    ----------
+    strict
+        False: names that only one side has are left alone.
+
+    Returns
+    -------
+    dict[str, list[str]]
+        {"missing_names": in the module and not in the file, "unexpected_names": the reverse}.
+
+    Raises
+    ------
+    FileNotFoundError
+    CheckpointError
+        On a damaged file, on names if strict, on a tensor of another kind of numbers.
+    ShapeError
+
+    Notes
+    -----
     Numbers are converted to the dtype of the parameter: bfloat16 and float16 exactly, float64 with
     rounding. Nothing changes if anything is wrong.
-    Errors: FileNotFoundError; CheckpointError on a damaged file, on names if strict, on a tensor of
-    another kind of numbers; ShapeError.
     """
     stored = read_header(Path(path))
     kept = {**module.named_parameters(), **module.named_buffers()}

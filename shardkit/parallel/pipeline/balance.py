@@ -44,9 +44,17 @@ def stage_ranges(
 ) -> list[range]:
     """Return the units of each stage: contiguous ranges, none empty.
 
-    blocks_per_stage   by hand; the balance is not looked at then
-    Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit;
-    ConfigurationError on costs or counts that are not those of the model's blocks.
+    Parameters
+    ----------
+    blocks_per_stage
+        By hand; the balance is not looked at then.
+
+    Raises
+    ------
+    StagesError
+        If there are fewer units than stages, or a stage by hand would cut a unit.
+    ConfigurationError
+        On costs or counts that are not those of the model's blocks.
     """
     if num_stages > 1:
         _check_chain(units, num_stages)
@@ -120,9 +128,18 @@ def measure_blocks(
 
     Collective over `backend`: the same figures on all ranks, for
     ShardingConfiguration(stage_balance=...).
-    model   not sharded yet; a copy of it is run
-    x, y    one micro-batch
-    loss    as in the configuration; None: the model's own
+
+    Parameters
+    ----------
+    model
+        Not sharded yet; a copy of it is run.
+    x, y
+        One micro-batch.
+    loss
+        As in the configuration; None: the model's own.
+
+    Notes
+    -----
     Errors, on all ranks: those of the model's forward on this batch.
     """
     seconds = None
