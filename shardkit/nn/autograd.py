@@ -65,30 +65,40 @@ def record(
 ) -> "Tensor":
     """Return the output tensor of an operation, on the tape if any parent takes a gradient.
 
-    array         what was computed
-    parents       its inputs; those that are not Tensors (scalars, arrays) take no gradient
-    backward      (gradient, wanted) -> one array or None per parent. `gradient` has the shape and
-                  dtype of `array`; it may be shared or a read-only view: never write to it, but
-                  returning it, or a view of it, is fine. `wanted[i]` says whether parent i takes a
-                  gradient now; each gradient must be computed with the same bits whatever else is
-                  wanted, since input and weight gradients may be asked for at different times.
-    needs         tensors whose `.array` the closure reads. It must read `.array` inside, not
-                  capture the array: a sharded parameter has another buffer by then. Changing one of
-                  these in place makes the backward raise. What the closure does not need it should
-                  not mention (take the shape outside), or the tape keeps it alive.
-    needs_output  True if the closure captured `array` itself (as for exp, whose derivative is its
-                  result)
-    view_of       the parent whose memory `array` shares, if it does
-    is_one_pass   all gradients together cost about as much as one, and those of parameters are
-                  small: where input and parameter gradients are asked for at different times, all
-                  are computed the first time
-    gives_new     the gradients are arrays that backward has just made, each for one parent alone,
-                  and nobody else holds: a leaf may keep them as its `.grad`
-    differentiable  (gradient, wanted, output) -> one Tensor or None per parent: the same gradients
-                  as `backward`, made by operations on Tensors, so that they can be differentiated
-                  again. `gradient` is a Tensor; `output` is this operation's result as a Tensor if
-                  needs_output, else None. It mentions no more than `backward` does. Only
-                  derivative.grad(create_graph=True) calls it; None: that raises
+    Parameters
+    ----------
+    array
+        What was computed.
+    parents
+        Its inputs; those that are not Tensors (scalars, arrays) take no gradient.
+    backward
+        (gradient, wanted) -> one array or None per parent. `gradient` has the shape and dtype of
+        `array`; it may be shared or a read-only view: never write to it, but returning it, or a
+        view of it, is fine. `wanted[i]` says whether parent i takes a gradient now; each gradient
+        must be computed with the same bits whatever else is wanted, since input and weight
+        gradients may be asked for at different times.
+    needs
+        Tensors whose `.array` the closure reads. It must read `.array` inside, not capture the
+        array: a sharded parameter has another buffer by then. Changing one of these in place makes
+        the backward raise. What the closure does not need it should not mention (take the shape
+        outside), or the tape keeps it alive.
+    needs_output
+        True if the closure captured `array` itself (as for exp, whose derivative is its result).
+    view_of
+        The parent whose memory `array` shares, if it does.
+    is_one_pass
+        All gradients together cost about as much as one, and those of parameters are small: where
+        input and parameter gradients are asked for at different times, all are computed the first
+        time.
+    gives_new
+        The gradients are arrays that backward has just made, each for one parent alone, and nobody
+        else holds: a leaf may keep them as its `.grad`.
+    differentiable
+        (gradient, wanted, output) -> one Tensor or None per parent: the same gradients as
+        `backward`, made by operations on Tensors, so that they can be differentiated again.
+        `gradient` is a Tensor; `output` is this operation's result as a Tensor if needs_output,
+        else None. It mentions no more than `backward` does. Only derivative.grad(create_graph=True)
+        calls it; None: that raises.
     """
     memory = VersionCounter() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
@@ -117,12 +127,21 @@ def record(
 class Tensor(_Methods):
     """An array, whether it takes a gradient, and the node that made it (None for a leaf).
 
-    array          NumPy or CuPy array; anything else is converted by NumPy
-    requires_grad  only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if
-                   there is one, which may be a view of a flat buffer and stays that view, else a
-                   new array is set
-    grad_is_empty  the contents of `.grad` mean nothing yet: the first gradient overwrites them
+    Parameters
+    ----------
+    array
+        NumPy or CuPy array; anything else is converted by NumPy.
+    requires_grad
+        Only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if there is
+        one, which may be a view of a flat buffer and stays that view, else a new array is set.
 
+    Attributes
+    ----------
+    grad_is_empty
+        The contents of `.grad` mean nothing yet: the first gradient overwrites them.
+
+    Notes
+    -----
     A subclass may make its array late, by defining `array` as a property and calling `_begin`
     instead of `__init__`.
     """
@@ -244,11 +263,20 @@ class Tensor(_Methods):
     def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every leaf that it was made from.
 
-        gradient      of this tensor's shape; may be left out for a single element (then it is 1)
-        retain_graph  keep the tape for another backward; otherwise it is freed on the way
-        Errors: AutogradError if there is nothing to differentiate, the tape is already used up, or
-        an array that the tape needs was changed in place; ShapeError on a gradient of another
-        shape.
+        Parameters
+        ----------
+        gradient
+            Of this tensor's shape; may be left out for a single element (then it is 1).
+        retain_graph
+            Keep the tape for another backward; otherwise it is freed on the way.
+
+        Raises
+        ------
+        AutogradError
+            If there is nothing to differentiate, the tape is already used up, or an array that the
+            tape needs was changed in place.
+        ShapeError
+            On a gradient of another shape.
         """
         first = first_gradient(self, gradient)
         walk((self._node or self,), (first,), retain_graph=retain_graph)
@@ -319,8 +347,12 @@ class CheapTensor(Tensor):
     """The output of an operation that takes little time and much memory: what needs it in a
     backward makes it again from what the operation itself keeps (arXiv 2205.05198, section 5).
 
-    again   () -> the output, with the same bits; recorded where operations are
-    needs   the tensors whose `.array` it reads
+    Attributes
+    ----------
+    again
+        () -> the output, with the same bits; recorded where operations are.
+    needs
+        The tensors whose `.array` it reads.
     """
 
     __slots__ = ("again", "needs")

@@ -47,9 +47,14 @@ BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a ch
 class Observation:
     """What one forward pass says about a buffer.
 
-    value      float64, of the buffer's shape, memory of its own; None: advance() was called
-    momentum   the weight of the new mean; None: 1 / count, so that all steps weigh alike
-    count      the buffer that counts steps, if there is no momentum
+    Parameters
+    ----------
+    value
+        float64, of the buffer's shape, memory of its own; None: advance() was called.
+    momentum
+        The weight of the new mean; None: 1 / count, so that all steps weigh alike.
+    count
+        The buffer that counts steps, if there is no momentum.
     """
 
     value: Any = None
@@ -60,13 +65,27 @@ class Observation:
 class Buffer(Tensor):
     """A tensor that is kept, saved and copied with a model, but takes no gradient.
 
-    shape   an integer or a tuple; dtype one of BUFFER_DTYPES
-    init    its values, as a function of seed, name and element index
-    name, seed   set by Module.finish; without them there are no initial values
+    Parameters
+    ----------
+    shape
+        An integer or a tuple; dtype one of BUFFER_DTYPES.
+    init
+        Its values, as a function of seed, name and element index.
 
+    Attributes
+    ----------
+    name, seed
+        Set by Module.finish; without them there are no initial values.
+
+    Raises
+    ------
+    ConfigurationError
+        On another dtype.
+
+    Notes
+    -----
     On a mesh, the ranks that compute its block hold it whole; `array` is a ShardingError on the
     others. Every rank of a tensor group must observe the same.
-    Errors: ConfigurationError on another dtype.
     """
 
     __slots__ = (
@@ -135,7 +154,10 @@ class Buffer(Tensor):
     def array(self) -> Array:
         """[*shape]; made from the initial values on the first access.
 
-        Errors: ShardingError if other ranks hold it, or it has no name and seed yet.
+        Raises
+        ------
+        ShardingError
+            If other ranks hold it, or it has no name and seed yet.
         """
         if self._array is None:
             self._array = self.initial_values()
@@ -143,7 +165,13 @@ class Buffer(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array. Errors: ShapeError on another shape."""
+        """Copy the values into its array.
+
+        Raises
+        ------
+        ShapeError
+            On another shape.
+        """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
             raise ShapeError(
@@ -157,7 +185,13 @@ class Buffer(Tensor):
         self._memory.version += 1
 
     def initial_values(self) -> Array:
-        """Return a new array of the initial values. Errors: ShardingError as `array`."""
+        """Return a new array of the initial values.
+
+        Raises
+        ------
+        ShardingError
+            As `array`.
+        """
         if self._is_released:
             raise ShardingError(
                 f"{self._called} lives on the pipeline ranks that compute with it; a checkpoint "
@@ -199,10 +233,22 @@ class Buffer(Tensor):
 
         Nothing happens outside of training. The mean is over all micro-batches of the global batch,
         each with the same weight, in float64. Without an engine the buffer changes at once.
-        value     Tensor or array of the buffer's shape; no gradient goes through it
-        momentum  0 to 1; None: the mean over all steps, 1 / count
-        count     the buffer whose advance() every training forward calls; with momentum=None only
-        Errors: ShapeError on another shape, ConfigurationError on another momentum, or of integers.
+
+        Parameters
+        ----------
+        value
+            Tensor or array of the buffer's shape; no gradient goes through it.
+        momentum
+            0 to 1; None: the mean over all steps, 1 / count.
+        count
+            The buffer whose advance() every training forward calls; with momentum=None only.
+
+        Raises
+        ------
+        ShapeError
+            On another shape.
+        ConfigurationError
+            On another momentum, or of integers.
         """
         context = current_context()
         if not context.training:

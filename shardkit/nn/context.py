@@ -16,11 +16,17 @@ from typing import Any, Protocol
 class ForwardContext:
     """What a forward pass may depend on besides its inputs.
 
-    training      layers such as dropout are active
-    first_sample  number, in the global batch, of row 0 of the input
-    texts         the pass over texts that are being continued (texts.py); None: the input is whole
-    observer      function (buffer, Observation) that takes what buffers observe in training
-                  (buffer.py); None: buffers apply it at once
+    Parameters
+    ----------
+    training
+        Layers such as dropout are active.
+    first_sample
+        Number, in the global batch, of row 0 of the input.
+    texts
+        The pass over texts that are being continued (texts.py); None: the input is whole.
+    observer
+        Function (buffer, Observation) that takes what buffers observe in training (buffer.py);
+        None: buffers apply it at once.
     """
 
     training: bool = False

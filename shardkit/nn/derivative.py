@@ -30,17 +30,35 @@ def grad(
 ) -> tuple:
     """Return the gradients of the outputs with respect to each input: a tuple of Tensors.
 
-    outputs       a Tensor, or several whose gradients are added up
-    inputs        a Tensor, or several: leaves, parameters, or what operations made
-    gradient      of each output, of its shape, a Tensor or an array; may be left out for outputs
-                  of a single element (then it is 1)
-    create_graph  record how the gradients are made, also inside no_grad(), so that they can be
-                  differentiated again; gradients given as Tensors keep their history
-    allow_unused  return None for an input that the outputs do not depend on, instead of raising
+    Parameters
+    ----------
+    outputs
+        A Tensor, or several whose gradients are added up.
+    inputs
+        A Tensor, or several: leaves, parameters, or what operations made.
+    gradient
+        Of each output, of its shape, a Tensor or an array; may be left out for outputs of a single
+        element (then it is 1).
+    create_graph
+        Record how the gradients are made, also inside no_grad(), so that they can be differentiated
+        again; gradients given as Tensors keep their history.
+    allow_unused
+        Return None for an input that the outputs do not depend on, instead of raising.
+
+    Raises
+    ------
+    AutogradError
+        If no gradient flows to an input, or an operation on the way has no second derivative.
+    ShapeError
+        On a gradient of another shape.
+
+    Notes
+    -----
     The tape is kept, for a backward or another call.
-    Errors: AutogradError if no gradient flows to an input, or an operation on the way has no
-    second derivative; ShapeError on a gradient of another shape.
-    Source: the interface of torch.autograd.grad.
+
+    References
+    ----------
+    the interface of torch.autograd.grad.
     """
     inputs = _several(inputs)
     starts = _starts(_several(outputs), gradient, create_graph)

@@ -24,9 +24,17 @@ def input_features(model: Module) -> "InputFeatures | None":
 class InputFeatures(Module):
     """x [batch, features] with zero where a feature is inactive, for output and gradient.
 
-    num_features  columns of x; all are active at first
-    names         one each, different; None: feature_0, feature_1, ...
-    Errors: ConfigurationError on another number of names, or one given twice.
+    Parameters
+    ----------
+    num_features
+        Columns of x; all are active at first.
+    names
+        One each, different; None: feature_0, feature_1, ...
+
+    Raises
+    ------
+    ConfigurationError
+        On another number of names, or one given twice.
     """
 
     def __init__(
@@ -51,7 +59,10 @@ class InputFeatures(Module):
     def checked(self, indices: Sequence[int]) -> tuple[int, ...]:
         """Return these numbers, ascending, each once.
 
-        Errors: FeatureError on a number that is no feature, or on no number at all.
+        Raises
+        ------
+        FeatureError
+            On a number that is no feature, or on no number at all.
         """
         numbers = sorted({operator.index(i) for i in indices})
         if not numbers or numbers[0] < 0 or numbers[-1] >= len(self.names):
@@ -62,7 +73,12 @@ class InputFeatures(Module):
         return tuple(numbers)
 
     def activate(self, indices: Sequence[int]) -> None:
-        """Make exactly these features active. Errors: as `checked`."""
+        """Make exactly these features active.
+
+        Notes
+        -----
+        Errors: as `checked`.
+        """
         self._active = self.checked(indices)
         self._mask = None
 

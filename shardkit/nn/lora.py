@@ -38,10 +38,22 @@ _KINDS = (Linear, DenseLayer)
 class LoRALinear(Module):
     """A linear layer with a trained update of low rank: x (weight + scale lora_B lora_A)^T + bias.
 
-    layer   a Linear or DenseLayer, whose parameters and activation it takes over
-    lora_A  [rank, in_features], initially uniform in +-1/sqrt(in_features)
-    lora_B  [out_features, rank], initially 0
-    scale   alpha / rank
+    Parameters
+    ----------
+    layer
+        A Linear or DenseLayer, whose parameters and activation it takes over.
+
+    Attributes
+    ----------
+    lora_A
+        [rank, in_features], initially uniform in +-1/sqrt(in_features).
+    lora_B
+        [out_features, rank], initially 0.
+    scale
+        Alpha / rank.
+
+    Notes
+    -----
     x [..., in_features] -> [..., out_features]
     """
 
@@ -107,15 +119,33 @@ def low_rank_update(x, lora_A, lora_B, scale: float):
 def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.0) -> list[str]:
     """Give linear layers an update of low rank, and freeze all but such updates. In place.
 
-    patterns  of dotted names of modules, with the wildcards *, ? and [...] of fnmatch; each linear
-              layer that matches gets its own lora_A and lora_B
-    alpha     the update counts alpha / rank
-    returns   the names of the layers
+    Parameters
+    ----------
+    patterns
+        Of dotted names of modules, with the wildcards *, ? and [...] of fnmatch; each linear layer
+        that matches gets its own lora_A and lora_B.
+    alpha
+        The update counts alpha / rank.
+
+    Returns
+    -------
+    list[str]
+        The names of the layers.
+
+    Raises
+    ------
+    ConfigurationError
+        For a rank or alpha that is none, a pattern that matches no linear layer, a layer that has
+        an update already, or whose weight another layer uses too.
+    ShardingError
+        If the model is sharded.
+
+    Notes
+    -----
+    Nothing has changed then.
+
     Call it before the model is sharded; then requires_grad = True thaws what shall be trained too,
     such as norms.
-    Errors: ConfigurationError for a rank or alpha that is none, a pattern that matches no linear
-    layer, a layer that has an update already, or whose weight another layer uses too; ShardingError
-    if the model is sharded. Nothing has changed then.
     """
     require(is_integer(rank, at_least=1), "apply_lora with rank", rank, "an integer from 1 on")
     require(is_number(alpha, above=0), "apply_lora with alpha", alpha, "a number above 0")
@@ -142,9 +172,18 @@ def merge_lora(module: Module) -> list[str]:
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint. What was frozen
     stays frozen.
-    returns   the names of the layers
-    Errors: ConfigurationError if no layer has an update; ShardingError if values live on other
-    ranks.
+
+    Returns
+    -------
+    list[str]
+        The names of the layers.
+
+    Raises
+    ------
+    ConfigurationError
+        If no layer has an update.
+    ShardingError
+        If values live on other ranks.
     """
     adapted = lora_layers(module)
     if not adapted:
@@ -167,7 +206,12 @@ def update_names(module: Module) -> list[str]:
 
 
 def chosen_layers(module: Module, patterns) -> dict[str, Linear]:
-    """Return {path: linear layer} of what matches. Errors: those of apply_lora."""
+    """Return {path: linear layer} of what matches.
+
+    Notes
+    -----
+    Errors: those of apply_lora.
+    """
     modules = module.named_modules()
     layers: dict[str, Any] = {
         path: layer for path, layer in modules.items() if path and type(layer) in _KINDS

@@ -44,7 +44,10 @@ class Loss:
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         """Return the sum over all items, each times the weight of its sample: weights [samples].
 
-        Errors: ConfigurationError if this loss knows no weights.
+        Raises
+        ------
+        ConfigurationError
+            If this loss knows no weights.
         """
         raise ConfigurationError(f"{type(self).__name__} cannot weight samples; give another loss")
 
@@ -65,8 +68,12 @@ IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLos
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
-    prediction    logits [..., classes]; y [...] class numbers
-    ignore_index  elements of y with this value do not count; None: all do
+    prediction logits [..., classes]; y [...] class numbers
+
+    Parameters
+    ----------
+    ignore_index
+        Elements of y with this value do not count; None: all do.
     """
 
     has_class_targets = True
@@ -178,9 +185,15 @@ class BinaryCrossEntropy(Loss):
 class Weighted(Loss):
     """Another loss with a weight for each sample, and one for each class.
 
-    class_weights     one for each class number; None: classes count alike
-    has_row_weights   the last column of y, [samples, targets + 1], is the weight of the sample
+    Parameters
+    ----------
+    class_weights
+        One for each class number; None: classes count alike.
+    has_row_weights
+        The last column of y, [samples, targets + 1], is the weight of the sample.
 
+    Notes
+    -----
     The mean divides by the number of items, not by their weights: weights of mean 1 leave the scale
     of the loss as it is.
     """
@@ -247,7 +260,10 @@ def _widened(prediction) -> Tensor:
 def as_loss(loss: Any) -> Loss:
     """Return a Loss as it is, and a function (prediction, y) -> mean as a Loss.
 
-    Errors: ConfigurationError on anything else.
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
     """
     if isinstance(loss, Loss):
         return loss
@@ -262,7 +278,9 @@ def as_loss(loss: Any) -> Loss:
 def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) -> None:
     """Ask the loss whether y, an array or a tree of arrays, can be its targets.
 
-    Errors: ShapeError.
+    Raises
+    ------
+    ShapeError
     """
     if not (loss.takes_trees or is_array(y)) and is_tree(y):
         raise ShapeError(
@@ -273,7 +291,13 @@ def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) ->
 
 
 def one_array(owner: str, what: str, value):
-    """Return the value, which is one array or Tensor. Errors: ShapeError on a tree."""
+    """Return the value, which is one array or Tensor.
+
+    Raises
+    ------
+    ShapeError
+        On a tree.
+    """
     if not isinstance(value, Tensor) and is_tree(value):
         raise ShapeError(
             f"{owner} wants one array of {what}, but got {structure(value)}; give a loss of your "

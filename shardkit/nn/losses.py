@@ -124,8 +124,11 @@ class SmoothL1Loss(PointwiseLoss):
 class BCEWithLogitsLoss(PointwiseLoss):
     """Negative log probability of y, from 0 to 1, under sigmoid(prediction), in nats per element.
 
-    pos_weight  factor of the part of y that is 1, a number or an array that broadcasts to the
-                predictions; None: 1
+    Parameters
+    ----------
+    pos_weight
+        Factor of the part of y that is 1, a number or an array that broadcasts to the predictions;
+        None: 1.
     """
 
     def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
@@ -144,8 +147,12 @@ class BCEWithLogitsLoss(PointwiseLoss):
 class KLDivLoss(PointwiseLoss):
     """y (log y - prediction) for log probabilities as the prediction, and probabilities as y.
 
-    reduction   "mean" over elements, or "batchmean" over samples, which is the divergence
-    log_target  y are log probabilities too
+    Parameters
+    ----------
+    reduction
+        "mean" over elements, or "batchmean" over samples, which is the divergence.
+    log_target
+        y are log probabilities too.
     """
 
     def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
@@ -171,8 +178,13 @@ class GaussianNLLLoss(PointwiseLoss):
 
     prediction  (mean, variance): mean [...] as y, variance as y or with a last size of 1; by hand
                 criterion(mean, y, variance) too
-    full        with the constant log(2 pi) / 2
-    eps         smallest variance; a smaller one counts as this, and takes its gradient all the same
+
+    Parameters
+    ----------
+    full
+        With the constant log(2 pi) / 2.
+    eps
+        Smallest variance; a smaller one counts as this, and takes its gradient all the same.
     """
 
     def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
@@ -250,10 +262,15 @@ class RelativeL2Loss(PointwiseLoss):
 class NLLLoss(Loss):
     """Negative log probability of the right class, for log probabilities as the prediction.
 
-    prediction    [samples, classes, ...], y [samples, ...] class numbers
-    weight        [classes] factor of each class; the mean divides by the sum of the factors.
-                  Sums of float32 numbers are exact, and so the same on every mesh
-    ignore_index  elements of y with this value do not count
+    prediction [samples, classes, ...], y [samples, ...] class numbers
+
+    Parameters
+    ----------
+    weight
+        [classes] factor of each class; the mean divides by the sum of the factors. Sums of float32
+        numbers are exact, and so the same on every mesh.
+    ignore_index
+        Elements of y with this value do not count.
     """
 
     has_class_targets = True
@@ -338,10 +355,14 @@ class NLLLoss(Loss):
 class CrossEntropyLoss(NLLLoss):
     """Negative log probability of the right class under softmax(prediction), in nats.
 
-    prediction       logits [samples, classes, ...], y [samples, ...] class numbers
-    weight, ignore_index   as of NLLLoss
-    label_smoothing  share of each target, from 0 to 1, that all classes divide evenly
-                     (arXiv 1512.00567)
+    prediction logits [samples, classes, ...], y [samples, ...] class numbers
+
+    Parameters
+    ----------
+    weight, ignore_index
+        As of NLLLoss.
+    label_smoothing
+        Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
     """
 
     def __init__(

@@ -160,7 +160,10 @@ class Module:
     def freeze(self, *patterns: str) -> list[str]:
         """Let parameters keep their values, before the model is sharded; return their names.
 
-        patterns   of dotted names, see freezing.py; none: all parameters of this module
+        Parameters
+        ----------
+        patterns
+            Of dotted names, see freezing.py; none: all parameters of this module.
         """
         return freeze(self, patterns or ["*"])
 
@@ -173,9 +176,11 @@ class Module:
         inside a larger model keeps its own. Repeating it changes nothing, nor does finishing a part
         of a finished model.
 
-        Errors: ConfigurationError if modules, parameters or buffers are in a plain list, tuple,
-        dict or set and nowhere else, or an attribute takes a gradient and is no Parameter: they
-        would not be trained.
+        Raises
+        ------
+        ConfigurationError
+            If modules, parameters or buffers are in a plain list, tuple, dict or set and nowhere
+            else, or an attribute takes a gradient and is no Parameter: they would not be trained.
         """
         if self.path_in_model:
             return self
@@ -200,11 +205,22 @@ class Module:
     def load_state_dict(self, state: dict, strict: bool = True) -> dict[str, list[str]]:
         """Copy these values into parameters and buffers; nothing changes if anything is wrong.
 
-        strict   False: names that the other side lacks are left alone
-        returns  {"missing_names": in the module and not in the state, "unexpected_names": the
-                 reverse}
-        Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another
-        shape.
+        Parameters
+        ----------
+        strict
+            False: names that the other side lacks are left alone.
+
+        Returns
+        -------
+        dict[str, list[str]]
+            {"missing_names": in the module and not in the state, "unexpected_names": the reverse}.
+
+        Raises
+        ------
+        CheckpointError
+            On missing or unknown names (if strict).
+        ShapeError
+            On another shape.
         """
         kept = self._kept()
         if strict:
@@ -266,7 +282,10 @@ def members_of(module: Module) -> "dict[str, Parameter | Buffer | Module]":
 def blocks_of(module: Module) -> "list[tuple[str, Module]]":
     """Return what the class says its blocks are, whatever its attribute `blocks` is.
 
-    Errors: ConfigurationError if they are no list of (name, module).
+    Raises
+    ------
+    ConfigurationError
+        If they are no list of (name, module).
     """
     blocks = type(module).blocks(module)
     if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
@@ -280,7 +299,10 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
 def check_input_of(module: Module, x) -> None:
     """Ask the class whether forward() takes x, whatever the attribute `check_input` is.
 
-    Errors: ShapeError, also where the class takes a tree for one array.
+    Raises
+    ------
+    ShapeError
+        Also where the class takes a tree for one array.
     """
     try:
         type(module).check_input(module, x)
@@ -310,7 +332,10 @@ def configuration_of(module: Module) -> dict:
 def exchange(module: Module, replaced: dict[int, Module]) -> None:
     """Put modules in place of others, wherever the tree below `module` holds them.
 
-    replaced   {id of a module: what takes its place}
+    Parameters
+    ----------
+    replaced
+        {id of a module: what takes its place}.
     """
     for owner in module.named_modules().values():
         for name, value in list(vars(owner).items()):

@@ -40,11 +40,21 @@ from .init import CHUNK, Initializer, Unread
 class Parameter(Tensor):
     """A tensor that is trained: first a shape, a dtype and an initializer, later an array.
 
-    shape   of the whole parameter; dtype a floating point one, that of its initial values
-    init    its values, as a function of seed, name and element index
-    name, seed   set by Module.finish; without them there are no initial values
-    claim   how ranks share it on a mesh; None: not decided
-    requires_grad   False: frozen; decided before the model is sharded
+    Parameters
+    ----------
+    shape
+        Of the whole parameter; dtype a floating point one, that of its initial values.
+    init
+        Its values, as a function of seed, name and element index.
+
+    Attributes
+    ----------
+    name, seed
+        Set by Module.finish; without them there are no initial values.
+    claim
+        How ranks share it on a mesh; None: not decided.
+    requires_grad
+        False: frozen; decided before the model is sharded.
     """
 
     __slots__ = (
@@ -163,8 +173,11 @@ class Parameter(Tensor):
     def array(self) -> Array:
         """[*shape]; made from the initial values on the first access.
 
-        Errors: ShardingError once released, unless the surroundings lend it its values, or while it
-        awaits those of a checkpoint.
+        Raises
+        ------
+        ShardingError
+            Once released, unless the surroundings lend it its values, or while it awaits those of a
+            checkpoint.
         """
         if self._is_released:
             _borrow(self)
@@ -176,7 +189,10 @@ class Parameter(Tensor):
     def array(self, values):
         """Copy the values into its array, which may be part of a unit's buffer.
 
-        Errors: ShapeError on another shape.
+        Raises
+        ------
+        ShapeError
+            On another shape.
         """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
@@ -193,7 +209,10 @@ class Parameter(Tensor):
     def initial_span(self, start: int, stop: int) -> Array:
         """Return elements [start, stop) in C order: [stop - start]; of the array once it has one.
 
-        Errors: ShardingError if it is released, or has no name and seed yet.
+        Raises
+        ------
+        ShardingError
+            If it is released, or has no name and seed yet.
         """
         if self._is_released:
             raise ShardingError(
@@ -215,8 +234,15 @@ class Parameter(Tensor):
     def bind(self, view: Array) -> None:
         """Use this memory from now on, with the values that it holds.
 
-        view    [*shape], of the parameter's dtype or of half floats
-        Errors: ShapeError on another shape or dtype.
+        Parameters
+        ----------
+        view
+            [*shape], of the parameter's dtype or of half floats.
+
+        Raises
+        ------
+        ShapeError
+            On another shape or dtype.
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
@@ -233,8 +259,11 @@ class Parameter(Tensor):
     def release(self, *, views_last: bool = False) -> None:
         """Give up the memory; reading it is a ShardingError until bind() provides another.
 
-        views_last   True: the memory keeps its values while there are views of it, and the next one
-                     has the same values; False: a backward through a view raises
+        Parameters
+        ----------
+        views_last
+            True: the memory keeps its values while there are views of it, and the next one has the
+            same values; False: a backward through a view raises.
         """
         if self._array is not None and not views_last:
             self.stale_views()
@@ -289,9 +318,14 @@ def _name_of(parameter) -> str:
 class SlicedParameter(Parameter):
     """A box of a parameter: its own `shape`, and the name and initial values of the whole.
 
-    global_shape   of the whole parameter
-    box            inside it
-    planned_size   see Parameter; None: that of this box
+    Parameters
+    ----------
+    global_shape
+        Of the whole parameter.
+    box
+        Inside it.
+    planned_size
+        See Parameter; None: that of this box.
     """
 
     __slots__ = ("_global_shape", "_box", "_planned_size")

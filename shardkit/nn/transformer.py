@@ -67,21 +67,37 @@ STYLES = {
 class SelfAttention(Module):
     """Attention of each position to itself and those before it, or to all (arXiv 1706.03762).
 
-    width, heads      of the residual stream, and query heads
-    kv_heads          each key and value head serves heads / kv_heads query heads (arXiv
-                      2305.13245); None: as many as heads
-    head_dim          elements of a head; None: width / heads
-    bias              of the projections: one of ATTENTION_BIASES; True: "all", False: "no"
-    qk_norm           RMSNorm of queries and keys before they are turned, one of QK_NORMS: "head" as
-                      in Qwen3 (arXiv 2505.09388), "projection" as in OLMo 2 (arXiv 2501.00656);
-                      None: none
-    norm_eps          of these norms; None: that of RMSNorm
-    rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head dim
-    rotary_base       pair i of D/2 turns by rotary_base^(-2i/D) per position
-    rotary_scaling    of these rates, see check_scaling
-    is_causal         a position sees itself and those before it; False: all
-    output_init       initial values of the output projection
-    Errors: ConfigurationError on sizes that do not divide, or a choice that there is not.
+    Parameters
+    ----------
+    width, heads
+        Of the residual stream, and query heads.
+    kv_heads
+        Each key and value head serves heads / kv_heads query heads (arXiv 2305.13245); None: as
+        many as heads.
+    head_dim
+        Elements of a head; None: width / heads.
+    bias
+        Of the projections: one of ATTENTION_BIASES; True: "all", False: "no".
+    qk_norm
+        RMSNorm of queries and keys before they are turned, one of QK_NORMS: "head" as in Qwen3
+        (arXiv 2505.09388), "projection" as in OLMo 2 (arXiv 2501.00656); None: none.
+    norm_eps
+        Of these norms; None: that of RMSNorm.
+    rotary
+        Positions turn queries and keys (arXiv 2104.09864); needs an even head dim.
+    rotary_base
+        Pair i of D/2 turns by rotary_base^(-2i/D) per position.
+    rotary_scaling
+        Of these rates, see check_scaling.
+    is_causal
+        A position sees itself and those before it; False: all.
+    output_init
+        Initial values of the output projection.
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not divide, or a choice that there is not.
     """
 
     def __init__(
@@ -206,7 +222,10 @@ def check_heads(
 ):
     """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide.
 
-    head_dim   None: width / heads
+    Parameters
+    ----------
+    head_dim
+        None: width / heads.
     """
     check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
     if head_dim is not None:
@@ -232,9 +251,12 @@ def check_heads(
 def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) -> None:
     """Raise ConfigurationError unless this can scale the rates of rotary positions.
 
-    scaling   (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json
-              calls them factor, low_freq_factor, high_freq_factor and
-              original_max_position_embeddings; None: none
+    Parameters
+    ----------
+    scaling
+        (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json calls
+        them factor, low_freq_factor, high_freq_factor and original_max_position_embeddings; None:
+        none.
     """
     if scaling is None:
         return
@@ -306,13 +328,21 @@ def hidden_width(width: int, style: Style) -> int:
 class TransformerBlock(Module):
     """Two residual branches: attention, then the feed-forward, each with a norm.
 
-    style        a choice that `attention` does not make is that of the style
-    hidden       units of the feed-forward; None: hidden_width of the style
-    norms        "before": x + branch(norm(x)); "after": x + norm(branch(x)) (OLMo 2)
-    norm_eps     of all norms; None: that of the class of the norm
-    output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers))
-                 keeps its variance at the start the same for any depth (GPT-2)
-    attention    further arguments of SelfAttention, such as kv_heads
+    Parameters
+    ----------
+    style
+        A choice that `attention` does not make is that of the style.
+    hidden
+        Units of the feed-forward; None: hidden_width of the style.
+    norms
+        "before": x + branch(norm(x)); "after": x + norm(branch(x)) (OLMo 2).
+    norm_eps
+        Of all norms; None: that of the class of the norm.
+    output_init
+        Of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers)) keeps
+        its variance at the start the same for any depth (GPT-2).
+    attention
+        Further arguments of SelfAttention, such as kv_heads.
     """
 
     def __init__(

@@ -23,7 +23,10 @@ class ReLU(Module):
 class GELU(Module):
     """x times the normal distribution function of x (arXiv 1606.08415).
 
-    approximate  "none": by erf; "tanh": the approximation, which is ops.gelu
+    Parameters
+    ----------
+    approximate
+        "none": by erf; "tanh": the approximation, which is ops.gelu.
     """
 
     def __init__(self, approximate: str = "none") -> None:

@@ -35,14 +35,28 @@ __all__ = ["MultiheadAttention", "RelativePositionBias", "TransformerEncoderLaye
 class MultiheadAttention(Module):
     """(query, key, value) -> (y [N, S, E], weights [N, S, T] or None) (arXiv 1706.03762).
 
-    embed_dim, num_heads   E, and the heads that divide it
-    dropout      probability that a weight is dropped in training
-    bias         of all projections
-    kdim, vdim   features of key and value, if not E; then there is a weight for each
-    batch_first  inputs are [N, S, E] instead of [S, N, E]
+    Parameters
+    ----------
+    embed_dim, num_heads
+        E, and the heads that divide it.
+    dropout
+        Probability that a weight is dropped in training.
+    bias
+        Of all projections.
+    kdim, vdim
+        Features of key and value, if not E; then there is a weight for each.
+    batch_first
+        Inputs are [N, S, E] instead of [S, N, E].
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit.
+
+    Notes
+    -----
     Parameters: in_proj_weight [3 E, E], or q_proj_weight [E, E], k_proj_weight [E, kdim],
     v_proj_weight [E, vdim]; in_proj_bias [3 E]; out_proj.weight [E, E], out_proj.bias [E].
-    Errors: ConfigurationError on sizes that do not fit.
     """
 
     in_proj_weight: Parameter  # where query, key and value have one width; else one for each
@@ -94,15 +108,25 @@ class MultiheadAttention(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute y and the weights.
 
-        query, key, value  [N, S, E], [N, T, kdim], [N, T, vdim]; [S, N, E], ... without
-                         batch_first; without N for one sample
-        key_padding_mask [N, T] (or [T]), True for keys that are left out; or numbers to be added
-        attn_mask        [S, T], [heads, S, T], [N heads, S, T] or [N or 1, heads or 1, S, T]: True
-                         where a query does not see a key; or numbers that are added to the scores,
-                         such as a relative position bias; a Tensor if they take a gradient
-        need_weights     return the weights, the mean over heads or [N, heads, S, T]; False: None,
-                         which without a mask and dropout saves their memory
-        is_causal        query i sees keys 0 .. i, with attn_mask or without it
+        Parameters
+        ----------
+        query, key, value
+            [N, S, E], [N, T, kdim], [N, T, vdim]; [S, N, E], ... without batch_first; without N for
+            one sample.
+        key_padding_mask
+            [N, T] (or [T]), True for keys that are left out; or numbers to be added.
+        need_weights
+            Return the weights, the mean over heads or [N, heads, S, T]; False: None, which without
+            a mask and dropout saves their memory.
+        attn_mask
+            [S, T], [heads, S, T], [N heads, S, T] or [N or 1, heads or 1, S, T]: True where a query
+            does not see a key; or numbers that are added to the scores, such as a relative position
+            bias; a Tensor if they take a gradient.
+        is_causal
+            Query i sees keys 0 .. i, with attn_mask or without it.
+
+        Notes
+        -----
         A query that sees no key gets out_proj.bias, and weights of 0 (PyTorch with need_weights:
         NaN).
         """
@@ -251,10 +275,17 @@ def _both(a, b):
 class RelativePositionBias(Module):
     """A number for each head and each offset between two points of a grid (arXiv 2103.14030).
 
-    num_heads  of the attention that it is added to
-    grid       points along each dimension: an int for a sequence, or a tuple
-    weight [product of (2 size - 1), num_heads]: offsets in C order, from -(size - 1) on
-    returns    [num_heads, L, L] for the L points in C order, query before key: an attn_mask
+    Parameters
+    ----------
+    num_heads
+        Of the attention that it is added to.
+    grid
+        Points along each dimension: an int for a sequence, or a tuple.
+
+    Notes
+    -----
+    weight [product of (2 size - 1), num_heads]: offsets in C order, from -(size - 1) on. It returns
+    [num_heads, L, L] for the L points in C order, query before key: an attn_mask.
     """
 
     def __init__(
@@ -282,11 +313,21 @@ ACTIVATIONS = {"relu": relu, "gelu": erf_gelu}
 class TransformerEncoderLayer(Module):
     """Attention of a sequence to itself and a feed-forward, each with a norm and a residual branch.
 
-    d_model, nhead     features, and heads of the attention
-    dim_feedforward    hidden units
-    dropout            of the weights, after the activation, and after both branches
-    activation         "relu", "gelu" (by erf), or an op of one Tensor
-    norm_first         norms stand before the branches instead of after the sums
+    Parameters
+    ----------
+    d_model, nhead
+        Features, and heads of the attention.
+    dim_feedforward
+        Hidden units.
+    dropout
+        Of the weights, after the activation, and after both branches.
+    activation
+        "relu", "gelu" (by erf), or an op of one Tensor.
+    norm_first
+        Norms stand before the branches instead of after the sums.
+
+    Notes
+    -----
     x [N, S, d_model] with batch_first, else [S, N, d_model]
     """
 

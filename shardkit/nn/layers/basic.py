@@ -26,7 +26,11 @@ class Linear(Module):
     """x weight^T + bias.
 
     weight [out_features, in_features], initially `init`, or uniform in +-1/sqrt(in_features)
-    bias   [out_features], initially 0; absent if bias=False
+
+    Parameters
+    ----------
+    bias
+        [out_features], initially 0; absent if bias=False.
     """
 
     def __init__(
@@ -172,7 +176,13 @@ def check_width(owner: str, x, width: int):
 
 
 def checked_dtype(owner: str, dtype) -> str:
-    """Return the name of a dtype that can be trained. Errors: ConfigurationError on any other."""
+    """Return the name of a dtype that can be trained.
+
+    Raises
+    ------
+    ConfigurationError
+        On any other.
+    """
     # numpy.float32 and numpy.dtype("float32") are fine too.
     name = getattr(dtype, "__name__", str(dtype))
     if name not in DTYPES:

@@ -59,13 +59,28 @@ def _check_channels(owner, in_channels, out_channels, groups):
 class ConvNd(Module):
     """The convolution of x [samples, in_channels, *grid] with `weight`, plus `bias`.
 
-    kernel_size, stride, dilation   an int, or one for each dimension
-    padding       of the grid on both sides: an int, one for each dimension, "valid", or "same"
-    padding_mode  what it consists of: "zeros", or elements of x: "circular", "reflect", "replicate"
-    groups        parts of the channels that do not see each other
+    Parameters
+    ----------
+    kernel_size, stride, dilation
+        An int, or one for each dimension.
+    padding
+        Of the grid on both sides: an int, one for each dimension, "valid", or "same".
+    groups
+        Parts of the channels that do not see each other.
+    padding_mode
+        What it consists of: "zeros", or elements of x: "circular", "reflect", "replicate".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
+    ShapeError
+        On another x.
+
+    Notes
+    -----
     weight [out_channels, in_channels/groups, *kernel_size], bias [out_channels]: initially uniform
     in +-1/sqrt(in_channels/groups * number of taps)
-    Errors: ConfigurationError on anything else; ShapeError on another x.
     """
 
     num_dims: int
@@ -135,13 +150,25 @@ class Conv3d(ConvNd):
 class ConvTransposeNd(Module):
     """The transposed convolution of x [samples, in_channels, *grid] with `weight`, plus `bias`.
 
-    It is the gradient of a convolution with these arguments by its input. The size of y is
-    (size - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
-    output_padding  less than stride or dilation; forward(x, output_size) chooses it, so that y has
-                    that grid
+    It is the gradient of a convolution with these arguments by its input. The size of y is (size -
+    1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
+
+    Parameters
+    ----------
+    output_padding
+        Less than stride or dilation; forward(x, output_size) chooses it, so that y has that grid.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
+    ShapeError
+        On another x.
+
+    Notes
+    -----
     weight [in_channels, out_channels/groups, *kernel_size], bias [out_channels]: initially uniform
     in +-1/sqrt(out_channels/groups * number of taps)
-    Errors: ConfigurationError on anything else; ShapeError on another x.
     """
 
     num_dims: int

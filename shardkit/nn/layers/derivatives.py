@@ -33,11 +33,17 @@ __all__ = ["Derivatives"]
 class Derivatives(Module):
     """x [samples, d] -> [samples, 1 + order d, outputs]: net(x), and its derivatives by x.
 
-    net     a chain of blocks, the first on [samples, d]; a sample's output depends on this
-            sample alone, so no batch norm, and no dropout. All operations in it need second
-            derivatives (see derivative.py)
-    order   1: first derivatives along each input; 2: second ones too, not mixed
+    Parameters
+    ----------
+    net
+        A chain of blocks, the first on [samples, d]; a sample's output depends on this sample
+        alone, so no batch norm, and no dropout. All operations in it need second derivatives (see
+        derivative.py).
+    order
+        1: first derivatives along each input; 2: second ones too, not mixed.
 
+    Notes
+    -----
     Its blocks are those of the net, so it is cut wherever the net can be cut.
     """
 

@@ -21,7 +21,13 @@ MODES = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
 class EmbeddingBag(Module):
     """The sum, mean or maximum of the rows of the weight that the ids of a bag name.
 
-    weight  [num_embeddings, embedding_dim], initially Normal(1)
+    Attributes
+    ----------
+    weight
+        [num_embeddings, embedding_dim], initially Normal(1).
+
+    Notes
+    -----
     forward(ids [bags, n]), or forward(ids [n], offsets [bags]), where bag b has the ids from
     offsets[b] to offsets[b + 1]: [bags, embedding_dim]; a bag without ids is 0
     """

@@ -36,10 +36,18 @@ __all__ = [
 class GroupNorm(Module):
     """Each group of channels of a sample at mean 0, variance 1, times weight, plus bias.
 
-    num_groups  divides num_channels
-    eps         added to the variance
-    affine      False: no weight and bias [num_channels], which begin at 1 and 0
-    Source: arXiv 1803.08494.
+    Parameters
+    ----------
+    num_groups
+        Divides num_channels.
+    eps
+        Added to the variance.
+    affine
+        False: no weight and bias [num_channels], which begin at 1 and 0.
+
+    References
+    ----------
+    arXiv 1803.08494.
     """
 
     def __init__(
@@ -73,14 +81,22 @@ class GroupNorm(Module):
 class TrackedNorm(Module):
     """What batch and instance norms share: parameters, and running moments in buffers.
 
-    num_features  channels
-    eps           added to the variance
-    momentum      weight of a step's moments in the running ones; None: all steps weigh alike
-    affine        have weight and bias [num_features], which begin at 1 and 0; None: as the class
-    track_running_stats   keep running_mean, running_var [num_features] and num_batches_tracked, and
-                          normalize by them outside of training; False: always by the moments of x;
-                          None: as the class
+    Parameters
+    ----------
+    num_features
+        channels.
+    eps
+        Added to the variance.
+    momentum
+        Weight of a step's moments in the running ones; None: all steps weigh alike.
+    affine
+        Have weight and bias [num_features], which begin at 1 and 0; None: as the class.
+    track_running_stats
+        Keep running_mean, running_var [num_features] and num_batches_tracked, and normalize by them
+        outside of training; False: always by the moments of x; None: as the class.
 
+    Notes
+    -----
     A micro-batch is normalized by its own moments, as in PyTorch's DDP, so the result depends on
     how a batch is cut. The running moments follow all micro-batches of a step (nn.Buffer).
     """

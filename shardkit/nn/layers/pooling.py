@@ -28,9 +28,14 @@ __all__ = [
 class MaxPoolNd(Module):
     """The largest element of each window of x [samples, channels, *grid]; see ops.max_pool1d.
 
-    stride    None: the kernel_size
-    padding   at most half of the window
-    return_indices   False; True is refused
+    Parameters
+    ----------
+    stride
+        None: the kernel_size.
+    padding
+        At most half of the window.
+    return_indices
+        False; True is refused.
     """
 
     num_dims: int
@@ -62,10 +67,16 @@ class MaxPoolNd(Module):
 class AvgPoolNd(Module):
     """The mean of each window of x [samples, channels, *grid]; see ops.avg_pool1d.
 
-    stride              None: the kernel_size
-    padding             at most half of the window
-    count_include_pad   the padding counts, as zeros
-    divisor_override    what sums are divided by, in place of the number of elements
+    Parameters
+    ----------
+    stride
+        None: the kernel_size.
+    padding
+        At most half of the window.
+    count_include_pad
+        The padding counts, as zeros.
+    divisor_override
+        What sums are divided by, in place of the number of elements.
     """
 
     num_dims: int
@@ -101,8 +112,14 @@ class AvgPoolNd(Module):
 class AdaptivePoolNd(Module):
     """output_size windows that share each dimension of x [samples, channels, *grid].
 
-    output_size  an int, or one for each dimension; None: as many as x has
-    return_indices, of maxima   False; True is refused
+    Parameters
+    ----------
+    output_size
+        An int, or one for each dimension; None: as many as x has.
+
+    Notes
+    -----
+    return_indices, of maxima False; True is refused
     """
 
     operation: Any  # of ops

@@ -24,12 +24,23 @@ __all__ = ["GRU", "LSTM"]
 class Recurrent(Module):
     """What LSTM and GRU share: parameters, layers, directions.
 
-    input_size, hidden_size   features of x, and of the hidden state
-    num_layers     each on the outputs of the one below
-    bias           whether the products have biases, two each
-    batch_first    x is [batch, time, features] instead of [time, batch, features]
-    dropout        probability, on the outputs of all layers but the last
-    bidirectional  a second run from the end; outputs stand side by side
+    Parameters
+    ----------
+    input_size, hidden_size
+        Features of x, and of the hidden state.
+    num_layers
+        Each on the outputs of the one below.
+    bias
+        Whether the products have biases, two each.
+    batch_first
+        x is [batch, time, features] instead of [time, batch, features].
+    dropout
+        Probability, on the outputs of all layers but the last.
+    bidirectional
+        A second run from the end; outputs stand side by side.
+
+    Notes
+    -----
     All values are drawn uniformly from +-1/sqrt(hidden_size).
     """
 

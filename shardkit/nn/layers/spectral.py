@@ -32,9 +32,16 @@ LETTERS = "xyz"
 class SpectralConv(Module):
     """A linear map of channels for each of the lowest frequencies of x [batch, in, *grid].
 
-    modes   frequencies kept of each grid dimension: 0 to m - 1 of the last; of the others these
-            and -m to -1
-    weight  [in_channels, out_channels, 2 m, ..., m, 2], pairs of real and imaginary part
+    Parameters
+    ----------
+    modes
+        Frequencies kept of each grid dimension: 0 to m - 1 of the last; of the others these and -m
+        to -1.
+
+    Attributes
+    ----------
+    weight
+        [in_channels, out_channels, 2 m, ..., m, 2], pairs of real and imaginary part.
     """
 
     def __init__(

@@ -24,8 +24,12 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """Return x moved by `shifts` places along dims; what leaves at one end enters at the other.
 
-    shifts  an int, or one for each of dims
-    dims    None: the elements are rolled in C order, and the shape stays
+    Parameters
+    ----------
+    shifts
+        An int, or one for each of dims.
+    dims
+        None: the elements are rolled in C order, and the shape stays.
     """
     if dims is not None:
         dims = reduced_dims(x, dims)
@@ -62,7 +66,10 @@ def flip(x: Tensor, dims: Any) -> Tensor:
 def repeat(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return x `sizes` times along each dimension, as torch.Tensor.repeat and numpy.tile do.
 
-    sizes  at least as many as x has dimensions; those in front are of new ones
+    Parameters
+    ----------
+    sizes
+        At least as many as x has dimensions; those in front are of new ones.
     """
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if len(sizes) < x.ndim:

@@ -32,11 +32,22 @@ def conv1d(
 ) -> Tensor:
     """Return the convolution of x [N, C, L] with weight [O, C/groups, k], plus bias [O].
 
-    stride, dilation  an int, or a tuple of one per dimension
-    padding           zeros before and after: an int, a tuple, "valid" (none), or "same": y is as
-                      large as x, with stride 1
-    groups            parts of the channels that do not see each other
-    Errors: ShapeError if shapes or dtypes do not fit, ConfigurationError on other arguments.
+    Parameters
+    ----------
+    stride, dilation
+        An int, or a tuple of one per dimension.
+    padding
+        Zeros before and after: an int, a tuple, "valid" (none), or "same": y is as large as x, with
+        stride 1.
+    groups
+        Parts of the channels that do not see each other.
+
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit.
+    ConfigurationError
+        On other arguments.
     """
     return _convolution("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
@@ -80,8 +91,18 @@ def conv_transpose1d(
     """Return the transposed convolution of x [N, C, L] with weight [C, O/groups, k], plus bias [O].
 
     The size of y is (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
-    output_padding  less than stride or dilation
-    Errors: ShapeError if shapes or dtypes do not fit, ConfigurationError on other arguments.
+
+    Parameters
+    ----------
+    output_padding
+        Less than stride or dilation.
+
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit.
+    ConfigurationError
+        On other arguments.
     """
     form = (stride, padding, output_padding, groups, dilation)
     return _transposed("conv_transpose1d", 1, x, weight, bias, *form)
@@ -285,7 +306,13 @@ def _over_positions_again(gradient, form):
 
 
 def per_dim(owner, name, value, num_dims, at_least=1) -> tuple[int, ...]:
-    """Return an argument as one int per dimension. Errors: ConfigurationError on anything else."""
+    """Return an argument as one int per dimension.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
+    """
     values = (value,) * num_dims if is_integer(value) else value
     is_right = (
         isinstance(values, (tuple, list))

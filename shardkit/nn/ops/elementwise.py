@@ -315,6 +315,9 @@ def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
 def compare(name: str, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x == y, x < y, ... as a Tensor of booleans without a gradient.
 
-    name   of the function in `operator`
+    Parameters
+    ----------
+    name
+        Of the function in `operator`.
     """
     return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))

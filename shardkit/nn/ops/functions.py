@@ -32,7 +32,10 @@ from .elementwise import (
 def pointwise(x: Tensor, compute, slope, slope_again=None) -> Tensor:
     """Return compute(xp, x), whose gradient is multiplied by slope(xp, x).
 
-    slope_again   the slope as operations on a Tensor, for second derivatives; None: there are none
+    Parameters
+    ----------
+    slope_again
+        The slope as operations on a Tensor, for second derivatives; None: there are none.
     """
     xp = xp_of(x.array)
     dtype = x.dtype
@@ -179,7 +182,10 @@ def rsqrt(x: Tensor) -> Tensor:
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     """Return x, raised to min and lowered to max; the gradient passes from min to max, both too.
 
-    min, max  numbers; None: no limit on this side
+    Parameters
+    ----------
+    min, max
+        Numbers; None: no limit on this side.
     """
     if min is None and max is None:
         raise ShapeError("clamp without limits; give min, max or both")

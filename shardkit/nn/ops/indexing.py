@@ -24,7 +24,10 @@ from .shape import expand, gather, permute, reshape
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the number of the largest element along dim, the first of equal ones.
 
-    dim  None: along all dimensions, in C order
+    Parameters
+    ----------
+    dim
+        None: along all dimensions, in C order.
     """
     return _place("argmax", x, dim, keepdim)
 
@@ -83,7 +86,10 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor
 def take_along_dim(x: Tensor, index: Any, dim: int | None = None) -> Tensor:
     """Return gather(x, dim, index), where the other sizes of both broadcast.
 
-    dim  None: x is read as one row, in C order, and so is the index
+    Parameters
+    ----------
+    dim
+        None: x is read as one row, in C order, and so is the index.
     """
     index = index_array(index)
     if dim is None:

@@ -20,9 +20,19 @@ from .ids import check_ids, index_array
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None) -> Tensor:
     """Return activation(x weight^T + bias), as one product of two matrices.
 
-    activation   an op of one Tensor, or None; one that knows how takes the bias along, in one pass
+    Parameters
+    ----------
+    activation
+        An op of one Tensor, or None; one that knows how takes the bias along, in one pass.
+
+    Raises
+    ------
+    ShapeError
+        If in, out or the dtypes differ.
+
+    Notes
+    -----
     gradients without activation: x: g weight, weight: g^T x, bias: g summed over all rows
-    Errors: ShapeError if in, out or the dtypes differ.
     """
     _check_linear(x, weight, bias)
     if activation is not None:
@@ -248,9 +258,19 @@ def _times(x, y, turn_x, turn_y):
 def embedding(weight: Tensor, ids: Any) -> Tensor:
     """Return the rows of weight [V, D] that the ids [...] name: [..., D].
 
-    ids   integer Tensor or array with 0 <= id < V
+    Parameters
+    ----------
+    ids
+        Integer Tensor or array with 0 <= id < V.
+
+    Raises
+    ------
+    ShapeError
+        On ids that are not integers, or out of range on the host.
+
+    Notes
+    -----
     gradient: row v gets the sum over the places where v was taken, in the order of those places
-    Errors: ShapeError on ids that are not integers, or out of range on the host.
     """
     ids = index_array(ids)
     num_rows, width = weight.shape

@@ -26,10 +26,21 @@ def cross_entropy(
 ) -> Tensor:
     """Return the negative log probability of the targets under softmax(logits), in nats.
 
-    logits   [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to
-             ignore_index do not count
-    weights  [...] factor of each target in the sum; a mean still divides by how many count
-    returns  a single element, float32 if the logits are half floats; 0 if nothing counts
+    Parameters
+    ----------
+    logits
+        [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to ignore_index
+        do not count.
+    weights
+        [...] factor of each target in the sum; a mean still divides by how many count.
+
+    Returns
+    -------
+    Tensor
+        A single element, float32 if the logits are half floats; 0 if nothing counts.
+
+    Notes
+    -----
     Kept for the backward: the logits and one number per row. LateLogits that nobody read are made
     by blocks (blocks.py), and their gradients with them.
     """
@@ -75,7 +86,11 @@ def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any =
     """Return the squared difference over all elements, of half floats as float32.
 
     The target is a Tensor or an array of the same shape.
-    weights  [rows] factor of each row in the sum; a mean still divides by the number of elements
+
+    Parameters
+    ----------
+    weights
+        [rows] factor of each row in the sum; a mean still divides by the number of elements.
     """
     target = target if isinstance(target, Tensor) else Tensor(target)
     if prediction.shape != target.shape:
@@ -125,8 +140,13 @@ def binary_cross_entropy(
     """Return the negative log probability of the targets under sigmoid(logits), in nats.
 
     max(z, 0) - z t + log(1 + exp(-|z|)) for each logit z and target t, which overflows for no z.
-    logits, targets  of one shape; targets from 0 to 1, an array or Tensor
-    weights          as of mse
+
+    Parameters
+    ----------
+    logits, targets
+        Of one shape; targets from 0 to 1, an array or Tensor.
+    weights
+        As of mse.
     """
     xp = xp_of(logits.array)
     target = fresh.placed(array_of(targets), xp)

@@ -19,10 +19,20 @@ PADDING_MODES = ("constant", "circular", "reflect", "replicate")
 def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Return x with more elements before and after it, in its last dimensions.
 
-    padding  pairs (before, after), of the last dimension first, as torch.nn.functional.pad takes
-             them: (left, right, top, bottom); in mode "constant" below 0: so many are left out
-    value    in mode "constant"
-    Errors: ConfigurationError on another mode; ShapeError if x has too few dimensions or elements.
+    Parameters
+    ----------
+    padding
+        Pairs (before, after), of the last dimension first, as torch.nn.functional.pad takes them:
+        (left, right, top, bottom); in mode "constant" below 0: so many are left out.
+    value
+        In mode "constant".
+
+    Raises
+    ------
+    ConfigurationError
+        On another mode.
+    ShapeError
+        If x has too few dimensions or elements.
     """
     padding = tuple(padding)
     if mode not in PADDING_MODES:

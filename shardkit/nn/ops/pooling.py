@@ -29,11 +29,21 @@ def max_pool1d(
 ) -> Tensor:
     """Return the largest element of each window of x [N, C, L].
 
-    stride     None: the kernel_size, so that windows lie side by side
-    padding    at most half of the window; it is never the largest
-    ceil_mode  a last window may reach over the end
-    Errors: ShapeError if x does not fit or no window does, ConfigurationError on other arguments;
-    return_indices=True is refused.
+    Parameters
+    ----------
+    stride
+        None: the kernel_size, so that windows lie side by side.
+    padding
+        At most half of the window; it is never the largest.
+    ceil_mode
+        A last window may reach over the end.
+
+    Raises
+    ------
+    ShapeError
+        If x does not fit or no window does.
+    ConfigurationError
+        On other arguments; return_indices=True is refused.
     """
     form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     return _max_pool("max_pool1d", 1, x, *form)
@@ -78,8 +88,15 @@ def avg_pool1d(
 ) -> Tensor:
     """Return the mean of each window of x [N, C, L], or its sum divided by divisor_override.
 
-    stride, padding, ceil_mode   as in max_pool1d
-    count_include_pad   the padding counts, as zeros
+    Parameters
+    ----------
+    stride, padding, ceil_mode
+        As in max_pool1d.
+    count_include_pad
+        The padding counts, as zeros.
+
+    Notes
+    -----
     Errors: as max_pool1d.
     """
     form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
@@ -121,7 +138,10 @@ def avg_pool3d(
 def adaptive_avg_pool1d(x: Tensor, output_size: Any) -> Tensor:
     """Return the means of output_size windows that share x [N, C, L], from floor to ceil.
 
-    output_size  an int, or one for each dimension; None: as many as x has
+    Parameters
+    ----------
+    output_size
+        An int, or one for each dimension; None: as many as x has.
     """
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size, False)
 

@@ -33,10 +33,18 @@ def lstm(
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden states [T, B, H] of all steps, and the last cell [B, H].
 
-    x             [T, B, in], at least one step
-    hidden, cell  [B, H] before the first step
-    w_ih, w_hh    [4H, in], [4H, H]: gates i, f, g, o; b_ih, b_hh [4H] or None
-    Source: Hochreiter and Schmidhuber 1997, with forget gates; PyTorch's layout.
+    Parameters
+    ----------
+    x
+        [T, B, in], at least one step.
+    hidden, cell
+        [B, H] before the first step.
+    w_ih, w_hh
+        [4H, in], [4H, H]: gates i, f, g, o; b_ih, b_hh [4H] or None.
+
+    References
+    ----------
+    Hochreiter and Schmidhuber 1997, with forget gates; PyTorch's layout.
     """
     steps, batch, width = _check("lstm", 4, x, (hidden, cell), (w_ih, w_hh), (b_ih, b_hh))
     xp, dtype = xp_of(x.array), x.dtype
@@ -89,10 +97,18 @@ def gru(
 ) -> Tensor:
     """Return the hidden states [T, B, H] of all steps.
 
-    x             [T, B, in], at least one step
-    hidden        [B, H] before the first step
-    w_ih, w_hh    [3H, in], [3H, H]: gates r, z, n; b_ih, b_hh [3H] or None
-    Source: arXiv 1406.1078, in the form of PyTorch, where r multiplies the product with hidden.
+    Parameters
+    ----------
+    x
+        [T, B, in], at least one step.
+    hidden
+        [B, H] before the first step.
+    w_ih, w_hh
+        [3H, in], [3H, H]: gates r, z, n; b_ih, b_hh [3H] or None.
+
+    References
+    ----------
+    arXiv 1406.1078, in the form of PyTorch, where r multiplies the product with hidden.
     """
     steps, batch, width = _check("gru", 3, x, (hidden,), (w_ih, w_hh), (b_ih, b_hh))
     xp, dtype = xp_of(x.array), x.dtype

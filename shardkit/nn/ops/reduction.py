@@ -33,7 +33,10 @@ def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
 def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim, divided by the number of elements.
 
-    Errors: ShapeError if that number is 0.
+    Raises
+    ------
+    ShapeError
+        If that number is 0.
     """
     dims = reduced_dims(x, dim)
     shape = x.shape
@@ -124,7 +127,10 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
 def reduced_dims(x, dim) -> tuple[int, ...]:
     """Return dim as a tuple of dimensions counted from 0.
 
-    Errors: ShapeError on one that does not exist or comes twice.
+    Raises
+    ------
+    ShapeError
+        On one that does not exist or comes twice.
     """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if not set(dims) <= set(range(-x.ndim, x.ndim)):

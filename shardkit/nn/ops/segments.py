@@ -21,7 +21,10 @@ from .indexing import index_select
 def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     """Return the sum of the rows of each segment: [num_segments, ...] for x [n, ...], ids [n].
 
-    ids  integers in [0, num_segments), in any order
+    Parameters
+    ----------
+    ids
+        Integers in [0, num_segments), in any order.
     """
     ids = _checked("segment_sum", x, ids, num_segments)
     dtype = x.dtype

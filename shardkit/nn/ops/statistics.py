@@ -54,7 +54,12 @@ def _row_products(x):
 def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the logarithm of the sum of exp(x) over dim, without overflow for any x.
 
-    The gradient is softmax(x). Errors: ShapeError over no elements.
+    The gradient is softmax(x).
+
+    Raises
+    ------
+    ShapeError
+        Over no elements.
     """
     dims = reduced_dims(x, dim)
     _check_count("logsumexp", x, dims, 0)
@@ -85,8 +90,15 @@ def var(
 ) -> Tensor:
     """Return the squared distances from the mean, summed over dim, by count - correction.
 
-    correction  1: unbiased (PyTorch's default); 0: the mean, which is ops.variance
-    Errors: ShapeError unless there are more elements than correction.
+    Parameters
+    ----------
+    correction
+        1: unbiased (PyTorch's default); 0: the mean, which is ops.variance.
+
+    Raises
+    ------
+    ShapeError
+        Unless there are more elements than correction.
     """
     count = _check_count("var", x, reduced_dims(x, dim), correction)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
@@ -106,9 +118,16 @@ def norm(
 ) -> Tensor:
     """Return the p-norm of the elements over dim.
 
-    p        1: the sum of magnitudes; 2: the root of the sum of squares, whose gradient is 0 where
-             it is 0; inf: the largest magnitude, where equal ones share the gradient
-    Errors: ShapeError on another p.
+    Parameters
+    ----------
+    p
+        1: the sum of magnitudes; 2: the root of the sum of squares, whose gradient is 0 where it is
+        0; inf: the largest magnitude, where equal ones share the gradient.
+
+    Raises
+    ------
+    ShapeError
+        On another p.
     """
     if p not in (1, 2, inf):
         raise ShapeError(f"norm with p = {p!r}; wanted 1, 2 or math.inf")
