@@ -119,7 +119,15 @@ class ShardingConfiguration(ParallelSettings):
     def for_high_bandwidth(
         cls, backend: CommunicationBackend, **settings: Any
     ) -> "ShardingConfiguration":
-        """Return settings for a node or a fast fabric: small units, which gather little memory."""
+        """Return settings for a node or a fast fabric: small units, which gather little memory.
+
+        Parameters
+        ----------
+        backend
+            As of ShardingConfiguration.
+        **settings
+            Any others, which take precedence.
+        """
         return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
 
     @classmethod
@@ -129,6 +137,13 @@ class ShardingConfiguration(ParallelSettings):
         """Return settings for slow networks: few large messages, gradients as half floats.
 
         The trained bits differ from those of other settings.
+
+        Parameters
+        ----------
+        backend
+            As of ShardingConfiguration.
+        **settings
+            Any others, which take precedence.
         """
         slow = {"minimum_parameter_group_size": 262144, "gradient_compression": "float16"}
         return cls(backend, **{**slow, **settings})

@@ -80,12 +80,18 @@ class FNO(Module):
 
     Parameters
     ----------
+    in_channels, out_channels
+        Of x, and of the output.
     modes
         Frequencies kept of each grid dimension, one to three numbers: (12,), (12, 12).
     width
         Channels of the layers.
+    layers
+        Fourier layers, each a block.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

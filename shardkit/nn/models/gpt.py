@@ -227,6 +227,10 @@ class GPT(Module):
 
     Parameters
     ----------
+    vocabulary_size
+        Tokens that there are.
+    sequence_length
+        Longest text that is seen at once, in tokens.
     width, layers, heads
         Of the transformer blocks.
     kv_heads
@@ -383,6 +387,10 @@ class GPT(Module):
         ----------
         prompt
             1-D integers, at least one; the others: see generation.Choice.
+        num_tokens
+            To add, unless a stop token comes before.
+        temperature, top_k, top_p, stop
+            See generation.Choice.
         seed
             Token i is drawn with random number i of this seed: same seed, same text.
 

@@ -49,6 +49,8 @@ class LSTMModel(Module):
 
     Parameters
     ----------
+    features, out_features
+        Of x, and of the output.
     width, layers
         Of the recurrent layers, each a block.
     readout
@@ -57,6 +59,8 @@ class LSTMModel(Module):
         Probability, on the outputs of all layers but the last.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

@@ -142,15 +142,21 @@ class MessagePassing(Module):
 
     Parameters
     ----------
+    features, out_features
+        Of each node, and of the output.
     senders, receivers
         Numbers of nodes [edges]: where each edge comes from, and goes to; None: x = (nodes, senders
         [batch, edges], receivers [batch, edges]).
+    width
+        Features of each node inside.
     steps
         Rounds of messages, each a block.
     readout
         "nodes", or "sum" over the nodes of a graph.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

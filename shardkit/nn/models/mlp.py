@@ -33,6 +33,8 @@ class MLP(Module):
         per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
     feature_names
         Of the columns of x; None: feature_0, feature_1, ...
 

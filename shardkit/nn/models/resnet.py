@@ -146,6 +146,10 @@ class ResNet(Module):
 
     Parameters
     ----------
+    in_channels
+        Of x.
+    classes
+        How many there are.
     layers
         Blocks of each stage: (2, 2, 2, 2) is ResNet-18, (3, 4, 6, 3) with bottleneck=True
         ResNet-50.
@@ -161,6 +165,8 @@ class ResNet(Module):
         "batch"; or "group", of 8 groups, with which a sample does not depend on its batch.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

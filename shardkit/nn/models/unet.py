@@ -66,6 +66,8 @@ class UNet(Module):
 
     Parameters
     ----------
+    in_channels, out_channels
+        Of x, and of the output.
     dims
         Dimensions of the grid, 1 to 3.
     width
@@ -76,6 +78,8 @@ class UNet(Module):
         Of the norms; they divide the width.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

@@ -90,12 +90,18 @@ class ViT(Module):
         Pixels of a square image, or a tuple: of a signal, an image or a volume.
     patch_size
         Pixels of a patch, one number or one for each dimension; they divide the image.
+    channels
+        Of x.
+    classes
+        How many there are.
     width, depth, heads
         Of the transformer blocks, whose feed-forward has 4 width units.
     dropout
         Probability, after the embedding and after each attention and feed-forward.
     seed
         Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

@@ -14,6 +14,13 @@ def split_batch(mesh: Mesh, *arrays: Tree) -> tuple[Tree, ...]:
     An array may be a tree of arrays, of which each leaf is cut. No communication. Uneven batches
     give the first ranks one sample more.
 
+    Parameters
+    ----------
+    mesh
+        Of the model.
+    *arrays
+        [samples, ...] each, or trees of such; global, the same on all ranks.
+
     Raises
     ------
     ShapeError

@@ -35,22 +35,65 @@ class Callback:
     def at_start(self, run: Any) -> None:
         """Before the first step. run.model and run.folder are there; in a training also run.task
         and run.settings.
+
+        Parameters
+        ----------
+        run
+            An object with model and folder.
         """
 
     def after_step(self, step: int, loss: float) -> None:
-        """After each step; the loss is the mean of its global batch before the step, or NaN."""
+        """After each step; the loss is the mean of its global batch before the step, or NaN.
+
+        Parameters
+        ----------
+        step
+            Steps taken.
+        loss
+            In the unit of the loss.
+        """
 
     def after_report(self, step: int, values: dict[str, Any]) -> None:
-        """After each run.report_every steps."""
+        """After each run.report_every steps.
+
+        Parameters
+        ----------
+        step
+            Steps taken.
+        values
+            {name: number}.
+        """
 
     def after_validation(self, step: int, values: dict[str, Any]) -> None:
-        """After each validation."""
+        """After each validation.
+
+        Parameters
+        ----------
+        step
+            Steps taken.
+        values
+            {name: number}.
+        """
 
     def after_checkpoint(self, step: int, folder: str) -> None:
-        """After a checkpoint is on disk and valid."""
+        """After a checkpoint is on disk and valid.
+
+        Parameters
+        ----------
+        step
+            Of the checkpoint.
+        folder
+            Its own.
+        """
 
     def at_end(self, result: Any) -> None:
-        """After the last step, of a run that was interrupted too; result is a RunResult."""
+        """After the last step, of a run that was interrupted too; result is a RunResult.
+
+        Parameters
+        ----------
+        result
+            What the run returns.
+        """
 
 
 class Callbacks(Callback):

@@ -51,6 +51,11 @@ class Copied:
     def set_parameters(self, vector: Array) -> None:
         """Replace all parameters by this canonical vector. Collective.
 
+        Parameters
+        ----------
+        vector
+            1-D, what gather_full_parameters() returns; the same on all ranks.
+
         Raises
         ------
         ValueError
@@ -84,6 +89,11 @@ class Copied:
         """Return a model of the same type on the same mesh with these parameters. Collective.
 
         Its optimizer state is fresh. Close it too: the mesh is closed with its last model.
+
+        Parameters
+        ----------
+        vector
+            1-D, what gather_full_parameters() returns; the same on all ranks.
         """
         other = self._with_own_parameters()
         other.set_parameters(vector)

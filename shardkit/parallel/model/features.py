@@ -40,6 +40,11 @@ class Featured:
     def set_active_feature_indices(self, indices: Sequence[int]) -> None:
         """Look at these input features only, in training and prediction. Collective.
 
+        Parameters
+        ----------
+        indices
+            Numbers of features, at least one.
+
         Raises
         ------
         FeatureError
@@ -52,6 +57,11 @@ class Featured:
     def is_feature_used(self, index: int) -> bool:
         """Return whether the model looks at this input feature.
 
+        Parameters
+        ----------
+        index
+            Number of the feature.
+
         Raises
         ------
         FeatureError
@@ -61,7 +71,12 @@ class Featured:
     def get_feature_importance(self, x: Any = None, y: Any = None) -> dict[str, float]:
         """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
 
-        Collective. x, y this data rank's samples; None: the last batch that was trained on
+        Collective.
+
+        Parameters
+        ----------
+        x, y
+            This data rank's samples; None: the last batch that was trained on.
 
         Raises
         ------

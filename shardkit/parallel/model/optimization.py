@@ -67,6 +67,11 @@ class OptimizationInputData:
     def samples(self, name: str) -> Any:
         """Return (x, y) of "train", "validation" or "test" as NumPy arrays, or trees of them; None
         if not given.
+
+        Parameters
+        ----------
+        name
+            "train", "validation" or "test".
         """
         x, y = getattr(self, f"x_{name}"), getattr(self, f"y_{name}")
         if x is None and y is None:
@@ -105,7 +110,13 @@ class OptimizationInputData:
             )
 
     def check_samples(self, engine: Engine) -> None:
-        """Raise ShapeError naming the set unless the engine's model and loss take it."""
+        """Raise ShapeError naming the set unless the engine's model and loss take it.
+
+        Parameters
+        ----------
+        engine
+            Of the model that is trained.
+        """
         for name in SETS:
             samples = self.samples(name)
             try:
@@ -115,7 +126,15 @@ class OptimizationInputData:
                 raise ShapeError(f"x_{name}, y_{name}: {error}") from None
 
     def batches(self, epoch: int, num_parts: int) -> list:
-        """Return the sample numbers of each global batch of an epoch. No communication."""
+        """Return the sample numbers of each global batch of an epoch. No communication.
+
+        Parameters
+        ----------
+        epoch
+            Its number, from 0.
+        num_parts
+            Data ranks x micro-batches.
+        """
         count = num_samples(self.x_train)
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
@@ -203,6 +222,10 @@ class EvaluationResult:
 
     Parameters
     ----------
+    loss
+        The mean, in the unit of the loss.
+    samples
+        How many the set has.
     metrics
         {name: figure}, those of the model: nn.Module.metrics.
     """

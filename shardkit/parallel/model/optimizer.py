@@ -235,6 +235,8 @@ class ShardedOptimizer(Stored):
 
         Parameters
         ----------
+        input_data
+            What to learn from and to judge by.
         folder
             Checkpoints are written here after each epoch, and a run that is here goes on, to the
             bits of an uninterrupted one, or on another mesh to its parameters, while the fitness

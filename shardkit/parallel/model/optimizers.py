@@ -74,6 +74,15 @@ class HybridShardedOptimizer(ShardedOptimizer):
     Sizes, policy and order are those of HybridShardedModel; a sharded model that is passed must
     have the same.
 
+    Parameters
+    ----------
+    wrapped_optimizer, config
+        As of ShardedOptimizer.
+    pipeline_parallel_size, tensor_parallel_size, data_parallel_size, policy, order
+        As of HybridShardedModel.
+    **settings
+        model, patience, minimum_improvement: as of ShardedOptimizer.
+
     Raises
     ------
     ConfigurationError

@@ -38,7 +38,13 @@ class StateDrift:
 
     @classmethod
     def of(cls, by_tensor: dict[str, float]) -> "StateDrift":
-        """Return the drift of these tensors; of equal ones the first by name is the largest."""
+        """Return the drift of these tensors; of equal ones the first by name is the largest.
+
+        Parameters
+        ----------
+        by_tensor
+            {tensor: largest absolute difference}.
+        """
         by_tensor = dict(sorted(by_tensor.items()))
         worst = max(by_tensor, key=by_tensor.__getitem__, default=None)
         largest = 0.0 if worst is None else by_tensor[worst]

@@ -223,6 +223,8 @@ class ShardedModel(Stored, Copied, Featured):
 
         Parameters
         ----------
+        x, y
+            As in train.
         loss
             A function (prediction, y) -> mean loss, instead of the configured one.
 
@@ -300,6 +302,11 @@ class ShardedModel(Stored, Copied, Featured):
     def use_rule(self, rule: Rule) -> None:
         """Go on with another optimizer rule on the optimizer state that is there. Collective.
 
+        Parameters
+        ----------
+        rule
+            The new rule, such as AdamW(lr=1e-4).
+
         Raises
         ------
         ShardingError
@@ -341,6 +348,11 @@ class ShardedModel(Stored, Copied, Featured):
         """Return the wrapped model's output for x, a NumPy array or a tree of such (docs/trees.md).
 
         Collective: every data replica passes an x of its own. No samples have an empty prediction.
+
+        Parameters
+        ----------
+        x
+            [samples of this replica, ...].
 
         Raises
         ------
@@ -409,6 +421,8 @@ class ShardedModel(Stored, Copied, Featured):
 
         Parameters
         ----------
+        x, y
+            [samples of this rank, ...], as in train; ranks may have different numbers of them.
         metrics
             {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
             regression, accuracy and macro F1 of one for classes.

@@ -44,6 +44,11 @@ class Stored:
 
         No communication: all ranks pass the same. The names are those of
         checkpoint/format/companions.py.
+
+        Parameters
+        ----------
+        companions
+            {name: content}.
         """
         self.checkpoints.companions = {**self.checkpoints.companions, **companions}
 
@@ -64,6 +69,8 @@ class Stored:
 
         Parameters
         ----------
+        data
+            What serialize() returned.
         only, strict, names
             See load_model.
 
@@ -84,7 +91,13 @@ class Stored:
         return fit.report()
 
     def save_state(self, file: Any) -> None:
-        """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
+        """Write serialize() to a binary file object of rank 0; others may pass None. Collective.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for writing, on rank 0.
+        """
         image = self.serialize()
         world = self.checkpoints.world
         with collectively(world):
@@ -97,6 +110,13 @@ class Stored:
         """Read what save_state wrote from a file object of rank 0; others may pass None.
 
         Collective; as deserialize.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for reading, on rank 0.
+        only, strict, names
+            See load_model.
         """
         world = self.checkpoints.world
         with collectively(world):
@@ -117,6 +137,8 @@ class Stored:
 
         Parameters
         ----------
+        path
+            Of the folder of checkpoints, which is made.
         keep
             Delete older checkpoints there but this many, the new one counted; None: delete nothing.
         keep_every
@@ -151,6 +173,11 @@ class Stored:
         again the next time. The checkpoint is there once all ranks have written and met again: in a
         train() or step() afterwards, or in wait() of what is returned, or in close(). The next save
         waits for it. Arguments as for save_model.
+
+        Parameters
+        ----------
+        path, keep, keep_every, data_position
+            As of save_model.
 
         Notes
         -----

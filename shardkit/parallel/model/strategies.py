@@ -93,6 +93,10 @@ class HybridShardedModel(ShardedModel):
 
     Parameters
     ----------
+    wrapped_model, config
+        As of ShardedModel.
+    pipeline_parallel_size, tensor_parallel_size
+        Ranks of these axes, at least 1.
     data_parallel_size
         -1: the ranks that are left over.
     policy

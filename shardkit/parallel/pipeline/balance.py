@@ -135,8 +135,12 @@ def measure_blocks(
         Not sharded yet; a copy of it is run.
     x, y
         One micro-batch.
+    backend
+        Rank 0 of it measures, the others get the figures.
     loss
         As in the configuration; None: the model's own.
+    repeats
+        Of which the median counts.
 
     Notes
     -----
