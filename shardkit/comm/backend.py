@@ -31,6 +31,10 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     Parameters
     ----------
+    rank, world_ranks
+        Position in the group, and the ranks of the group in the first backend.
+    key
+        The same on all ranks of a group, different between groups.
     parent
         The backend that the group is split from; None: the group is a world.
 
@@ -85,7 +89,15 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     @abstractmethod
     def abort(self, message: str, code: int = 1) -> None:
-        """Print the message and end all ranks of the job. Does not return normally."""
+        """Print the message and end all ranks of the job. Does not return normally.
+
+        Parameters
+        ----------
+        message
+            For standard error.
+        code
+            Exit code of the job.
+        """
 
     @abstractmethod
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
@@ -93,10 +105,23 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
         None if not all of them call this within the time (None: no time limit). For ranks that fail
         or leave: it does not disturb a collective that is under way.
+
+        Parameters
+        ----------
+        note
+            A small object that can be pickled.
+        seconds
+            Time limit; None: there is none.
         """
 
     def use(self, channel: Channel | None) -> None:
-        """Carry the verbs over this channel from now on. On all ranks, between two calls."""
+        """Carry the verbs over this channel from now on. On all ranks, between two calls.
+
+        Parameters
+        ----------
+        channel
+            An open one; None: the verbs cannot be called.
+        """
         if self.quick is not None:
             self.quick.close()
         self.channel, self.quick = channel, None
@@ -108,6 +133,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
         None for color None. Collective over this backend. The group is initialized; close() it on
         all its ranks.
+
+        Parameters
+        ----------
+        color
+            At least 0; None: this rank is in no group.
+        key
+            Ranks of a group are ordered by it, then by their rank.
         """
         with self.verb("split"):
             if color is not None and index(color) < 0:
@@ -165,7 +197,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         )
 
     def say(self, message: str) -> None:
-        """Write a message to standard error in one write, so that ranks do not mix theirs."""
+        """Write a message to standard error in one write, so that ranks do not mix theirs.
+
+        Parameters
+        ----------
+        message
+            One line or several.
+        """
         sys.stdout.flush()
         sys.stderr.write(f"shardkit: {message}\n")
         sys.stderr.flush()
@@ -201,6 +239,11 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """Return an array [size] that all ranks of the group see, contents undefined. Collective.
 
         None on all of them if they do not share memory, or it is full.
+
+        Parameters
+        ----------
+        size, dtype
+            Of the array, size in elements; the same on all ranks.
         """
         if self.memory() is None or not self.shares_memory:
             return None
@@ -213,6 +256,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """Return the root's object, on every rank; `value` of other ranks is ignored.
 
         Collective over the backend.
+
+        Parameters
+        ----------
+        value
+            On the root: anything that can be pickled.
+        root
+            The rank that has it.
 
         Raises
         ------
@@ -233,6 +283,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
         Collective over the backend.
 
+        Parameters
+        ----------
+        value
+            Anything that can be pickled.
+        root
+            The rank that gets the list.
+
         Raises
         ------
         ValueError
@@ -250,6 +307,11 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """Return the objects of all ranks in rank order, on every rank.
 
         Collective over the backend.
+
+        Parameters
+        ----------
+        value
+            Anything that can be pickled.
 
         Raises
         ------

@@ -24,6 +24,12 @@ class Mesh:
 
     Parameters
     ----------
+    backend
+        Of all ranks of the mesh.
+    pipeline, tensor
+        Ranks of these axes, at least 1.
+    data
+        Ranks of the data axis; -1: as many as are left over.
     order
         Axes from the slowest to the one that varies fastest with the rank.
 
@@ -67,6 +73,11 @@ class Mesh:
     def size(self, axis: str) -> int:
         """Return the number of ranks along the axis.
 
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
+
         Raises
         ------
         MeshError
@@ -76,6 +87,11 @@ class Mesh:
 
     def group(self, axis: str) -> CommunicationBackend:
         """Return the ranks that differ from this one only along the axis.
+
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
 
         Raises
         ------
@@ -87,7 +103,13 @@ class Mesh:
         return self._groups[axis]
 
     def ranks(self, axis: str) -> list[int]:
-        """Return the world ranks of group(axis), by their coordinate along it."""
+        """Return the world ranks of group(axis), by their coordinate along it.
+
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
+        """
         return self.shape.group(axis, self.rank)
 
     def describe(self, **columns: Any) -> str:

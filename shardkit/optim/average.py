@@ -52,7 +52,15 @@ class EMA:
         return (*self.rule.state_names, AVERAGE)
 
     def rate(self, step: int, override: float | None = None) -> float:
-        """Return the rule's learning rate of step number `step`."""
+        """Return the rule's learning rate of step number `step`.
+
+        Parameters
+        ----------
+        step
+            Counted from 1.
+        override
+            Replaces the rule's own rate; None: nothing does.
+        """
         return self.rule.rate(step, override)
 
     def update(

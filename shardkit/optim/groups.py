@@ -77,11 +77,22 @@ class ParameterGroup:
         return f"ParameterGroup({names}, lr_scale={self.lr_scale}{changes})"
 
     def matches(self, name: str) -> bool:
-        """Return True if a parameter of this name is of the group."""
+        """Return True if a parameter of this name is of the group.
+
+        Parameters
+        ----------
+        name
+            Dotted name of a parameter.
+        """
         return any(fnmatchcase(name, pattern) for pattern in self.names)
 
     def applied(self, rule: Any) -> Any:
         """Return the rule with the changes of the group, or the rule of the group.
+
+        Parameters
+        ----------
+        rule
+            That of the model.
 
         Raises
         ------
@@ -113,11 +124,21 @@ class ParameterGroup:
         ----------
         rule
             As applied() returns it.
+        step
+            Counted from 1.
+        override
+            Replaces the rule's own rate; None: nothing does.
         """
         return override if self.lr_scale == 1.0 else self.lr_scale * rate_of(rule, step, override)
 
     def check(self, rule: Any) -> None:
-        """Raise ConfigurationError unless the group goes with the rule."""
+        """Raise ConfigurationError unless the group goes with the rule.
+
+        Parameters
+        ----------
+        rule
+            That of the model.
+        """
         own = self.applied(rule)
         if self.lr_scale != 1.0 and not callable(getattr(own, "rate", None)):
             raise ConfigurationError(

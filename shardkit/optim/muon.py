@@ -66,6 +66,15 @@ class Muon(Scheduled):
 
     Parameters
     ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    weight_decay
+        Weight decay, at least 0.
+    momentum
+        Share of the momentum that is kept.
+    nesterov
+        Look ahead by one step.
     ns_coefficients
         Of one Newton-Schulz step: a x + b (x x') x + c (x x')^2 x.
     eps

@@ -141,7 +141,20 @@ class Scheduled:
 @rule("sgd", settings={"weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class SGD(Scheduled):
-    """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD."""
+    """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    weight_decay
+        Weight decay, at least 0.
+    momentum
+        From 0 to below 1; above 0 the rule is Momentum.
+    nesterov
+        As of Momentum.
+    """
 
     weight_decay: float = 0.0
     momentum: float = 0.0
@@ -181,7 +194,20 @@ class SGD(Scheduled):
 @rule("momentum", settings={"beta": "momentum", "weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class Momentum(Scheduled):
-    """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD."""
+    """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    beta
+        Share of the velocity that is kept, from 0 to below 1.
+    nesterov
+        Look ahead by one step.
+    weight_decay
+        Weight decay, at least 0. It is added to the gradient.
+    """
 
     beta: float = 0.9
     nesterov: bool = False
@@ -224,7 +250,21 @@ class Momentum(Scheduled):
 @rule("adam", settings=_OF_ADAM)
 @dataclass(frozen=True)
 class Adam(Scheduled):
-    """Adam (arXiv 1412.6980); weight decay is added to the gradient."""
+    """Adam (arXiv 1412.6980); weight decay is added to the gradient.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    beta1, beta2
+        Shares of the running means of the gradient and of its square that are kept, from 0 to below
+        1.
+    eps
+        Added to the root of the second.
+    weight_decay
+        Weight decay, at least 0.
+    """
 
     lr: LearningRate = 1e-3
     beta1: float = 0.9
@@ -281,6 +321,16 @@ class Lion(Scheduled):
     """The sign of a running mean of gradients, with decoupled weight decay (arXiv 2302.06675).
 
     A learning rate three to ten times smaller than AdamW's, and as much more weight decay.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    beta1, beta2
+        Shares of the running mean that are kept: in the sign that is taken, and in the mean itself.
+    weight_decay
+        Weight decay, at least 0.
     """
 
     lr: LearningRate = 1e-4

@@ -32,7 +32,15 @@ def _schedule(name: str):
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A warm-up to `peak`, and what a subclass lets the rate do afterwards."""
+    """A warm-up to `peak`, and what a subclass lets the rate do afterwards.
+
+    Parameters
+    ----------
+    peak
+        The rate at the end of the warm-up, at least 0.
+    warmup_steps
+        In which the rate rises in a straight line to the peak.
+    """
 
     peak: float
     warmup_steps: int = 0
@@ -80,7 +88,13 @@ class Schedule(ABC):
 @_schedule("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """`peak` after the warm-up."""
+    """`peak` after the warm-up.
+
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    """
 
     @classmethod
     def of_settings(
@@ -95,7 +109,17 @@ class Constant(Schedule):
 @_schedule("linear")
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """A straight line down to peak * floor."""
+    """A straight line down to peak * floor.
+
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    decay_steps
+        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
+    floor
+        The last rate as a share of the peak.
+    """
 
     decay_steps: int = 0  # must be given: __post_init__ refuses the default
     floor: float = 0.0
@@ -132,6 +156,15 @@ class Cosine(Linear):
 
     Equal to torch.optim.lr_scheduler.CosineAnnealingLR with T_max = decay_steps and
     eta_min = peak * floor, up to its first minimum.
+
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    decay_steps
+        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
+    floor
+        The last rate as a share of the peak.
     """
 
     def _shape(self, part):
@@ -145,6 +178,12 @@ class WarmupStableDecay(Linear):
 
     Parameters
     ----------
+    peak, warmup_steps
+        As of Schedule.
+    decay_steps
+        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
+    floor
+        The last rate as a share of the peak.
     decay_part
         Of decay_steps that the fall takes, above 0 and at most 1; it begins after the warm-up at
         the earliest.

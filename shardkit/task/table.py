@@ -98,6 +98,11 @@ class TableTask(Task):
 
     A class derived from it has make_model() and, if the model has settings, Settings. Known then:
 
+    Parameters
+    ----------
+    settings
+        The whole configuration: settings.data.path, ...; frozen.
+
     Attributes
     ----------
     num_features, num_outputs

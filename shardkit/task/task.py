@@ -110,6 +110,8 @@ class Task(ABC):
         ----------
         settings
             The defaults with what was given; given: {"section.key": value} alone.
+        given
+            {"section.key": value} of what was given alone.
 
         Raises
         ------
@@ -120,13 +122,26 @@ class Task(ABC):
 
     @classmethod
     def begin_with(cls, path: FilePath) -> str:
-        """Return how another run begins, with the weights at this path where that is possible."""
+        """Return how another run begins, with the weights at this path where that is possible.
+
+        Parameters
+        ----------
+        path
+            Of a checkpoint, a run or a folder of transformers.
+        """
         return f" with its weights: --{cls.initial}={path}" if cls.initial else ":"
 
     def num_surveys(self, folder: Path, resume: bool) -> int:
         """Return in how many parts the data must be looked at before prepare(); ranks share them.
 
         The same on all ranks; nothing is written.
+
+        Parameters
+        ----------
+        folder
+            Of the run.
+        resume
+            The run goes on.
 
         Notes
         -----
@@ -135,7 +150,13 @@ class Task(ABC):
         return 0
 
     def survey(self, number: int) -> Any:
-        """Return what one part of the data shows, as a small object that can be pickled."""
+        """Return what one part of the data shows, as a small object that can be pickled.
+
+        Parameters
+        ----------
+        number
+            Of the part, from 0.
+        """
         raise NotImplementedError
 
     def prepare(self, folder: Path, resume: bool) -> None:
@@ -143,13 +164,26 @@ class Task(ABC):
 
         An index, never the data. resume: the run goes on, on the data that it was started with.
 
+        Parameters
+        ----------
+        folder
+            Of the run.
+        resume
+            The run goes on, on the data that it was started with.
+
         Raises
         ------
         CorpusError, ConfigurationError, OSError
         """
 
     def open(self, folder: Path) -> None:
-        """Open on this rank what prepare() wrote, before anything else is asked for."""
+        """Open on this rank what prepare() wrote, before anything else is asked for.
+
+        Parameters
+        ----------
+        folder
+            Of the run.
+        """
 
     # ---- the model -------------------------------------------------------------------------------
 
@@ -161,6 +195,11 @@ class Task(ABC):
         """Bring a new ShardedModel to weights other than its own; return a line about them.
 
         Collective. "" where there are none. It stays at step 0.
+
+        Parameters
+        ----------
+        model
+            A ShardedModel at step 0.
         """
         return ""
 
@@ -175,7 +214,13 @@ class Task(ABC):
 
     @abstractmethod
     def samples(self, part: str) -> Samples:
-        """Return the samples of "training" or "validation"; the two have none in common."""
+        """Return the samples of "training" or "validation"; the two have none in common.
+
+        Parameters
+        ----------
+        part
+            "training" or "validation".
+        """
 
     @property
     def units_per_sample(self) -> int:
@@ -188,7 +233,15 @@ class Task(ABC):
         return f"{training:,} {self.sample} + {held_out:,} held out"
 
     def example(self, count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return x, y of `count` samples to measure the speed of a step with."""
+        """Return x, y of `count` samples to measure the speed of a step with.
+
+        Parameters
+        ----------
+        count
+            Samples.
+        seed
+            Which of them.
+        """
         samples = self.samples(TRAINING)
         return samples.read((numpy.arange(count) + seed * count) % len(samples))
 
@@ -228,15 +281,33 @@ class Task(ABC):
     # ---- reports ---------------------------------------------------------------------------------
 
     def describe_loss(self, loss: float) -> str:
-        """Return a loss of the held-out samples in words."""
+        """Return a loss of the held-out samples in words.
+
+        Parameters
+        ----------
+        loss
+            The mean over the held-out samples.
+        """
         return f"{loss:.4f} {self.loss_unit}".rstrip()
 
     def loss_record(self, loss: float) -> dict[str, float]:
-        """Return what the curve records beside a loss of the held-out samples."""
+        """Return what the curve records beside a loss of the held-out samples.
+
+        Parameters
+        ----------
+        loss
+            The mean over the held-out samples.
+        """
         return {}
 
     def num_flops_per_sample(self, model: Module) -> float:
-        """Return the operations of forward and backward for a sample; 6 for each parameter."""
+        """Return the operations of forward and backward for a sample; 6 for each parameter.
+
+        Parameters
+        ----------
+        model
+            The unsharded one.
+        """
         return 6.0 * sum(parameter.size for parameter in model.named_parameters().values())
 
     def smallest(self) -> dict[str, Any] | None:
@@ -250,5 +321,11 @@ class Task(ABC):
     # ---- the end ---------------------------------------------------------------------------------
 
     def finish(self, model: Any) -> str:
-        """Return what a finished run shows of its ShardedModel; "" for nothing. Collective."""
+        """Return what a finished run shows of its ShardedModel; "" for nothing. Collective.
+
+        Parameters
+        ----------
+        model
+            The trained ShardedModel.
+        """
         return ""

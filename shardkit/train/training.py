@@ -209,6 +209,8 @@ class Training:
         data
             As for evaluate(), or x alone. The ranks write in parallel, and the file is the same for
             any number of them.
+        output
+            The HDF5 file to write.
         """
         run, output = self._trained(), Path(output)
         with collectively(run.backend):

@@ -51,6 +51,8 @@ def save_adapter(model: Module, folder: FilePath) -> None:
 
     Parameters
     ----------
+    model
+        A module with updates (nn.apply_lora).
     folder
         Is made; a file that is there is replaced when the new one is whole.
 
@@ -95,6 +97,13 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
 
     A layer that has no update yet gets one, and the rest of the model is frozen (nn.apply_lora).
     Call it before the model is sharded.
+
+    Parameters
+    ----------
+    model
+        A module that is not sharded yet.
+    folder
+        With adapter_config.json and adapter_model.safetensors.
 
     Raises
     ------

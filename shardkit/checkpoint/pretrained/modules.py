@@ -24,6 +24,13 @@ def save_safetensors(model: Module, path: FilePath) -> None:
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
 
+    Parameters
+    ----------
+    model
+        A module whose values are on this process.
+    path
+        The file to write.
+
     Raises
     ------
     TypeError
@@ -53,6 +60,10 @@ def load_safetensors(
 
     Parameters
     ----------
+    module
+        Not sharded yet.
+    path
+        The file to read.
     strict
         False: names that only one side has are left alone.
 

@@ -37,6 +37,8 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     Parameters
     ----------
+    rank, world_size
+        Position of this thread, and the number of threads.
     environment_id
         Backends of the same id and world size meet each other.
 
@@ -132,6 +134,10 @@ def run_ranks(
 
     Parameters
     ----------
+    world_size
+        How many ranks.
+    fn
+        Function (backend), called once on each rank.
     timeout
         Seconds that a rank waits for the others in one verb.
 
