@@ -71,6 +71,8 @@ class Buffer(Tensor):
         An integer or a tuple; dtype one of BUFFER_DTYPES.
     init
         Its values, as a function of seed, name and element index.
+    dtype
+        One of BUFFER_DTYPES.
 
     Attributes
     ----------

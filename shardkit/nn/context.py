@@ -20,6 +20,8 @@ class ForwardContext:
     ----------
     training
         Layers such as dropout are active.
+    seed, step
+        Of the run, which masks depend on.
     first_sample
         Number, in the global batch, of row 0 of the input.
     texts

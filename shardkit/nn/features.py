@@ -30,6 +30,8 @@ class InputFeatures(Module):
         Columns of x; all are active at first.
     names
         One each, different; None: feature_0, feature_1, ...
+    dtype
+        That x is cast to.
 
     Raises
     ------

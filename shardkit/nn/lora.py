@@ -42,6 +42,8 @@ class LoRALinear(Module):
     ----------
     layer
         A Linear or DenseLayer, whose parameters and activation it takes over.
+    rank, alpha
+        Of the update, whose scale is alpha / rank.
 
     Attributes
     ----------

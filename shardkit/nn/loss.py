@@ -68,7 +68,7 @@ IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLos
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
-    prediction logits [..., classes]; y [...] class numbers
+    The prediction is logits [..., classes]; y [...] class numbers
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class MeanSquaredError(Loss):
 class BinaryCrossEntropy(Loss):
     """Negative log probability of the right one of two classes, in nats, per sample.
 
-    prediction    logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
+    The prediction is logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
     """
 
     has_class_targets = True
@@ -187,6 +187,8 @@ class Weighted(Loss):
 
     Parameters
     ----------
+    loss
+        Whose items are weighted.
     class_weights
         One for each class number; None: classes count alike.
     has_row_weights

@@ -70,7 +70,14 @@ class PointwiseLoss(Loss):
 
 
 class L1Loss(PointwiseLoss):
-    """|prediction - y| per element."""
+    """|prediction - y| per element.
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    """
 
     def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("L1Loss", reduction)
@@ -80,7 +87,14 @@ class L1Loss(PointwiseLoss):
 
 
 class MSELoss(PointwiseLoss):
-    """(prediction - y)^2 per element."""
+    """(prediction - y)^2 per element.
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    """
 
     def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("MSELoss", reduction)
@@ -90,7 +104,16 @@ class MSELoss(PointwiseLoss):
 
 
 class HuberLoss(PointwiseLoss):
-    """d^2 / 2 per element for a difference d up to delta, and delta (|d| - delta / 2) beyond."""
+    """d^2 / 2 per element for a difference d up to delta, and delta (|d| - delta / 2) beyond.
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    delta
+        Where the square ends, above 0.
+    """
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         _check_reduction("HuberLoss", reduction)
@@ -105,7 +128,16 @@ class HuberLoss(PointwiseLoss):
 
 
 class SmoothL1Loss(PointwiseLoss):
-    """d^2 / (2 beta) per element for a difference d up to beta, and |d| - beta / 2 beyond."""
+    """d^2 / (2 beta) per element for a difference d up to beta, and |d| - beta / 2 beyond.
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    beta
+        Where the square ends, above 0.
+    """
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         _check_reduction("SmoothL1Loss", reduction)
@@ -126,6 +158,9 @@ class BCEWithLogitsLoss(PointwiseLoss):
 
     Parameters
     ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     pos_weight
         Factor of the part of y that is 1, a number or an array that broadcasts to the predictions;
         None: 1.
@@ -176,7 +211,7 @@ class KLDivLoss(PointwiseLoss):
 class GaussianNLLLoss(PointwiseLoss):
     """Negative log likelihood of y under normal distributions, in nats per element.
 
-    prediction  (mean, variance): mean [...] as y, variance as y or with a last size of 1; by hand
+    The prediction is (mean, variance): mean [...] as y, variance as y or with a last size of 1; by hand
                 criterion(mean, y, variance) too
 
     Parameters
@@ -185,6 +220,9 @@ class GaussianNLLLoss(PointwiseLoss):
         With the constant log(2 pi) / 2.
     eps
         Smallest variance; a smaller one counts as this, and takes its gradient all the same.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
@@ -211,7 +249,15 @@ class GaussianNLLLoss(PointwiseLoss):
 class CosineEmbeddingLoss(PointwiseLoss):
     """1 - cos for pairs of vectors with y = 1, and max(cos - margin, 0) for those with y = -1.
 
-    prediction  (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y) too
+    The prediction is (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y) too
+
+    Parameters
+    ----------
+    margin
+        Cosines up to this cost nothing for pairs with y = -1.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
@@ -244,7 +290,13 @@ class CosineEmbeddingLoss(PointwiseLoss):
 class RelativeL2Loss(PointwiseLoss):
     """The norm of prediction - y, divided by that of y, for each sample (arXiv 2010.08895).
 
-    y  [samples, ...], no sample of zeros alone: that would be divided by 0
+    y is [samples, ...], with no sample of zeros alone: that would be divided by 0
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     def __init__(self, reduction: str = "mean") -> None:
@@ -262,7 +314,7 @@ class RelativeL2Loss(PointwiseLoss):
 class NLLLoss(Loss):
     """Negative log probability of the right class, for log probabilities as the prediction.
 
-    prediction [samples, classes, ...], y [samples, ...] class numbers
+    The prediction is [samples, classes, ...], y [samples, ...] class numbers
 
     Parameters
     ----------
@@ -271,6 +323,9 @@ class NLLLoss(Loss):
         numbers are exact, and so the same on every mesh.
     ignore_index
         Elements of y with this value do not count.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     has_class_targets = True
@@ -355,12 +410,15 @@ class NLLLoss(Loss):
 class CrossEntropyLoss(NLLLoss):
     """Negative log probability of the right class under softmax(prediction), in nats.
 
-    prediction logits [samples, classes, ...], y [samples, ...] class numbers
+    The prediction is logits [samples, classes, ...], y [samples, ...] class numbers
 
     Parameters
     ----------
     weight, ignore_index
         As of NLLLoss.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     label_smoothing
         Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
     """

@@ -65,11 +65,19 @@ class Metric(ABC):
         ----------
         prediction
             What the model says about the rows; y their targets; NumPy arrays.
+        y
+            Their targets.
         """
 
     @abstractmethod
     def value(self, sums: Array) -> float:
-        """Return the figure of the rows whose sums were added up; NaN if it is not defined."""
+        """Return the figure of the rows whose sums were added up; NaN if it is not defined.
+
+        Parameters
+        ----------
+        sums
+            [n] float64, added up over all rows.
+        """
 
 
 def metrics_of(module) -> dict[str, Metric]:

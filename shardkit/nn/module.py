@@ -404,7 +404,13 @@ def _some(names):
 
 
 class ModuleList(Module):
-    """Modules in a row, named "0", "1", ...; their owner decides what they do together."""
+    """Modules in a row, named "0", "1", ...; their owner decides what they do together.
+
+    Parameters
+    ----------
+    modules
+        In their order.
+    """
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         self._modules = list(modules)

@@ -46,6 +46,8 @@ class Parameter(Tensor):
         Of the whole parameter; dtype a floating point one, that of its initial values.
     init
         Its values, as a function of seed, name and element index.
+    dtype
+        Floating point, that of its initial values.
 
     Attributes
     ----------

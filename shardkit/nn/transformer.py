@@ -91,8 +91,14 @@ class SelfAttention(Module):
         Of these rates, see check_scaling.
     is_causal
         A position sees itself and those before it; False: all.
+    dropout
+        Probability, on the output.
+    init
+        Initial values of the other projections.
     output_init
         Initial values of the output projection.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------
@@ -272,7 +278,21 @@ def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) ->
 
 
 class FeedForward(Module):
-    """down(gelu(up(x))): each position by itself, with `hidden` units."""
+    """down(gelu(up(x))): each position by itself, with `hidden` units.
+
+    Parameters
+    ----------
+    width, hidden
+        Elements of x, and units inside.
+    bias
+        Whether the projections have one.
+    dropout
+        Probability, on the output.
+    init, output_init
+        Initial values of the projections, and of the one to the output.
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     def __init__(
         self,
@@ -294,7 +314,21 @@ class FeedForward(Module):
 
 
 class GatedFeedForward(Module):
-    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
+    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units.
+
+    Parameters
+    ----------
+    width, hidden
+        Elements of x, and units inside.
+    bias
+        Whether the projections have one.
+    dropout
+        Probability, on the output.
+    init, output_init
+        Initial values of the projections, and of the one to the output.
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     def __init__(
         self,
@@ -330,6 +364,8 @@ class TransformerBlock(Module):
 
     Parameters
     ----------
+    width, heads
+        Of the residual stream, and query heads.
     style
         A choice that `attention` does not make is that of the style.
     hidden
@@ -338,9 +374,13 @@ class TransformerBlock(Module):
         "before": x + branch(norm(x)); "after": x + norm(branch(x)) (OLMo 2).
     norm_eps
         Of all norms; None: that of the class of the norm.
+    dropout
+        Probability, on the outputs of both branches.
     output_init
         Of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers)) keeps
         its variance at the start the same for any depth (GPT-2).
+    dtype
+        Of the parameters, such as "float32".
     attention
         Further arguments of SelfAttention, such as kv_heads.
     """

@@ -11,7 +11,13 @@ from ..ops import activation, arrangement, functions, rectifiers
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """max(x, 0).
+
+    Parameters
+    ----------
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         _check_inplace("ReLU", inplace)
@@ -41,7 +47,13 @@ class GELU(Module):
 
 
 class SiLU(Module):
-    """x sigmoid(x)."""
+    """x sigmoid(x).
+
+    Parameters
+    ----------
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         _check_inplace("SiLU", inplace)
@@ -51,7 +63,13 @@ class SiLU(Module):
 
 
 class Mish(Module):
-    """x tanh(softplus(x)) (arXiv 1908.08681)."""
+    """x tanh(softplus(x)) (arXiv 1908.08681).
+
+    Parameters
+    ----------
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         _check_inplace("Mish", inplace)
@@ -75,7 +93,15 @@ class Sigmoid(Module):
 
 
 class Softplus(Module):
-    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
+    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold.
+
+    Parameters
+    ----------
+    beta
+        Sharpness of the bend.
+    threshold
+        Of beta x, above which the result is x.
+    """
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         self.beta = beta
@@ -86,7 +112,15 @@ class Softplus(Module):
 
 
 class ELU(Module):
-    """x where it is positive, alpha (exp(x) - 1) elsewhere (arXiv 1511.07289)."""
+    """x where it is positive, alpha (exp(x) - 1) elsewhere (arXiv 1511.07289).
+
+    Parameters
+    ----------
+    alpha
+        Minus the limit for very negative x.
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         _check_inplace("ELU", inplace)
@@ -97,7 +131,15 @@ class ELU(Module):
 
 
 class LeakyReLU(Module):
-    """x where it is positive, negative_slope x elsewhere."""
+    """x where it is positive, negative_slope x elsewhere.
+
+    Parameters
+    ----------
+    negative_slope
+        Factor of negative x.
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         _check_inplace("LeakyReLU", inplace)
@@ -108,7 +150,15 @@ class LeakyReLU(Module):
 
 
 class Hardtanh(Module):
-    """x between the two values, and the nearer one elsewhere."""
+    """x between the two values, and the nearer one elsewhere.
+
+    Parameters
+    ----------
+    min_val, max_val
+        The two values.
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
         _check_inplace("Hardtanh", inplace)
@@ -120,7 +170,13 @@ class Hardtanh(Module):
 
 
 class Softmax(Module):
-    """exp(x) / sum of exp(x) over dim."""
+    """exp(x) / sum of exp(x) over dim.
+
+    Parameters
+    ----------
+    dim
+        Over which they are taken.
+    """
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -130,7 +186,13 @@ class Softmax(Module):
 
 
 class LogSoftmax(Module):
-    """The logarithm of softmax over dim."""
+    """The logarithm of softmax over dim.
+
+    Parameters
+    ----------
+    dim
+        Over which they are taken.
+    """
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -147,7 +209,13 @@ class Identity(Module):
 
 
 class Flatten(Module):
-    """x with the dimensions from start_dim to end_dim, both too, as one."""
+    """x with the dimensions from start_dim to end_dim, both too, as one.
+
+    Parameters
+    ----------
+    start_dim, end_dim
+        Numbers of dimensions; negative ones count from the end.
+    """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self.start_dim = start_dim

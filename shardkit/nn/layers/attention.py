@@ -47,6 +47,8 @@ class MultiheadAttention(Module):
         Features of key and value, if not E; then there is a weight for each.
     batch_first
         Inputs are [N, S, E] instead of [S, N, E].
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------
@@ -281,6 +283,8 @@ class RelativePositionBias(Module):
         Of the attention that it is added to.
     grid
         Points along each dimension: an int for a sequence, or a tuple.
+    dtype
+        Of the parameters, such as "float32".
 
     Notes
     -----
@@ -323,8 +327,14 @@ class TransformerEncoderLayer(Module):
         Of the weights, after the activation, and after both branches.
     activation
         "relu", "gelu" (by erf), or an op of one Tensor.
+    layer_norm_eps
+        Of both norms.
+    batch_first
+        x is [N, S, d_model].
     norm_first
         Norms stand before the branches instead of after the sums.
+    dtype
+        Of the parameters, such as "float32".
 
     Notes
     -----

@@ -29,8 +29,14 @@ class Linear(Module):
 
     Parameters
     ----------
+    in_features, out_features
+        Elements of the last dimension of x, and of the output.
     bias
         [out_features], initially 0; absent if bias=False.
+    init
+        Of the weight; None: uniform.
+    dtype
+        Of the parameters, such as "float32".
     """
 
     def __init__(
@@ -68,7 +74,17 @@ class DenseLayer(Linear):
 
 
 class Embedding(Module):
-    """Row `id` of the weight [num_rows, width] for every id; initially `init`, or Normal(1)."""
+    """Row `id` of the weight [num_rows, width] for every id; initially `init`, or Normal(1).
+
+    Parameters
+    ----------
+    num_rows, width
+        Of the weight.
+    init
+        Of its values; None: Normal(1).
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     is_table = True
 
@@ -91,7 +107,17 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Each vector of x at mean 0, variance 1, times weight, plus bias (arXiv 1607.06450)."""
+    """Each vector of x at mean 0, variance 1, times weight, plus bias (arXiv 1607.06450).
+
+    Parameters
+    ----------
+    width
+        Elements of each vector.
+    eps
+        Added to the variance.
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     def __init__(self, width: int, *, eps: float = 1e-5, dtype: DTypeLike = "float32") -> None:
         check_sizes("LayerNorm", width=width)
@@ -108,7 +134,17 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Each vector of x scaled to mean square 1, times weight (arXiv 1910.07467)."""
+    """Each vector of x scaled to mean square 1, times weight (arXiv 1910.07467).
+
+    Parameters
+    ----------
+    width
+        Elements of each vector.
+    eps
+        Added to the mean square.
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     def __init__(self, width: int, *, eps: float = 1e-6, dtype: DTypeLike = "float32") -> None:
         check_sizes("RMSNorm", width=width)
@@ -129,6 +165,11 @@ class Dropout(Module):
     The mask depends on the seed and step of the context, the path of this layer in the model, and
     the number of the sample in the global batch: it is the same however the batch is cut, and when
     a checkpointed block is run again.
+
+    Parameters
+    ----------
+    p
+        Probability, from 0 to below 1.
     """
 
     def __init__(self, p: float) -> None:
@@ -148,7 +189,13 @@ class Dropout(Module):
 
 
 class Sequential(ModuleList):
-    """Modules applied one after the other; each is a block."""
+    """Modules applied one after the other; each is a block.
+
+    Parameters
+    ----------
+    *modules
+        In their order.
+    """
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)

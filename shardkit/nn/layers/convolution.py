@@ -61,14 +61,20 @@ class ConvNd(Module):
 
     Parameters
     ----------
+    in_channels, out_channels
+        Of x, and of the output.
     kernel_size, stride, dilation
         An int, or one for each dimension.
     padding
         Of the grid on both sides: an int, one for each dimension, "valid", or "same".
     groups
         Parts of the channels that do not see each other.
+    bias
+        Whether there is one.
     padding_mode
         What it consists of: "zeros", or elements of x: "circular", "reflect", "replicate".
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------
@@ -155,8 +161,14 @@ class ConvTransposeNd(Module):
 
     Parameters
     ----------
+    in_channels, out_channels
+        Of x, and of the output.
+    kernel_size, stride, padding, groups, bias, dilation, padding_mode
+        As of the convolution.
     output_padding
         Less than stride or dilation; forward(x, output_size) chooses it, so that y has that grid.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------

@@ -21,6 +21,15 @@ MODES = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
 class EmbeddingBag(Module):
     """The sum, mean or maximum of the rows of the weight that the ids of a bag name.
 
+    Parameters
+    ----------
+    num_embeddings, embedding_dim
+        Rows of the weight, and elements of each.
+    mode
+        "sum", "mean" or "max".
+    dtype
+        Of the parameters, such as "float32".
+
     Attributes
     ----------
     weight

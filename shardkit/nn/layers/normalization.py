@@ -40,10 +40,14 @@ class GroupNorm(Module):
     ----------
     num_groups
         Divides num_channels.
+    num_channels
+        Of x.
     eps
         Added to the variance.
     affine
         False: no weight and bias [num_channels], which begin at 1 and 0.
+    dtype
+        Of the parameters, such as "float32".
 
     References
     ----------
@@ -94,6 +98,8 @@ class TrackedNorm(Module):
     track_running_stats
         Keep running_mean, running_var [num_features] and num_batches_tracked, and normalize by them
         outside of training; False: always by the moments of x; None: as the class.
+    dtype
+        Of the parameters, such as "float32".
 
     Notes
     -----

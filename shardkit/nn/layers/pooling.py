@@ -30,12 +30,18 @@ class MaxPoolNd(Module):
 
     Parameters
     ----------
+    kernel_size
+        Of a window: an int, or one for each dimension.
     stride
         None: the kernel_size.
     padding
         At most half of the window.
+    dilation
+        Distance between the elements of a window.
     return_indices
         False; True is refused.
+    ceil_mode
+        A last window may reach over the end.
     """
 
     num_dims: int
@@ -69,10 +75,14 @@ class AvgPoolNd(Module):
 
     Parameters
     ----------
+    kernel_size
+        Of a window: an int, or one for each dimension.
     stride
         None: the kernel_size.
     padding
         At most half of the window.
+    ceil_mode
+        A last window may reach over the end.
     count_include_pad
         The padding counts, as zeros.
     divisor_override
@@ -116,6 +126,8 @@ class AdaptivePoolNd(Module):
     ----------
     output_size
         An int, or one for each dimension; None: as many as x has.
+    return_indices
+        Of maxima: False; True is refused.
 
     Notes
     -----

@@ -38,6 +38,8 @@ class Recurrent(Module):
         Probability, on the outputs of all layers but the last.
     bidirectional
         A second run from the end; outputs stand side by side.
+    dtype
+        Of the parameters, such as "float32".
 
     Notes
     -----
@@ -134,7 +136,7 @@ class Recurrent(Module):
 class LSTM(Recurrent):
     """x -> (outputs, (h, c)): outputs of all steps, hidden states and cells after the last one.
 
-    h, c   [num_layers * directions, batch, H]; (h0, c0) may be given, else they are 0
+    h and c are [num_layers * directions, batch, H]; (h0, c0) may be given, else they are 0
     For the other arguments see Recurrent.
     """
 
@@ -155,7 +157,7 @@ class LSTM(Recurrent):
 class GRU(Recurrent):
     """x -> (outputs, h): outputs of all steps, and the hidden states after the last one.
 
-    h   [num_layers * directions, batch, H]; h0 may be given, else it is 0
+    h is [num_layers * directions, batch, H]; h0 may be given, else it is 0
     For the other arguments see Recurrent.
     """
 

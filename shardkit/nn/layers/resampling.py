@@ -14,6 +14,13 @@ class Upsample(Module):
     """x [samples, channels, *grid] on a grid of another size; arguments of ops.interpolate.
 
     size or scale_factor   one of them
+
+    Parameters
+    ----------
+    size, scale_factor
+        Of the new grid, or the new by the old size; one of them.
+    mode, align_corners, recompute_scale_factor
+        As of ops.interpolate.
     """
 
     def __init__(

@@ -34,9 +34,13 @@ class SpectralConv(Module):
 
     Parameters
     ----------
+    in_channels, out_channels
+        Of x, and of the output.
     modes
         Frequencies kept of each grid dimension: 0 to m - 1 of the last; of the others these and -m
         to -1.
+    dtype
+        Of the parameters, such as "float32".
 
     Attributes
     ----------
