@@ -211,8 +211,8 @@ class KLDivLoss(PointwiseLoss):
 class GaussianNLLLoss(PointwiseLoss):
     """Negative log likelihood of y under normal distributions, in nats per element.
 
-    The prediction is (mean, variance): mean [...] as y, variance as y or with a last size of 1; by hand
-                criterion(mean, y, variance) too
+    The prediction is (mean, variance): mean [...] as y, variance as y or with a last size of 1; by
+    hand criterion(mean, y, variance) too.
 
     Parameters
     ----------
@@ -249,7 +249,8 @@ class GaussianNLLLoss(PointwiseLoss):
 class CosineEmbeddingLoss(PointwiseLoss):
     """1 - cos for pairs of vectors with y = 1, and max(cos - margin, 0) for those with y = -1.
 
-    The prediction is (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y) too
+    The prediction is (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y)
+    too.
 
     Parameters
     ----------
