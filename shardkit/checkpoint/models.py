@@ -9,11 +9,11 @@ Modules know nothing of files, so this file gives every Module class its from_ch
 
 from typing import Any
 
+from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError
 from ..nn.init import Unread
 from ..nn.models.gpt import GPT
 from ..nn.module import Module
-from ..types import FilePath
 from .find import find_description
 from .load import Checkpoint
 from .pretrained.folder import TransformersFolder, is_transformers_folder

@@ -15,12 +15,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 
+from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError, ShardkitError
 from ..nn import models
 from ..nn.features import input_features
 from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
-from ..types import FilePath
 from .image import read_image
 from .paths import averaged_path, check_averaged
 from .sources import find_model

@@ -16,7 +16,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from ..types import Array, DTypeLike, FilePath
+from ..annotations import Array, DTypeLike, FilePath
 from . import checks, objects
 from .channel import Channel
 from .staging import Staging

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy
 
+from ..annotations import Array, DTypeLike
 from ..array.backend import is_device_array
-from ..types import Array, DTypeLike
 from . import checks
 from .alone import AloneTransport
 from .arguments import Arguments

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy
 
+from ..annotations import Array, Shape
 from ..array.backend import is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
-from ..types import Array, Shape
 from .tape import (
     TapeNode,
     VersionCounter,

@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy
 
+from ..annotations import Array, DTypeLike, Shape
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
-from ..types import Array, DTypeLike, Shape
 from .autograd import Tensor, array_of
 from .context import current_context
 from .init import Initializer

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy
 
+from ..annotations import DTypeLike
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, FeatureError
-from ..types import DTypeLike
 from .autograd import Tensor
 from .layers.basic import check_width, input_tensor
 from .module import Module

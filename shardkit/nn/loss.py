@@ -13,12 +13,12 @@ they are, and so does a Loss of one's own. The losses here and in losses.py want
 from math import prod
 from typing import Any
 
+from ..annotations import Shape
 from ..array import fresh, halves
 from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, num_samples, structure
-from ..types import Shape
 from .autograd import Tensor, array_of
 from .layers.basic import input_tensor
 from .ops.loss import binary_cross_entropy, cross_entropy, mse

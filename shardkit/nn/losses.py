@@ -13,12 +13,12 @@ import math
 from math import prod
 from typing import Any
 
+from ..annotations import Shape
 from ..arguments import is_among, is_number, require
 from ..array import fresh, halves
 from ..array.backend import to_host, xp_of
 from ..array.dtypes import wide
 from ..errors import ShapeError
-from ..types import Shape
 from . import ops
 from .autograd import Tensor, array_of
 from .layers.basic import input_tensor

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy
 
+from ..annotations import Array
 from ..errors import ConfigurationError
-from ..types import Array
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20

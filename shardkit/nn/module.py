@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy
 
+from ..annotations import FilePath, Tree
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, structure
-from ..types import FilePath, Tree
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
 from .context import ForwardContext, current_surroundings, forward_context

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy
 
+from ..annotations import Array, DTypeLike, Shape
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
-from ..types import Array, DTypeLike, Shape
 from .autograd import Tensor, array_of
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from ..types import Array
+from ..annotations import Array
 from .autograd import Tensor, TensorLike
 
 class Extreme(NamedTuple):

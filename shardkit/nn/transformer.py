@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
 from ..array.backend import xp_of
 from ..errors import ConfigurationError
-from ..types import DTypeLike
 from .autograd import Tensor
 from .context import current_context
 from .init import Initializer, Normal

@@ -13,9 +13,9 @@ master weights. Source: Polyak and Juditsky (1992), as used for instance in arXi
 
 from dataclasses import dataclass
 
+from ..annotations import Array
 from ..arguments import is_number, require
 from ..array.reference.chunks import spans
-from ..types import Array
 from .late import RatedRule
 
 AVERAGE = "average"  # the state that holds averaged weights, also in checkpoints

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Protocol, runtime_checkable
 
+from ..annotations import Array
 from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
 from ..array.reference.chunks import spans
-from ..types import Array
 from .rules import LearningRate, Rule, Scheduled, require_share, require_weight_decay
 
 _ADJUSTMENTS = ("original", "match_rms_adamw")

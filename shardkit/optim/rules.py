@@ -16,9 +16,9 @@ test: settings, checkpoints and `shardkit plan` learn from the class what it tak
 from dataclasses import dataclass
 from typing import Callable, ClassVar, Protocol, runtime_checkable
 
+from ..annotations import Array
 from ..arguments import is_number, require
 from ..array import kernels
-from ..types import Array
 
 LearningRate = float | Callable[[int], float]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 
+from ..annotations import FilePath
 from ..checkpoint.format.files import write_whole
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
@@ -26,7 +27,6 @@ from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models import MLP
 from ..nn.models.mlp import ACTIVATIONS
 from ..settings import fixed, setting
-from ..types import FilePath
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .scaling import Moments, Scaling

@@ -26,12 +26,12 @@ from typing import Any, ClassVar
 
 import numpy
 
+from ..annotations import FilePath
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..errors import ConfigurationError
 from ..nn.module import Module
 from ..settings import as_section
 from ..tree import named_leaves
-from ..types import FilePath
 
 OWN_SECTION = "task"  # of the settings that a task declares as Settings
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..annotations import FilePath
 from ..arguments import is_integer, is_number, require
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.elastic import LivingRanks
@@ -23,7 +24,6 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.pipeline.neighbors import Neighbors, restore
-from ..types import FilePath
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy
 
+from ..annotations import FilePath
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
@@ -33,7 +34,6 @@ from ..parallel.model.sharded_model import ShardedModel
 from ..task.given import ArraySamples, as_samples, task_of
 from ..task.load import SCRIPT
 from ..task.task import Task
-from ..types import FilePath
 from .evaluation import Figures, TrainedRun, evaluate
 from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run

@@ -18,11 +18,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ...annotations import FilePath
 from ...errors import CheckpointError, ConfigurationError
 from ...nn.lora import LoRALinear, apply_lora, chosen_layers, lora_layers
 from ...nn.models.gpt import GPT
 from ...nn.module import Module
-from ...types import FilePath
 from .families import configuration_of
 from .folder import read_json
 from .names import links

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy
 
+from ...annotations import FilePath
 from ...errors import CheckpointError
 from ...nn.module import Module, members_of
-from ...types import FilePath
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any
 
-from ...types import FilePath
+from ...annotations import FilePath
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from ..failure.guard import SILENT_SECONDS

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 
+from ...annotations import DTypeLike
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor
 from ..context import current_context
 from ..init import Fill, Normal, Uniform

@@ -5,9 +5,9 @@ x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor 
 
 from typing import Any
 
+from ...annotations import DTypeLike
 from ...arguments import is_number, require
 from ...errors import ConfigurationError, ShapeError, ShardingError
-from ...types import DTypeLike
 from ..autograd import Tensor
 from ..context import current_context
 from ..init import Fill, Initializer, Normal, Uniform

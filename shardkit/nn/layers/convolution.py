@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from ...annotations import DTypeLike
 from ...arguments import is_among, require
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor
 from ..init import Uniform
 from ..module import Module, Parameter

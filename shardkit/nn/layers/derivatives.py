@@ -18,9 +18,9 @@ derivative by s is a gradient of a gradient.
 
 from typing import Any
 
+from ...annotations import Shape
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ...types import Shape
 from ..autograd import Tensor, enable_grad, is_grad_enabled
 from ..derivative import grad
 from ..module import Module, blocks_of, check_input_of, output_shape_of

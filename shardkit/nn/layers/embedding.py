@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from ...annotations import DTypeLike
 from ...arguments import is_among, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor, array_of
 from ..init import Normal
 from ..module import Module, Parameter

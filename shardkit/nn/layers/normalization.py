@@ -9,10 +9,10 @@ Arguments, names and shapes of parameters and buffers are PyTorch's. (LayerNorm,
 
 from typing import Any
 
+from ...annotations import DTypeLike
 from ...arguments import is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor
 from ..buffer import Buffer
 from ..context import current_context

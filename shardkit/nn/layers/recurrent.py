@@ -6,10 +6,10 @@ bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
 
 from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..init import Uniform
 from ..module import Module, ModuleList, Parameter

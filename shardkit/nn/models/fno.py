@@ -11,9 +11,9 @@ modes.
 from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import Shape
 from ...arguments import is_integer, require
 from ...array.backend import xp_of
-from ...types import Shape
 from ..autograd import Tensor
 from ..layers.basic import check_sizes, checked_dtype, input_tensor
 from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes

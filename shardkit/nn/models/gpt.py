@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy
 
+from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ...types import Array, DTypeLike, Shape
 from ..autograd import Tensor
 from ..buffer import Buffer
 from ..context import current_context

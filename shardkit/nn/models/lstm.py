@@ -5,8 +5,8 @@ x [batch, time, features] --layers--> [batch, time, width] --head--> [batch, out
 
 from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
-from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..layers.basic import Dropout, Linear, check_sizes, checked_dtype, input_tensor
 from ..layers.recurrent import LSTM

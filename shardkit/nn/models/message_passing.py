@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy
 
+from ...annotations import DTypeLike
 from ...arguments import is_among, is_integer, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor, array_of
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import MeanSquaredError

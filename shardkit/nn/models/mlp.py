@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
-from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype

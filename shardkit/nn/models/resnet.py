@@ -11,9 +11,9 @@ dimensions.
 from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..layers import convolution, normalization
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor

@@ -12,9 +12,9 @@ FSDP gathers each layer as it is called, and a pipeline cannot cut it.
 
 from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_integer, require
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..layers import convolution
 from ..layers.basic import check_sizes, checked_dtype, input_tensor

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_integer, require
 from ...errors import ConfigurationError, ShapeError
-from ...types import DTypeLike, Shape
 from ..autograd import Tensor
 from ..init import Normal
 from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy
 
+from ...annotations import DTypeLike
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded
 from ...errors import ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor, array_of, record
 from .broadcast import fit, form, summed
 from .ids import check_ids, index_array

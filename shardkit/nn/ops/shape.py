@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy
 
+from ...annotations import DTypeLike
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
 from ...array.halves import rounded
 from ...errors import ShapeError
-from ...types import DTypeLike
 from ..autograd import Tensor, _index, array_of, record
 from .broadcast import fit, form, reshaped, summed
 from .reduction import reduced_dims

@@ -2,10 +2,10 @@
 
 import numpy
 
+from ...annotations import Tree
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
 from ...tree import is_tree, leaves, map_tree
-from ...types import Tree
 
 
 def split_batch(mesh: Mesh, *arrays: Tree) -> tuple[Tree, ...]:

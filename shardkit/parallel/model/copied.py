@@ -8,8 +8,8 @@ deep_copy()        parameters and optimizer state of its own, on the same mesh
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
+from ...annotations import Array
 from ...comm.mesh import Mesh
-from ...types import Array
 from .history import History
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
+from ...annotations import FilePath
 from ...arguments import is_integer, is_number, require
 from ...comm.failure.agreement import agree, collectively
 from ...comm.same import check_same
@@ -19,7 +20,6 @@ from ...errors import ShardingError
 from ...layout.mesh_shape import AXES
 from ...nn.module import Module
 from ...optim.rules import Rule
-from ...types import FilePath
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints

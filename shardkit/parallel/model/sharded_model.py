@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy
 
+from ...annotations import Array, Tree
 from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...checkpoint.background import Saver
@@ -32,7 +33,6 @@ from ...layout.policy import Policy
 from ...nn.metrics import Metric, metrics_of
 from ...nn.module import Module
 from ...optim.rules import Rule
-from ...types import Array, Tree
 from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine

@@ -9,11 +9,11 @@ Any mesh and policy reads what any other wrote.
 
 from typing import TYPE_CHECKING, Any
 
+from ...annotations import FilePath
 from ...checkpoint.background import PendingCheckpoint
 from ...checkpoint.selection import Selection
 from ...checkpoint.store import warn_of_skipped
 from ...comm.failure.agreement import collectively
-from ...types import FilePath
 
 
 class Stored:
