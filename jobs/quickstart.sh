@@ -13,7 +13,7 @@ RANKS=${RANKS:-4}
 
 if [ ! -x "$VENV/bin/shardkit" ]; then
     "${PYTHON:-python3}" -m venv "$VENV"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[mpich]'
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[mpich]'
 fi
 
 # One BLAS thread per rank: ranks are the parallelism, and the trained bits depend on the number of threads.

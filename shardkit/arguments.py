@@ -8,6 +8,7 @@ nearest("run.setps", ("run.steps", "run.seed"))             "run.steps"
 from difflib import SequenceMatcher
 from math import inf, isfinite
 from numbers import Integral, Real
+from typing import Any
 
 from .errors import ConfigurationError
 
@@ -20,16 +21,21 @@ def require(holds: bool, name: str, got, wanted: str) -> None:
         raise ConfigurationError(f"{name} = {got!r}; wanted {wanted}")
 
 
-def is_number(value, *, at_least: float = -inf, above: float = -inf, below: float = inf) -> bool:
+def is_number(
+    value: Any, *, at_least: float = -inf, above: float = -inf, below: float = inf
+) -> bool:
     """Return True for a finite number of Python or NumPy in this range; no bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return isfinite(value) and value >= at_least and above < value < below
+    number: Any = value
+    return isfinite(number) and number >= at_least and above < number < below
 
 
 def is_integer(value, *, at_least: float = -inf) -> bool:
     """Return True for an integer of Python or NumPy of at least this; no bool, no 2.0."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return int(value) >= at_least
 
 
 def is_among(value, names) -> bool:

@@ -43,8 +43,12 @@ class DeviceError(ShardkitError):
 class DeviceMemoryError(DeviceError, MemoryError):
     """A GPU, or the page-locked memory beside it, has no room.
 
-    asked   what there was no room for
-    held    what takes the room, and what to do
+    Parameters
+    ----------
+    asked
+        What there was no room for.
+    held
+        What takes the room, and what to do.
     """
 
     def __init__(self, asked: str, held: str):
@@ -119,7 +123,7 @@ class StopVoted(ShardkitError):
         """What was decided, by name."""
         return self.args
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"stopped before the next step: {', '.join(self.args)}"
 
 

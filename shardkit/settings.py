@@ -17,7 +17,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from .arguments import is_integer, is_number, nearest, require
 from .errors import ConfigurationError
@@ -175,7 +175,7 @@ class Sections:
         return {
             f"{section.name}.{field.name}": field
             for section in dataclasses.fields(cls)
-            for field in dataclasses.fields(section.type)
+            for field in dataclasses.fields(cast(type, section.type))
         }
 
     @classmethod

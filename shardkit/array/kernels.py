@@ -7,6 +7,8 @@ reference/, faster implementations in cpu/ and cuda/ where they pay, and a row i
 parity tests; its name here comes from the registry.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import numpy
 
 from .half_kernels import enter_half_kernels
@@ -15,8 +17,6 @@ from .reference import (  # noqa: F401  each enters its kernels
     attention,
     channel_norm,
     convolution,
-    dropout,
-    erf,
     flat,
     half,
     normalization,
@@ -29,9 +29,16 @@ from .reference import (  # noqa: F401  each enters its kernels
     sums,
     vocabulary,
 )
+from .reference import dropout as _dropout  # noqa: F401  (kernels of the names of their files)
+from .reference import erf as _erf  # noqa: F401
 from .registry import KERNELS
 
 enter_half_kernels()
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # any kernel
+
+
 globals().update({name: entry.dispatch for name, entry in KERNELS.items()})
 __all__ = list(KERNELS)
 

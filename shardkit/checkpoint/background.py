@@ -12,6 +12,7 @@ are anyway: at a step.
 
 import threading
 import time
+from typing import Any
 
 import numpy
 
@@ -29,7 +30,7 @@ class Snapshot:
 
     def __init__(self, device: Device):
         self._device = device
-        self._memory = None
+        self._memory: Any = None
 
     def take(self, owned) -> tuple[list, Done]:
         """Return (tensor path, Piece, copy) of each owned array, and when the copies can be read.

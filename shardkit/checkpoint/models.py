@@ -7,6 +7,9 @@
 Modules know nothing of files, so this file gives every Module class its from_checkpoint().
 """
 
+from typing import Any
+
+from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError
 from ..nn.init import Unread
 from ..nn.models.gpt import GPT
@@ -16,17 +19,24 @@ from .load import Checkpoint
 from .pretrained.folder import TransformersFolder, is_transformers_folder
 
 
-def from_checkpoint(cls: type[Module], path, **changes) -> Module:
+def from_checkpoint(cls: type[Module], path: FilePath, **changes: Any) -> Module:
     """Build the model that a checkpoint describes, without weights.
 
     load_model of a sharded model around it reads them; load_state_dict sets others. Until then,
     what needs weights is refused with a ShardingError.
 
-    path     a checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the
-             newest valid one is taken; or a folder of transformers
-    changes  arguments of the class that replace the stored ones, such as sequence_length
-    Errors: CheckpointError if there is none, or it describes another class, or sizes that this
-    class refuses.
+    Parameters
+    ----------
+    path
+        A checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the newest
+        valid one is taken; or a folder of transformers.
+    changes
+        Arguments of the class that replace the stored ones, such as sequence_length.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or it describes another class, or sizes that this class refuses.
     """
     checkpoint = _described_at(path, changes)
     described = checkpoint.manifest["model"]
@@ -48,7 +58,7 @@ def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
     return TransformersFolder(path, sequence_length=changes.get("sequence_length"))
 
 
-Module.from_checkpoint = classmethod(from_checkpoint)
+setattr(Module, "from_checkpoint", classmethod(from_checkpoint))
 
 
 def _built(cls: type[Module], configuration: dict, path) -> Module:
@@ -65,7 +75,10 @@ def _built(cls: type[Module], configuration: dict, path) -> Module:
 def without_weights(model: Module, path, kept=()) -> Module:
     """Return the model, awaiting the values at this path: no initial ones are made for it.
 
-    kept   names of parameters that are not there, and keep their initial values
+    Parameters
+    ----------
+    kept
+        Names of parameters that are not there, and keep their initial values.
     """
     for name, parameter in model.named_parameters().items():
         if name not in kept:
@@ -73,10 +86,13 @@ def without_weights(model: Module, path, kept=()) -> Module:
     return model
 
 
-def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> GPT:
+def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> Module:
     """Build the GPT that a checkpoint describes and whose parameters it holds, without weights.
 
-    Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.
+    Raises
+    ------
+    CheckpointError
+        If it is no GPT, or the description does not fit what is stored.
     """
     folder, described = checkpoint.folder, checkpoint.manifest["model"]
     if described["class"] != "GPT":

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from ..array.backend import to_host
 from ..comm.backend import CommunicationBackend
@@ -88,7 +89,7 @@ class Saving:
         self._boxes: list[StoredBox] = []  # of this rank
         self._records: dict[str, dict] = {}  # what the manifest says about files
         self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
-        self._gathered: list | None = None  # on one rank: boxes, records and scalars of all ranks
+        self._gathered: Any = None  # on one rank: boxes, records and scalars of all ranks
 
     def save(self, owned) -> str:
         """Write and publish the checkpoint; return its folder. Collective.

@@ -17,6 +17,7 @@ import re
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
@@ -323,7 +324,7 @@ class CheckpointStore:
         ]
 
 
-def warn_of_skipped(checkpoint: Checkpoint, skipped: list[str]) -> None:
+def warn_of_skipped(checkpoint: Any, skipped: list[str]) -> None:
     """Warn the caller's caller if newer checkpoints were passed over."""
     if skipped:
         reasons = "; ".join(skipped)

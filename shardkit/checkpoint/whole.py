@@ -15,10 +15,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 
+from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError, ShardkitError
 from ..nn import models
 from ..nn.features import input_features
-from ..nn.module import Module
+from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
 from .image import read_image
 from .paths import averaged_path, check_averaged
@@ -27,15 +28,31 @@ from .sources import find_model
 _OWN_ROOM = models.__name__
 
 
-def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool = False) -> Module:
+def load(
+    source: FilePath | bytes,
+    factory: Callable[..., Module] | None = None,
+    *,
+    averaged: bool = False,
+) -> Module:
     """Return the model of a checkpoint with its weights, on this process. No communication.
 
-    source    a path as load_model takes it, or bytes as serialize() returns them
-    factory   a class of modules, called with the stored configuration, or a function without
-              arguments; None: the stored class is imported
-    averaged  take the averages that sk.EMA kept, instead of the weights of the last step
-    Errors: FileNotFoundError, PermissionError; CheckpointError if it is damaged, its class cannot
-    be imported or built, or the model has other names, shapes or dtypes than are stored.
+    Parameters
+    ----------
+    source
+        A path as load_model takes it, or bytes as serialize() returns them.
+    factory
+        A class of modules, called with the stored configuration, or a function without arguments;
+        None: the stored class is imported.
+    averaged
+        Take the averages that sk.EMA kept, instead of the weights of the last step.
+
+    Raises
+    ------
+    FileNotFoundError
+    PermissionError
+    CheckpointError
+        If it is damaged, its class cannot be imported or built, or the model has other names,
+        shapes or dtypes than are stored.
     """
     where, description, shapes, read = _opened(source)
     described = description["model"]
@@ -45,7 +62,7 @@ def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool
     if averaged:
         check_averaged(where, shapes)
     frozen = (description.get("frozen") or ()) if averaged else ()
-    kept = {
+    kept: dict[str, Parameter | Buffer] = {
         averaged_path(f"model/{name}", frozen) if averaged else f"model/{name}": p
         for name, p in model.named_parameters().items()
     }

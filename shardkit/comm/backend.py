@@ -10,10 +10,13 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 
 import sys
 from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Sequence
 from math import inf
 from operator import index
 from pathlib import Path
+from typing import Any
 
+from ..annotations import Array, DTypeLike, FilePath
 from . import checks, objects
 from .channel import Channel
 from .staging import Staging
@@ -26,22 +29,35 @@ from .watch.progress import Progress
 class CommunicationBackend(Verbs, metaclass=ABCMeta):
     """One rank's end of a group of ranks.
 
-    parent        the backend that the group is split from; None: the group is a world
-    timeout       seconds that a rank may wait for the others in one verb; may be set at any time,
-                  here or on a group from split()
-    local_rank    position among the ranks of the node; threads share one
-    seconds_left  function () -> seconds until the batch system kills the job, for this rank's
-                  watchdog; may be set
+    Parameters
+    ----------
+    rank, world_ranks
+        Position in the group, and the ranks of the group in the first backend.
+    key
+        The same on all ranks of a group, different between groups.
+    parent
+        The backend that the group is split from; None: the group is a world.
+
+    Attributes
+    ----------
+    timeout
+        Seconds that a rank may wait for the others in one verb; may be set at any time, here or on
+        a group from split().
+    local_rank
+        Position among the ranks of the node; threads share one.
+    seconds_left
+        Function () -> seconds until the batch system kills the job, for this rank's watchdog; may
+        be set.
     """
 
     def __init__(
         self,
         rank: int,
-        world_ranks,
+        world_ranks: Sequence[int],
         *,
         key: str = "world",
         parent: "CommunicationBackend | None" = None,
-    ):
+    ) -> None:
         super().__init__(
             rank,
             world_ranks,
@@ -49,8 +65,8 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             staging=Staging() if parent is None else parent.staging,
             progress=Progress() if parent is None else parent.progress,
         )
-        self.local_rank = rank if parent is None else parent.local_rank
-        self.seconds_left = lambda: inf
+        self.local_rank: int = rank if parent is None else parent.local_rank
+        self.seconds_left: Callable[[], float] = lambda: inf
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -73,18 +89,39 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     @abstractmethod
     def abort(self, message: str, code: int = 1) -> None:
-        """Print the message and end all ranks of the job. Does not return normally."""
+        """Print the message and end all ranks of the job. Does not return normally.
+
+        Parameters
+        ----------
+        message
+            For standard error.
+        code
+            Exit code of the job.
+        """
 
     @abstractmethod
-    def exchange_within(self, note, seconds: float | None) -> list | None:
+    def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         """Return the notes (small objects) of all ranks of the world.
 
         None if not all of them call this within the time (None: no time limit). For ranks that fail
         or leave: it does not disturb a collective that is under way.
+
+        Parameters
+        ----------
+        note
+            A small object that can be pickled.
+        seconds
+            Time limit; None: there is none.
         """
 
     def use(self, channel: Channel | None) -> None:
-        """Carry the verbs over this channel from now on. On all ranks, between two calls."""
+        """Carry the verbs over this channel from now on. On all ranks, between two calls.
+
+        Parameters
+        ----------
+        channel
+            An open one; None: the verbs cannot be called.
+        """
         if self.quick is not None:
             self.quick.close()
         self.channel, self.quick = channel, None
@@ -96,6 +133,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
         None for color None. Collective over this backend. The group is initialized; close() it on
         all its ranks.
+
+        Parameters
+        ----------
+        color
+            At least 0; None: this rank is in no group.
+        key
+            Ranks of a group are ordered by it, then by their rank.
         """
         with self.verb("split"):
             if color is not None and index(color) < 0:
@@ -129,12 +173,20 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def timeout(self, seconds: float):
         self.progress.timeout = checks.check_timeout(seconds)
 
-    def keep_ledger(self, folder) -> None:
+    def keep_ledger(self, folder: FilePath) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
 
-        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers
-                 all ranks
-        Errors: OSError; CommunicationError before initialize().
+        Parameters
+        ----------
+        folder
+            One that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers all
+            ranks.
+
+        Raises
+        ------
+        OSError
+        CommunicationError
+            Before initialize().
         """
         check_alive(self, "keep_ledger")
         self.progress.ledger = Ledger(
@@ -145,7 +197,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         )
 
     def say(self, message: str) -> None:
-        """Write a message to standard error in one write, so that ranks do not mix theirs."""
+        """Write a message to standard error in one write, so that ranks do not mix theirs.
+
+        Parameters
+        ----------
+        message
+            One line or several.
+        """
         sys.stdout.flush()
         sys.stderr.write(f"shardkit: {message}\n")
         sys.stderr.flush()
@@ -153,14 +211,14 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     # ---- memory ----------------------------------------------------------------------------------
 
     @property
-    def communicator(self):
+    def communicator(self) -> Any:
         """The mpi4py communicator that carries the verbs, or None.
 
         For libraries that use MPI themselves.
         """
         return None if self.channel is None else self.channel.communicator
 
-    def memory(self):
+    def memory(self) -> Any:
         """Return a heap with empty(shape, dtype) for arrays that travel; None: anywhere will do."""
         return None if self.channel is None else self.channel.heap
 
@@ -173,14 +231,19 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         return self.channel is not None and self.channel.shares_memory
 
     @property
-    def levels(self):
+    def levels(self) -> Any:
         """The levels of a group on nodes that share memory each, or None (node/levels.py)."""
         return None if self.channel is None else self.channel.levels
 
-    def common(self, size: int, dtype):
+    def common(self, size: int, dtype: DTypeLike) -> Array | None:
         """Return an array [size] that all ranks of the group see, contents undefined. Collective.
 
         None on all of them if they do not share memory, or it is full.
+
+        Parameters
+        ----------
+        size, dtype
+            Of the array, size in elements; the same on all ranks.
         """
         if self.memory() is None or not self.shares_memory:
             return None
@@ -189,11 +252,24 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     # ---- objects ---------------------------------------------------------------------------------
 
-    def broadcast_object(self, value=None, root: int = 0):
+    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Return the root's object, on every rank; `value` of other ranks is ignored.
 
-        Collective over the backend. Errors: ValueError on a bad root; PeerError if the root cannot
-        pickle its object.
+        Collective over the backend.
+
+        Parameters
+        ----------
+        value
+            On the root: anything that can be pickled.
+        root
+            The rank that has it.
+
+        Raises
+        ------
+        ValueError
+            On a bad root.
+        PeerError
+            If the root cannot pickle its object.
         """
         with self.verb("broadcast_object"):
             root = checks.check_rank("root", root, self.world_size)
@@ -202,11 +278,24 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             self.traffic.add("broadcast_object", sent if self.rank == root else 0)
             return value
 
-    def gather_object(self, value, root: int = 0) -> list | None:
+    def gather_object(self, value: Any, root: int = 0) -> list | None:
         """Return the objects of all ranks in rank order on the root, None elsewhere.
 
-        Collective over the backend. Errors: ValueError on a bad root; PeerError if a rank cannot
-        pickle its object.
+        Collective over the backend.
+
+        Parameters
+        ----------
+        value
+            Anything that can be pickled.
+        root
+            The rank that gets the list.
+
+        Raises
+        ------
+        ValueError
+            On a bad root.
+        PeerError
+            If a rank cannot pickle its object.
         """
         with self.verb("gather_object"):
             root = checks.check_rank("root", root, self.world_size)
@@ -214,10 +303,20 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             self.traffic.add("gather_object", 0 if self.rank == root else num_bytes)
             return values
 
-    def all_gather_object(self, value) -> list:
+    def all_gather_object(self, value: Any) -> list:
         """Return the objects of all ranks in rank order, on every rank.
 
-        Collective over the backend. Errors: PeerError if a rank cannot pickle its object.
+        Collective over the backend.
+
+        Parameters
+        ----------
+        value
+            Anything that can be pickled.
+
+        Raises
+        ------
+        PeerError
+            If a rank cannot pickle its object.
         """
         with self.verb("all_gather_object"):
             values, num_bytes = objects.all_gather(self.channel, value)

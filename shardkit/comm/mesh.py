@@ -6,6 +6,8 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 """
 
 import platform
+from collections.abc import Sequence
+from typing import Any
 
 from ..environment import checked_mode
 from ..errors import MeshError
@@ -19,9 +21,23 @@ class Mesh:
 
     Collective over the backend, which is initialized if it is not yet. data = -1: as many as are
     left over.
-    order    axes from the slowest to the one that varies fastest with the rank
-    Errors: MeshError, on all ranks alike, if the sizes do not multiply to the number of ranks or
-    differ between ranks.
+
+    Parameters
+    ----------
+    backend
+        Of all ranks of the mesh.
+    pipeline, tensor
+        Ranks of these axes, at least 1.
+    data
+        Ranks of the data axis; -1: as many as are left over.
+    order
+        Axes from the slowest to the one that varies fastest with the rank.
+
+    Raises
+    ------
+    MeshError
+        On all ranks alike, if the sizes do not multiply to the number of ranks or differ between
+        ranks.
     """
 
     def __init__(
@@ -30,8 +46,8 @@ class Mesh:
         pipeline: int = 1,
         tensor: int = 1,
         data: int = -1,
-        order=AXES,
-    ):
+        order: Sequence[str] = AXES,
+    ) -> None:
         backend.initialize()
         with collectively(backend):
             shape = MeshShape.infer(
@@ -55,26 +71,54 @@ class Mesh:
         return self.shape.coordinates(self.rank)
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along the axis. Errors: MeshError on an unknown axis."""
+        """Return the number of ranks along the axis.
+
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
+
+        Raises
+        ------
+        MeshError
+            On an unknown axis.
+        """
         return self.group(axis).world_size
 
     def group(self, axis: str) -> CommunicationBackend:
         """Return the ranks that differ from this one only along the axis.
 
-        Errors: MeshError on an unknown axis.
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
+
+        Raises
+        ------
+        MeshError
+            On an unknown axis.
         """
         if axis not in self._groups:
             raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
         return self._groups[axis]
 
     def ranks(self, axis: str) -> list[int]:
-        """Return the world ranks of group(axis), by their coordinate along it."""
+        """Return the world ranks of group(axis), by their coordinate along it.
+
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
+        """
         return self.shape.group(axis, self.rank)
 
-    def describe(self, **columns) -> str:
+    def describe(self, **columns: Any) -> str:
         """Return a table of who is where; the same text on all ranks, no communication.
 
-        columns   more of them: heading = one text per rank
+        Parameters
+        ----------
+        columns
+            More of them: heading = one text per rank.
         """
         rows = [["rank", *self.shape.order, "host", *columns]]
         rows += [
@@ -92,10 +136,17 @@ class Mesh:
     def open_gpu_transport(self, name: str, *, deterministic: bool = True) -> None:
         """Let GPU arrays go this way within the groups from now on. Collective over the backend.
 
-        name           one of comm.gpu.transports.TRANSPORTS; checked mode stages all, since it
-                       compares calls
-        deterministic  sums of floats are added as the tree over ranks
-        Errors, on all ranks: DeviceError if it is "nccl" and cannot be had.
+        Parameters
+        ----------
+        name
+            One of comm.gpu.transports.TRANSPORTS; checked mode stages all, since it compares calls.
+        deterministic
+            Sums of floats are added as the tree over ranks.
+
+        Raises
+        ------
+        DeviceError
+            On all ranks, if it is "nccl" and cannot be had.
         """
         if self._transport == (name, deterministic) or checked_mode():
             return
@@ -132,7 +183,7 @@ class Mesh:
         coordinates = self.shape.coordinates(rank)
         return [str(rank), *(str(getattr(coordinates, axis)) for axis in self.shape.order), host]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Mesh({self.shape}, rank {self.rank})"
 
 

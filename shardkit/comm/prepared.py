@@ -29,8 +29,8 @@ class PreparedCall:
     def __init__(self, group, verb: str, call, arrays=(), **options):
         self._group = group
         self._call = call  # function (): the verb itself
-        self._bind = lambda quick: quick.prepared(verb, arrays, self._site, **options)
         self._site = group.progress.names.site()
+        self._bind = lambda quick: quick.prepared(verb, arrays, self._site, **options)
         self._run, self._go_on = _unbound, None
 
     def __call__(self) -> None:

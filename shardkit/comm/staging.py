@@ -21,6 +21,7 @@ and one dtype.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -34,7 +35,7 @@ class Pieces:
     + counts[k]).
     """
 
-    port: object
+    port: Any
     counts: list[int]
     starts: list[int]
 

@@ -18,15 +18,17 @@ Arrays are C-contiguous and of any shape; counts and displacements are in elemen
 counts are legal everywhere. `counts`, `root` and `op` must be the same on all ranks.
 """
 
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy
 
+from ..annotations import Array, DTypeLike
 from ..array.backend import is_device_array
 from . import checks
 from .alone import AloneTransport
 from .arguments import Arguments
-from .channel import Channel
 from .checks import is_carried, is_plain, is_slice, pieces_of_plain
 from .operations import Handle, ReductionOperation, Traffic
 from .prepared import PreparedVerbs
@@ -41,23 +43,48 @@ _NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
 class Verbs:
     """One rank's end of a group of ranks, as far as arrays go; CommunicationBackend is the rest.
 
-    rank, world_size   position in this group, and the number of its ranks
-    world_ranks        of this group's ranks, in the first backend
-    group_key          the same on all ranks of a group, different between groups
-    channel            what carries the verbs; None before initialize() and after shutdown()
-    gpu_transport      of GPU arrays beside the staged one; None: there is no other
-    arguments          opens ports on arrays
-    prepare            the collectives that are called again and again (prepared.py)
+    Parameters
+    ----------
+    rank
+        Position in this group, and the number of its ranks.
+    world_ranks
+        Of this group's ranks, in the first backend.
+    group_key
+        The same on all ranks of a group, different between groups.
+
+    Attributes
+    ----------
+    world_size
+        Position in this group, and the number of its ranks.
+    channel
+        What carries the verbs; None before initialize() and after shutdown().
+    gpu_transport
+        Of GPU arrays beside the staged one; None: there is no other.
+    arguments
+        Opens ports on arrays.
+    prepare
+        The collectives that are called again and again (prepared.py).
+
+    Notes
+    -----
     Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on
     arguments that are wrong on this rank alone, raised before anything is sent.
     """
 
-    def __init__(self, rank: int, world_ranks, group_key: str, *, staging, progress: Progress):
+    def __init__(
+        self,
+        rank: int,
+        world_ranks: Sequence[int],
+        group_key: str,
+        *,
+        staging: Any,
+        progress: Progress,
+    ) -> None:
         self.rank, self.world_size = rank, len(world_ranks)
         self.world_ranks, self.group_key = tuple(world_ranks), group_key
         self.staging, self.progress = staging, progress
         self.traffic = Traffic()
-        self.channel: Channel | None = None
+        self.channel: Any = None  # a Channel
         self.quick = None  # the short road of plain arrays, if the channel has one
         self.prepare = PreparedVerbs(self)
         self.arguments = Arguments(self)
@@ -69,10 +96,13 @@ class Verbs:
 
     # ---- around every verb -----------------------------------------------------------------------
 
-    def verb(self, name: str, dtype=None, count: int = -1):
+    def verb(self, name: str, dtype: DTypeLike | None = None, count: int = -1) -> UnderWay:
         """Note a collective call; return the context manager to do it in.
 
-        dtype, count   what it carries, in elements, if that is known
+        Parameters
+        ----------
+        dtype, count
+            What it carries, in elements, if that is known.
         """
         if self.channel is None:
             check_alive(self, name)
@@ -110,7 +140,7 @@ class Verbs:
                 return gpu
         return self._staged
 
-    def adds_in_tree_order(self, array) -> bool:
+    def adds_in_tree_order(self, array: Array) -> bool:
         """Return True if all_reduce and reduce_scatter add such an array as the tree of ordered.py.
 
         By size and dtype, the same on all ranks.
@@ -130,10 +160,13 @@ class Verbs:
         check_alive(self, "barrier")
         self._carry("barrier", _NOTHING, self.channel.barrier)
 
-    def all_reduce(self, array, op: ReductionOperation = SUM) -> None:
+    def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
 
-        array   any shape, the same on all ranks. Half floats are summed as float32.
+        Parameters
+        ----------
+        array
+            Any shape, the same on all ranks. Half floats are summed as float32.
         """
         if self.quick is not None and self.quick.all_reduce(array, op):
             return
@@ -149,7 +182,7 @@ class Verbs:
             self._transport("all_reduce", port.num_bytes, port, op=op).all_reduce(port, op).wait()
             self.traffic.add_ring("all_reduce", self.world_size, port.size * port.wire.itemsize)
 
-    def broadcast(self, array, root: int = 0) -> None:
+    def broadcast(self, array: Array, root: int = 0) -> None:
         """Leave the root's elements in `array`, on every rank. Collective, in place."""
         if self.quick is not None and self.quick.broadcast(array, root):
             return
@@ -166,13 +199,18 @@ class Verbs:
             self._transport("broadcast", port.num_bytes, port).broadcast(port, root).wait()
             self.traffic.add("broadcast", (self.world_size - 1) * port.num_bytes * is_root)
 
-    def all_gather(self, send, receive, counts=None) -> None:
+    def all_gather(self, send: Array, receive: Array, counts: Sequence[int] | None = None) -> None:
         """Leave the slices of all ranks, in rank order, in `receive`. Collective.
 
-        send      this rank's slice, counts[rank] elements; may be a view of its own place in
-                  `receive` (nothing is copied)
-        receive   sum of counts elements
-        counts    elements per rank; None: equal
+        Parameters
+        ----------
+        send
+            This rank's slice, counts[rank] elements; may be a view of its own place in `receive`
+            (nothing is copied).
+        receive
+            Sum of counts elements.
+        counts
+            Elements per rank; None: equal.
         """
         quick = self.quick if counts is None else None
         if quick is not None and quick.all_gather(send, receive):
@@ -186,21 +224,33 @@ class Verbs:
                 self.traffic.add("all_gather", (n - 1) * send.nbytes)
                 return
         with self.verb("all_gather"):
-            own, whole = self.arguments.all_gather(send, receive, counts)
-            num_bytes = whole.port.num_bytes
-            transport = self._transport("all_gather", num_bytes, own.port, whole.port)
-            transport.all_gather(own, whole).wait()
-            self.traffic.add("all_gather", (self.world_size - 1) * own.port.num_bytes)
+            part, total = self.arguments.all_gather(send, receive, counts)
+            num_bytes = total.port.num_bytes
+            transport = self._transport("all_gather", num_bytes, part.port, total.port)
+            transport.all_gather(part, total).wait()
+            self.traffic.add("all_gather", (self.world_size - 1) * part.port.num_bytes)
 
     def reduce_scatter(
-        self, send, receive, counts=None, op: ReductionOperation = SUM, *, in_place: bool = False
+        self,
+        send: Array,
+        receive: Array,
+        counts: Sequence[int] | None = None,
+        op: ReductionOperation = SUM,
+        *,
+        in_place: bool = False,
     ) -> None:
         """Leave the reduction over all ranks of this rank's slice of `send` in `receive`.
 
         Collective; `send` is unchanged.
-        send      sum of counts elements
-        receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
-        in_place  `receive` may be this rank's own slice of `send`; only if adds_in_tree_order
+
+        Parameters
+        ----------
+        send
+            Sum of counts elements.
+        receive
+            counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
+        in_place
+            `receive` may be this rank's own slice of `send`; only if adds_in_tree_order.
         """
         quick = self.quick if counts is None else None
         if quick is not None and quick.reduce_scatter(send, receive, op, in_place):
@@ -217,17 +267,23 @@ class Verbs:
                 self.traffic.add("reduce_scatter", send.nbytes - receive.nbytes)
                 return
         with self.verb("reduce_scatter"):
-            whole, own = self.arguments.reduce_scatter(send, receive, counts, op, in_place)
-            num_bytes = whole.port.num_bytes
-            transport = self._transport("reduce_scatter", num_bytes, whole.port, own.port, op)
-            transport.reduce_scatter(whole, own, op).wait()
-            self.traffic.add_pieces("reduce_scatter", whole, self.rank)
+            total, part = self.arguments.reduce_scatter(send, receive, counts, op, in_place)
+            num_bytes = total.port.num_bytes
+            transport = self._transport("reduce_scatter", num_bytes, total.port, part.port, op)
+            transport.reduce_scatter(total, part, op).wait()
+            self.traffic.add_pieces("reduce_scatter", total, self.rank)
 
-    def scatter(self, send, receive, root: int = 0, counts=None) -> None:
+    def scatter(
+        self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
+    ) -> None:
         """Leave this rank's slice of the root's `send` in `receive`. Collective.
 
-        send      on the root: sum of counts elements; ignored elsewhere (pass None)
-        receive   counts[rank] elements; on the root it may be its own place in `send`
+        Parameters
+        ----------
+        send
+            On the root: sum of counts elements; ignored elsewhere (pass None).
+        receive
+            counts[rank] elements; on the root it may be its own place in `send`.
         """
         with self.verb("scatter"):
             root = checks.check_rank("root", root, self.world_size)
@@ -238,11 +294,17 @@ class Verbs:
             rest = whole.port.num_bytes - own.port.num_bytes
             self.traffic.add("scatter", rest if is_root else 0)
 
-    def gather(self, send, receive, root: int = 0, counts=None) -> None:
+    def gather(
+        self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
+    ) -> None:
         """Leave the slices of all ranks, in rank order, in the root's `receive`. Collective.
 
-        send      counts[rank] elements; on the root it may be its own place in `receive`
-        receive   on the root: sum of counts elements; ignored elsewhere (pass None)
+        Parameters
+        ----------
+        send
+            counts[rank] elements; on the root it may be its own place in `receive`.
+        receive
+            On the root: sum of counts elements; ignored elsewhere (pass None).
         """
         with self.verb("gather"):
             root = checks.check_rank("root", root, self.world_size)
@@ -252,12 +314,12 @@ class Verbs:
 
     def all_to_all(
         self,
-        send,
-        receive,
-        send_counts=None,
-        receive_counts=None,
-        send_displacements=None,
-        receive_displacements=None,
+        send: Array,
+        receive: Array,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        send_displacements: Sequence[int] | None = None,
+        receive_displacements: Sequence[int] | None = None,
     ) -> None:
         """Send piece k of `send` to rank k; piece k of `receive` comes from rank k. Collective.
 
@@ -281,7 +343,7 @@ class Verbs:
 
     # ---- between two ranks -----------------------------------------------------------------------
 
-    def send(self, array, destination: int, tag: int = 0) -> None:
+    def send(self, array: Array, destination: int, tag: int = 0) -> None:
         """Send the elements; may block until the receiver takes them.
 
         So never send first on both sides.
@@ -292,13 +354,13 @@ class Verbs:
             transport.send(port, destination, tag).wait()
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
 
-    def receive(self, array, source: int, tag: int = 0) -> None:
+    def receive(self, array: Array, source: int, tag: int = 0) -> None:
         """Receive the next message of this source and tag in `array`, which must have its size."""
         with self._message("receive", "source", source, tag) as (source, tag):
             port = self.arguments.port("array", array, writes=True)
             self._transport("receive", port.num_bytes, port).receive(port, source, tag).wait()
 
-    def isend(self, array, destination: int, tag: int = 0) -> Handle:
+    def isend(self, array: Array, destination: int, tag: int = 0) -> Handle:
         """Begin a send; the array must not change before wait()."""
         with self._message("isend", "destination", destination, tag) as (destination, tag):
             port = self.arguments.port("array", array)
@@ -306,7 +368,7 @@ class Verbs:
             transport = self._transport("send", port.num_bytes, port)
             return handle_of(self, *transport.isend(port, destination, tag))
 
-    def irecv(self, array, source: int, tag: int = 0) -> Handle:
+    def irecv(self, array: Array, source: int, tag: int = 0) -> Handle:
         """Post a receive; the array holds the message after wait()."""
         with self._message("irecv", "source", source, tag) as (source, tag):
             port = self.arguments.port("array", array, writes=True)
@@ -315,7 +377,7 @@ class Verbs:
 
     # ---- non-blocking collectives ----------------------------------------------------------------
 
-    def iall_reduce(self, array, op: ReductionOperation = SUM) -> Handle:
+    def iall_reduce(self, array: Array, op: ReductionOperation = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
         with self.verb("iall_reduce"):
             port = self.arguments.reduction("array", array, op, writes=True)
@@ -323,7 +385,9 @@ class Verbs:
             transport = self._transport("iall_reduce", port.num_bytes, port, op=op)
             return handle_of(self, *transport.iall_reduce(port, op))
 
-    def iall_gather(self, send, receive, counts=None) -> Handle:
+    def iall_gather(
+        self, send: Array, receive: Array, counts: Sequence[int] | None = None
+    ) -> Handle:
         """Begin an all_gather."""
         with self.verb("iall_gather"):
             own, whole = self.arguments.all_gather(send, receive, counts)
@@ -332,7 +396,13 @@ class Verbs:
             transport = self._transport("iall_gather", num_bytes, own.port, whole.port)
             return handle_of(self, *transport.iall_gather(own, whole))
 
-    def ireduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM) -> Handle:
+    def ireduce_scatter(
+        self,
+        send: Array,
+        receive: Array,
+        counts: Sequence[int] | None = None,
+        op: ReductionOperation = SUM,
+    ) -> Handle:
         """Begin a reduce_scatter."""
         with self.verb("ireduce_scatter"):
             whole, own = self.arguments.reduce_scatter(send, receive, counts, op)

@@ -13,6 +13,7 @@ Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
 import math
+from typing import Any
 
 import numpy
 
@@ -40,7 +41,7 @@ def tables(sizes, keys) -> list[numpy.ndarray]:
     sizes  Python integers; keys [n] uint64, one for each
     """
     round_keys = subkeys(keys[:, None], numpy.arange(_NUM_ROUNDS, dtype=numpy.uint64))
-    found = [None] * len(sizes)
+    found: list[Any] = [None] * len(sizes)
     for size in dict.fromkeys(sizes):
         which = [i for i, other in enumerate(sizes) if other == size]
         left, right = _half_sizes(size)

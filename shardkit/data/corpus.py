@@ -8,6 +8,7 @@ Without weights all paths are one corpus; with weights each path is one.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -77,7 +78,7 @@ def _grouped(segments, percent: float) -> numpy.ndarray:
     """Return [segment, first, stop, is one document] of each group of neighboring documents."""
     total = sum(segment.count for segment in segments)
     groups = max(_NUM_GROUPS, min(int(800 / percent), 1 << 20))
-    tables = []
+    tables: list[Any] = []
     for number, segment in enumerate(segments):
         if segment.documents is None:
             tables.append([[number, 0, segment.count, 1]])

@@ -10,6 +10,7 @@ with its line and column before anything is trained.
 import csv
 import io
 import mmap
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy
@@ -32,7 +33,7 @@ class CSVTable(Table):
     def __init__(self, path: Path, index: Path | None = None):
         self._style = _Style(path)
         if index is not None and index.exists():
-            self.begins = numpy.memmap(index, numpy.int64, "r")
+            self.begins: numpy.ndarray = numpy.memmap(index, numpy.int64, "r")
         else:
             self.begins = index_of(path)
         if len(self.begins) == 0 or self.begins[-1] > path.stat().st_size:
@@ -154,7 +155,7 @@ def _line_ends(style: _Style, text: bytes, at: int, rows_before: int) -> numpy.n
     if b'"' not in text:
         commas = numpy.cumsum(characters == ord(style.delimiter))[ends - 1]
         cells = numpy.diff(commas, prepend=0) + 1
-        wrong = numpy.flatnonzero(cells != len(style.names))
+        wrong: Iterable[int] = numpy.flatnonzero(cells != len(style.names))
     else:
         lines = text.split(b"\n")[:-1]
         counted = (len(style.cells(_decoded(line, style.path))) for line in lines)

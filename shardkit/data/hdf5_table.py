@@ -9,6 +9,7 @@ The library keeps the chunks that it has uncompressed for as long as an order ma
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -35,7 +36,7 @@ class HDF5Table(Table):
             ) from None
         self._map = FileMap(path)
         self._datasets = {}
-        self._readers = {}
+        self._readers: dict[str, Any] = {}
         fields = {}
         for name, dataset in hdf5.datasets(self._file).items():
             for field, member in _fields(name, dataset):
@@ -56,7 +57,7 @@ class HDF5Table(Table):
             dataset, member = self._datasets[field.name]
             placed = None if member else hdf5.places_of(dataset)
             if placed is None:
-                reader = WindowRows(dataset, field, member)
+                reader: Any = WindowRows(dataset, field, member)
             else:
                 reader = MappedRows(
                     self._map, dataset.shape, field.dtype, *placed, dataset.fillvalue

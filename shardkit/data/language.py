@@ -88,7 +88,7 @@ class LanguageData:
         Errors: CorpusError if there is not one window.
         """
         masks = self._settings.mask_documents
-        windows = [
+        windows: list[Samples] = [
             TokenWindows(tokens, length, vocabulary_size, mask_documents=masks, part=part)
             for tokens in self._parts[part]
         ]

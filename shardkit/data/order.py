@@ -43,7 +43,7 @@ class EpochOrder:
         key = numpy.array([key_of(seed, "order", purpose)], numpy.uint64)
         width = num_samples if self.run_length == 1 else WINDOW_RUNS * self.run_length
         if ByWindow.fits(width):
-            self._found = ByWindow(num_samples, self._epochs(key), width)
+            self._found: ByWindow | ByPosition = ByWindow(num_samples, self._epochs(key), width)
         else:
             self._found = ByPosition(num_samples, self.run_length, key)
 

@@ -18,8 +18,11 @@ VALIDATION = "validation"
 class Samples(ABC):
     """Numbered samples, each an input and a target.
 
-    run_length  so many neighbors lie together in the file (the rows of an HDF5 chunk); orders
-                shuffle such runs, then the samples within a few runs
+    Attributes
+    ----------
+    run_length
+        So many neighbors lie together in the file (the rows of an HDF5 chunk); orders shuffle such
+        runs, then the samples within a few runs.
     """
 
     run_length: int = 1
@@ -32,9 +35,25 @@ class Samples(ABC):
     def read(self, numbers: numpy.ndarray) -> tuple:
         """Return the samples of these numbers, in their order, as fresh arrays on the host.
 
-        numbers  [n] int64 in [0, len), in any order, repeats allowed
-        returns  x [n, ...], y [n, ...]: arrays, or trees of arrays (shardkit/tree.py)
-        Errors: CorpusError if a sample cannot be trained on, OSError. One thread calls at a time.
+        Parameters
+        ----------
+        numbers
+            [n] int64 in [0, len), in any order, repeats allowed.
+
+        Returns
+        -------
+        tuple
+            x [n, ...], y [n, ...]: arrays, or trees of arrays (shardkit/tree.py).
+
+        Raises
+        ------
+        CorpusError
+            If a sample cannot be trained on.
+        OSError
+
+        Notes
+        -----
+        One thread calls at a time.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ Nothing is copied: each rank reads the rows that it is asked for, where they lie
 import hashlib
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -41,7 +42,7 @@ def open_table(path, index: Path | None = None) -> Table:
     Errors: ConfigurationError if it is missing, empty, damaged or of another kind.
     """
     path = Path(path)
-    kind = KINDS.get(path.suffix.lower())
+    kind: Any = KINDS.get(path.suffix.lower())
     if kind is None:
         raise ConfigurationError(
             f"{path} is of no kind that is known; wanted a file that ends in {', '.join(KINDS)}"

@@ -9,6 +9,7 @@ about as much as a thousand rows.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -46,8 +47,11 @@ class ByWindow:
         self._num_samples = num_samples
         self._epochs = epochs
         self._at_once = max(_ROWS_AT_ONCE // width, 1)
-        self._epoch = -1, None  # the last that was asked for
-        self._known = -1, []  # number of the first window, and each with its tables
+        self._epoch: tuple[int, Any] = -1, None  # the last that was asked for
+        self._known: tuple[int, list[Any]] = (
+            -1,
+            [],
+        )  # number of the first window, and each with its tables
         self._asked = 0  # the last position that was asked for
         self._found = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 

@@ -178,7 +178,7 @@ def _cuts(boxes: list[Box], dim: int, size: int):
     for box in boxes:
         beginning[box.offset[dim]].append(box)
     cuts = sorted({0, size, *beginning, *(box.stop[dim] for box in boxes)})
-    present = []
+    present: list[Box] = []
     for start, stop in zip(cuts, cuts[1:]):
         present = [box for box in present if box.stop[dim] > start] + beginning[start]
         yield start, stop, present

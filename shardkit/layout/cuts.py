@@ -10,6 +10,7 @@ The runtime cuts a model here, and so does the planner, which knows only the siz
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from ..errors import StagesError
 
@@ -64,7 +65,9 @@ def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
             "minimum_parameter_group_size"
         )
     up_to = [0, *accumulate(costs)]
-    best = {0: (0.0, ())}  # units so far -> (cost of the worst stage, where stages begin)
+    best: dict[int, Any] = {
+        0: (0.0, ())
+    }  # units so far -> (cost of the worst stage, where stages begin)
     for stage in range(1, num_stages + 1):
         best = {stop: _best_cut(best, up_to, stage, stop) for stop in range(stage, len(costs) + 1)}
     starts = [*best[len(costs)][1], len(costs)]

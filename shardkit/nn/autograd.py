@@ -9,9 +9,12 @@ of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them t
 """
 
 import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy
 
+from ..annotations import Array, Shape
 from ..array.backend import is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
@@ -25,9 +28,15 @@ from .tape import (
     walk,
 )
 
+if TYPE_CHECKING:
+    from .tensor_methods import TensorMethods as _Methods
+else:
+    _Methods = object
+
 __all__ = [
     "CheapTensor",
     "Tensor",
+    "TensorLike",
     "WeightGradients",
     "array_of",
     "backward_inputs",
@@ -43,43 +52,53 @@ __all__ = [
 
 
 def record(
-    array,
-    parents,
-    backward,
+    array: Any,
+    parents: Sequence[Any],
+    backward: Callable[..., Any],
     *,
-    needs=(),
-    needs_output=False,
-    view_of=None,
-    is_one_pass=False,
-    gives_new=False,
-    differentiable=None,
+    needs: Sequence[Any] = (),
+    needs_output: bool = False,
+    view_of: Any = None,
+    is_one_pass: bool = False,
+    gives_new: bool = False,
+    differentiable: Callable[..., Any] | None = None,
 ) -> "Tensor":
     """Return the output tensor of an operation, on the tape if any parent takes a gradient.
 
-    array         what was computed
-    parents       its inputs; those that are not Tensors (scalars, arrays) take no gradient
-    backward      (gradient, wanted) -> one array or None per parent. `gradient` has the shape and
-                  dtype of `array`; it may be shared or a read-only view: never write to it, but
-                  returning it, or a view of it, is fine. `wanted[i]` says whether parent i takes a
-                  gradient now; each gradient must be computed with the same bits whatever else is
-                  wanted, since input and weight gradients may be asked for at different times.
-    needs         tensors whose `.array` the closure reads. It must read `.array` inside, not
-                  capture the array: a sharded parameter has another buffer by then. Changing one of
-                  these in place makes the backward raise. What the closure does not need it should
-                  not mention (take the shape outside), or the tape keeps it alive.
-    needs_output  True if the closure captured `array` itself (as for exp, whose derivative is its
-                  result)
-    view_of       the parent whose memory `array` shares, if it does
-    is_one_pass   all gradients together cost about as much as one, and those of parameters are
-                  small: where input and parameter gradients are asked for at different times, all
-                  are computed the first time
-    gives_new     the gradients are arrays that backward has just made, each for one parent alone,
-                  and nobody else holds: a leaf may keep them as its `.grad`
-    differentiable  (gradient, wanted, output) -> one Tensor or None per parent: the same gradients
-                  as `backward`, made by operations on Tensors, so that they can be differentiated
-                  again. `gradient` is a Tensor; `output` is this operation's result as a Tensor if
-                  needs_output, else None. It mentions no more than `backward` does. Only
-                  derivative.grad(create_graph=True) calls it; None: that raises
+    Parameters
+    ----------
+    array
+        What was computed.
+    parents
+        Its inputs; those that are not Tensors (scalars, arrays) take no gradient.
+    backward
+        (gradient, wanted) -> one array or None per parent. `gradient` has the shape and dtype of
+        `array`; it may be shared or a read-only view: never write to it, but returning it, or a
+        view of it, is fine. `wanted[i]` says whether parent i takes a gradient now; each gradient
+        must be computed with the same bits whatever else is wanted, since input and weight
+        gradients may be asked for at different times.
+    needs
+        Tensors whose `.array` the closure reads. It must read `.array` inside, not capture the
+        array: a sharded parameter has another buffer by then. Changing one of these in place makes
+        the backward raise. What the closure does not need it should not mention (take the shape
+        outside), or the tape keeps it alive.
+    needs_output
+        True if the closure captured `array` itself (as for exp, whose derivative is its result).
+    view_of
+        The parent whose memory `array` shares, if it does.
+    is_one_pass
+        All gradients together cost about as much as one, and those of parameters are small: where
+        input and parameter gradients are asked for at different times, all are computed the first
+        time.
+    gives_new
+        The gradients are arrays that backward has just made, each for one parent alone, and nobody
+        else holds: a leaf may keep them as its `.grad`.
+    differentiable
+        (gradient, wanted, output) -> one Tensor or None per parent: the same gradients as
+        `backward`, made by operations on Tensors, so that they can be differentiated again.
+        `gradient` is a Tensor; `output` is this operation's result as a Tensor if needs_output,
+        else None. It mentions no more than `backward` does. Only derivative.grad(create_graph=True)
+        calls it; None: that raises.
     """
     memory = VersionCounter() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
@@ -93,7 +112,9 @@ def record(
     sources = tuple(
         [(parent._node or parent) if want else None for parent, want in zip(parents, wanted)]
     )
-    saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
+    saved: list[tuple[Any, int]] = [
+        (tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)
+    ]
     if needs_output:
         saved.append((memory, memory.version))
     node = TapeNode(sources, wanted, backward, saved, is_one_pass, gives_new, differentiable)
@@ -103,15 +124,24 @@ def record(
     return output
 
 
-class Tensor:
+class Tensor(_Methods):
     """An array, whether it takes a gradient, and the node that made it (None for a leaf).
 
-    array          NumPy or CuPy array; anything else is converted by NumPy
-    requires_grad  only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if
-                   there is one, which may be a view of a flat buffer and stays that view, else a
-                   new array is set
-    grad_is_empty  the contents of `.grad` mean nothing yet: the first gradient overwrites them
+    Parameters
+    ----------
+    array
+        NumPy or CuPy array; anything else is converted by NumPy.
+    requires_grad
+        Only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if there is
+        one, which may be a view of a flat buffer and stays that view, else a new array is set.
 
+    Attributes
+    ----------
+    grad_is_empty
+        The contents of `.grad` mean nothing yet: the first gradient overwrites them.
+
+    Notes
+    -----
     A subclass may make its array late, by defining `array` as a property and calling `_begin`
     instead of `__init__`.
     """
@@ -128,7 +158,7 @@ class Tensor:
     __array_ufunc__ = None  # ndarray + Tensor is our business, not NumPy's
     is_parameter = False
 
-    def __init__(self, array, requires_grad=False):
+    def __init__(self, array: Any, requires_grad: bool = False) -> None:
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
             array = numpy.asarray(array)
         if requires_grad and not is_floating(array.dtype):
@@ -141,10 +171,10 @@ class Tensor:
 
     def _begin(self, requires_grad):
         """Set every attribute but the array."""
-        self.grad = None
+        self.grad: Any = None
         self.grad_is_empty = False
         self.requires_grad = requires_grad
-        self._node = None
+        self._node: TapeNode | None = None
         self._memory = VersionCounter()
 
     @staticmethod
@@ -163,41 +193,41 @@ class Tensor:
     # What it is.
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return self.array.shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype[Any]:
         return self.array.dtype
 
     @property
-    def gradient_dtype(self):
+    def gradient_dtype(self) -> numpy.dtype[Any]:
         """The dtype in which operations make the gradient of this tensor."""
         return self.dtype
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return self.array.ndim
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self.array.size
 
     @property
-    def is_leaf(self):
+    def is_leaf(self) -> bool:
         """True if no recorded operation made it."""
         return self._node is None
 
     @property
-    def version(self):
+    def version(self) -> int:
         """How often its memory was changed in place, through this tensor or a view of it."""
         return self._memory.version
 
-    def item(self):
+    def item(self) -> Any:
         """Return the only element, as a Python number."""
         return self.array.item()
 
-    def numpy(self):
+    def numpy(self) -> Array:
         """Return the array on the host: the same memory on a CPU, a copy from a GPU."""
         return to_host(self.array)
 
@@ -205,7 +235,7 @@ class Tensor:
         """Return the same memory without history, as a leaf that takes no gradient."""
         return Tensor._made(self.array, None, self._memory)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if self.requires_grad and is_grad_enabled():
             raise AutogradError(
                 "NumPy would lose the gradient of this tensor; use a function of shardkit.nn.ops, "
@@ -213,7 +243,7 @@ class Tensor:
             )
         return numpy.array(self.numpy(), dtype=dtype, copy=copy)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tensor":
         if not self.is_leaf:
             raise AutogradError(
                 "a deep copy of a tensor that operations made would lead gradients to copies of "
@@ -224,25 +254,34 @@ class Tensor:
         copied.grad_is_empty = self.grad_is_empty
         return copied
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"Tensor({self.array!r}{grad})"
 
     # Gradients.
 
-    def backward(self, gradient=None, retain_graph=False):
+    def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every leaf that it was made from.
 
-        gradient      of this tensor's shape; may be left out for a single element (then it is 1)
-        retain_graph  keep the tape for another backward; otherwise it is freed on the way
-        Errors: AutogradError if there is nothing to differentiate, the tape is already used up, or
-        an array that the tape needs was changed in place; ShapeError on a gradient of another
-        shape.
+        Parameters
+        ----------
+        gradient
+            Of this tensor's shape; may be left out for a single element (then it is 1).
+        retain_graph
+            Keep the tape for another backward; otherwise it is freed on the way.
+
+        Raises
+        ------
+        AutogradError
+            If there is nothing to differentiate, the tape is already used up, or an array that the
+            tape needs was changed in place.
+        ShapeError
+            On a gradient of another shape.
         """
         first = first_gradient(self, gradient)
         walk((self._node or self,), (first,), retain_graph=retain_graph)
 
-    def stale_views(self):
+    def stale_views(self) -> None:
         """Mark the memory under this tensor as another's: a backward through a view of it raises.
 
         For a sharded parameter that gives its buffer back; bound anew, the parameter is valid
@@ -253,34 +292,34 @@ class Tensor:
         fresh.version = self._memory.version - 1
         self._memory = fresh
 
-    def empty_gradient(self):
+    def empty_gradient(self) -> Array | None:
         """Return `.grad` if the backward may compute its result there and return it, else None."""
         return self.grad if self.grad_is_empty and self.is_leaf else None
 
     # Changes in place. They are not recorded, so they are only allowed where no gradient would be
     # lost.
 
-    def add_(self, other):
+    def add_(self, other: Any) -> Self:
         """Add in place; other broadcasts to this shape."""
         self._writable(other)[...] += array_of(other)
         return self
 
-    def mul_(self, other):
+    def mul_(self, other: Any) -> Self:
         """Multiply in place; other broadcasts to this shape."""
         self._writable(other)[...] *= array_of(other)
         return self
 
-    def copy_(self, other):
+    def copy_(self, other: Any) -> Self:
         """Overwrite with other, which broadcasts to this shape."""
         self._writable(other)[...] = array_of(other)
         return self
 
-    def zero_(self):
+    def zero_(self) -> Self:
         """Overwrite with zero."""
         self._writable(None)[...] = 0
         return self
 
-    def __setitem__(self, index, value):
+    def __setitem__(self, index: Any, value: Any) -> None:
         self._writable(value)[_index(index)] = array_of(value)
 
     def _writable(self, other):
@@ -301,15 +340,24 @@ class Tensor:
     __hash__ = object.__hash__  # a tensor is a key as itself, whatever it holds
 
 
+TensorLike: TypeAlias = Tensor | Array | float  # what operations take
+
+
 class CheapTensor(Tensor):
     """The output of an operation that takes little time and much memory: what needs it in a
     backward makes it again from what the operation itself keeps (arXiv 2205.05198, section 5).
 
-    again   () -> the output, with the same bits; recorded where operations are
-    needs   the tensors whose `.array` it reads
+    Attributes
+    ----------
+    again
+        () -> the output, with the same bits; recorded where operations are.
+    needs
+        The tensors whose `.array` it reads.
     """
 
     __slots__ = ("again", "needs")
+    again: Callable[[], Tensor]
+    needs: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, output: Tensor, operation, *needs: Tensor) -> Tensor:
@@ -381,14 +429,14 @@ def first_gradient(output, gradient):
     return gradient.astype(output.dtype, copy=False)
 
 
-def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
+def backward_inputs(output: Tensor, gradient: Any = None) -> WeightGradients:
     """Run the backward for all leaves but the parameters, and keep what their gradients need.
 
     For schedules that compute input and weight gradients at different times (zero bubble, arXiv
     2401.10241). Together with `run()` of the result this is `output.backward(gradient)`, bit for
     bit. Parameters are leaves whose `is_parameter` is True.
     """
-    deferred = []
+    deferred: list[Any] = []
     first = first_gradient(output, gradient)
     walk((output._node or output,), (first,), deferred=deferred)
     return WeightGradients(deferred)

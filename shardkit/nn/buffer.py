@@ -25,11 +25,14 @@ what a training loop by hand is, each observation is applied at once, as in PyTo
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy
 
+from ..annotations import Array, DTypeLike, Shape
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
@@ -44,12 +47,17 @@ BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a ch
 class Observation:
     """What one forward pass says about a buffer.
 
-    value      float64, of the buffer's shape, memory of its own; None: advance() was called
-    momentum   the weight of the new mean; None: 1 / count, so that all steps weigh alike
-    count      the buffer that counts steps, if there is no momentum
+    Parameters
+    ----------
+    value
+        float64, of the buffer's shape, memory of its own; None: advance() was called.
+    momentum
+        The weight of the new mean; None: 1 / count, so that all steps weigh alike.
+    count
+        The buffer that counts steps, if there is no momentum.
     """
 
-    value: object = None
+    value: Any = None
     momentum: float | None = None
     count: "Buffer | None" = None
 
@@ -57,13 +65,29 @@ class Observation:
 class Buffer(Tensor):
     """A tensor that is kept, saved and copied with a model, but takes no gradient.
 
-    shape   an integer or a tuple; dtype one of BUFFER_DTYPES
-    init    its values, as a function of seed, name and element index
-    name, seed   set by Module.finish; without them there are no initial values
+    Parameters
+    ----------
+    shape
+        An integer or a tuple; dtype one of BUFFER_DTYPES.
+    init
+        Its values, as a function of seed, name and element index.
+    dtype
+        One of BUFFER_DTYPES.
 
+    Attributes
+    ----------
+    name, seed
+        Set by Module.finish; without them there are no initial values.
+
+    Raises
+    ------
+    ConfigurationError
+        On another dtype.
+
+    Notes
+    -----
     On a mesh, the ranks that compute its block hold it whole; `array` is a ShardingError on the
     others. Every rank of a tensor group must observe the same.
-    Errors: ConfigurationError on another dtype.
     """
 
     __slots__ = (
@@ -77,7 +101,9 @@ class Buffer(Tensor):
         "_is_sharded",
     )
 
-    def __init__(self, shape, init: Initializer, dtype="float32"):
+    def __init__(
+        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
+    ) -> None:
         self._begin(requires_grad=False)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self._dtype = numpy.dtype(dtype)
@@ -88,25 +114,25 @@ class Buffer(Tensor):
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
-        self._array = None
+        self._array: Array | None = None
         self._is_released = self._is_sharded = False
 
     # ---- what it is, without making the array ----------------------------------------------------
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return self._shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype[Any]:
         return self._dtype
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self._shape)
 
     @property
-    def size(self):
+    def size(self) -> int:
         return prod(self._shape)
 
     @property
@@ -127,10 +153,13 @@ class Buffer(Tensor):
     # ---- values ----------------------------------------------------------------------------------
 
     @property
-    def array(self):
+    def array(self) -> Array:
         """[*shape]; made from the initial values on the first access.
 
-        Errors: ShardingError if other ranks hold it, or it has no name and seed yet.
+        Raises
+        ------
+        ShardingError
+            If other ranks hold it, or it has no name and seed yet.
         """
         if self._array is None:
             self._array = self.initial_values()
@@ -138,7 +167,13 @@ class Buffer(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array. Errors: ShapeError on another shape."""
+        """Copy the values into its array.
+
+        Raises
+        ------
+        ShapeError
+            On another shape.
+        """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
             raise ShapeError(
@@ -151,8 +186,14 @@ class Buffer(Tensor):
         self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
         self._memory.version += 1
 
-    def initial_values(self):
-        """Return a new array of the initial values. Errors: ShardingError as `array`."""
+    def initial_values(self) -> Array:
+        """Return a new array of the initial values.
+
+        Raises
+        ------
+        ShardingError
+            As `array`.
+        """
         if self._is_released:
             raise ShardingError(
                 f"{self._called} lives on the pipeline ranks that compute with it; a checkpoint "
@@ -166,7 +207,7 @@ class Buffer(Tensor):
         values = self.init.span(self.seed, self.name, 0, self.size, self._dtype)
         return values.reshape(self._shape)
 
-    def bind(self, array):
+    def bind(self, array: Array) -> None:
         """Use this memory from now on: [*shape], of the buffer's dtype, on any device."""
         assert array.shape == self._shape and array.dtype == self._dtype
         self._array = array
@@ -174,28 +215,42 @@ class Buffer(Tensor):
         self._is_sharded = True
         self._memory.version += 1
 
-    def release(self):
+    def release(self) -> None:
         """Give up the memory: other ranks hold the values."""
         self._array = None
         self._is_released = self._is_sharded = True
 
-    def renew(self):
+    def renew(self) -> None:
         """Return to the initial values, where it is held. On other ranks nothing changes."""
         if self._array is not None:
             self.array = self.initial_values()
 
     # ---- in a forward pass -----------------------------------------------------------------------
 
-    def observe(self, value, momentum: float | None = 0.1, *, count: "Buffer | None" = None):
+    def observe(
+        self, value: Any, momentum: float | None = 0.1, *, count: "Buffer | None" = None
+    ) -> None:
         """Say what this forward pass found: after the step the buffer is
         (1 - momentum) * old + momentum * mean over all that was observed in the step.
 
         Nothing happens outside of training. The mean is over all micro-batches of the global batch,
         each with the same weight, in float64. Without an engine the buffer changes at once.
-        value     Tensor or array of the buffer's shape; no gradient goes through it
-        momentum  0 to 1; None: the mean over all steps, 1 / count
-        count     the buffer whose advance() every training forward calls; with momentum=None only
-        Errors: ShapeError on another shape, ConfigurationError on another momentum, or of integers.
+
+        Parameters
+        ----------
+        value
+            Tensor or array of the buffer's shape; no gradient goes through it.
+        momentum
+            0 to 1; None: the mean over all steps, 1 / count.
+        count
+            The buffer whose advance() every training forward calls; with momentum=None only.
+
+        Raises
+        ------
+        ShapeError
+            On another shape.
+        ConfigurationError
+            On another momentum, or of integers.
         """
         context = current_context()
         if not context.training:
@@ -205,7 +260,7 @@ class Buffer(Tensor):
         observation = Observation(xp_of(array).array(array, "float64"), momentum, count)
         self._tell(context, observation)
 
-    def advance(self):
+    def advance(self) -> None:
         """Count this step: after it the buffer is larger by 1, however many micro-batches it has.
 
         Nothing happens outside of training. Without an engine it changes at once.
@@ -241,18 +296,18 @@ class Buffer(Tensor):
 
     # ---- after a step ----------------------------------------------------------------------------
 
-    def blend(self, mean, weight: float):
+    def blend(self, mean: Any, weight: float) -> None:
         """Become (1 - weight) * old + weight * mean, computed in float64."""
         old = self.array.astype("float64")
         self.array = ((1.0 - weight) * old + weight * mean).astype(self._dtype)
 
-    def add_one(self):
+    def add_one(self) -> None:
         """Become one larger."""
         self.array = self.array + self._dtype.type(1)
 
     # ---- the rest --------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Buffer":
         """Return a copy in the same state, with memory of its own."""
         copied = Buffer(self._shape, self.init, self._dtype)
         copied.name = self.name
@@ -266,7 +321,7 @@ class Buffer(Tensor):
     def _called(self) -> str:
         return f"a buffer of shape {self._shape}" if self.name is None else f"buffer {self.name}"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"
         return f"Buffer({self.name!r}, {self._shape}, {self._dtype}, {state})"
 
@@ -279,4 +334,5 @@ def weight_of(observation: Observation) -> float:
     """Return the weight of a new mean: its momentum, or 1 / the steps counted so far."""
     if observation.momentum is not None:
         return float(observation.momentum)
+    assert observation.count is not None
     return 1.0 / max(observation.count.array.item(), 1)

@@ -5,6 +5,7 @@ Layers such as dropout read the context, so that it is no argument of every laye
 current thread: ranks that are threads have their own.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,11 +16,19 @@ from typing import Any, Protocol
 class ForwardContext:
     """What a forward pass may depend on besides its inputs.
 
-    training      layers such as dropout are active
-    first_sample  number, in the global batch, of row 0 of the input
-    texts         the pass over texts that are being continued (texts.py); None: the input is whole
-    observer      function (buffer, Observation) that takes what buffers observe in training
-                  (buffer.py); None: buffers apply it at once
+    Parameters
+    ----------
+    training
+        Layers such as dropout are active.
+    seed, step
+        Of the run, which masks depend on.
+    first_sample
+        Number, in the global batch, of row 0 of the input.
+    texts
+        The pass over texts that are being continued (texts.py); None: the input is whole.
+    observer
+        Function (buffer, Observation) that takes what buffers observe in training (buffer.py);
+        None: buffers apply it at once.
     """
 
     training: bool = False
@@ -29,7 +38,7 @@ class ForwardContext:
     texts: Any = None
     observer: Any = None
 
-    def observed_by(self, observer) -> "ForwardContext":
+    def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""
         return replace(self, observer=observer)
 
@@ -43,7 +52,7 @@ def current_context() -> ForwardContext:
 
 
 @contextmanager
-def forward_context(context: ForwardContext):
+def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
     """Run the block under this context (this thread only)."""
     token = _current.set(context)
     try:

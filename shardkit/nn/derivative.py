@@ -11,6 +11,7 @@ visited, and `.grad` of nothing is touched.
 """
 
 from heapq import heappop, heappush
+from typing import Any
 
 from ..array import fresh
 from ..errors import AutogradError, ShapeError
@@ -20,20 +21,44 @@ from .ops.shape import cast
 from .tape import TapeNode, check_unchanged, operation_of
 
 
-def grad(outputs, inputs, gradient=None, create_graph=False, allow_unused=False) -> tuple:
+def grad(
+    outputs: Any,
+    inputs: Any,
+    gradient: Any = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple:
     """Return the gradients of the outputs with respect to each input: a tuple of Tensors.
 
-    outputs       a Tensor, or several whose gradients are added up
-    inputs        a Tensor, or several: leaves, parameters, or what operations made
-    gradient      of each output, of its shape, a Tensor or an array; may be left out for outputs
-                  of a single element (then it is 1)
-    create_graph  record how the gradients are made, also inside no_grad(), so that they can be
-                  differentiated again; gradients given as Tensors keep their history
-    allow_unused  return None for an input that the outputs do not depend on, instead of raising
+    Parameters
+    ----------
+    outputs
+        A Tensor, or several whose gradients are added up.
+    inputs
+        A Tensor, or several: leaves, parameters, or what operations made.
+    gradient
+        Of each output, of its shape, a Tensor or an array; may be left out for outputs of a single
+        element (then it is 1).
+    create_graph
+        Record how the gradients are made, also inside no_grad(), so that they can be differentiated
+        again; gradients given as Tensors keep their history.
+    allow_unused
+        Return None for an input that the outputs do not depend on, instead of raising.
+
+    Raises
+    ------
+    AutogradError
+        If no gradient flows to an input, or an operation on the way has no second derivative.
+    ShapeError
+        On a gradient of another shape.
+
+    Notes
+    -----
     The tape is kept, for a backward or another call.
-    Errors: AutogradError if no gradient flows to an input, or an operation on the way has no
-    second derivative; ShapeError on a gradient of another shape.
-    Source: the interface of torch.autograd.grad.
+
+    References
+    ----------
+    the interface of torch.autograd.grad.
     """
     inputs = _several(inputs)
     starts = _starts(_several(outputs), gradient, create_graph)
@@ -88,7 +113,8 @@ def _sweep(starts, targets, derive, plus) -> dict:
     plus     adds two gradients
     """
     leading = _leading([origin for origin, _ in starts], targets)
-    pending, heap = {}, []
+    pending: dict[Any, Any] = {}
+    heap: list[Any] = []
 
     def deliver(source, gradient):
         if source in pending:

@@ -1,11 +1,15 @@
 """Input features: named columns of x, some of which may be switched off."""
 
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 
+from ..annotations import DTypeLike
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, FeatureError
+from .autograd import Tensor
 from .layers.basic import check_width, input_tensor
 from .module import Module
 from .ops.elementwise import where
@@ -20,12 +24,24 @@ def input_features(model: Module) -> "InputFeatures | None":
 class InputFeatures(Module):
     """x [batch, features] with zero where a feature is inactive, for output and gradient.
 
-    num_features  columns of x; all are active at first
-    names         one each, different; None: feature_0, feature_1, ...
-    Errors: ConfigurationError on another number of names, or one given twice.
+    Parameters
+    ----------
+    num_features
+        Columns of x; all are active at first.
+    names
+        One each, different; None: feature_0, feature_1, ...
+    dtype
+        That x is cast to.
+
+    Raises
+    ------
+    ConfigurationError
+        On another number of names, or one given twice.
     """
 
-    def __init__(self, num_features: int, names=None, *, dtype="float32"):
+    def __init__(
+        self, num_features: int, names: Any = None, *, dtype: DTypeLike = "float32"
+    ) -> None:
         if names is None:
             names = [f"feature_{i}" for i in range(num_features)]
         self.names = tuple(map(str, names))
@@ -42,10 +58,13 @@ class InputFeatures(Module):
         """Numbers of the active features, ascending."""
         return self._active
 
-    def checked(self, indices) -> tuple[int, ...]:
+    def checked(self, indices: Sequence[int]) -> tuple[int, ...]:
         """Return these numbers, ascending, each once.
 
-        Errors: FeatureError on a number that is no feature, or on no number at all.
+        Raises
+        ------
+        FeatureError
+            On a number that is no feature, or on no number at all.
         """
         numbers = sorted({operator.index(i) for i in indices})
         if not numbers or numbers[0] < 0 or numbers[-1] >= len(self.names):
@@ -55,15 +74,20 @@ class InputFeatures(Module):
             )
         return tuple(numbers)
 
-    def activate(self, indices) -> None:
-        """Make exactly these features active. Errors: as `checked`."""
+    def activate(self, indices: Sequence[int]) -> None:
+        """Make exactly these features active.
+
+        Notes
+        -----
+        Errors: as `checked`.
+        """
         self._active = self.checked(indices)
         self._mask = None
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_width("a model of input features", x, len(self.names))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = input_tensor(x, self._dtype)
         if len(self._active) == len(self.names):
             return x

@@ -14,6 +14,7 @@ Source: LoRA (arXiv 2106.09685); initial values and scale are those of the libra
 """
 
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy
 
@@ -21,6 +22,8 @@ from ..arguments import is_integer, is_number, nearest, require
 from ..array import products
 from ..array.backend import to_host
 from ..errors import ConfigurationError
+from .autograd import Tensor
+from .buffer import Buffer
 from .init import Fill, Uniform
 from .layers.basic import DenseLayer, Linear, input_tensor
 from .module import Module, Parameter, exchange, members_of
@@ -35,21 +38,35 @@ _KINDS = (Linear, DenseLayer)
 class LoRALinear(Module):
     """A linear layer with a trained update of low rank: x (weight + scale lora_B lora_A)^T + bias.
 
-    layer   a Linear or DenseLayer, whose parameters and activation it takes over
-    lora_A  [rank, in_features], initially uniform in +-1/sqrt(in_features)
-    lora_B  [out_features, rank], initially 0
-    scale   alpha / rank
+    Parameters
+    ----------
+    layer
+        A Linear or DenseLayer, whose parameters and activation it takes over.
+    rank, alpha
+        Of the update, whose scale is alpha / rank.
+
+    Attributes
+    ----------
+    lora_A
+        [rank, in_features], initially uniform in +-1/sqrt(in_features).
+    lora_B
+        [out_features, rank], initially 0.
+    scale
+        Alpha / rank.
+
+    Notes
+    -----
     x [..., in_features] -> [..., out_features]
     """
 
-    def __init__(self, layer: Linear, rank: int, alpha: float):
+    def __init__(self, layer: Linear, rank: int, alpha: float) -> None:
         self._layer = layer
         self.rank, self.alpha = rank, alpha
         out_features, in_features = layer.weight.shape
         self.lora_A = Parameter((rank, in_features), Uniform(in_features**-0.5), layer.weight.dtype)
         self.lora_B = Parameter((out_features, rank), Fill(0.0), layer.weight.dtype)
 
-    def members(self):
+    def members(self) -> dict[str, Parameter | Buffer | Module]:
         own = {"lora_A": self.lora_A, "lora_B": self.lora_B}
         return {**members_of(self._layer), **own}
 
@@ -66,14 +83,14 @@ class LoRALinear(Module):
         return self.alpha / self.rank
 
     @property
-    def activation(self):
+    def activation(self) -> Any:
         """The op after the layer; None: none."""
         return self._layer.activation if isinstance(self._layer, DenseLayer) else None
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         self._layer.check_input(x)
 
-    def forward(self, x, activation=None):
+    def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Apply the layer with its update, and then an op; None: that of the layer."""
         x = input_tensor(x, self.weight.dtype)
         update = low_rank_update(x, self.lora_A, self.lora_B, self.scale)
@@ -83,8 +100,10 @@ class LoRALinear(Module):
 
     def merged(self) -> Linear:
         """Return the plain layer, with the update added to its weight."""
-        parts = [to_host(part.array) for part in (self.weight, self.lora_A, self.lora_B)]
-        self.weight.array = updated_weight(*parts, self.scale)
+        weight, first, second = map(
+            to_host, (self.weight.array, self.lora_A.array, self.lora_B.array)
+        )
+        self.weight.array = updated_weight(weight, first, second, self.scale)
         return self._layer
 
 
@@ -102,15 +121,33 @@ def low_rank_update(x, lora_A, lora_B, scale: float):
 def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.0) -> list[str]:
     """Give linear layers an update of low rank, and freeze all but such updates. In place.
 
-    patterns  of dotted names of modules, with the wildcards *, ? and [...] of fnmatch; each linear
-              layer that matches gets its own lora_A and lora_B
-    alpha     the update counts alpha / rank
-    returns   the names of the layers
+    Parameters
+    ----------
+    patterns
+        Of dotted names of modules, with the wildcards *, ? and [...] of fnmatch; each linear layer
+        that matches gets its own lora_A and lora_B.
+    alpha
+        The update counts alpha / rank.
+
+    Returns
+    -------
+    list[str]
+        The names of the layers.
+
+    Raises
+    ------
+    ConfigurationError
+        For a rank or alpha that is none, a pattern that matches no linear layer, a layer that has
+        an update already, or whose weight another layer uses too.
+    ShardingError
+        If the model is sharded.
+
+    Notes
+    -----
+    Nothing has changed then.
+
     Call it before the model is sharded; then requires_grad = True thaws what shall be trained too,
     such as norms.
-    Errors: ConfigurationError for a rank or alpha that is none, a pattern that matches no linear
-    layer, a layer that has an update already, or whose weight another layer uses too; ShardingError
-    if the model is sharded. Nothing has changed then.
     """
     require(is_integer(rank, at_least=1), "apply_lora with rank", rank, "an integer from 1 on")
     require(is_number(alpha, above=0), "apply_lora with alpha", alpha, "a number above 0")
@@ -119,7 +156,7 @@ def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.
     for parameter in module.parameters():
         if not any(parameter is each for each in trained):
             parameter.requires_grad = False  # the first raises if the model is sharded
-    replaced = {}
+    replaced: dict[int, Module] = {}
     for path, layer in chosen.items():
         adapted = LoRALinear(layer, rank, alpha)
         adapted.path_in_model = layer.path_in_model
@@ -137,9 +174,18 @@ def merge_lora(module: Module) -> list[str]:
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint. What was frozen
     stays frozen.
-    returns   the names of the layers
-    Errors: ConfigurationError if no layer has an update; ShardingError if values live on other
-    ranks.
+
+    Returns
+    -------
+    list[str]
+        The names of the layers.
+
+    Raises
+    ------
+    ConfigurationError
+        If no layer has an update.
+    ShardingError
+        If values live on other ranks.
     """
     adapted = lora_layers(module)
     if not adapted:
@@ -162,9 +208,16 @@ def update_names(module: Module) -> list[str]:
 
 
 def chosen_layers(module: Module, patterns) -> dict[str, Linear]:
-    """Return {path: linear layer} of what matches. Errors: those of apply_lora."""
+    """Return {path: linear layer} of what matches.
+
+    Notes
+    -----
+    Errors: those of apply_lora.
+    """
     modules = module.named_modules()
-    layers = {path: layer for path, layer in modules.items() if path and type(layer) in _KINDS}
+    layers: dict[str, Any] = {
+        path: layer for path, layer in modules.items() if path and type(layer) in _KINDS
+    }
     adapted = lora_layers(module)
     if not patterns:
         raise ConfigurationError(f"apply_lora without a pattern; {_some_of(layers)}")

@@ -11,7 +11,9 @@ they are, and so does a Loss of one's own. The losses here and in losses.py want
 """
 
 from math import prod
+from typing import Any
 
+from ..annotations import Shape
 from ..array import fresh, halves
 from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
@@ -31,28 +33,31 @@ class Loss:
     has_class_targets = False  # y are the numbers of classes, and not numbers to be approached
     takes_trees = True  # False: y is one array
 
-    def total(self, prediction: Tensor, y) -> Tensor:
+    def total(self, prediction: Any, y: Any) -> Tensor:
         """Return the sum over all items, a single element."""
         raise NotImplementedError
 
-    def count(self, y) -> float:
+    def count(self, y: Any) -> float:
         """Return how many items y has."""
         raise NotImplementedError
 
-    def weighted_total(self, prediction: Tensor, y, weights) -> Tensor:
+    def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         """Return the sum over all items, each times the weight of its sample: weights [samples].
 
-        Errors: ConfigurationError if this loss knows no weights.
+        Raises
+        ------
+        ConfigurationError
+            If this loss knows no weights.
         """
         raise ConfigurationError(f"{type(self).__name__} cannot weight samples; give another loss")
 
-    def check_targets(self, y, prediction_shape: tuple[int, ...] | None) -> None:
+    def check_targets(self, y: Any, prediction_shape: tuple[int, ...] | None) -> None:
         """Raise ShapeError unless y can be targets of predictions of this shape.
 
         None: the shape is not known. y is an array, or a tree of arrays if takes_trees.
         """
 
-    def __call__(self, prediction: Tensor, y) -> Tensor:
+    def __call__(self, prediction: Any, y: Any) -> Tensor:
         """Return the mean over the items; 0 if there are none."""
         return self.total(prediction, y) / (self.count(y) or 1)
 
@@ -63,25 +68,29 @@ IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLos
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
-    prediction    logits [..., classes]; y [...] class numbers
-    ignore_index  elements of y with this value do not count; None: all do
+    The prediction is logits [..., classes]; y [...] class numbers
+
+    Parameters
+    ----------
+    ignore_index
+        Elements of y with this value do not count; None: all do.
     """
 
     has_class_targets = True
     takes_trees = False
 
-    def __init__(self, ignore_index: int | None = IGNORED):
+    def __init__(self, ignore_index: int | None = IGNORED) -> None:
         self.ignore_index = ignore_index
 
-    def total(self, prediction, y):
+    def total(self, prediction: Any, y: Any) -> Tensor:
         prediction = one_array("CrossEntropy", "logits", prediction)
         return cross_entropy(prediction, y, self.ignore_index, reduction="sum")
 
-    def weighted_total(self, prediction, y, weights):
+    def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         prediction = one_array("CrossEntropy", "logits", prediction)
         return cross_entropy(prediction, y, self.ignore_index, "sum", weights)
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if y.dtype.kind not in "iu":
             raise ShapeError(f"targets of dtype {y.dtype}; wanted integers, the numbers of classes")
         *shape, num_classes = (*y.shape, None) if prediction_shape is None else prediction_shape
@@ -107,7 +116,7 @@ class CrossEntropy(Loss):
             f"{'' if num_classes is None else f' < {num_classes}, the number of classes'}{told}"
         )
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         y = array_of(y)
         return prod(y.shape) if self.ignore_index is None else int((y != self.ignore_index).sum())
 
@@ -117,10 +126,10 @@ class MeanSquaredError(Loss):
 
     takes_trees = False
 
-    def total(self, prediction, y):
+    def total(self, prediction: Any, y: Any) -> Tensor:
         return mse(prediction, self._target(prediction, y), reduction="sum")
 
-    def weighted_total(self, prediction, y, weights):
+    def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         return mse(prediction, self._target(prediction, y), "sum", weights)
 
     def _target(self, prediction, y):
@@ -129,37 +138,37 @@ class MeanSquaredError(Loss):
         dtype = wide(prediction.dtype)
         return target if target.dtype == dtype else halves.copy(target, dtype)
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if prediction_shape is not None and y.shape != prediction_shape:
             raise ShapeError(
                 f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal "
                 "shapes"
             )
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         return prod(array_of(y).shape)
 
 
 class BinaryCrossEntropy(Loss):
     """Negative log probability of the right one of two classes, in nats, per sample.
 
-    prediction    logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
+    The prediction is logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
     """
 
     has_class_targets = True
     takes_trees = False
 
-    def total(self, prediction, y):
+    def total(self, prediction: Any, y: Any) -> Tensor:
         return binary_cross_entropy(prediction, self._target(prediction, y), reduction="sum")
 
-    def weighted_total(self, prediction, y, weights):
+    def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         return binary_cross_entropy(prediction, self._target(prediction, y), "sum", weights)
 
     def _target(self, prediction, y):
         prediction = one_array("BinaryCrossEntropy", "logits", prediction)
         return array_of(y).reshape(prediction.shape)
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if prediction_shape is not None and (*y.shape, 1) != prediction_shape:
             raise ShapeError(
                 f"targets of shape {y.shape} for logits of {prediction_shape}; wanted "
@@ -169,28 +178,38 @@ class BinaryCrossEntropy(Loss):
         if wrong.size:
             raise ShapeError(f"a target is {wrong.flat[0]}; wanted 0 or 1, one of two classes")
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         return prod(array_of(y).shape)
 
 
 class Weighted(Loss):
     """Another loss with a weight for each sample, and one for each class.
 
-    class_weights     one for each class number; None: classes count alike
-    has_row_weights   the last column of y, [samples, targets + 1], is the weight of the sample
+    Parameters
+    ----------
+    loss
+        Whose items are weighted.
+    class_weights
+        One for each class number; None: classes count alike.
+    has_row_weights
+        The last column of y, [samples, targets + 1], is the weight of the sample.
 
+    Notes
+    -----
     The mean divides by the number of items, not by their weights: weights of mean 1 leave the scale
     of the loss as it is.
     """
 
     takes_trees = False
 
-    def __init__(self, loss: Loss, *, class_weights=None, has_row_weights: bool = False):
+    def __init__(
+        self, loss: Loss, *, class_weights: Any = None, has_row_weights: bool = False
+    ) -> None:
         self._loss = loss
         self._class_weights = None if class_weights is None else tuple(map(float, class_weights))
         self._has_row_weights = has_row_weights
 
-    def total(self, prediction, y):
+    def total(self, prediction: Any, y: Any) -> Tensor:
         y = array_of(y)
         targets = self._targets(y)
         xp = xp_of(y)
@@ -205,14 +224,14 @@ class Weighted(Loss):
             return y
         return y[:, 0].astype("int64") if self._loss.has_class_targets else y[:, :-1]
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if self._has_row_weights and (y.ndim < 2 or y.shape[1] < 2):
             raise ShapeError(
                 f"targets of shape {y.shape}; wanted the weight of each sample in the last column"
             )
         self._loss.check_targets(self._targets(y), prediction_shape)
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         return self._loss.count(self._targets(array_of(y)))
 
 
@@ -240,10 +259,13 @@ def _widened(prediction) -> Tensor:
     return input_tensor(prediction, wide(prediction.dtype))
 
 
-def as_loss(loss) -> Loss:
+def as_loss(loss: Any) -> Loss:
     """Return a Loss as it is, and a function (prediction, y) -> mean as a Loss.
 
-    Errors: ConfigurationError on anything else.
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
     """
     if isinstance(loss, Loss):
         return loss
@@ -258,7 +280,9 @@ def as_loss(loss) -> Loss:
 def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) -> None:
     """Ask the loss whether y, an array or a tree of arrays, can be its targets.
 
-    Errors: ShapeError.
+    Raises
+    ------
+    ShapeError
     """
     if not (loss.takes_trees or is_array(y)) and is_tree(y):
         raise ShapeError(
@@ -269,7 +293,13 @@ def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) ->
 
 
 def one_array(owner: str, what: str, value):
-    """Return the value, which is one array or Tensor. Errors: ShapeError on a tree."""
+    """Return the value, which is one array or Tensor.
+
+    Raises
+    ------
+    ShapeError
+        On a tree.
+    """
     if not isinstance(value, Tensor) and is_tree(value):
         raise ShapeError(
             f"{owner} wants one array of {what}, but got {structure(value)}; give a loss of your "

@@ -11,7 +11,9 @@ float32.
 
 import math
 from math import prod
+from typing import Any
 
+from ..annotations import Shape
 from ..arguments import is_among, is_number, require
 from ..array import fresh, halves
 from ..array.backend import to_host, xp_of
@@ -32,14 +34,14 @@ class PointwiseLoss(Loss):
 
     takes_trees = False
 
-    def items(self, prediction, target) -> Tensor:
+    def items(self, prediction: Any, target: Any) -> Tensor:
         """Return the loss of each item, [samples, ...]."""
         raise NotImplementedError
 
-    def total(self, prediction, y):
+    def total(self, prediction: Any, y: Any) -> Tensor:
         return self._items(prediction, y).sum()
 
-    def weighted_total(self, prediction, y, weights):
+    def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         items = self._items(prediction, y)
         weights = fresh.placed(array_of(weights), xp_of(items.array))
         if weights.shape != items.shape[:1]:
@@ -56,46 +58,69 @@ class PointwiseLoss(Loss):
             target = halves.copy(target, parts[0].dtype)
         return self.items(parts[0] if len(parts) == 1 else tuple(parts), target)
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if prediction_shape is not None and y.shape != prediction_shape:
             raise ShapeError(
                 f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal "
                 "shapes"
             )
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         return prod(array_of(y).shape)
 
 
 class L1Loss(PointwiseLoss):
-    """|prediction - y| per element."""
+    """|prediction - y| per element.
 
-    def __init__(self, reduction: str = "mean"):
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("L1Loss", reduction)
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         return ops.abs(_difference(prediction, target))
 
 
 class MSELoss(PointwiseLoss):
-    """(prediction - y)^2 per element."""
+    """(prediction - y)^2 per element.
 
-    def __init__(self, reduction: str = "mean"):
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("MSELoss", reduction)
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         return ops.square(_difference(prediction, target))
 
 
 class HuberLoss(PointwiseLoss):
-    """d^2 / 2 per element for a difference d up to delta, and delta (|d| - delta / 2) beyond."""
+    """d^2 / 2 per element for a difference d up to delta, and delta (|d| - delta / 2) beyond.
 
-    def __init__(self, reduction: str = "mean", delta: float = 1.0):
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    delta
+        Where the square ends, above 0.
+    """
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         _check_reduction("HuberLoss", reduction)
         require(is_number(delta, above=0), "HuberLoss with delta", delta, "a number above 0")
         self.delta = delta
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         difference = _difference(prediction, target)
         size = ops.abs(difference)
         far = (size - self.delta / 2) * self.delta
@@ -103,14 +128,23 @@ class HuberLoss(PointwiseLoss):
 
 
 class SmoothL1Loss(PointwiseLoss):
-    """d^2 / (2 beta) per element for a difference d up to beta, and |d| - beta / 2 beyond."""
+    """d^2 / (2 beta) per element for a difference d up to beta, and |d| - beta / 2 beyond.
 
-    def __init__(self, reduction: str = "mean", beta: float = 1.0):
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    beta
+        Where the square ends, above 0.
+    """
+
+    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         _check_reduction("SmoothL1Loss", reduction)
         require(is_number(beta, at_least=0), "SmoothL1Loss with beta", beta, "a number, at least 0")
         self.beta = beta
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         difference = _difference(prediction, target)
         size = ops.abs(difference)
         if self.beta == 0:
@@ -122,15 +156,21 @@ class SmoothL1Loss(PointwiseLoss):
 class BCEWithLogitsLoss(PointwiseLoss):
     """Negative log probability of y, from 0 to 1, under sigmoid(prediction), in nats per element.
 
-    pos_weight  factor of the part of y that is 1, a number or an array that broadcasts to the
-                predictions; None: 1
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    pos_weight
+        Factor of the part of y that is 1, a number or an array that broadcasts to the predictions;
+        None: 1.
     """
 
-    def __init__(self, reduction: str = "mean", pos_weight=None):
+    def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
         _check_reduction("BCEWithLogitsLoss", reduction)
         self.pos_weight = None if pos_weight is None else to_host(array_of(pos_weight))
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         _check_equal(prediction, target)
         soft = ops.softplus(-prediction, threshold=math.inf)  # -log sigmoid(z)
         if self.pos_weight is not None:
@@ -142,17 +182,21 @@ class BCEWithLogitsLoss(PointwiseLoss):
 class KLDivLoss(PointwiseLoss):
     """y (log y - prediction) for log probabilities as the prediction, and probabilities as y.
 
-    reduction   "mean" over elements, or "batchmean" over samples, which is the divergence
-    log_target  y are log probabilities too
+    Parameters
+    ----------
+    reduction
+        "mean" over elements, or "batchmean" over samples, which is the divergence.
+    log_target
+        y are log probabilities too.
     """
 
-    def __init__(self, reduction: str = "mean", log_target: bool = False):
+    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
         known = ("mean", "batchmean")
         require(is_among(reduction, known), "KLDivLoss with reduction", reduction, _REDUCTION)
         self.reduction = reduction
         self.log_target = log_target
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         _check_equal(prediction, target)
         xp = xp_of(target)
         if self.log_target:
@@ -160,29 +204,37 @@ class KLDivLoss(PointwiseLoss):
         logarithm = xp.log(xp.where(target > 0, target, 1))
         return (prediction - logarithm) * -target
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         return len(array_of(y)) if self.reduction == "batchmean" else super().count(y)
 
 
 class GaussianNLLLoss(PointwiseLoss):
     """Negative log likelihood of y under normal distributions, in nats per element.
 
-    prediction  (mean, variance): mean [...] as y, variance as y or with a last size of 1; by hand
-                criterion(mean, y, variance) too
-    full        with the constant log(2 pi) / 2
-    eps         smallest variance; a smaller one counts as this, and takes its gradient all the same
+    The prediction is (mean, variance): mean [...] as y, variance as y or with a last size of 1; by
+    hand criterion(mean, y, variance) too.
+
+    Parameters
+    ----------
+    full
+        With the constant log(2 pi) / 2.
+    eps
+        Smallest variance; a smaller one counts as this, and takes its gradient all the same.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
-    def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean"):
+    def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
         _check_reduction("GaussianNLLLoss", reduction)
         require(is_number(eps, above=0), "GaussianNLLLoss with eps", eps, "a number above 0")
         self.full = full
         self.eps = eps
 
-    def __call__(self, prediction, y, var=None):
+    def __call__(self, prediction: Any, y: Any, var: Any = None) -> Tensor:
         return super().__call__(prediction if var is None else (prediction, var), y)
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         mean, variance = _two("GaussianNLLLoss", prediction, "(mean, variance)")
         _check_equal(mean, target)
         lifted = xp_of(target).maximum(variance.array, self.eps) - variance.array
@@ -190,25 +242,34 @@ class GaussianNLLLoss(PointwiseLoss):
         items = (ops.log(variance) + ops.square(mean - target) / variance) * 0.5
         return items + 0.5 * math.log(2 * math.pi) if self.full else items
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         """Do nothing: the shapes of a pair are compared when it is there."""
 
 
 class CosineEmbeddingLoss(PointwiseLoss):
     """1 - cos for pairs of vectors with y = 1, and max(cos - margin, 0) for those with y = -1.
 
-    prediction  (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y) too
+    The prediction is (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y)
+    too.
+
+    Parameters
+    ----------
+    margin
+        Cosines up to this cost nothing for pairs with y = -1.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
-    def __init__(self, margin: float = 0.0, reduction: str = "mean"):
+    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
         _check_reduction("CosineEmbeddingLoss", reduction)
         require(is_number(margin), "CosineEmbeddingLoss with margin", margin, "a number")
         self.margin = margin
 
-    def __call__(self, x1, x2, target=None):
+    def __call__(self, x1: Any, x2: Any, target: Any = None) -> Tensor:
         return super().__call__(x1, x2) if target is None else super().__call__((x1, x2), target)
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         x1, x2 = _two("CosineEmbeddingLoss", prediction, "(x1, x2)")
         if x1.shape != x2.shape or x1.shape[:-1] != target.shape:
             raise ShapeError(
@@ -222,7 +283,7 @@ class CosineEmbeddingLoss(PointwiseLoss):
         apart = ops.where(target == -1, ops.relu(cosine - self.margin), zeros)
         return ops.where(target == 1, 1 - cosine, apart)
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if ((y != 1) & (y != -1)).any():
             raise ShapeError("targets of CosineEmbeddingLoss; wanted 1 or -1 for each pair")
 
@@ -230,42 +291,58 @@ class CosineEmbeddingLoss(PointwiseLoss):
 class RelativeL2Loss(PointwiseLoss):
     """The norm of prediction - y, divided by that of y, for each sample (arXiv 2010.08895).
 
-    y  [samples, ...], no sample of zeros alone: that would be divided by 0
+    y is [samples, ...], with no sample of zeros alone: that would be divided by 0
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
-    def __init__(self, reduction: str = "mean"):
+    def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("RelativeL2Loss", reduction)
 
-    def items(self, prediction, target):
+    def items(self, prediction: Any, target: Any) -> Tensor:
         rows = ops.flatten(_difference(prediction, target), 1)
         flat = target.reshape(len(target), -1)
         return ops.norm(rows, 2, 1) / xp_of(target).sqrt((flat * flat).sum(axis=1))
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         return len(array_of(y))
 
 
 class NLLLoss(Loss):
     """Negative log probability of the right class, for log probabilities as the prediction.
 
-    prediction    [samples, classes, ...], y [samples, ...] class numbers
-    weight        [classes] factor of each class; the mean divides by the sum of the factors.
-                  Sums of float32 numbers are exact, and so the same on every mesh
-    ignore_index  elements of y with this value do not count
+    The prediction is [samples, classes, ...], y [samples, ...] class numbers
+
+    Parameters
+    ----------
+    weight
+        [classes] factor of each class; the mean divides by the sum of the factors. Sums of float32
+        numbers are exact, and so the same on every mesh.
+    ignore_index
+        Elements of y with this value do not count.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     has_class_targets = True
     takes_trees = False
 
-    def __init__(self, weight=None, ignore_index: int = IGNORED, reduction: str = "mean"):
+    def __init__(
+        self, weight: Any = None, ignore_index: int = IGNORED, reduction: str = "mean"
+    ) -> None:
         _check_reduction(type(self).__name__, reduction)
         self.weight = None if weight is None else to_host(array_of(weight)).astype("float64")
         self.ignore_index = ignore_index
 
-    def total(self, prediction, y):
+    def total(self, prediction: Any, y: Any) -> Tensor:
         return self._total(self._log_probabilities(prediction), y, None)
 
-    def weighted_total(self, prediction, y, weights):
+    def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         return self._total(self._log_probabilities(prediction), y, weights)
 
     def _log_probabilities(self, prediction):
@@ -307,7 +384,7 @@ class NLLLoss(Loss):
             raise ShapeError(f"weights {self.weight.shape} of {num_classes} classes")
         return xp.asarray(self.weight, dtype)
 
-    def check_targets(self, y, prediction_shape):
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if y.dtype.kind not in "iu":
             raise ShapeError(f"targets of dtype {y.dtype}; wanted integers, the numbers of classes")
         num_classes = None if self.weight is None else len(self.weight)
@@ -325,7 +402,7 @@ class NLLLoss(Loss):
                 f"{self.ignore_index} for those that do not count"
             )
 
-    def count(self, y):
+    def count(self, y: Any) -> float:
         y = array_of(y)
         y = to_host(y[y != self.ignore_index])
         return y.size if self.weight is None else float(self.weight[y].sum())
@@ -334,19 +411,26 @@ class NLLLoss(Loss):
 class CrossEntropyLoss(NLLLoss):
     """Negative log probability of the right class under softmax(prediction), in nats.
 
-    prediction       logits [samples, classes, ...], y [samples, ...] class numbers
-    weight, ignore_index   as of NLLLoss
-    label_smoothing  share of each target, from 0 to 1, that all classes divide evenly
-                     (arXiv 1512.00567)
+    The prediction is logits [samples, classes, ...], y [samples, ...] class numbers
+
+    Parameters
+    ----------
+    weight, ignore_index
+        As of NLLLoss.
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
+    label_smoothing
+        Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
     """
 
     def __init__(
         self,
-        weight=None,
+        weight: Any = None,
         ignore_index: int = IGNORED,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
-    ):
+    ) -> None:
         super().__init__(weight, ignore_index, reduction)
         fits = is_number(label_smoothing, at_least=0) and label_smoothing <= 1
         wanted = "a number from 0 to 1"

@@ -7,6 +7,7 @@ operators (operators.py).
 """
 
 from collections import namedtuple
+from typing import Any
 
 from ..array import fresh
 from ..errors import ShapeError
@@ -29,17 +30,17 @@ def _sizes(arguments):
     return tuple(arguments[0]) if is_one else tuple(arguments)
 
 
-def reshape(self, *shape):
+def reshape(self, *shape: Any) -> Tensor:
     """Return the elements in another shape, given as one tuple or as separate sizes."""
     return ops.reshape(self, _sizes(shape))
 
 
-def permute(self, *dims):
+def permute(self, *dims: Any) -> Tensor:
     """Return the tensor with dimension dims[i] as dimension i."""
     return ops.permute(self, _sizes(dims))
 
 
-def expand(self, *shape):
+def expand(self, *shape: Any) -> Tensor:
     """Return the tensor stretched to this shape; -1 leaves a size as it is."""
     shape = _sizes(shape)
     added = len(shape) - self.ndim
@@ -47,24 +48,24 @@ def expand(self, *shape):
     return ops.expand(self, sizes)
 
 
-def repeat(self, *sizes):
+def repeat(self, *sizes: Any) -> Tensor:
     """Return the tensor so many times along each dimension."""
     return ops.repeat(self, _sizes(sizes))
 
 
-def flip(self, *dims):
+def flip(self, *dims: Any) -> Tensor:
     """Return the tensor in reverse order along dims."""
     return ops.flip(self, _sizes(dims))
 
 
-def squeeze(self, dim=None):
+def squeeze(self, dim: int | None = None) -> Tensor:
     """Return the tensor without this dimension, of size 1; None: without all of size 1."""
     if dim is None:
         return ops.reshape(self, [size for size in self.shape if size != 1])
     return ops.squeeze(self, dim)
 
 
-def split(self, sizes, dim: int = 0):
+def split(self, sizes: Any, dim: int = 0) -> list[Tensor]:
     """Return parts along dim: of these sizes, or all of one size, the last perhaps smaller."""
     if isinstance(sizes, int):
         return ops.arrangement.parts_of(self, sizes, dim)
@@ -78,7 +79,7 @@ def _extreme(reduce, place):
     in PyTorch; amax and amin share it among equal ones.
     """
 
-    def extreme(self, dim=None, keepdim=False):
+    def extreme(self, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None:
             return reduce(self)
         indices = place(self, dim, keepdim=True)
@@ -90,14 +91,14 @@ def _extreme(reduce, place):
     return extreme
 
 
-def matrix_transpose(self):
+def matrix_transpose(self) -> Tensor:
     """Return the matrix with rows and columns exchanged."""
     if self.ndim != 2:
         raise ShapeError(f"T of a tensor of shape {self.shape}; wanted a matrix: use permute or mT")
     return ops.transpose(self, 0, 1)
 
 
-def clone(self):
+def clone(self) -> Tensor:
     """Return a copy, through which gradients flow."""
     return record(fresh.copy(self.array), (self,), lambda gradient, wanted: (gradient,))
 
@@ -135,5 +136,5 @@ for name in PLAIN:
     setattr(Tensor, name, getattr(ops, name))
 for name, method in METHODS.items():
     setattr(Tensor, name, method)
-Tensor.T = property(matrix_transpose)
-Tensor.mT = property(lambda self: ops.transpose(self, -1, -2))
+setattr(Tensor, "T", property(matrix_transpose))
+setattr(Tensor, "mT", property(lambda self: ops.transpose(self, -1, -2)))

@@ -11,9 +11,11 @@ Source: Demmel, Nguyen, "Parallel reproducible summation", IEEE Transactions on 
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy
 
+from ..annotations import Array
 from ..errors import ConfigurationError
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
@@ -27,8 +29,11 @@ LANES = _NUM_LANES
 def exact_lanes(values) -> numpy.ndarray:
     """Return the sum of these numbers as lanes: [LANES] float64, which add up without rounding.
 
-    values  up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-260
-            are dropped. Larger numbers, infinity and NaN make the value NaN.
+    Parameters
+    ----------
+    values
+        Up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-260 are
+        dropped. Larger numbers, infinity and NaN make the value NaN.
     """
     rest = numpy.array(values, numpy.float64).reshape(-1)
     lanes = numpy.empty(LANES)
@@ -53,22 +58,37 @@ class Metric(ABC):
     """A figure about predictions of many rows, made of sums over them."""
 
     @abstractmethod
-    def sums(self, prediction, y) -> numpy.ndarray:
+    def sums(self, prediction: Any, y: Any) -> numpy.ndarray:
         """Return what these rows add to the figure: [n] float64, n the same for all batches.
 
-        prediction  what the model says about the rows; y their targets; NumPy arrays
+        Parameters
+        ----------
+        prediction
+            What the model says about the rows; y their targets; NumPy arrays.
+        y
+            Their targets.
         """
 
     @abstractmethod
-    def value(self, sums) -> float:
-        """Return the figure of the rows whose sums were added up; NaN if it is not defined."""
+    def value(self, sums: Array) -> float:
+        """Return the figure of the rows whose sums were added up; NaN if it is not defined.
+
+        Parameters
+        ----------
+        sums
+            [n] float64, added up over all rows.
+        """
 
 
 def metrics_of(module) -> dict[str, Metric]:
     """Return what a module says that it is judged by beside its loss: its attribute `metrics`.
 
-    {} if that is something of the module's own. Errors: ConfigurationError if only some of its
-    values are metrics.
+    {} if that is something of the module's own.
+
+    Raises
+    ------
+    ConfigurationError
+        If only some of its values are metrics.
     """
     metrics = module.metrics
     if not isinstance(metrics, dict):

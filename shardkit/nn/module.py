@@ -14,8 +14,12 @@ A module owns no arrays and no machinery: its members are its attributes, and ev
 follows from walking them.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
 import numpy
 
+from ..annotations import FilePath, Tree
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, structure
@@ -44,11 +48,16 @@ class Module:
     """
 
     is_table = False  # its weight is looked up and not multiplied
-    loss = None  # what training makes small; None: the training configuration names one
-    metrics = {}  # {name: Metric}: what evaluation reports beside the loss
+    loss: Any = None  # what training makes small; None: the training configuration names one
+    metrics: dict[str, Any] = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
 
-    def __setattr__(self, name, value):
+    if TYPE_CHECKING:  # of checkpoint/models.py, which stands to the right of this room
+
+        @classmethod
+        def from_checkpoint(cls, path: FilePath, **changes: Any) -> Self: ...
+
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in TAKEN and (isinstance(value, (Module, Tensor)) or not callable(value)):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it "
@@ -56,13 +65,13 @@ class Module:
             )
         super().__setattr__(name, value)
 
-    def forward(self, x):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output for x."""
         raise NotImplementedError(
             f"{type(self).__name__} has no forward(); write def forward(self, x) in the class"
         )
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         surroundings = current_surroundings()
         if surroundings is None:
             return self.forward(*args, **kwargs)
@@ -76,7 +85,7 @@ class Module:
         """
         return [("", self)]
 
-    def check_input(self, x) -> None:
+    def check_input(self, x: Any) -> None:
         """Raise ShapeError unless forward() takes x, an array [samples, ...] or a tree of them.
 
         Nothing is computed, and there is no communication. By default the first block decides; a
@@ -151,7 +160,10 @@ class Module:
     def freeze(self, *patterns: str) -> list[str]:
         """Let parameters keep their values, before the model is sharded; return their names.
 
-        patterns   of dotted names, see freezing.py; none: all parameters of this module
+        Parameters
+        ----------
+        patterns
+            Of dotted names, see freezing.py; none: all parameters of this module.
         """
         return freeze(self, patterns or ["*"])
 
@@ -164,9 +176,11 @@ class Module:
         inside a larger model keeps its own. Repeating it changes nothing, nor does finishing a part
         of a finished model.
 
-        Errors: ConfigurationError if modules, parameters or buffers are in a plain list, tuple,
-        dict or set and nowhere else, or an attribute takes a gradient and is no Parameter: they
-        would not be trained.
+        Raises
+        ------
+        ConfigurationError
+            If modules, parameters or buffers are in a plain list, tuple, dict or set and nowhere
+            else, or an attribute takes a gradient and is no Parameter: they would not be trained.
         """
         if self.path_in_model:
             return self
@@ -191,11 +205,22 @@ class Module:
     def load_state_dict(self, state: dict, strict: bool = True) -> dict[str, list[str]]:
         """Copy these values into parameters and buffers; nothing changes if anything is wrong.
 
-        strict   False: names that the other side lacks are left alone
-        returns  {"missing_names": in the module and not in the state, "unexpected_names": the
-                 reverse}
-        Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another
-        shape.
+        Parameters
+        ----------
+        strict
+            False: names that the other side lacks are left alone.
+
+        Returns
+        -------
+        dict[str, list[str]]
+            {"missing_names": in the module and not in the state, "unexpected_names": the reverse}.
+
+        Raises
+        ------
+        CheckpointError
+            On missing or unknown names (if strict).
+        ShapeError
+            On another shape.
         """
         kept = self._kept()
         if strict:
@@ -218,7 +243,7 @@ class Module:
     def _kept(self) -> "dict[str, Parameter | Buffer]":
         return {**self.named_parameters(), **self.named_buffers()}
 
-    def predict(self, x):
+    def predict(self, x: Any) -> Tree:
         """Return the output for x as a NumPy array, without recording and without dropout.
 
         x is an array or a tree of arrays, and so is the output. Floating numbers are cast to the
@@ -230,7 +255,7 @@ class Module:
         with no_grad(), forward_context(ForwardContext()):
             return map_tree(to_host, arrays_of(self(as_tensors(x))))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(members_of(self))})"
 
 
@@ -257,7 +282,10 @@ def members_of(module: Module) -> "dict[str, Parameter | Buffer | Module]":
 def blocks_of(module: Module) -> "list[tuple[str, Module]]":
     """Return what the class says its blocks are, whatever its attribute `blocks` is.
 
-    Errors: ConfigurationError if they are no list of (name, module).
+    Raises
+    ------
+    ConfigurationError
+        If they are no list of (name, module).
     """
     blocks = type(module).blocks(module)
     if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
@@ -271,7 +299,10 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
 def check_input_of(module: Module, x) -> None:
     """Ask the class whether forward() takes x, whatever the attribute `check_input` is.
 
-    Errors: ShapeError, also where the class takes a tree for one array.
+    Raises
+    ------
+    ShapeError
+        Also where the class takes a tree for one array.
     """
     try:
         type(module).check_input(module, x)
@@ -301,7 +332,10 @@ def configuration_of(module: Module) -> dict:
 def exchange(module: Module, replaced: dict[int, Module]) -> None:
     """Put modules in place of others, wherever the tree below `module` holds them.
 
-    replaced   {id of a module: what takes its place}
+    Parameters
+    ----------
+    replaced
+        {id of a module: what takes its place}.
     """
     for owner in module.named_modules().values():
         for name, value in list(vars(owner).items()):
@@ -370,9 +404,15 @@ def _some(names):
 
 
 class ModuleList(Module):
-    """Modules in a row, named "0", "1", ...; their owner decides what they do together."""
+    """Modules in a row, named "0", "1", ...; their owner decides what they do together.
 
-    def __init__(self, modules=()):
+    Parameters
+    ----------
+    modules
+        In their order.
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
         self._modules = list(modules)
         for index, module in enumerate(self._modules):
             if not isinstance(module, Module):
@@ -381,14 +421,14 @@ class ModuleList(Module):
                     "a Module"
                 )
 
-    def members(self):
+    def members(self) -> dict[str, Parameter | Buffer | Module]:
         return {str(index): module for index, module in enumerate(self._modules)}
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._modules)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._modules)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self._modules[index]

@@ -5,6 +5,8 @@ file imports the other, the class gets its operators here, when the package is i
 """
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import ShapeError
 from .autograd import Tensor
@@ -49,6 +51,16 @@ def _truth(self) -> bool:
     return bool(self.item())
 
 
+OTHERS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "bool": _truth,
+    "contains": lambda self, value: bool((self == value).array.any()),
+    "getitem": getitem,
+    "iter": lambda self: (self[row] for row in range(len(self))),
+    "len": lambda self: len(self.array),
+    "neg": negative,
+}
+
 for name, operation in BINARY.items():
     setattr(Tensor, f"__{name}__", operation)
     setattr(Tensor, f"__r{name}__", _reflected(operation))
@@ -56,10 +68,5 @@ for name in COMPARISONS:
     setattr(Tensor, f"__{name}__", _comparison(name))
 for name, convert in NUMBERS.items():
     setattr(Tensor, f"__{name}__", _number(convert))
-Tensor.__abs__ = abs
-Tensor.__bool__ = _truth
-Tensor.__contains__ = lambda self, value: bool((self == value).array.any())
-Tensor.__getitem__ = getitem
-Tensor.__iter__ = lambda self: (self[row] for row in range(len(self)))
-Tensor.__len__ = lambda self: len(self.array)
-Tensor.__neg__ = negative
+for name, method in OTHERS.items():
+    setattr(Tensor, f"__{name}__", method)

@@ -20,10 +20,13 @@ box of the whole one, with the values that the whole one has there.
 """
 
 import copy
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy
 
+from ..annotations import Array, DTypeLike, Shape
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
@@ -37,11 +40,23 @@ from .init import CHUNK, Initializer, Unread
 class Parameter(Tensor):
     """A tensor that is trained: first a shape, a dtype and an initializer, later an array.
 
-    shape   of the whole parameter; dtype a floating point one, that of its initial values
-    init    its values, as a function of seed, name and element index
-    name, seed   set by Module.finish; without them there are no initial values
-    claim   how ranks share it on a mesh; None: not decided
-    requires_grad   False: frozen; decided before the model is sharded
+    Parameters
+    ----------
+    shape
+        Of the whole parameter; dtype a floating point one, that of its initial values.
+    init
+        Its values, as a function of seed, name and element index.
+    dtype
+        Floating point, that of its initial values.
+
+    Attributes
+    ----------
+    name, seed
+        Set by Module.finish; without them there are no initial values.
+    claim
+        How ranks share it on a mesh; None: not decided.
+    requires_grad
+        False: frozen; decided before the model is sharded.
     """
 
     __slots__ = (
@@ -59,7 +74,9 @@ class Parameter(Tensor):
     )
     is_parameter = True
 
-    def __init__(self, shape, init: Initializer, dtype="float32"):
+    def __init__(
+        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
+    ) -> None:
         self._is_sharded = False
         self._begin(requires_grad=True)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -71,14 +88,14 @@ class Parameter(Tensor):
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
-        self.claim = None
-        self._array = None
+        self.claim: Any = None
+        self._array: Array | None = None
         self._is_released = False
 
     # What it is, without making the array.
 
     @property
-    def requires_grad(self):
+    def requires_grad(self) -> bool:
         return self._requires_grad
 
     @requires_grad.setter
@@ -92,20 +109,20 @@ class Parameter(Tensor):
         self._requires_grad = bool(value)
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return self._shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype[Any]:
         if self._is_released:
             _borrow(self)
         return self._lent_dtype
 
     @property
-    def gradient_dtype(self):
+    def gradient_dtype(self) -> numpy.dtype[Any]:
         return wide(self._lent_dtype)
 
-    def empty_gradient(self):
+    def empty_gradient(self) -> Array | None:
         """Return float32 memory for the gradient, also for x and weight of half floats."""
         gradient = super().empty_gradient()
         if gradient is None and is_half(self._lent_dtype):
@@ -113,11 +130,11 @@ class Parameter(Tensor):
         return gradient
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self._shape)
 
     @property
-    def size(self):
+    def size(self) -> int:
         return prod(self._shape)
 
     @property
@@ -155,11 +172,14 @@ class Parameter(Tensor):
     # The array.
 
     @property
-    def array(self):
+    def array(self) -> Array:
         """[*shape]; made from the initial values on the first access.
 
-        Errors: ShardingError once released, unless the surroundings lend it its values, or while it
-        awaits those of a checkpoint.
+        Raises
+        ------
+        ShardingError
+            Once released, unless the surroundings lend it its values, or while it awaits those of a
+            checkpoint.
         """
         if self._is_released:
             _borrow(self)
@@ -171,7 +191,10 @@ class Parameter(Tensor):
     def array(self, values):
         """Copy the values into its array, which may be part of a unit's buffer.
 
-        Errors: ShapeError on another shape.
+        Raises
+        ------
+        ShapeError
+            On another shape.
         """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
@@ -185,10 +208,13 @@ class Parameter(Tensor):
         self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
         self._memory.version += 1
 
-    def initial_span(self, start: int, stop: int):
+    def initial_span(self, start: int, stop: int) -> Array:
         """Return elements [start, stop) in C order: [stop - start]; of the array once it has one.
 
-        Errors: ShardingError if it is released, or has no name and seed yet.
+        Raises
+        ------
+        ShardingError
+            If it is released, or has no name and seed yet.
         """
         if self._is_released:
             raise ShardingError(
@@ -207,11 +233,18 @@ class Parameter(Tensor):
     def _initial_values(self, start, stop):
         return self.init.span(self.seed, self.name, start, stop, self._dtype)
 
-    def bind(self, view):
+    def bind(self, view: Array) -> None:
         """Use this memory from now on, with the values that it holds.
 
-        view    [*shape], of the parameter's dtype or of half floats
-        Errors: ShapeError on another shape or dtype.
+        Parameters
+        ----------
+        view
+            [*shape], of the parameter's dtype or of half floats.
+
+        Raises
+        ------
+        ShapeError
+            On another shape or dtype.
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
@@ -225,11 +258,14 @@ class Parameter(Tensor):
         self._is_released = False
         self._is_sharded = True
 
-    def release(self, *, views_last: bool = False):
+    def release(self, *, views_last: bool = False) -> None:
         """Give up the memory; reading it is a ShardingError until bind() provides another.
 
-        views_last   True: the memory keeps its values while there are views of it, and the next one
-                     has the same values; False: a backward through a view raises
+        Parameters
+        ----------
+        views_last
+            True: the memory keeps its values while there are views of it, and the next one has the
+            same values; False: a backward through a view raises.
         """
         if self._array is not None and not views_last:
             self.stale_views()
@@ -238,14 +274,14 @@ class Parameter(Tensor):
         self._is_released = True
         self._is_sharded = True
 
-    def renew(self):
+    def renew(self) -> None:
         """Return to the state at creation: initial values, no memory, no gradient."""
         self.release()
         self._is_released = False
         self._is_sharded = False
         self.grad = None
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Parameter":
         """Return a copy in the same state, with memory of its own; the claim is shared."""
         copied = self._fresh_copy()
         copied.name = self.name
@@ -262,7 +298,7 @@ class Parameter(Tensor):
     def _fresh_copy(self):
         return Parameter(self._shape, self.init, self._dtype)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
         return f"{type(self).__name__}({self.name!r}, {self._shape}, {self._dtype}, {state})"
 
@@ -284,9 +320,14 @@ def _name_of(parameter) -> str:
 class SlicedParameter(Parameter):
     """A box of a parameter: its own `shape`, and the name and initial values of the whole.
 
-    global_shape   of the whole parameter
-    box            inside it
-    planned_size   see Parameter; None: that of this box
+    Parameters
+    ----------
+    global_shape
+        Of the whole parameter.
+    box
+        Inside it.
+    planned_size
+        See Parameter; None: that of this box.
     """
 
     __slots__ = ("_global_shape", "_box", "_planned_size")

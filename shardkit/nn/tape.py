@@ -13,6 +13,7 @@ same in every run, so gradients that meet are always added in the same order, wi
 """
 
 import itertools
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from heapq import heappop, heappush
@@ -34,7 +35,7 @@ def is_grad_enabled() -> bool:
 
 
 @contextmanager
-def no_grad():
+def no_grad() -> Iterator[None]:
     """Record nothing inside the block (this thread only); also a decorator."""
     token = _grad_enabled.set(False)
     try:
@@ -44,7 +45,7 @@ def no_grad():
 
 
 @contextmanager
-def enable_grad():
+def enable_grad() -> Iterator[None]:
     """Record inside the block, though it stands inside no_grad(); also a decorator.
 
     For a forward pass that needs derivatives of its own (derivative.py), in prediction too.
@@ -104,8 +105,12 @@ class TapeNode:
 class ParameterUse(NamedTuple):
     """An operation on the tape that computes with parameters.
 
-    order        its place in the walk: smaller ones come first
-    parameters   whose values its backward may read, or that it gives a gradient to
+    Attributes
+    ----------
+    order
+        Its place in the walk: smaller ones come first.
+    parameters
+        Whose values its backward may read, or that it gives a gradient to.
     """
 
     order: int
@@ -149,10 +154,15 @@ def _stop(order, function) -> TapeNode:
 def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
     """Send the gradients from the outputs to all leaves, newest node first.
 
-    outputs   nodes, or leaf Tensors; one that stands there twice gets the sum
-    deferred  None, or a list that receives (node's backward, gradient, ...) in place of the
-              gradients of parameters, which are computed later (see backward_inputs)
-    stops     (order, function) to call on the way; no two of one order, and none of a node's
+    Parameters
+    ----------
+    outputs
+        Nodes, or leaf Tensors; one that stands there twice gets the sum.
+    deferred
+        None, or a list that receives (node's backward, gradient, ...) in place of the gradients of
+        parameters, which are computed later (see backward_inputs).
+    stops
+        (order, function) to call on the way; no two of one order, and none of a node's.
     """
     pending = {}
     heap = []

@@ -16,12 +16,15 @@ heads and hidden units from what their projections return, so a projection that 
 slice of them needs no other change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
 from ..array.backend import xp_of
 from ..errors import ConfigurationError
+from .autograd import Tensor
 from .context import current_context
 from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
@@ -43,12 +46,12 @@ BLOCK_NORMS = ("before", "after")
 class Style:
     """The choices in which families of transformers differ."""
 
-    norm: type[Module]
+    norm: Callable[..., Module]
     has_bias: bool
     is_rotary: bool  # otherwise positions are learned and added to the embedding
     is_gated: bool  # SwiGLU, otherwise GELU
 
-    def make_norm(self, width: int, eps: float | None, dtype) -> Module:
+    def make_norm(self, width: int, eps: float | None, dtype) -> Any:
         """Return a norm of this style; eps None: the default of its class."""
         return (
             self.norm(width, dtype=dtype) if eps is None else self.norm(width, eps=eps, dtype=dtype)
@@ -64,21 +67,43 @@ STYLES = {
 class SelfAttention(Module):
     """Attention of each position to itself and those before it, or to all (arXiv 1706.03762).
 
-    width, heads      of the residual stream, and query heads
-    kv_heads          each key and value head serves heads / kv_heads query heads (arXiv
-                      2305.13245); None: as many as heads
-    head_dim          elements of a head; None: width / heads
-    bias              of the projections: one of ATTENTION_BIASES; True: "all", False: "no"
-    qk_norm           RMSNorm of queries and keys before they are turned, one of QK_NORMS: "head" as
-                      in Qwen3 (arXiv 2505.09388), "projection" as in OLMo 2 (arXiv 2501.00656);
-                      None: none
-    norm_eps          of these norms; None: that of RMSNorm
-    rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head dim
-    rotary_base       pair i of D/2 turns by rotary_base^(-2i/D) per position
-    rotary_scaling    of these rates, see check_scaling
-    is_causal         a position sees itself and those before it; False: all
-    output_init       initial values of the output projection
-    Errors: ConfigurationError on sizes that do not divide, or a choice that there is not.
+    Parameters
+    ----------
+    width, heads
+        Of the residual stream, and query heads.
+    kv_heads
+        Each key and value head serves heads / kv_heads query heads (arXiv 2305.13245); None: as
+        many as heads.
+    head_dim
+        Elements of a head; None: width / heads.
+    bias
+        Of the projections: one of ATTENTION_BIASES; True: "all", False: "no".
+    qk_norm
+        RMSNorm of queries and keys before they are turned, one of QK_NORMS: "head" as in Qwen3
+        (arXiv 2505.09388), "projection" as in OLMo 2 (arXiv 2501.00656); None: none.
+    norm_eps
+        Of these norms; None: that of RMSNorm.
+    rotary
+        Positions turn queries and keys (arXiv 2104.09864); needs an even head dim.
+    rotary_base
+        Pair i of D/2 turns by rotary_base^(-2i/D) per position.
+    rotary_scaling
+        Of these rates, see check_scaling.
+    is_causal
+        A position sees itself and those before it; False: all.
+    dropout
+        Probability, on the output.
+    init
+        Initial values of the other projections.
+    output_init
+        Initial values of the output projection.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not divide, or a choice that there is not.
     """
 
     def __init__(
@@ -98,8 +123,8 @@ class SelfAttention(Module):
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, head_dim, is_rotary=rotary)
         check_scaling(rotary_scaling, is_rotary=rotary)
@@ -127,7 +152,7 @@ class SelfAttention(Module):
         self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         """Compute [batch, S, width] from x of that shape."""
         texts = current_context().texts  # that are being continued
         q = self._split(self.query(x), self.head_dim, self.query_norm)  # [batch, heads, S, D]
@@ -178,7 +203,7 @@ QK_NORMS = tuple(name for name in _SPLITS if name is not None)
 
 def _biases(bias: bool | str) -> tuple[bool, bool]:
     """Return whether queries, keys and values have a bias, and whether the output has one."""
-    name = {True: "all", False: "no"}.get(bias, bias)
+    name: Any = bias if isinstance(bias, str) else {True: "all", False: "no"}.get(bias, bias)
     require(
         is_among(name, ATTENTION_BIASES),
         "attention with bias",
@@ -203,7 +228,10 @@ def check_heads(
 ):
     """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide.
 
-    head_dim   None: width / heads
+    Parameters
+    ----------
+    head_dim
+        None: width / heads.
     """
     check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
     if head_dim is not None:
@@ -229,9 +257,12 @@ def check_heads(
 def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) -> None:
     """Raise ConfigurationError unless this can scale the rates of rotary positions.
 
-    scaling   (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json
-              calls them factor, low_freq_factor, high_freq_factor and
-              original_max_position_embeddings; None: none
+    Parameters
+    ----------
+    scaling
+        (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json calls
+        them factor, low_freq_factor, high_freq_factor and original_max_position_embeddings; None:
+        none.
     """
     if scaling is None:
         return
@@ -247,7 +278,21 @@ def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) ->
 
 
 class FeedForward(Module):
-    """down(gelu(up(x))): each position by itself, with `hidden` units."""
+    """down(gelu(up(x))): each position by itself, with `hidden` units.
+
+    Parameters
+    ----------
+    width, hidden
+        Elements of x, and units inside.
+    bias
+        Whether the projections have one.
+    dropout
+        Probability, on the output.
+    init, output_init
+        Initial values of the projections, and of the one to the output.
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     def __init__(
         self,
@@ -258,18 +303,32 @@ class FeedForward(Module):
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(self.up(x, gelu)))
 
 
 class GatedFeedForward(Module):
-    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
+    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units.
+
+    Parameters
+    ----------
+    width, hidden
+        Elements of x, and units inside.
+    bias
+        Whether the projections have one.
+    dropout
+        Probability, on the output.
+    init, output_init
+        Initial values of the projections, and of the one to the output.
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     def __init__(
         self,
@@ -280,14 +339,14 @@ class GatedFeedForward(Module):
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(swiglu(self.gate(x), self.up(x))))
 
 
@@ -303,13 +362,27 @@ def hidden_width(width: int, style: Style) -> int:
 class TransformerBlock(Module):
     """Two residual branches: attention, then the feed-forward, each with a norm.
 
-    style        a choice that `attention` does not make is that of the style
-    hidden       units of the feed-forward; None: hidden_width of the style
-    norms        "before": x + branch(norm(x)); "after": x + norm(branch(x)) (OLMo 2)
-    norm_eps     of all norms; None: that of the class of the norm
-    output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers))
-                 keeps its variance at the start the same for any depth (GPT-2)
-    attention    further arguments of SelfAttention, such as kv_heads
+    Parameters
+    ----------
+    width, heads
+        Of the residual stream, and query heads.
+    style
+        A choice that `attention` does not make is that of the style.
+    hidden
+        Units of the feed-forward; None: hidden_width of the style.
+    norms
+        "before": x + branch(norm(x)); "after": x + norm(branch(x)) (OLMo 2).
+    norm_eps
+        Of all norms; None: that of the class of the norm.
+    dropout
+        Probability, on the outputs of both branches.
+    output_init
+        Of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers)) keeps
+        its variance at the start the same for any depth (GPT-2).
+    dtype
+        Of the parameters, such as "float32".
+    attention
+        Further arguments of SelfAttention, such as kv_heads.
     """
 
     def __init__(
@@ -323,11 +396,11 @@ class TransformerBlock(Module):
         norm_eps: float | None = None,
         dropout: float = 0.0,
         output_init: Initializer = WEIGHT_INIT,
-        dtype="float32",
-        **attention,
-    ):
-        common = {"dropout": dropout, "output_init": output_init, "dtype": dtype}
-        choices = {"bias": style.has_bias, "rotary": style.is_rotary, **attention}
+        dtype: DTypeLike = "float32",
+        **attention: Any,
+    ) -> None:
+        common: dict[str, Any] = {"dropout": dropout, "output_init": output_init, "dtype": dtype}
+        choices: dict[str, Any] = {"bias": style.has_bias, "rotary": style.is_rotary, **attention}
         feed_forward = GatedFeedForward if style.is_gated else FeedForward
         self.attention_norm = style.make_norm(width, norm_eps, dtype)
         self.attention = SelfAttention(width, heads, norm_eps=norm_eps, **choices, **common)
@@ -340,7 +413,7 @@ class TransformerBlock(Module):
         )
         self._join = _JOINS[norms]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self._join(self, x)
 
 

@@ -7,6 +7,8 @@ A leaf of floating point takes a gradient, and has one of zeros if nothing used 
 not depend on where a chain of blocks is cut what is added to what. Other leaves take none.
 """
 
+from typing import Any
+
 import numpy
 
 from ..array import fresh, halves
@@ -46,10 +48,13 @@ def entering(x, dtype):
     return map_tree(cast, x)
 
 
-def as_tensors(x, *, takes_gradient: bool = False):
+def as_tensors(x: Any, *, takes_gradient: bool = False) -> Any:
     """Return x, an array or a tree of arrays, as Tensors that are leaves of a tape.
 
-    takes_gradient   those of floating point do
+    Parameters
+    ----------
+    takes_gradient
+        Those of floating point do.
     """
 
     def tensor(array):
@@ -61,7 +66,10 @@ def as_tensors(x, *, takes_gradient: bool = False):
 def arrays_of(output):
     """Return the arrays of what blocks returned: a Tensor, or a tree of Tensors and arrays.
 
-    Errors: TypeError on anything else, and on a parameter, whose memory is not the block's to give.
+    Raises
+    ------
+    TypeError
+        On anything else, and on a parameter, whose memory is not the block's to give.
     """
     return output.array if isinstance(output, Tensor) else map_tree(_array_of, output)
 
@@ -87,9 +95,17 @@ def _array_of(leaf):
 def backward_through(output, gradient) -> WeightGradients:
     """Run the backward for all leaves but the parameters (see backward_inputs).
 
-    output     a tree of Tensors and arrays
-    gradient   a list, with None for each leaf that has none
-    Errors: AutogradError if no gradient flows into any leaf.
+    Parameters
+    ----------
+    output
+        A tree of Tensors and arrays.
+    gradient
+        A list, with None for each leaf that has none.
+
+    Raises
+    ------
+    AutogradError
+        If no gradient flows into any leaf.
     """
     roots = [
         (leaf, part)
@@ -101,7 +117,7 @@ def backward_through(output, gradient) -> WeightGradients:
             f"backward through the outputs {structure(output)} of a block, but no gradient flows "
             "into any of them; was one made of arrays instead of Tensors?"
         )
-    deferred = []
+    deferred: list[Any] = []
     first = [first_gradient(leaf, part) for leaf, part in roots]
     walk([origin_of(leaf) for leaf, _ in roots], first, deferred=deferred)
     return WeightGradients(deferred)

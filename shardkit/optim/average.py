@@ -13,6 +13,7 @@ master weights. Source: Polyak and Juditsky (1992), as used for instance in arXi
 
 from dataclasses import dataclass
 
+from ..annotations import Array
 from ..arguments import is_number, require
 from ..array.reference.chunks import spans
 from .late import RatedRule
@@ -24,14 +25,18 @@ AVERAGE = "average"  # the state that holds averaged weights, also in checkpoint
 class EMA:
     """A rule, and the moving average of the weights that it makes.
 
-    rule    any rule with rate(): SGD, Momentum, Adam, AdamW or one's own, that keeps no average
-    decay   of the average, above 0 and below 1: 0.999 looks back about 1000 steps
+    Parameters
+    ----------
+    rule
+        Any rule with rate(): SGD, Momentum, Adam, AdamW or one's own, that keeps no average.
+    decay
+        Of the average, above 0 and below 1: 0.999 looks back about 1000 steps.
     """
 
     rule: RatedRule
     decay: float = 0.999
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(
             isinstance(self.rule, RatedRule) and AVERAGE not in self.rule.state_names,
             "EMA with rule",
@@ -47,10 +52,26 @@ class EMA:
         return (*self.rule.state_names, AVERAGE)
 
     def rate(self, step: int, override: float | None = None) -> float:
-        """Return the rule's learning rate of step number `step`."""
+        """Return the rule's learning rate of step number `step`.
+
+        Parameters
+        ----------
+        step
+            Counted from 1.
+        override
+            Replaces the rule's own rate; None: nothing does.
+        """
         return self.rule.rate(step, override)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         """Apply the rule, and let the average follow the new weights, in place."""
         average = state[AVERAGE]
         if step == 1:

@@ -16,6 +16,7 @@ groups; where a parameter's rule keeps other state than the checkpoint has, all 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ..arguments import is_number, nearest, require
 from ..errors import ConfigurationError
@@ -27,16 +28,30 @@ _NOT_OF_GROUPS = ("lr", "rule")
 class ParameterGroup:
     """Parameters by patterns of their names, and what is other for them.
 
-    names     patterns as in a shell, of dotted names
-    lr_scale  the learning rate is the rule's times this
-    rule      another rule, without a moving average; None: that of the model
-    changes   fields of the model's rule: weight_decay=0.0, beta1=0.8
+    Parameters
+    ----------
+    names
+        Patterns as in a shell, of dotted names.
+    lr_scale
+        The learning rate is the rule's times this.
+    rule
+        Another rule, without a moving average; None: that of the model.
+    changes
+        Fields of the model's rule: weight_decay=0.0, beta1=0.8.
+
+    Raises
+    ------
+    ConfigurationError
+        On no name, a scale that is no finite number of at least 0, or changes beside another rule.
+
+    Notes
+    -----
     A moving average (sk.EMA) around the model's rule is around that of the group, too.
-    Errors: ConfigurationError on no name, a scale that is no finite number of at least 0, or
-    changes beside another rule.
     """
 
-    def __init__(self, *names: str, lr_scale: float = 1.0, rule: Rule | None = None, **changes):
+    def __init__(
+        self, *names: str, lr_scale: float = 1.0, rule: Rule | None = None, **changes: Any
+    ) -> None:
         are_names = bool(names) and all(isinstance(name, str) and name for name in names)
         require(are_names, "ParameterGroup with names", names, 'patterns such as "*.bias"')
         is_scale = is_number(lr_scale, at_least=0)
@@ -55,24 +70,39 @@ class ParameterGroup:
         )
         self.names, self.lr_scale, self.rule, self.changes = names, lr_scale, rule, changes
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         changes = "" if self.rule is None else f", rule={self.rule!r}"
         changes += "".join(f", {name}={value!r}" for name, value in self.changes.items())
         names = ", ".join(map(repr, self.names))
         return f"ParameterGroup({names}, lr_scale={self.lr_scale}{changes})"
 
     def matches(self, name: str) -> bool:
-        """Return True if a parameter of this name is of the group."""
+        """Return True if a parameter of this name is of the group.
+
+        Parameters
+        ----------
+        name
+            Dotted name of a parameter.
+        """
         return any(fnmatchcase(name, pattern) for pattern in self.names)
 
-    def applied(self, rule):
+    def applied(self, rule: Any) -> Any:
         """Return the rule with the changes of the group, or the rule of the group.
 
-        Errors: ConfigurationError on a field that the rule does not have, or a value that it
-        refuses.
+        Parameters
+        ----------
+        rule
+            That of the model.
+
+        Raises
+        ------
+        ConfigurationError
+            On a field that the rule does not have, or a value that it refuses.
         """
         inner = getattr(rule, "rule", None)
-        if inner is not None and is_dataclass(rule):  # EMA, or a rule on later state
+        if (
+            inner is not None and is_dataclass(rule) and not isinstance(rule, type)
+        ):  # EMA, or a rule on later state
             return replace(rule, rule=self.applied(inner))
         if self.rule is not None:
             return self.rule
@@ -87,15 +117,28 @@ class ParameterGroup:
                 )
         return replace(rule, **self.changes) if self.changes else rule
 
-    def rate(self, rule, step: int, override: float | None) -> float | None:
+    def rate(self, rule: Any, step: int, override: float | None) -> float | None:
         """Return the learning rate of a step as a rule takes it: None is the rule's own.
 
-        rule   as applied() returns it
+        Parameters
+        ----------
+        rule
+            As applied() returns it.
+        step
+            Counted from 1.
+        override
+            Replaces the rule's own rate; None: nothing does.
         """
         return override if self.lr_scale == 1.0 else self.lr_scale * rate_of(rule, step, override)
 
-    def check(self, rule) -> None:
-        """Raise ConfigurationError unless the group goes with the rule."""
+    def check(self, rule: Any) -> None:
+        """Raise ConfigurationError unless the group goes with the rule.
+
+        Parameters
+        ----------
+        rule
+            That of the model.
+        """
         own = self.applied(rule)
         if self.lr_scale != 1.0 and not callable(getattr(own, "rate", None)):
             raise ConfigurationError(
@@ -120,7 +163,10 @@ def groups_by_name(
 ) -> dict[str, ParameterGroup]:
     """Return {name of a parameter: its group}, without those of none.
 
-    Errors: ConfigurationError on a pattern that matches no name, or what the rule does not have.
+    Raises
+    ------
+    ConfigurationError
+        On a pattern that matches no name, or what the rule does not have.
     """
     names = list(names)
     for group in groups:

@@ -6,7 +6,7 @@ learning rate        1  2  3  4  5  6       goes on
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from .rules import Rule
 
@@ -43,6 +43,6 @@ class LateRule:
         )
 
 
-def on_state_since(rule: Rule, since: int) -> Rule:
+def on_state_since(rule: Any, since: int) -> Rule:
     """Return the rule for state that was zero after `since` steps: itself if that is none."""
     return LateRule(rule, since) if since else rule

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Protocol, runtime_checkable
 
+from ..annotations import Array
 from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
@@ -37,8 +38,12 @@ class MatrixRule(Rule, Protocol):
     def begin(self, gradients, state: dict, directions, gradient_scale: float = 1.0) -> None:
         """Write the directions of a span, and update its state.
 
-        gradients, directions   [n], of one dtype; gradients are not written to
-        state                   {name: [n]}, of the same dtype
+        Parameters
+        ----------
+        gradients, directions
+            [n], of one dtype; gradients are not written to.
+        state
+            {name: [n]}, of the same dtype.
         """
 
     def of_matrix(self, direction):
@@ -59,13 +64,34 @@ class Muon(Scheduled):
     """p -= lr * (scale * orthogonal(momentum) + weight_decay * p); as torch.optim.Muon, which
     makes matrices orthogonal in bfloat16, and this in the dtype of the parameters.
 
-    ns_coefficients   of one Newton-Schulz step: a x + b (x x') x + c (x x')^2 x
-    eps               the least norm that a matrix is divided by
-    ns_steps          how many such steps, below 100
-    adjust_lr_fn      scale by the shape: "original" (None): sqrt(max(1, rows / columns));
-                      "match_rms_adamw": 0.2 sqrt(max(rows, columns)), for learning rates of AdamW
-    It takes parameters of two dims alone, and none that is cut over the tensor axis. Source: Jordan
-    et al. (2024), kellerjordan.github.io/posts/muon; arXiv 2502.16982 for the second scale.
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    weight_decay
+        Weight decay, at least 0.
+    momentum
+        Share of the momentum that is kept.
+    nesterov
+        Look ahead by one step.
+    ns_coefficients
+        Of one Newton-Schulz step: a x + b (x x') x + c (x x')^2 x.
+    eps
+        The least norm that a matrix is divided by.
+    ns_steps
+        How many such steps, below 100.
+    adjust_lr_fn
+        Scale by the shape: "original" (None): sqrt(max(1, rows / columns)); "match_rms_adamw": 0.2
+        sqrt(max(rows, columns)), for learning rates of AdamW.
+
+    Notes
+    -----
+    It takes parameters of two dims alone, and none that is cut over the tensor axis.
+
+    References
+    ----------
+    Jordan et al. (2024), kellerjordan.github.io/posts/muon; arXiv 2502.16982 for the second scale.
     """
 
     lr: LearningRate = 1e-3
@@ -78,7 +104,7 @@ class Muon(Scheduled):
     adjust_lr_fn: str | None = None
     state_names: ClassVar[tuple[str, ...]] = ("matrix_momentum",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_weight_decay(self.weight_decay)
         require_share("momentum", self.momentum)
@@ -96,7 +122,13 @@ class Muon(Scheduled):
             f"None or one of {', '.join(_ADJUSTMENTS)}",
         )
 
-    def begin(self, gradients, state, directions, gradient_scale=1.0):
+    def begin(
+        self,
+        gradients: Array,
+        state: dict[str, Array],
+        directions: Array,
+        gradient_scale: float = 1.0,
+    ) -> None:
         """Write the directions of a span, and update its momentum: see MatrixRule."""
         velocity = state["matrix_momentum"]
         for span in spans(velocity):
@@ -107,7 +139,7 @@ class Muon(Scheduled):
             else:
                 directions[span] = velocity[span]
 
-    def of_matrix(self, direction):
+    def of_matrix(self, direction: Array) -> Array:
         """Return the update of a matrix [rows, columns]: see MatrixRule."""
         num_rows, num_columns = direction.shape
         is_tall = num_rows > num_columns
@@ -126,7 +158,15 @@ class Muon(Scheduled):
             return 0.2 * sqrt(max(num_rows, num_columns))
         return sqrt(max(1.0, num_rows / num_columns))
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         """Apply the updates of matrices, which stand in place of gradients, to a span."""
         rate = self.rate(step, learning_rate)
         for span in spans(parameters):

@@ -16,6 +16,7 @@ test: settings, checkpoints and `shardkit plan` learn from the class what it tak
 from dataclasses import dataclass
 from typing import Callable, ClassVar, Protocol, runtime_checkable
 
+from ..annotations import Array
 from ..arguments import is_number, require
 from ..array import kernels
 
@@ -30,7 +31,10 @@ _RATE = "a finite number, at least 0"
 def rule(name: str, *, settings: dict[str, str]):
     """Enter a class of rules into RULES under this name.
 
-    settings   {argument of the class: setting of the section `optimizer` that it gets}
+    Parameters
+    ----------
+    settings
+        {argument of the class: setting of the section `optimizer` that it gets}.
     """
 
     def enter(cls):
@@ -45,10 +49,14 @@ def rule(name: str, *, settings: dict[str, str]):
 class Rule(Protocol):
     """What sharded models need of an optimizer.
 
-    state_names   one array each, as long as the span and of its dtype, zero at first
+    Attributes
+    ----------
+    state_names
+        One array each, as long as the span and of its dtype, zero at first.
     """
 
-    state_names: ClassVar[tuple[str, ...]]
+    @property
+    def state_names(self) -> tuple[str, ...]: ...
 
     def update(
         self,
@@ -61,10 +69,16 @@ class Rule(Protocol):
     ) -> None:
         """Apply step number `step` (the first is 1) to this span, in place.
 
-        parameters, gradients  [n], of one dtype
-        state                  {name: [n]}, of the same dtype
-        learning_rate          replaces the rule's own
-        gradient_scale         factor of every gradient, for clipping; gradients are not written to
+        Parameters
+        ----------
+        parameters, gradients
+            [n], of one dtype.
+        state
+            {name: [n]}, of the same dtype.
+        learning_rate
+            Replaces the rule's own.
+        gradient_scale
+            Factor of every gradient, for clipping; gradients are not written to.
         """
 
 
@@ -94,7 +108,7 @@ class Scheduled:
 
     lr: LearningRate = 0.01
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(
             is_learning_rate(self.lr) or callable(self.lr) and not isinstance(self.lr, type),
             "lr",
@@ -105,7 +119,10 @@ class Scheduled:
     def rate(self, step: int, override: float | None = None) -> float:
         """Return the learning rate of step number `step`, counted from 1.
 
-        Errors: ConfigurationError if the schedule returns something else.
+        Raises
+        ------
+        ConfigurationError
+            If the schedule returns something else.
         """
         if override is not None:
             return override
@@ -124,14 +141,27 @@ class Scheduled:
 @rule("sgd", settings={"weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class SGD(Scheduled):
-    """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD."""
+    """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    weight_decay
+        Weight decay, at least 0.
+    momentum
+        From 0 to below 1; above 0 the rule is Momentum.
+    nesterov
+        As of Momentum.
+    """
 
     weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
     state_names: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_weight_decay(self.weight_decay)
         require_share("momentum", self.momentum)
@@ -143,7 +173,15 @@ class SGD(Scheduled):
             object.__setattr__(self, "state_names", rule.state_names)
             object.__setattr__(self, "update", rule.update)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.sgd(
             parameters,
             gradients,
@@ -156,14 +194,27 @@ class SGD(Scheduled):
 @rule("momentum", settings={"beta": "momentum", "weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class Momentum(Scheduled):
-    """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD."""
+    """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    beta
+        Share of the velocity that is kept, from 0 to below 1.
+    nesterov
+        Look ahead by one step.
+    weight_decay
+        Weight decay, at least 0. It is added to the gradient.
+    """
 
     beta: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_share("beta", self.beta)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
@@ -175,7 +226,15 @@ class Momentum(Scheduled):
         )
         require_weight_decay(self.weight_decay)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.momentum(
             parameters,
             gradients,
@@ -191,7 +250,21 @@ class Momentum(Scheduled):
 @rule("adam", settings=_OF_ADAM)
 @dataclass(frozen=True)
 class Adam(Scheduled):
-    """Adam (arXiv 1412.6980); weight decay is added to the gradient."""
+    """Adam (arXiv 1412.6980); weight decay is added to the gradient.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    beta1, beta2
+        Shares of the running means of the gradient and of its square that are kept, from 0 to below
+        1.
+    eps
+        Added to the root of the second.
+    weight_decay
+        Weight decay, at least 0.
+    """
 
     lr: LearningRate = 1e-3
     beta1: float = 0.9
@@ -201,14 +274,22 @@ class Adam(Scheduled):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)
         require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
         require_weight_decay(self.weight_decay)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.adam(
             parameters,
             gradients,
@@ -240,6 +321,16 @@ class Lion(Scheduled):
     """The sign of a running mean of gradients, with decoupled weight decay (arXiv 2302.06675).
 
     A learning rate three to ten times smaller than AdamW's, and as much more weight decay.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    beta1, beta2
+        Shares of the running mean that are kept: in the sign that is taken, and in the mean itself.
+    weight_decay
+        Weight decay, at least 0.
     """
 
     lr: LearningRate = 1e-4
@@ -248,13 +339,21 @@ class Lion(Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)
         require_weight_decay(self.weight_decay)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
         kernels.lion(
             parameters,
             gradients,

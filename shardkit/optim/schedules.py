@@ -11,6 +11,7 @@ Being pure functions, they have no state that a resumed run would need.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, Self
 
 from ..arguments import is_integer, is_number, require
 
@@ -31,12 +32,20 @@ def _schedule(name: str):
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A warm-up to `peak`, and what a subclass lets the rate do afterwards."""
+    """A warm-up to `peak`, and what a subclass lets the rate do afterwards.
+
+    Parameters
+    ----------
+    peak
+        The rate at the end of the warm-up, at least 0.
+    warmup_steps
+        In which the rate rises in a straight line to the peak.
+    """
 
     peak: float
     warmup_steps: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(is_number(self.peak, at_least=0), "peak", self.peak, "a finite number, at least 0")
         require(
             is_integer(self.warmup_steps, at_least=0),
@@ -48,13 +57,23 @@ class Schedule(ABC):
     @classmethod
     def of_settings(
         cls, peak: float, warmup_steps: int, decay_steps: int, floor: float, **own: float
-    ):
+    ) -> Self:
         """Return the schedule for the section `optimizer` of the settings.
 
-        own     what one kind of schedule takes alone
+        Parameters
+        ----------
+        own
+            What one kind of schedule takes alone.
+
+        Notes
+        -----
         Where the warm-up is not over by decay_steps, the floor follows it directly.
         """
-        return cls(peak, warmup_steps, max(decay_steps, warmup_steps + 1), floor, **own)
+        arguments: dict[str, Any] = {
+            "decay_steps": max(decay_steps, warmup_steps + 1),
+            "floor": floor,
+        }
+        return cls(peak, warmup_steps, **arguments, **own)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -69,10 +88,18 @@ class Schedule(ABC):
 @_schedule("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """`peak` after the warm-up."""
+    """`peak` after the warm-up.
+
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    """
 
     @classmethod
-    def of_settings(cls, peak, warmup_steps, decay_steps, floor):
+    def of_settings(
+        cls, peak: float, warmup_steps: int, decay_steps: int, floor: float, **own: float
+    ) -> Self:
         return cls(peak, warmup_steps)
 
     def _after_warmup(self, step):
@@ -82,12 +109,22 @@ class Constant(Schedule):
 @_schedule("linear")
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """A straight line down to peak * floor."""
+    """A straight line down to peak * floor.
+
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    decay_steps
+        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
+    floor
+        The last rate as a share of the peak.
+    """
 
     decay_steps: int = 0  # must be given: __post_init__ refuses the default
     floor: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require(
             is_integer(self.decay_steps, at_least=self.warmup_steps + 1),
@@ -119,6 +156,15 @@ class Cosine(Linear):
 
     Equal to torch.optim.lr_scheduler.CosineAnnealingLR with T_max = decay_steps and
     eta_min = peak * floor, up to its first minimum.
+
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    decay_steps
+        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
+    floor
+        The last rate as a share of the peak.
     """
 
     def _shape(self, part):
@@ -130,15 +176,31 @@ class Cosine(Linear):
 class WarmupStableDecay(Linear):
     """`peak` for most of the steps, then a straight line down to peak * floor.
 
-    decay_part   of decay_steps that the fall takes, above 0 and at most 1; it begins after the
-                 warm-up at the earliest
-    To train longer, go on from a checkpoint before the fall, with another
-    decay_steps: the rates until then are the same. Source: MiniCPM (arXiv 2404.06395).
+    Parameters
+    ----------
+    peak, warmup_steps
+        As of Schedule.
+    decay_steps
+        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
+    floor
+        The last rate as a share of the peak.
+    decay_part
+        Of decay_steps that the fall takes, above 0 and at most 1; it begins after the warm-up at
+        the earliest.
+
+    Notes
+    -----
+    To train longer, go on from a checkpoint before the fall, with another decay_steps: the rates
+    until then are the same.
+
+    References
+    ----------
+    MiniCPM (arXiv 2404.06395).
     """
 
     decay_part: float = 0.2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         require(
             is_number(self.decay_part, above=0) and self.decay_part <= 1,

@@ -1,9 +1,11 @@
 """How a model is sharded and trained: the settings of all wings, and live objects beside them."""
 
+import inspect
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ..array.settings import ArraySettings, check_device
+from ..comm.backend import CommunicationBackend
 from ..comm.gpu.transports import TransportSettings
 from ..environment import checked_mode
 from ..optim.groups import ParameterGroup
@@ -39,9 +41,17 @@ class ParallelSettings(
 class ShardingConfiguration(ParallelSettings):
     """How a model is sharded and trained; every setting is read by the sharded models.
 
-    backend     a CommunicationBackend, initialized or not; all its ranks take part
+    Parameters
+    ----------
+    backend
+        A CommunicationBackend, initialized or not; all its ranks take part.
 
-    Errors: ConfigurationError on a bad value, TypeError without a backend.
+    Raises
+    ------
+    ConfigurationError
+        On a bad value.
+    TypeError
+        Without a backend.
     """
 
     backend: Any
@@ -91,7 +101,7 @@ class ShardingConfiguration(ParallelSettings):
         0, "seed of dropout, and of the initial weights of a model that has none of its own"
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.backend is None or isinstance(self.backend, (type, str)):
             raise TypeError(
                 "ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got "
@@ -106,22 +116,48 @@ class ShardingConfiguration(ParallelSettings):
         return checked_mode() if self.check is None else self.check
 
     @classmethod
-    def for_high_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
-        """Return settings for a node or a fast fabric: small units, which gather little memory."""
+    def for_high_bandwidth(
+        cls, backend: CommunicationBackend, **settings: Any
+    ) -> "ShardingConfiguration":
+        """Return settings for a node or a fast fabric: small units, which gather little memory.
+
+        Parameters
+        ----------
+        backend
+            As of ShardingConfiguration.
+        **settings
+            Any others, which take precedence.
+        """
         return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
 
     @classmethod
-    def for_low_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+    def for_low_bandwidth(
+        cls, backend: CommunicationBackend, **settings: Any
+    ) -> "ShardingConfiguration":
         """Return settings for slow networks: few large messages, gradients as half floats.
 
         The trained bits differ from those of other settings.
+
+        Parameters
+        ----------
+        backend
+            As of ShardingConfiguration.
+        **settings
+            Any others, which take precedence.
         """
         slow = {"minimum_parameter_group_size": 262144, "gradient_compression": "float16"}
         return cls(backend, **{**slow, **settings})
 
 
-ShardingConfiguration.__doc__ += "\n\n" + "\n".join(
-    f"    {field.name:<30}{field.metadata['text']}"
-    for field in fields(ShardingConfiguration)
-    if "text" in field.metadata
-)
+def _with_settings(text: str) -> str:
+    """Return the docstring with every setting among its parameters."""
+    before, rest = inspect.cleandoc(text).split("\n\nRaises\n")
+    own = [
+        f"{field.name}\n    {field.metadata['text']}"
+        for field in fields(ShardingConfiguration)
+        if "text" in field.metadata
+    ]
+    return "\n".join([before, *own, "", "Raises", rest])
+
+
+ShardingConfiguration.__doc__ = _with_settings(ShardingConfiguration.__doc__ or "")

@@ -162,6 +162,7 @@ def from_text(text: str) -> Program:
 
 def receive_of(send: Action) -> Action:
     """Return the receive at the other end of a send: 2SEND_F5 -> 3RECV_F5, 2SEND_B5 -> 1RECV_B5."""
+    assert send.stage is not None, f"{send} has no stage"
     if send.kind is Kind.SEND_F:
         return Action(Kind.RECV_F, send.stage + 1, None, send.micro_batch)
     assert send.kind is Kind.SEND_B, f"{send} is not a send"

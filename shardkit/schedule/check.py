@@ -1,6 +1,7 @@
 """Check that a program is well formed, so that `simulate` and the runtime can rely on it."""
 
 from collections import Counter
+from typing import Any
 
 from ..errors import ScheduleError
 from .actions import COMPUTE, RECEIVES, SENDS, WAITS, Action, Kind, Program, receive_of, wait_of
@@ -51,7 +52,7 @@ def _check_repeats(program: Program) -> None:
 
 
 def _check_stages(program: Program) -> None:
-    home = {}
+    home: dict[Any, Any] = {}
     for rank, actions in program.items():
         for action in actions:
             if action.stage is not None and home.setdefault(action.stage, rank) != rank:
@@ -82,7 +83,7 @@ def _check_compute(program: Program) -> None:
 
 def _check_transfers(program: Program) -> None:
     place = _places(program, (*SENDS, *RECEIVES, *WAITS))
-    expected = {}
+    expected: dict[Any, Any] = {}
     for send in (action for action in place if action.kind in SENDS):
         receive, wait = receive_of(send), wait_of(send)
         expected |= {send: None, receive: send, wait: send}

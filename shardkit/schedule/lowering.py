@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import ScheduleError
 from .actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Program, receive_of, wait_of
@@ -125,7 +125,7 @@ def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
 
 def _jobs(actions: tuple[Action, ...]) -> list[_Job]:
     """Make each action a job, but a B and the W of the same micro-batch right after it one job."""
-    jobs = []
+    jobs: list[Any] = []
     for action in actions:
         b_before = _Job((Kind.BACKWARD,), action.stage, (action.micro_batch,))
         if action.kind is Kind.WEIGHT and jobs and jobs[-1] == b_before:

@@ -11,6 +11,7 @@ Source: the prefetching of PyTorch's FSDP (arXiv 2304.11277).
 """
 
 from collections import defaultdict
+from typing import Any
 
 from .actions import Action, Kind, Program
 
@@ -66,7 +67,7 @@ def begin_reductions(program: Program) -> Program:
 
 def _with_reductions_begun(actions: tuple[Action, ...]) -> tuple[Action, ...]:
     result = []
-    under_way = []
+    under_way: list[Any] = []
     for action in actions:
         if action.kind is Kind.REDUCE or action.kind in _END_OF_STEP:
             result += under_way

@@ -176,7 +176,7 @@ def _edges(data: GraphData, num_nodes: int) -> numpy.ndarray:
             f"data.edges = {data.edges!r}: {has} in {data.path}; wanted a dataset [2, edges] of "
             "integers"
         )
-    (edges,) = table.read(numpy.arange(2), [Columns.whole(field)])
+    (edges,) = table.read(numpy.arange(2), (Columns.whole(field),))
     if edges.size and not 0 <= edges.min() <= edges.max() < num_nodes:
         raise ConfigurationError(
             f"data.edges = {data.edges!r} of {data.path} has nodes {edges.min()} to {edges.max()}; "

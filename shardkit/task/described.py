@@ -6,6 +6,7 @@ predictions --> InUnits, OfClasses --> metrics in the units of the file
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -44,7 +45,9 @@ class Described:
     def from_json(cls, content: bytes) -> "Described":
         """Return what to_json() described."""
         values = json.loads(content)
-        scalings = {name: Scaling.from_lists(values.pop(name)) for name in ("x", "y")}
+        scalings: dict[str, Any] = {
+            name: Scaling.from_lists(values.pop(name)) for name in ("x", "y")
+        }
         return cls(**{name: _tuple(value) for name, value in values.items()}, **scalings)
 
 

@@ -30,8 +30,8 @@ class Scaling:
     @classmethod
     def from_lists(cls, lists: dict) -> "Scaling":
         """Return what to_lists() described."""
-        arrays = [numpy.array(lists[name], numpy.float64) for name in ("center", "scale")]
-        return cls(*arrays, lists.get("axis", -1))
+        center, scale = (numpy.array(lists[name], numpy.float64) for name in ("center", "scale"))
+        return cls(center, scale, lists.get("axis", -1))
 
     def to_lists(self) -> dict[str, list[float] | int]:
         """Return center and scale as JSON can hold them."""

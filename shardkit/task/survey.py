@@ -34,7 +34,8 @@ class Findings:
     @classmethod
     def none(cls, widths: tuple[int, int]) -> "Findings":
         """Return the findings of no rows; widths: columns of x and y."""
-        return cls(*map(Moments, widths))
+        x, y = map(Moments, widths)
+        return cls(x, y)
 
     def add(self, x, y, *, has_classes: bool) -> None:
         """Add rows: x [n, columns], y [n, columns], or class numbers in the first column."""

@@ -12,9 +12,11 @@ Predictions and metrics are in the units of the file. TableTask has all of this 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 
+from ..annotations import FilePath
 from ..checkpoint.format.files import write_whole
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
@@ -96,11 +98,21 @@ class TableTask(Task):
 
     A class derived from it has make_model() and, if the model has settings, Settings. Known then:
 
-    num_features, num_outputs   sizes of x and of the prediction, one row each
-    described                   names of the columns, scaling, classes
-    loss, metrics               those of data.kind; the model's own loss where y is a field
+    Parameters
+    ----------
+    settings
+        The whole configuration: settings.data.path, ...; frozen.
 
-    rows   what a row is (form.py): a vector, or an array
+    Attributes
+    ----------
+    num_features, num_outputs
+        Sizes of x and of the prediction, one row each.
+    described
+        Names of the columns, scaling, classes.
+    loss, metrics
+        Those of data.kind; the model's own loss where y is a field.
+    rows
+        What a row is (form.py): a vector, or an array.
     """
 
     rows = Vectors()
@@ -113,10 +125,10 @@ class TableTask(Task):
     }
     sample = "rows"
 
-    def __init__(self, settings):
+    def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self._samples: dict[str, Samples] = {}
-        self._new: tuple[Samples, Samples] | None = None  # the parts of a run that starts
+        self._new: Any = None  # (Samples, Samples): the parts of a run that starts
 
     # ---- before a run ----------------------------------------------------------------------------
 
@@ -124,7 +136,10 @@ class TableTask(Task):
         """Return what the file says of the model, without a run; nothing is written.
 
         Opens the file, and reads all its rows where they have several classes, to count these.
-        Errors: ConfigurationError, OSError.
+
+        Raises
+        ------
+        ConfigurationError, OSError
         """
         self._check()
         self._new = self._parts(None)
@@ -138,14 +153,14 @@ class TableTask(Task):
 
     # ---- before the model ------------------------------------------------------------------------
 
-    def num_surveys(self, folder, resume):
+    def num_surveys(self, folder: Path, resume: bool) -> int:
         if resume and (folder / "data" / DESCRIPTION).exists():
             return 0
         self._check()
         self._new = self._parts(None)
         return len(self._survey())
 
-    def survey(self, number):
+    def survey(self, number: int) -> Any:
         return self._survey().look(number)
 
     def _survey(self) -> TableSurvey:
@@ -153,9 +168,9 @@ class TableTask(Task):
         data = self.settings.data
         form = self.rows.form(_rows_of(self._new[0]), data)
         check = partial(self.rows.check, data=data)
-        return TableSurvey(*self._new, form, has_classes=has_classes, check=check)
+        return TableSurvey(self._new[0], self._new[1], form, has_classes=has_classes, check=check)
 
-    def prepare(self, folder, resume):
+    def prepare(self, folder: Path, resume: bool) -> None:
         if self._new is None:
             return
         described = self._describe(*self._survey().merged(self.surveyed))
@@ -188,7 +203,8 @@ class TableTask(Task):
             features = tuple(part.spec for part in rows.features)
             return rows, self._rows(data.validation_path, _index(folder, VALIDATION), features)
         ranges = split_rows(len(rows), data.validation_percent, rows.run_length)
-        return tuple(Selected(rows, part) for part in ranges)
+        training, validation = (Selected(rows, part) for part in ranges)
+        return training, validation
 
     def _rows(self, path, index=None, features=None, *, has_targets=True) -> TableSamples:
         data = self.settings.data
@@ -249,7 +265,7 @@ class TableTask(Task):
             )
         return in_training
 
-    def open(self, folder):
+    def open(self, folder: Path) -> None:
         self._folder = Path(folder)
         content = (self._folder / "data" / DESCRIPTION).read_bytes()
         self.described = Described.from_json(content)
@@ -290,18 +306,18 @@ class TableTask(Task):
         metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(self.described.classes)}
         return {name: OfClasses(metric) for name, metric in metrics.items()}
 
-    def companions(self):
+    def companions(self) -> dict[str, bytes]:
         return {DESCRIPTION: self.described.to_json()}
 
     # ---- data ------------------------------------------------------------------------------------
 
-    def samples(self, part):
+    def samples(self, part: str) -> Any:
         if not self._samples:  # opened late: evaluation on other rows does not need these
             parts = zip((TRAINING, VALIDATION), self._parts(self._folder))
             self._samples = {name: Scaled(rows, self.described) for name, rows in parts}
         return self._samples[part]
 
-    def samples_of(self, path, *, has_targets=True):
+    def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
         rows = self._rows(path, None, self.described.features, has_targets=has_targets)
         names = self.described.feature_names
         found = self.rows.form(rows, self.settings.data).x_names
@@ -312,7 +328,7 @@ class TableTask(Task):
             )
         return Scaled(rows, self.described) if has_targets else ScaledInputs(rows, self.described)
 
-    def outputs(self, prediction):
+    def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         if self.settings.data.kind == "regression":
             return {"prediction": self.described.y.invert(prediction)}
         wide = numpy.asarray(prediction, numpy.float64)
@@ -346,11 +362,11 @@ def _scaling(moments: Moments, axis: int, is_scaled: bool) -> Scaling:
     return moments.scaling(axis) if is_scaled else Scaling.none(len(moments.mean), axis)
 
 
-def _index(folder: Path | None, part: str) -> Path | None:
+def _index(folder: Path | None, part: str) -> Any:
     return folder and folder / "data" / f"{part}.rows"
 
 
-def _rows_of(samples: Samples) -> TableSamples:
+def _rows_of(samples: Any) -> Any:
     """Return the rows of a table that these samples are all or part of."""
     return samples.whole if isinstance(samples, Selected) else samples
 

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..annotations import FilePath
 from ..arguments import is_integer, is_number, require
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.elastic import LivingRanks
@@ -28,10 +30,16 @@ from ..parallel.pipeline.neighbors import Neighbors, restore
 class Recovery:
     """How the other ranks continued after a death.
 
-    died          ranks by their numbers at the start
-    num_living    ranks; num_training of them make the new mesh, the others are spares
-    step          that the model is at now; source: "memory" or "checkpoint"
-    seconds       from when this rank noticed it to when training went on
+    Parameters
+    ----------
+    died
+        Ranks by their numbers at the start.
+    num_living
+        Ranks; num_training of them make the new mesh, the others are spares.
+    step
+        That the model is at now; source: "memory" or "checkpoint".
+    seconds
+        From when this rank noticed it to when training went on.
     """
 
     died: tuple[int, ...]
@@ -60,20 +68,33 @@ class Recovery:
 class ElasticTraining:
     """Training that goes on in the same job, on a smaller mesh or with spare ranks, when ranks die.
 
-    make_model    function (backend) -> ShardedModel on a mesh of these ranks, which may be fewer
-                  than were started
-    work          function (model, commit) -> result: trains from model.step_number on, and calls
-                  commit() after each step. Called again, with another model, after a loss
-    pipeline, tensor    ranks of the mesh that stay as they are; the data axis shrinks
-    num_training  function (number of the living) -> how many of them make the mesh, 0 if too few;
-                  None: all whole replicas. The rest are spares, who take the places of the dead
-    checkpoints   folder for what the copies in memory do not have; None: the job ends then
-    every         steps between two copies to the neighbor: so many may be lost
-    timeout       seconds that one call may take before the job is ended with a report
-    ledger        folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one
-                  where a death ends the job
-    say           function (text), on every rank that trains, about each loss
+    Parameters
+    ----------
+    make_model
+        Function (backend) -> ShardedModel on a mesh of these ranks, which may be fewer than were
+        started.
+    work
+        Function (model, commit) -> result: trains from model.step_number on, and calls commit()
+        after each step. Called again, with another model, after a loss.
+    pipeline, tensor
+        Ranks of the mesh that stay as they are; the data axis shrinks.
+    num_training
+        Function (number of the living) -> how many of them make the mesh, 0 if too few; None: all
+        whole replicas. The rest are spares, who take the places of the dead.
+    checkpoints
+        Folder for what the copies in memory do not have; None: the job ends then.
+    every
+        Steps between two copies to the neighbor: so many may be lost.
+    timeout
+        Seconds that one call may take before the job is ended with a report.
+    ledger
+        Folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one where a
+        death ends the job.
+    say
+        Function (text), on every rank that trains, about each loss.
 
+    Notes
+    -----
     Making it is collective over all ranks that were started; make no other backend. Where MPI
     cannot outlive a rank (`why_not` says so) everything else holds, spares included, but a death
     ends the job, for the job script to start again. The trained bits do not depend on the deaths if
@@ -88,12 +109,12 @@ class ElasticTraining:
         pipeline: int = 1,
         tensor: int = 1,
         num_training: Callable[[int], int] | None = None,
-        checkpoints=None,
+        checkpoints: FilePath | None = None,
         every: int = 1,
         timeout: float = 600.0,
-        ledger=None,
+        ledger: FilePath | None = None,
         say: Callable[[str], None] | None = None,
-    ):
+    ) -> None:
         for name, function in (("make_model", make_model), ("work", work)):
             require(callable(function), name, function, "a function")
         require(is_integer(every, at_least=1), "every", every, "an integer, at least 1, in steps")
@@ -140,12 +161,17 @@ class ElasticTraining:
         """
         return not self._has_begun
 
-    def run(self):
+    def run(self) -> Any:
         """Return what work() returns; None on spare ranks. Collective over the survivors.
 
-        Errors end the job, or all ranks alike by SystemExit, as in abort_on_error:
-        ConfigurationError if too few live for a mesh, CheckpointError if the state is lost, and
-        those of the functions.
+        Raises
+        ------
+        ConfigurationError
+            End the job, or all ranks alike by SystemExit, as in abort_on_error: if too few live for
+            a mesh.
+        CheckpointError
+            End the job, or all ranks alike by SystemExit, as in abort_on_error: if the state is
+            lost, and those of the functions.
         """
         while True:
             try:

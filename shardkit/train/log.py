@@ -86,9 +86,7 @@ class Reporter:
     def progress(self, step: int, text: str | None = None):
         """Move the progress bar, if there is one; `text` beside it stays until the next call."""
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=step, **({} if text is None else {"description": text})
-            )
+            self._bar.update(self._task, completed=step, description=text)
 
     def record(self, **values):
         """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks."""

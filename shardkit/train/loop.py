@@ -47,8 +47,10 @@ from .validation import Validation
 class RunResult:
     """How a run ended: its last losses, and what its task showed in the end.
 
-    is_interrupted  it was told to stop, or its time ran out: a checkpoint is there, and --resume
-                    goes on
+    Parameters
+    ----------
+    is_interrupted
+        It was told to stop, or its time ran out: a checkpoint is there, and --resume goes on.
     """
 
     steps: int
@@ -72,14 +74,28 @@ def train_run(
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
     settings of configuration_of(a task)
-    program  of the abort_on_error around this call, which learns the run folder and the step from
-             here
-    signals  that end the run early, with a checkpoint
-    callbacks  beside those of the run itself
-    after      function (run), called when it has ended
-    start      of this process; None: the start is counted from here
-    Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError,
-    OutOfMemoryError, NonFiniteError.
+
+    Parameters
+    ----------
+    program
+        Of the abort_on_error around this call, which learns the run folder and the step from here.
+    signals
+        That end the run early, with a checkpoint.
+    callbacks
+        Beside those of the run itself.
+    after
+        Function (run), called when it has ended.
+    start
+        Of this process; None: the start is counted from here.
+
+    Raises
+    ------
+    ConfigurationError
+        On all ranks, (also CorpusError).
+    CheckpointError, OSError
+        On all ranks.
+    OutOfMemoryError, NonFiniteError
+        On all ranks.
     """
     settings, start = settled(settings), start or StartClock()
     folder = Path(settings.run.folder)
@@ -108,7 +124,11 @@ def train_run(
 def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
     """Make the task and its run folder, if these ranks can do the run. Collective.
 
-    The settings of the task have the steps of their epochs. Errors: as train_run.
+    The settings of the task have the steps of their epochs.
+
+    Notes
+    -----
+    Errors: as train_run.
     """
     folder = Path(settings.run.folder)
     check_batch(settings, backend.world_size)
@@ -124,6 +144,8 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
 def counted(settings: RunConfiguration) -> RunConfiguration:
     """Return the settings with the steps of their epochs, of the data of a run that is prepared.
 
+    Notes
+    -----
     Errors: as train_run, on this rank alone.
     """
     if settings.run.epochs is None:
@@ -162,8 +184,15 @@ class Unreadable:
 class TrainingRun:
     """One training run in progress, in a folder that is prepared. The constructor is collective.
 
-    goes_on  the model awaits the weights of a checkpoint; otherwise it has its first ones
-    commit   function (), called after each step; may be set
+    Parameters
+    ----------
+    goes_on
+        The model awaits the weights of a checkpoint; otherwise it has its first ones.
+
+    Attributes
+    ----------
+    commit
+        Function (), called after each step; may be set.
     """
 
     def __init__(

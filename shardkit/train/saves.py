@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint.background import PendingCheckpoint
 from ..parallel.model.sharded_model import ShardedModel
@@ -40,7 +41,7 @@ class Saves:
         if step == self.newest:
             return
         folder = Path(run.folder) / "checkpoints"
-        how = {
+        how: dict[str, Any] = {
             "keep": run.keep_checkpoints,
             "keep_every": run.keep_every,
             "data_position": {"fingerprint": self._fingerprint, "next_step": step},

@@ -14,12 +14,13 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 
+from ..annotations import FilePath
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
@@ -44,31 +45,44 @@ from .survivors import SurvivingRun
 class Training:
     """A run of a script's own.
 
-    task        a class derived from Task; or an nn.Module, or a function that returns one
-    data        of a module: (training, validation) or what both are taken from; each is Samples or
-                a pair of arrays x, y [n, ...]. A Task has data of its own
-    folder      of the run: checkpoints, curve, logs; a run that is there goes on
-    settings    {"section.key": value}, as `shardkit train --help` lists them
-    loss, metrics, companions    of a module; a Task has its own
-    callbacks   see Callback
-    backend     None: MPI. An error then ends the job with one message and an exit code, as it
-                does for `shardkit train`; with a backend of one's own it is raised
-    Errors: ConfigurationError on anything else.
+    Parameters
+    ----------
+    task
+        A class derived from Task; or an nn.Module, or a function that returns one.
+    data
+        Of a module: (training, validation) or what both are taken from; each is Samples or a pair
+        of arrays x, y [n, ...]. A Task has data of its own.
+    folder
+        Of the run: checkpoints, curve, logs; a run that is there goes on.
+    settings
+        {"section.key": value}, as `shardkit train --help` lists them.
+    loss, metrics, companions
+        Of a module; a Task has its own.
+    callbacks
+        See Callback.
+    backend
+        None: MPI. An error then ends the job with one message and an exit code, as it does for
+        `shardkit train`; with a backend of one's own it is raised.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
     """
 
     def __init__(
         self,
-        task: type[Task] | Module,
-        data=None,
+        task: type[Task] | Module | Callable[[], Module],
+        data: Any = None,
         *,
-        folder,
+        folder: FilePath,
         settings: dict[str, Any] | None = None,
-        loss=None,
+        loss: Any = None,
         metrics: dict[str, Any] | None = None,
         companions: dict[str, bytes] | None = None,
         callbacks: Iterable[Callback] = (),
         backend: CommunicationBackend | None = None,
-    ):
+    ) -> None:
         self._given = {"run.folder": str(folder), "run.task": SCRIPT, **(settings or {})}
         if isinstance(task, type) and issubclass(task, Task):
             own = {"data": data, "loss": loss, "metrics": metrics, "companions": companions}
@@ -79,7 +93,13 @@ class Training:
                         "it out, or pass a model instead of the task"
                     )
         else:
-            task = task_of(task, data, loss=loss, metrics=metrics, companions=companions)
+            task = task_of(
+                cast("Module | Callable[[], Module]", task),
+                data,
+                loss=loss,
+                metrics=metrics,
+                companions=companions,
+            )
         self._configuration = configuration_of(task)
         self._callbacks = tuple(callbacks)
         self._backend = backend
@@ -91,7 +111,11 @@ class Training:
         """Train to the end, from the newest checkpoint in the folder if there is one. Collective.
 
         A run that is told to stop saves and ends the program with exit code 75; start it again to
-        go on. Errors, on all ranks: those of train_run.
+        go on.
+
+        Notes
+        -----
+        Errors, on all ranks: those of train_run.
         """
         signals = StopSignals()
         if threading.current_thread() is threading.main_thread():
@@ -137,6 +161,7 @@ class Training:
             atexit.register(_leave)
         if result is None:  # a spare rank, which has nothing to go on with
             raise SystemExit(0)
+        assert surviving.run is not None
         self._keep(surviving.run)
         return result
 
@@ -156,22 +181,36 @@ class Training:
 
     @property
     def model(self) -> ShardedModel:
-        """The trained model. Errors: ShardingError before run()."""
+        """The trained model.
+
+        Raises
+        ------
+        ShardingError
+            Before run().
+        """
         return self._trained().model
 
-    def evaluate(self, data=None) -> Figures:
+    def evaluate(self, data: Any = None) -> Figures:
         """Return loss and metrics of samples; None: of the held-out ones. Collective.
 
-        data   Samples, a pair of arrays (x, y), or what Task.samples_of takes
+        Parameters
+        ----------
+        data
+            Samples, a pair of arrays (x, y), or what Task.samples_of takes.
         """
         run = self._trained()
         return evaluate(run, _samples_of(run, data, has_targets=True))
 
-    def predict(self, data, output) -> dict[str, tuple[int, ...]]:
+    def predict(self, data: Any, output: FilePath) -> dict[str, tuple[int, ...]]:
         """Write the outputs for all samples into an HDF5 file; return {dataset: shape}. Collective.
 
-        data   as for evaluate(), or x alone. The ranks write in parallel, and the file is the same
-               for any number of them
+        Parameters
+        ----------
+        data
+            As for evaluate(), or x alone. The ranks write in parallel, and the file is the same for
+            any number of them.
+        output
+            The HDF5 file to write.
         """
         run, output = self._trained(), Path(output)
         with collectively(run.backend):

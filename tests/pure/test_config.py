@@ -415,4 +415,4 @@ def test_a_stored_configuration_is_read_back_equal():
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ShardingConfiguration)])
 def test_the_help_of_the_configuration_names_every_setting(name):
-    assert re.search(rf"^    {name} ", ShardingConfiguration.__doc__, re.M)
+    assert re.search(rf"^{name}\n    \S", ShardingConfiguration.__doc__, re.M)

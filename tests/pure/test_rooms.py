@@ -11,6 +11,7 @@ import shardkit
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
     "errors": -2,
+    "annotations": -2,
     "arguments": -1,
     "environment": -1,
     "tree": -1,

@@ -16,7 +16,9 @@ GPT-2 are one layer there, so updates of single ones are refused.
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+from ...annotations import FilePath
 from ...errors import CheckpointError, ConfigurationError
 from ...nn.lora import LoRALinear, apply_lora, chosen_layers, lora_layers
 from ...nn.models.gpt import GPT
@@ -29,7 +31,7 @@ from .safetensors import READABLE, StoredTensor, read_header, write_tensors
 SETTINGS_NAME, TENSORS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(.+)\.(lora_[AB])\.weight")
 # What this room computes, of what the library can; anything else is refused.
-_WANTED = {
+_WANTED: dict[str, Any] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "modules_to_save": (None, []),
@@ -42,13 +44,26 @@ _WANTED = {
 }
 
 
-def save_adapter(model: Module, folder) -> None:
+def save_adapter(model: Module, folder: FilePath) -> None:
     """Write the updates of a model with LoRA; the weights beside them stay behind.
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
-    folder   is made; a file that is there is replaced when the new one is whole
-    Errors: ConfigurationError if the model has no updates, other parameters are trained too, or
-    transformers has no such layer; ShardingError if values live on other ranks; OSError.
+
+    Parameters
+    ----------
+    model
+        A module with updates (nn.apply_lora).
+    folder
+        Is made; a file that is there is replaced when the new one is whole.
+
+    Raises
+    ------
+    ConfigurationError
+        If the model has no updates, other parameters are trained too, or transformers has no such
+        layer.
+    ShardingError
+        If values live on other ranks.
+    OSError
     """
     layers = lora_layers(model)
     if not layers:
@@ -77,13 +92,30 @@ def save_adapter(model: Module, folder) -> None:
     (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
-def load_adapter(model: Module, folder) -> list[str]:
+def load_adapter(model: Module, folder: FilePath) -> list[str]:
     """Give a model the updates of a folder; return the names of its layers.
 
     A layer that has no update yet gets one, and the rest of the model is frozen (nn.apply_lora).
     Call it before the model is sharded.
-    Errors: FileNotFoundError, OSError; CheckpointError if the folder is damaged, of another method
-    than LoRA, or of another model; ConfigurationError on a layer that cannot have an update.
+
+    Parameters
+    ----------
+    model
+        A module that is not sharded yet.
+    folder
+        With adapter_config.json and adapter_model.safetensors.
+
+    Raises
+    ------
+    FileNotFoundError
+    OSError
+    CheckpointError
+        If the folder is damaged, of another method than LoRA, or of another model.
+    ConfigurationError
+        On a layer that cannot have an update.
+
+    Notes
+    -----
     Nothing has changed then.
     """
     folder = Path(folder)
@@ -226,7 +258,7 @@ def _paths_of(model: Module, stored, where) -> dict[str, dict[str, StoredTensor]
 
 def _of_layer(settings: dict, patterns: str, default: str, tensor: str, where: Path) -> float:
     """Return a setting of one layer. Errors: CheckpointError."""
-    name = _NAME.fullmatch(tensor)[1]
+    name = _NAME.sub(r"\1", tensor)
     by_name = settings.get(patterns) or {}
     value = next(
         (by_name[pattern] for pattern in by_name if re.fullmatch(rf"(.*\.)?({pattern})", name)),

@@ -9,19 +9,35 @@ each of its names, as PyTorch's state dicts do: then all must be equal.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy
 
+from ...annotations import FilePath
 from ...errors import CheckpointError
 from ...nn.module import Module, members_of
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
 
-def save_safetensors(model: Module, path) -> None:
+def save_safetensors(model: Module, path: FilePath) -> None:
     """Write state_dict() of a module to a file, which replaces another of this name when whole.
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
-    Errors: TypeError if it is no Module, OSError, ShardingError if values live on other ranks.
+
+    Parameters
+    ----------
+    model
+        A module whose values are on this process.
+    path
+        The file to write.
+
+    Raises
+    ------
+    TypeError
+        If it is no Module.
+    OSError
+    ShardingError
+        If values live on other ranks.
     """
     if not isinstance(model, Module):
         raise TypeError(f"save_safetensors wants an nn.Module; got {type(model).__name__}")
@@ -37,20 +53,41 @@ def save_safetensors(model: Module, path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, list[str]]:
+def load_safetensors(
+    module: Module, path: FilePath, *, strict: bool = True
+) -> dict[str, list[str]]:
     """Copy the tensors of a file into a module's parameters and buffers, by name.
 
-    strict    False: names that only one side has are left alone
-    returns   {"missing_names": in the module and not in the file, "unexpected_names": the reverse}
+    Parameters
+    ----------
+    module
+        Not sharded yet.
+    path
+        The file to read.
+    strict
+        False: names that only one side has are left alone.
+
+    Returns
+    -------
+    dict[str, list[str]]
+        {"missing_names": in the module and not in the file, "unexpected_names": the reverse}.
+
+    Raises
+    ------
+    FileNotFoundError
+    CheckpointError
+        On a damaged file, on names if strict, on a tensor of another kind of numbers.
+    ShapeError
+
+    Notes
+    -----
     Numbers are converted to the dtype of the parameter: bfloat16 and float16 exactly, float64 with
     rounding. Nothing changes if anything is wrong.
-    Errors: FileNotFoundError; CheckpointError on a damaged file, on names if strict, on a tensor of
-    another kind of numbers; ShapeError.
     """
     stored = read_header(Path(path))
     kept = {**module.named_parameters(), **module.named_buffers()}
     first_names = dict(_first_names(module, {id(member): name for name, member in kept.items()}))
-    state = {}
+    state: dict[str, Any] = {}
     for other_name, tensor in stored.items():
         name = first_names.get(other_name, other_name)
         if name not in kept:

@@ -10,7 +10,9 @@ it); messages about ranks that leave or fail go over another one (job.py).
 
 import os
 import time
+from typing import Any
 
+from ...annotations import FilePath
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from ..failure.guard import SILENT_SECONDS
@@ -28,23 +30,34 @@ TIMEOUT_SECONDS = 600.0
 class MPICommunicationBackend(CommunicationBackend):
     """One MPI rank's end of a communicator.
 
-    comm      an mpi4py communicator, for example of a running simulation; None: all ranks that
-              mpiexec or srun started, whose job this backend then guards: no rank waits for a dead
-              one, or for ever
-    timeout   seconds that one call may take, and the slowest rank may be late, before the job is
-              ended with a report; also at the start (MPI_Init, initialize()) and at the end
-              (shutdown(), MPI_Finalize). May be set at any time
-    outlives_ranks   the ranks that live go on when others die (failure/elastic.py): all calls go
-                     through MPI, which reports deaths
-    job, messages, carrier   what all groups share; the MPI channel; the channel that is used once
-                             the first calls are compared
-    Errors: CommunicationError if mpi4py is missing, or if the launcher started more ranks than MPI
-    sees.
+    Parameters
+    ----------
+    comm
+        An mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or
+        srun started, whose job this backend then guards: no rank waits for a dead one, or for ever.
+    timeout
+        Seconds that one call may take, and the slowest rank may be late, before the job is ended
+        with a report; also at the start (MPI_Init, initialize()) and at the end (shutdown(),
+        MPI_Finalize). May be set at any time.
+    outlives_ranks
+        The ranks that live go on when others die (failure/elastic.py): all calls go through MPI,
+        which reports deaths.
+
+    Attributes
+    ----------
+    job, messages, carrier
+        What all groups share; the MPI channel; the channel that is used once the first calls are
+        compared.
+
+    Raises
+    ------
+    CommunicationError
+        If mpi4py is missing, or if the launcher started more ranks than MPI sees.
     """
 
     def __init__(
-        self, comm=None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False
-    ):
+        self, comm: Any = None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False
+    ) -> None:
         mpi = import_mpi(check_timeout(timeout))
         parent = mpi.COMM_WORLD if comm is None else comm
         if comm is None:
@@ -53,15 +66,18 @@ class MPICommunicationBackend(CommunicationBackend):
         self.timeout = timeout
         self.is_world = True  # False for what split() makes
         self.job = Job(mpi, parent, owns_job=comm is None, outlives_ranks=outlives_ranks)
-        self.messages = self.carrier = None
-        self._watchdog = None
+        self.messages: Any = None
+        self.carrier: Any = None
+        self._watchdog: Watchdog | None = None
         if comm is None or outlives_ranks:
             attendance().limit = lambda: self.timeout
         if comm is None:
             exits().add(self)
 
     @classmethod
-    def of_group(cls, parent: "MPICommunicationBackend", messages) -> "MPICommunicationBackend":
+    def of_group(
+        cls, parent: "MPICommunicationBackend", messages: Any
+    ) -> "MPICommunicationBackend":
         """Return the group of these messages, initialized. Collective over it."""
         group, members = cls.__new__(cls), messages.members
         CommunicationBackend.__init__(
@@ -71,7 +87,7 @@ class MPICommunicationBackend(CommunicationBackend):
         group.open(messages)
         return group
 
-    def open(self, messages) -> None:
+    def open(self, messages: Any) -> None:
         """Carry the verbs over these messages, or shared memory around them. Collective."""
         self._watchdog = None
         self.messages, self.carrier = messages, self.job.carrier(messages)
@@ -124,12 +140,18 @@ class MPICommunicationBackend(CommunicationBackend):
         """Return True once a rank has called revoke(), as far as this one has heard of it."""
         return self.job.is_revoked()
 
-    def keep_ledger(self, folder) -> None:
+    def keep_ledger(self, folder: FilePath) -> None:
         """Note every call in a file there, and watch over how long calls take. No communication.
 
-        folder   one that all ranks see, if there is one: then reports, and `shardkit inspect hang
-                 FOLDER`, cover all ranks
-        Errors: OSError.
+        Parameters
+        ----------
+        folder
+            One that all ranks see, if there is one: then reports, and `shardkit inspect hang
+            FOLDER`, cover all ranks.
+
+        Raises
+        ------
+        OSError
         """
         check_alive(self, "keep_ledger")
         before = self._watchdog
@@ -170,7 +192,7 @@ class MPICommunicationBackend(CommunicationBackend):
             time.sleep(SILENT_SECONDS)
         return is_first
 
-    def exchange_within(self, note, seconds: float | None) -> list | None:
+    def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         guard = self.job.guard
         if guard is None or guard.has_stopped:
             return attendance().exchange_within(note, seconds)

@@ -5,6 +5,7 @@ this rank       its node, the cores of the node, who watches over it
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 from ...environment import checked_mode
 from ...errors import CommunicationError
@@ -30,7 +31,7 @@ class Job:
         self.mpi, self.parent = mpi, parent
         self.owns_job, self.outlives_ranks = owns_job, outlives_ranks
         self.local_rank = parent.rank
-        self.guard: JobGuard | None = None
+        self.guard: Any = None  # a JobGuard, from open_guard()
         self._node = None  # of this rank, if it sees its neighbors' memory
         # of all ranks of the world: the first rank of its node, if it sees their memory
         self._homes: tuple[int | None, ...] = ()

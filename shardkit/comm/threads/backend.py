@@ -17,6 +17,8 @@ complete.
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...errors import CommunicationError
 from ..backend import CommunicationBackend
@@ -27,11 +29,25 @@ from .rendezvous import Environment, Group
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
 
+T = TypeVar("T")
+
+
 class InMemoryCommunicationBackend(CommunicationBackend):
     """One thread's end of a world that lives in this process.
 
-    environment_id   backends of the same id and world size meet each other
-    Errors: ValueError on a rank outside the world; CommunicationError if the rank is taken.
+    Parameters
+    ----------
+    rank, world_size
+        Position of this thread, and the number of threads.
+    environment_id
+        Backends of the same id and world size meet each other.
+
+    Raises
+    ------
+    ValueError
+        On a rank outside the world.
+    CommunicationError
+        If the rank is taken.
     """
 
     # The one registry of the package: threads that share nothing but a name have to find each other
@@ -39,7 +55,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     _environments: "weakref.WeakValueDictionary[str, Environment]" = weakref.WeakValueDictionary()
     _environments_lock = threading.Lock()
 
-    def __init__(self, rank: int, world_size: int, environment_id: str = "default"):
+    def __init__(self, rank: int, world_size: int, environment_id: str = "default") -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(
                 f"rank {rank} of world size {world_size}; wanted a size >= 1 and 0 <= rank < size"
@@ -54,7 +70,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         self._group = environment.world
 
     @classmethod
-    def of_group(cls, group: Group, rank: int, **options: object) -> "InMemoryCommunicationBackend":
+    def of_group(cls, group: Group, rank: int, **options: Any) -> "InMemoryCommunicationBackend":
         """Return the end of this rank in a group that exists already; options: as for its base."""
         backend = cls.__new__(cls)
         CommunicationBackend.__init__(backend, rank, group.world_ranks, **options)
@@ -100,7 +116,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         self._group.environment.fail(self.world_ranks[self.rank], error)
         raise error
 
-    def exchange_within(self, note, seconds: float | None) -> list | None:
+    def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         parting = self._group.environment.parting
         meeting = parting.arrive(
             self.world_ranks[self.rank], 0, "exchange_within", note, lambda given: given
@@ -109,15 +125,29 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         return meeting.results
 
 
-def run_ranks(world_size: int, fn, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> list:
+def run_ranks(
+    world_size: int,
+    fn: Callable[[InMemoryCommunicationBackend], T],
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
+) -> list[T]:
     """Call fn(backend) on every rank, each in a thread; return the results in rank order.
 
-    timeout   seconds that a rank waits for the others in one verb
+    Parameters
+    ----------
+    world_size
+        How many ranks.
+    fn
+        Function (backend), called once on each rank.
+    timeout
+        Seconds that a rank waits for the others in one verb.
+
+    Notes
+    -----
     Errors: the first failure in time, itself, with a note that names its rank; the other ranks are
     woken by it.
     """
     environment = Environment(world_size, check_timeout(timeout))
-    results = [None] * world_size
+    results: list[Any] = [None] * world_size
     threads = [
         threading.Thread(
             target=_run_rank,
@@ -135,9 +165,9 @@ def run_ranks(world_size: int, fn, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> 
         environment.fail(0, error)
         raise
     if environment.failures:
-        rank, error = environment.failures[0]
-        error.add_note(f"raised on rank {rank} of {world_size}")
-        raise error
+        rank, failure = environment.failures[0]
+        failure.add_note(f"raised on rank {rank} of {world_size}")
+        raise failure
     return results
 
 

@@ -11,6 +11,7 @@ have a warden during MPI_Init only.
 """
 
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -229,10 +230,10 @@ class Attendance:
         if self._roll is not None:
             self._roll.end()
 
-    def exchange_within(self, note, seconds: float) -> list | None:
+    def exchange_within(self, note, seconds: float | None) -> list | None:
         """Return the notes of all ranks, or None if some do not call this within the time.
 
-        Works without MPI, so for the ranks of one node only.
+        None: no time limit. Works without MPI, so for the ranks of one node only.
         """
         if self._roll is None:
             return [note] if self.num_ranks == 1 else None
@@ -243,7 +244,7 @@ class Attendance:
         own = paths[self.rank]
         own.with_suffix(".new").write_bytes(pickle.dumps(note))
         own.with_suffix(".new").rename(own)
-        deadline = time.monotonic() + seconds
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
         while not all(path.exists() for path in paths):
             if time.monotonic() > deadline:
                 return None

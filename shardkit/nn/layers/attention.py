@@ -9,9 +9,12 @@ ops.scaled_dot_product_attention, as there, wants True where a key is seen.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 
+from ...annotations import DTypeLike
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
@@ -32,15 +35,33 @@ __all__ = ["MultiheadAttention", "RelativePositionBias", "TransformerEncoderLaye
 class MultiheadAttention(Module):
     """(query, key, value) -> (y [N, S, E], weights [N, S, T] or None) (arXiv 1706.03762).
 
-    embed_dim, num_heads   E, and the heads that divide it
-    dropout      probability that a weight is dropped in training
-    bias         of all projections
-    kdim, vdim   features of key and value, if not E; then there is a weight for each
-    batch_first  inputs are [N, S, E] instead of [S, N, E]
+    Parameters
+    ----------
+    embed_dim, num_heads
+        E, and the heads that divide it.
+    dropout
+        Probability that a weight is dropped in training.
+    bias
+        Of all projections.
+    kdim, vdim
+        Features of key and value, if not E; then there is a weight for each.
+    batch_first
+        Inputs are [N, S, E] instead of [S, N, E].
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit.
+
+    Notes
+    -----
     Parameters: in_proj_weight [3 E, E], or q_proj_weight [E, E], k_proj_weight [E, kdim],
     v_proj_weight [E, vdim]; in_proj_bias [3 E]; out_proj.weight [E, E], out_proj.bias [E].
-    Errors: ConfigurationError on sizes that do not fit.
     """
+
+    in_proj_weight: Parameter  # where query, key and value have one width; else one for each
 
     def __init__(
         self,
@@ -52,10 +73,10 @@ class MultiheadAttention(Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        dtype="float32",
-    ):
-        widths = {"kdim": kdim, "vdim": vdim}
-        widths = {name: embed_dim if size is None else size for name, size in widths.items()}
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        given = {"kdim": kdim, "vdim": vdim}
+        widths = {name: embed_dim if size is None else size for name, size in given.items()}
         check_sizes("MultiheadAttention", embed_dim=embed_dim, num_heads=num_heads, **widths)
         if embed_dim % num_heads:
             raise ConfigurationError(
@@ -78,26 +99,36 @@ class MultiheadAttention(Module):
 
     def forward(
         self,
-        query,
-        key,
-        value,
-        key_padding_mask=None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Any = None,
         need_weights: bool = True,
-        attn_mask=None,
+        attn_mask: Any = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-    ):
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute y and the weights.
 
-        query, key, value  [N, S, E], [N, T, kdim], [N, T, vdim]; [S, N, E], ... without
-                         batch_first; without N for one sample
-        key_padding_mask [N, T] (or [T]), True for keys that are left out; or numbers to be added
-        attn_mask        [S, T], [heads, S, T], [N heads, S, T] or [N or 1, heads or 1, S, T]: True
-                         where a query does not see a key; or numbers that are added to the scores,
-                         such as a relative position bias; a Tensor if they take a gradient
-        need_weights     return the weights, the mean over heads or [N, heads, S, T]; False: None,
-                         which without a mask and dropout saves their memory
-        is_causal        query i sees keys 0 .. i, with attn_mask or without it
+        Parameters
+        ----------
+        query, key, value
+            [N, S, E], [N, T, kdim], [N, T, vdim]; [S, N, E], ... without batch_first; without N for
+            one sample.
+        key_padding_mask
+            [N, T] (or [T]), True for keys that are left out; or numbers to be added.
+        need_weights
+            Return the weights, the mean over heads or [N, heads, S, T]; False: None, which without
+            a mask and dropout saves their memory.
+        attn_mask
+            [S, T], [heads, S, T], [N heads, S, T] or [N or 1, heads or 1, S, T]: True where a query
+            does not see a key; or numbers that are added to the scores, such as a relative position
+            bias; a Tensor if they take a gradient.
+        is_causal
+            Query i sees keys 0 .. i, with attn_mask or without it.
+
+        Notes
+        -----
         A query that sees no key gets out_proj.bias, and weights of 0 (PyTorch with need_weights:
         NaN).
         """
@@ -110,7 +141,7 @@ class MultiheadAttention(Module):
         self._check(query, key, value)
         mask = _joined_mask(attn_mask, key_padding_mask, query, key, self.num_heads)
         drops = current_context().training and self.dropout.p > 0
-        weights = None
+        weights: Any = None
         if (
             query is key is value
             and self.is_packed
@@ -128,10 +159,10 @@ class MultiheadAttention(Module):
                 y = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
             y = reshape(permute(y, (0, 2, 1, 3)), query.shape)
         y = self.out_proj(y)
-        if need_weights:
-            weights = mean(weights, 1) if average_attn_weights else weights
-        else:
+        if not need_weights:
             weights = None
+        elif average_attn_weights:
+            weights = mean(weights, 1)
         if is_single:
             return squeeze(y, 0), None if weights is None else squeeze(weights, 0)
         return (y if self.batch_first else transpose(y, 0, 1)), weights
@@ -246,13 +277,24 @@ def _both(a, b):
 class RelativePositionBias(Module):
     """A number for each head and each offset between two points of a grid (arXiv 2103.14030).
 
-    num_heads  of the attention that it is added to
-    grid       points along each dimension: an int for a sequence, or a tuple
-    weight [product of (2 size - 1), num_heads]: offsets in C order, from -(size - 1) on
-    returns    [num_heads, L, L] for the L points in C order, query before key: an attn_mask
+    Parameters
+    ----------
+    num_heads
+        Of the attention that it is added to.
+    grid
+        Points along each dimension: an int for a sequence, or a tuple.
+    dtype
+        Of the parameters, such as "float32".
+
+    Notes
+    -----
+    weight [product of (2 size - 1), num_heads]: offsets in C order, from -(size - 1) on. It returns
+    [num_heads, L, L] for the L points in C order, query before key: an attn_mask.
     """
 
-    def __init__(self, num_heads: int, grid, *, dtype="float32"):
+    def __init__(
+        self, num_heads: int, grid: Sequence[int], *, dtype: DTypeLike = "float32"
+    ) -> None:
         grid = (grid,) if isinstance(grid, int) else tuple(grid)
         sizes = {f"grid[{dim}]": size for dim, size in enumerate(grid)}
         check_sizes("RelativePositionBias", num_heads=num_heads, **sizes)
@@ -260,12 +302,12 @@ class RelativePositionBias(Module):
         offsets = [2 * size - 1 for size in grid]
         self.weight = Parameter((math.prod(offsets), num_heads), Normal(0.02), dtype)
         points = numpy.indices(grid).reshape(len(grid), -1)  # [dims, L]
-        ids = 0
+        ids: Any = 0
         for at, size, num_offsets in zip(points, grid, offsets):
             ids = ids * num_offsets + (at[None, :] - at[:, None] + size - 1)
         self._ids = ids  # [L, L]
 
-    def forward(self):
+    def forward(self) -> Tensor:
         return permute(embedding(self.weight, self._ids), (2, 0, 1))
 
 
@@ -275,11 +317,27 @@ ACTIVATIONS = {"relu": relu, "gelu": erf_gelu}
 class TransformerEncoderLayer(Module):
     """Attention of a sequence to itself and a feed-forward, each with a norm and a residual branch.
 
-    d_model, nhead     features, and heads of the attention
-    dim_feedforward    hidden units
-    dropout            of the weights, after the activation, and after both branches
-    activation         "relu", "gelu" (by erf), or an op of one Tensor
-    norm_first         norms stand before the branches instead of after the sums
+    Parameters
+    ----------
+    d_model, nhead
+        Features, and heads of the attention.
+    dim_feedforward
+        Hidden units.
+    dropout
+        Of the weights, after the activation, and after both branches.
+    activation
+        "relu", "gelu" (by erf), or an op of one Tensor.
+    layer_norm_eps
+        Of both norms.
+    batch_first
+        x is [N, S, d_model].
+    norm_first
+        Norms stand before the branches instead of after the sums.
+    dtype
+        Of the parameters, such as "float32".
+
+    Notes
+    -----
     x [N, S, d_model] with batch_first, else [S, N, d_model]
     """
 
@@ -289,13 +347,13 @@ class TransformerEncoderLayer(Module):
         nhead: int,
         dim_feedforward: int = 2048,
         dropout: float = 0.1,
-        activation="relu",
+        activation: Any = "relu",
         layer_norm_eps: float = 1e-5,
         batch_first: bool = False,
         norm_first: bool = False,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         if not callable(activation) and activation not in ACTIVATIONS:
             raise ConfigurationError(
                 f"TransformerEncoderLayer with activation {activation!r}; wanted one of "
@@ -313,7 +371,13 @@ class TransformerEncoderLayer(Module):
         self.norm_first = norm_first
         self._activation = ACTIVATIONS.get(activation, activation)
 
-    def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal: bool = False):
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Any = None,
+        src_key_padding_mask: Any = None,
+        is_causal: bool = False,
+    ) -> Tensor:
         """Compute [N, S, d_model]; the masks are those of MultiheadAttention."""
         x = input_tensor(src, self.linear1.weight.dtype)
         x = x if self.batch_first else transpose(x, 0, 1)  # dropout counts samples in dim 0

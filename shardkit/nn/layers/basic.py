@@ -3,6 +3,9 @@
 x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor or an array.
 """
 
+from typing import Any
+
+from ...annotations import DTypeLike
 from ...arguments import is_number, require
 from ...errors import ConfigurationError, ShapeError, ShardingError
 from ..autograd import Tensor
@@ -23,7 +26,17 @@ class Linear(Module):
     """x weight^T + bias.
 
     weight [out_features, in_features], initially `init`, or uniform in +-1/sqrt(in_features)
-    bias   [out_features], initially 0; absent if bias=False
+
+    Parameters
+    ----------
+    in_features, out_features
+        Elements of the last dimension of x, and of the output.
+    bias
+        [out_features], initially 0; absent if bias=False.
+    init
+        Of the weight; None: uniform.
+    dtype
+        Of the parameters, such as "float32".
     """
 
     def __init__(
@@ -33,18 +46,18 @@ class Linear(Module):
         *,
         bias: bool = True,
         init: Initializer | None = None,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("Linear", in_features=in_features, out_features=out_features)
         self.weight = Parameter(
             (out_features, in_features), init or Uniform(in_features**-0.5), dtype
         )
         self.bias = Parameter((out_features,), Fill(0.0), dtype) if bias else None
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_width(type(self).__name__, x, self.weight.global_shape[1])
 
-    def forward(self, x, activation=None):
+    def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Apply the layer and then `activation`, an op; None: nothing."""
         return linear(x, self.weight, self.bias, activation)
 
@@ -61,52 +74,87 @@ class DenseLayer(Linear):
 
 
 class Embedding(Module):
-    """Row `id` of the weight [num_rows, width] for every id; initially `init`, or Normal(1)."""
+    """Row `id` of the weight [num_rows, width] for every id; initially `init`, or Normal(1).
+
+    Parameters
+    ----------
+    num_rows, width
+        Of the weight.
+    init
+        Of its values; None: Normal(1).
+    dtype
+        Of the parameters, such as "float32".
+    """
 
     is_table = True
 
     def __init__(
-        self, num_rows: int, width: int, *, init: Initializer | None = None, dtype="float32"
-    ):
+        self,
+        num_rows: int,
+        width: int,
+        *,
+        init: Initializer | None = None,
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("Embedding", num_rows=num_rows, width=width)
         self.weight = Parameter((num_rows, width), init or Normal(1.0), dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_ids("embedding", x, self.weight.global_shape[0])
 
-    def forward(self, ids):
+    def forward(self, ids: Any) -> Tensor:
         return embedding(self.weight, ids)
 
 
 class LayerNorm(Module):
-    """Each vector of x at mean 0, variance 1, times weight, plus bias (arXiv 1607.06450)."""
+    """Each vector of x at mean 0, variance 1, times weight, plus bias (arXiv 1607.06450).
 
-    def __init__(self, width: int, *, eps: float = 1e-5, dtype="float32"):
+    Parameters
+    ----------
+    width
+        Elements of each vector.
+    eps
+        Added to the variance.
+    dtype
+        Of the parameters, such as "float32".
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5, dtype: DTypeLike = "float32") -> None:
         check_sizes("LayerNorm", width=width)
         self.eps = eps
         self.weight = Parameter((width,), Fill(1.0), dtype)
         self.bias = Parameter((width,), Fill(0.0), dtype)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def after_adding(self, x, branch):
+    def after_adding(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + branch, and this norm of it."""
         return add_layer_norm(x, branch, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(Module):
-    """Each vector of x scaled to mean square 1, times weight (arXiv 1910.07467)."""
+    """Each vector of x scaled to mean square 1, times weight (arXiv 1910.07467).
 
-    def __init__(self, width: int, *, eps: float = 1e-6, dtype="float32"):
+    Parameters
+    ----------
+    width
+        Elements of each vector.
+    eps
+        Added to the mean square.
+    dtype
+        Of the parameters, such as "float32".
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-6, dtype: DTypeLike = "float32") -> None:
         check_sizes("RMSNorm", width=width)
         self.eps = eps
         self.weight = Parameter((width,), Fill(1.0), dtype)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def after_adding(self, x, branch):
+    def after_adding(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + branch, and this norm of it."""
         return add_rms_norm(x, branch, self.weight, self.eps)
 
@@ -117,13 +165,18 @@ class Dropout(Module):
     The mask depends on the seed and step of the context, the path of this layer in the model, and
     the number of the sample in the global batch: it is the same however the batch is cut, and when
     a checkpointed block is run again.
+
+    Parameters
+    ----------
+    p
+        Probability, from 0 to below 1.
     """
 
-    def __init__(self, p: float):
+    def __init__(self, p: float) -> None:
         require(is_number(p, at_least=0, below=1), "dropout with p", p, "0 <= p < 1")
         self.p = p
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         context = current_context()
         if not context.training or self.p == 0:
             return x
@@ -136,17 +189,23 @@ class Dropout(Module):
 
 
 class Sequential(ModuleList):
-    """Modules applied one after the other; each is a block."""
+    """Modules applied one after the other; each is a block.
 
-    def __init__(self, *modules: Module):
+    Parameters
+    ----------
+    *modules
+        In their order.
+    """
+
+    def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for module in self:
             x = module(x)
         return x
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Any]]:
         return list(members_of(self).items())
 
 
@@ -164,7 +223,13 @@ def check_width(owner: str, x, width: int):
 
 
 def checked_dtype(owner: str, dtype) -> str:
-    """Return the name of a dtype that can be trained. Errors: ConfigurationError on any other."""
+    """Return the name of a dtype that can be trained.
+
+    Raises
+    ------
+    ConfigurationError
+        On any other.
+    """
     # numpy.float32 and numpy.dtype("float32") are fine too.
     name = getattr(dtype, "__name__", str(dtype))
     if name not in DTYPES:

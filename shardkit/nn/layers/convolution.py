@@ -3,10 +3,14 @@
 Arguments, names and shapes of parameters are PyTorch's. x is [samples, in_channels, *grid].
 """
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
+from ...annotations import DTypeLike
 from ...arguments import is_among, require
 from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor
 from ..init import Uniform
 from ..module import Module, Parameter
 from ..ops import convolution as ops
@@ -55,31 +59,53 @@ def _check_channels(owner, in_channels, out_channels, groups):
 class ConvNd(Module):
     """The convolution of x [samples, in_channels, *grid] with `weight`, plus `bias`.
 
-    kernel_size, stride, dilation   an int, or one for each dimension
-    padding       of the grid on both sides: an int, one for each dimension, "valid", or "same"
-    padding_mode  what it consists of: "zeros", or elements of x: "circular", "reflect", "replicate"
-    groups        parts of the channels that do not see each other
+    Parameters
+    ----------
+    in_channels, out_channels
+        Of x, and of the output.
+    kernel_size, stride, dilation
+        An int, or one for each dimension.
+    padding
+        Of the grid on both sides: an int, one for each dimension, "valid", or "same".
+    groups
+        Parts of the channels that do not see each other.
+    bias
+        Whether there is one.
+    padding_mode
+        What it consists of: "zeros", or elements of x: "circular", "reflect", "replicate".
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
+    ShapeError
+        On another x.
+
+    Notes
+    -----
     weight [out_channels, in_channels/groups, *kernel_size], bias [out_channels]: initially uniform
     in +-1/sqrt(in_channels/groups * number of taps)
-    Errors: ConfigurationError on anything else; ShapeError on another x.
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size,
-        stride=1,
-        padding=0,
-        dilation=1,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         _check_channels(name, in_channels, out_channels, groups)
         known = f"one of {', '.join(PADDING_MODES)}"
@@ -97,10 +123,10 @@ class ConvNd(Module):
         shape = (out_channels, in_channels // groups, *self.kernel_size)
         self.weight, self.bias = _parameters(shape, out_channels, bias, dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_grid(type(self).__name__, x, self.in_channels, self.num_dims)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
             pairs = [side for both in reversed(list(zip(*self.sides))) for side in both]
@@ -130,32 +156,51 @@ class Conv3d(ConvNd):
 class ConvTransposeNd(Module):
     """The transposed convolution of x [samples, in_channels, *grid] with `weight`, plus `bias`.
 
-    It is the gradient of a convolution with these arguments by its input. The size of y is
-    (size - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
-    output_padding  less than stride or dilation; forward(x, output_size) chooses it, so that y has
-                    that grid
+    It is the gradient of a convolution with these arguments by its input. The size of y is (size -
+    1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        Of x, and of the output.
+    kernel_size, stride, padding, groups, bias, dilation, padding_mode
+        As of the convolution.
+    output_padding
+        Less than stride or dilation; forward(x, output_size) chooses it, so that y has that grid.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
+    ShapeError
+        On another x.
+
+    Notes
+    -----
     weight [in_channels, out_channels/groups, *kernel_size], bias [out_channels]: initially uniform
     in +-1/sqrt(out_channels/groups * number of taps)
-    Errors: ConfigurationError on anything else; ShapeError on another x.
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size,
-        stride=1,
-        padding=0,
-        output_padding=0,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
         groups: int = 1,
         bias: bool = True,
-        dilation=1,
+        dilation: int | Sequence[int] = 1,
         padding_mode: str = "zeros",
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         _check_channels(name, in_channels, out_channels, groups)
         require(padding_mode == "zeros", f"{name} with padding_mode", padding_mode, '"zeros"')
@@ -171,10 +216,10 @@ class ConvTransposeNd(Module):
         shape = (in_channels, out_channels // groups, *self.kernel_size)
         self.weight, self.bias = _parameters(shape, out_channels, bias, dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_grid(type(self).__name__, x, self.in_channels, self.num_dims)
 
-    def forward(self, x, output_size=None):
+    def forward(self, x: Tensor, output_size: Any = None) -> Tensor:
         more = self.output_padding if output_size is None else self._missing(x, output_size)
         form = (self.stride, self.padding, more, self.groups, self.dilation)
         return type(self).operation(x, self.weight, self.bias, *form)

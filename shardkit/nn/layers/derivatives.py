@@ -16,6 +16,9 @@ Source: Taylor mode differentiation (Griewank and Walther, Evaluating Derivative
 derivative by s is a gradient of a gradient.
 """
 
+from typing import Any
+
+from ...annotations import Shape
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor, enable_grad, is_grad_enabled
@@ -30,21 +33,27 @@ __all__ = ["Derivatives"]
 class Derivatives(Module):
     """x [samples, d] -> [samples, 1 + order d, outputs]: net(x), and its derivatives by x.
 
-    net     a chain of blocks, the first on [samples, d]; a sample's output depends on this
-            sample alone, so no batch norm, and no dropout. All operations in it need second
-            derivatives (see derivative.py)
-    order   1: first derivatives along each input; 2: second ones too, not mixed
+    Parameters
+    ----------
+    net
+        A chain of blocks, the first on [samples, d]; a sample's output depends on this sample
+        alone, so no batch norm, and no dropout. All operations in it need second derivatives (see
+        derivative.py).
+    order
+        1: first derivatives along each input; 2: second ones too, not mixed.
 
+    Notes
+    -----
     Its blocks are those of the net, so it is cut wherever the net can be cut.
     """
 
-    def __init__(self, net: Module, order: int = 1):
+    def __init__(self, net: Module, order: int = 1) -> None:
         if order not in (1, 2) or isinstance(order, bool):
             raise ConfigurationError(f"Derivatives with order = {order!r}; wanted 1 or 2")
         self.net = net
         self.order = order
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         seed = _Seed(self.order)
         through = [
             (f"net.{name}" if name else "net", _Through(block, self.order))
@@ -52,16 +61,16 @@ class Derivatives(Module):
         ]
         return [("seed", seed), *through]
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_input_of(self.net, x)
         if x.ndim != 2:
             raise ShapeError(f"Derivatives of x {x.shape}; wanted [samples, inputs]")
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         shape = output_shape_of(self.net, input_shape)
         return shape and (shape[0], 1 + self.order * input_shape[1], *shape[1:])
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x

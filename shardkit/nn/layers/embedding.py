@@ -1,10 +1,13 @@
 """Bags of embeddings: one vector for several ids."""
 
+from typing import Any
+
+from ...annotations import DTypeLike
 from ...arguments import is_among, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ..autograd import array_of
+from ..autograd import Tensor, array_of
 from ..init import Normal
 from ..module import Module, Parameter
 from ..ops.ids import check_ids, index_array
@@ -18,7 +21,22 @@ MODES = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
 class EmbeddingBag(Module):
     """The sum, mean or maximum of the rows of the weight that the ids of a bag name.
 
-    weight  [num_embeddings, embedding_dim], initially Normal(1)
+    Parameters
+    ----------
+    num_embeddings, embedding_dim
+        Rows of the weight, and elements of each.
+    mode
+        "sum", "mean" or "max".
+    dtype
+        Of the parameters, such as "float32".
+
+    Attributes
+    ----------
+    weight
+        [num_embeddings, embedding_dim], initially Normal(1).
+
+    Notes
+    -----
     forward(ids [bags, n]), or forward(ids [n], offsets [bags]), where bag b has the ids from
     offsets[b] to offsets[b + 1]: [bags, embedding_dim]; a bag without ids is 0
     """
@@ -26,18 +44,23 @@ class EmbeddingBag(Module):
     is_table = True
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, *, mode: str = "mean", dtype="float32"
-    ):
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("EmbeddingBag", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         known = ", ".join(MODES)
         require(is_among(mode, MODES), "EmbeddingBag with mode", mode, f"one of {known}")
         self.mode = mode
         self.weight = Parameter((num_embeddings, embedding_dim), Normal(1.0), dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_ids("EmbeddingBag", x, self.weight.global_shape[0])
 
-    def forward(self, ids, offsets=None):
+    def forward(self, ids: Any, offsets: Any = None) -> Tensor:
         ids = index_array(ids)
         bags, num_bags = _bags_of(ids, offsets)
         rows = embedding(self.weight, ids.reshape(-1))

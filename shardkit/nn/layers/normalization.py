@@ -7,9 +7,13 @@ Arguments, names and shapes of parameters and buffers are PyTorch's. (LayerNorm,
     otherwise    y by the running moments, where they are kept
 """
 
+from typing import Any
+
+from ...annotations import DTypeLike
 from ...arguments import is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
+from ..autograd import Tensor
 from ..buffer import Buffer
 from ..context import current_context
 from ..init import Fill
@@ -32,10 +36,22 @@ __all__ = [
 class GroupNorm(Module):
     """Each group of channels of a sample at mean 0, variance 1, times weight, plus bias.
 
-    num_groups  divides num_channels
-    eps         added to the variance
-    affine      False: no weight and bias [num_channels], which begin at 1 and 0
-    Source: arXiv 1803.08494.
+    Parameters
+    ----------
+    num_groups
+        Divides num_channels.
+    num_channels
+        Of x.
+    eps
+        Added to the variance.
+    affine
+        False: no weight and bias [num_channels], which begin at 1 and 0.
+    dtype
+        Of the parameters, such as "float32".
+
+    References
+    ----------
+    arXiv 1803.08494.
     """
 
     def __init__(
@@ -45,8 +61,8 @@ class GroupNorm(Module):
         eps: float = 1e-5,
         affine: bool = True,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("GroupNorm", num_groups=num_groups, num_channels=num_channels)
         fits = num_channels % num_groups == 0
         wanted = f"a divisor of num_channels = {num_channels}"
@@ -56,32 +72,43 @@ class GroupNorm(Module):
         self.eps = _checked_eps("GroupNorm", eps)
         self.weight, self.bias = _scale_and_level(num_channels, affine, dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise ShapeError(
                 f"GroupNorm of x {x.shape}; wanted [samples, {self.num_channels}, *grid]"
             )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class TrackedNorm(Module):
     """What batch and instance norms share: parameters, and running moments in buffers.
 
-    num_features  channels
-    eps           added to the variance
-    momentum      weight of a step's moments in the running ones; None: all steps weigh alike
-    affine        have weight and bias [num_features], which begin at 1 and 0; None: as the class
-    track_running_stats   keep running_mean, running_var [num_features] and num_batches_tracked, and
-                          normalize by them outside of training; False: always by the moments of x;
-                          None: as the class
+    Parameters
+    ----------
+    num_features
+        channels.
+    eps
+        Added to the variance.
+    momentum
+        Weight of a step's moments in the running ones; None: all steps weigh alike.
+    affine
+        Have weight and bias [num_features], which begin at 1 and 0; None: as the class.
+    track_running_stats
+        Keep running_mean, running_var [num_features] and num_batches_tracked, and normalize by them
+        outside of training; False: always by the moments of x; None: as the class.
+    dtype
+        Of the parameters, such as "float32".
 
+    Notes
+    -----
     A micro-batch is normalized by its own moments, as in PyTorch's DDP, so the result depends on
     how a batch is cut. The running moments follow all micro-batches of a step (nn.Buffer).
     """
 
     num_grid_dims: tuple[int, ...]  # that x may have
+    operation: Any  # of ops
     is_plain: bool  # affine and track_running_stats are False unless they are given
 
     def __init__(
@@ -92,8 +119,8 @@ class TrackedNorm(Module):
         affine: bool | None = None,
         track_running_stats: bool | None = None,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         check_sizes(name, num_features=num_features)
         is_weight = momentum is None or is_number(momentum, at_least=0) and momentum <= 1
@@ -106,15 +133,15 @@ class TrackedNorm(Module):
         is_tracked = not self.is_plain if track_running_stats is None else track_running_stats
         self.track_running_stats = is_tracked
         if is_tracked:
-            self.running_mean = Buffer(num_features, Fill(0.0), dtype)
-            self.running_var = Buffer(num_features, Fill(1.0), dtype)
+            self.running_mean = Buffer((num_features,), Fill(0.0), dtype)
+            self.running_var = Buffer((num_features,), Fill(1.0), dtype)
             self.num_batches_tracked = Buffer((), Fill(0), "int64")
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         num_dims = x.ndim - 2 if x.ndim - 2 in self.num_grid_dims else self.num_grid_dims[-1]
         check_grid(type(self).__name__, x, self.num_features, num_dims)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.check_input(x)
         if self.track_running_stats and not current_context().training:
             moments = (self.running_mean, self.running_var)

@@ -1,6 +1,10 @@
 """Pooling layers: the ops of pooling.py with their arguments kept. Names are PyTorch's."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...arguments import is_integer, require
+from ..autograd import Tensor
 from ..module import Module
 from ..ops import pooling as ops
 from ..ops.convolution import per_dim
@@ -24,22 +28,34 @@ __all__ = [
 class MaxPoolNd(Module):
     """The largest element of each window of x [samples, channels, *grid]; see ops.max_pool1d.
 
-    stride    None: the kernel_size
-    padding   at most half of the window
-    return_indices   False; True is refused
+    Parameters
+    ----------
+    kernel_size
+        Of a window: an int, or one for each dimension.
+    stride
+        None: the kernel_size.
+    padding
+        At most half of the window.
+    dilation
+        Distance between the elements of a window.
+    return_indices
+        False; True is refused.
+    ceil_mode
+        A last window may reach over the end.
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
-        kernel_size,
-        stride=None,
-        padding=0,
-        dilation=1,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         return_indices: bool = False,
         ceil_mode: bool = False,
-    ):
+    ) -> None:
         name = type(self).__name__
         require(not return_indices, f"{name} with return_indices", return_indices, "False")
         self.kernel_size = per_dim(name, "kernel_size", kernel_size, self.num_dims)
@@ -49,7 +65,7 @@ class MaxPoolNd(Module):
         self.dilation = per_dim(name, "dilation", dilation, self.num_dims)
         self.ceil_mode = ceil_mode
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         form = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         return type(self).operation(x, *form)
 
@@ -57,23 +73,34 @@ class MaxPoolNd(Module):
 class AvgPoolNd(Module):
     """The mean of each window of x [samples, channels, *grid]; see ops.avg_pool1d.
 
-    stride              None: the kernel_size
-    padding             at most half of the window
-    count_include_pad   the padding counts, as zeros
-    divisor_override    what sums are divided by, in place of the number of elements
+    Parameters
+    ----------
+    kernel_size
+        Of a window: an int, or one for each dimension.
+    stride
+        None: the kernel_size.
+    padding
+        At most half of the window.
+    ceil_mode
+        A last window may reach over the end.
+    count_include_pad
+        The padding counts, as zeros.
+    divisor_override
+        What sums are divided by, in place of the number of elements.
     """
 
     num_dims: int
+    operation: Any  # of ops
 
     def __init__(
         self,
-        kernel_size,
-        stride=None,
-        padding=0,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ):
+    ) -> None:
         name = type(self).__name__
         self.kernel_size = per_dim(name, "kernel_size", kernel_size, self.num_dims)
         stride = self.kernel_size if stride is None else stride
@@ -86,7 +113,7 @@ class AvgPoolNd(Module):
         require(is_right, f"{name} with divisor_override", divisor_override, wanted)
         self.divisor_override = divisor_override
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         form = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
         more = (self.count_include_pad, self.divisor_override)
         return type(self).operation(x, *form, *more)
@@ -95,16 +122,26 @@ class AvgPoolNd(Module):
 class AdaptivePoolNd(Module):
     """output_size windows that share each dimension of x [samples, channels, *grid].
 
-    output_size  an int, or one for each dimension; None: as many as x has
-    return_indices, of maxima   False; True is refused
+    Parameters
+    ----------
+    output_size
+        An int, or one for each dimension; None: as many as x has.
+    return_indices
+        Of maxima: False; True is refused.
+
+    Notes
+    -----
+    return_indices, of maxima False; True is refused
     """
 
-    def __init__(self, output_size, return_indices: bool = False):
+    operation: Any  # of ops
+
+    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
         name = type(self).__name__
         require(not return_indices, f"{name} with return_indices", return_indices, "False")
         self.output_size = output_size
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return type(self).operation(x, self.output_size)
 
 

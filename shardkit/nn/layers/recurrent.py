@@ -4,6 +4,9 @@ Names and shapes of the parameters are PyTorch's: weight_ih_l0 [gates H, in], we
 bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
 """
 
+from typing import Any
+
+from ...annotations import DTypeLike, Shape
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
@@ -21,12 +24,25 @@ __all__ = ["GRU", "LSTM"]
 class Recurrent(Module):
     """What LSTM and GRU share: parameters, layers, directions.
 
-    input_size, hidden_size   features of x, and of the hidden state
-    num_layers     each on the outputs of the one below
-    bias           whether the products have biases, two each
-    batch_first    x is [batch, time, features] instead of [time, batch, features]
-    dropout        probability, on the outputs of all layers but the last
-    bidirectional  a second run from the end; outputs stand side by side
+    Parameters
+    ----------
+    input_size, hidden_size
+        Features of x, and of the hidden state.
+    num_layers
+        Each on the outputs of the one below.
+    bias
+        Whether the products have biases, two each.
+    batch_first
+        x is [batch, time, features] instead of [time, batch, features].
+    dropout
+        Probability, on the outputs of all layers but the last.
+    bidirectional
+        A second run from the end; outputs stand side by side.
+    dtype
+        Of the parameters, such as "float32".
+
+    Notes
+    -----
     All values are drawn uniformly from +-1/sqrt(hidden_size).
     """
 
@@ -42,8 +58,8 @@ class Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         name = type(self).__name__
         check_sizes(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         if dropout and num_layers == 1:
@@ -59,14 +75,17 @@ class Recurrent(Module):
         for layer in range(num_layers):
             num_in = input_size if layer == 0 else hidden_size * len(self.endings)
             for ending in self.endings:
-                shapes = {"weight_ih": (rows, num_in), "weight_hh": (rows, hidden_size)}
+                shapes: dict[str, Shape] = {
+                    "weight_ih": (rows, num_in),
+                    "weight_hh": (rows, hidden_size),
+                }
                 if bias:
                     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
                 for part, shape in shapes.items():
                     setattr(self, f"{part}_l{layer}{ending}", Parameter(shape, init, dtype))
         self.dropouts = ModuleList(Dropout(dropout) for _ in range(num_layers - 1))
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[self.batch_first] == 0:
             order = "[batch, time" if self.batch_first else "[time, batch"
             raise ShapeError(
@@ -117,13 +136,13 @@ class Recurrent(Module):
 class LSTM(Recurrent):
     """x -> (outputs, (h, c)): outputs of all steps, hidden states and cells after the last one.
 
-    h, c   [num_layers * directions, batch, H]; (h0, c0) may be given, else they are 0
+    h and c are [num_layers * directions, batch, H]; (h0, c0) may be given, else they are 0
     For the other arguments see Recurrent.
     """
 
     num_gates = 4
 
-    def forward(self, x, hx=None):
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         time_first = transpose(x, 0, 1) if self.batch_first else x
         hidden, cell = (None, None) if hx is None else hx
         starts = list(zip(self._starts(hidden, time_first), self._starts(cell, time_first)))
@@ -138,13 +157,13 @@ class LSTM(Recurrent):
 class GRU(Recurrent):
     """x -> (outputs, h): outputs of all steps, and the hidden states after the last one.
 
-    h   [num_layers * directions, batch, H]; h0 may be given, else it is 0
+    h is [num_layers * directions, batch, H]; h0 may be given, else it is 0
     For the other arguments see Recurrent.
     """
 
     num_gates = 3
 
-    def forward(self, x, hx=None):
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
         time_first = transpose(x, 0, 1) if self.batch_first else x
         y, ends = self._run(x, self._starts(hx, time_first))
         return y, stack(ends)

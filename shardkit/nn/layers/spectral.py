@@ -9,9 +9,12 @@ the dimensions that are transformed later see modes, not the grid.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 
+from ...annotations import DTypeLike
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
@@ -29,22 +32,40 @@ LETTERS = "xyz"
 class SpectralConv(Module):
     """A linear map of channels for each of the lowest frequencies of x [batch, in, *grid].
 
-    modes   frequencies kept of each grid dimension: 0 to m - 1 of the last; of the others these
-            and -m to -1
-    weight  [in_channels, out_channels, 2 m, ..., m, 2], pairs of real and imaginary part
+    Parameters
+    ----------
+    in_channels, out_channels
+        Of x, and of the output.
+    modes
+        Frequencies kept of each grid dimension: 0 to m - 1 of the last; of the others these and -m
+        to -1.
+    dtype
+        Of the parameters, such as "float32".
+
+    Attributes
+    ----------
+    weight
+        [in_channels, out_channels, 2 m, ..., m, 2], pairs of real and imaginary part.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, modes, *, dtype="float32"):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        modes: Sequence[int],
+        *,
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("SpectralConv", in_channels=in_channels, out_channels=out_channels)
         self.modes = checked_modes("SpectralConv", modes)
         kept = [2 * m for m in self.modes[:-1]] + [self.modes[-1]]
         bound = 1 / (in_channels * out_channels)
         self.weight = Parameter((in_channels, out_channels, *kept, 2), Uniform(bound), dtype)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         check_grid("SpectralConv", x.shape, self.weight.global_shape[0], self.modes)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         grid = x.shape[2:]
         letters = LETTERS[: len(grid)]
         spectrum = _to_modes(x, self.modes[-1])

@@ -8,8 +8,13 @@ It works on a grid of one, two or three dimensions, and of any size: the paramet
 modes.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+from ...annotations import Shape
 from ...arguments import is_integer, require
 from ...array.backend import xp_of
+from ..autograd import Tensor
 from ..layers.basic import check_sizes, checked_dtype, input_tensor
 from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
 from ..losses import RelativeL2Loss
@@ -73,29 +78,47 @@ class Projection(Module):
 class FNO(Module):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
-    modes   frequencies kept of each grid dimension, one to three numbers: (12,), (12, 12)
-    width   channels of the layers
-    seed    of the initial weights
+    Parameters
+    ----------
+    in_channels, out_channels
+        Of x, and of the output.
+    modes
+        Frequencies kept of each grid dimension, one to three numbers: (12,), (12, 12).
+    width
+        Channels of the layers.
+    layers
+        Fourier layers, each a block.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     The loss is the relative L2 error of each sample; metrics: RMSE, MAE.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        modes,
+        modes: Sequence[int],
         *,
         width: int = 32,
         layers: int = 4,
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: str = "float32",
+    ) -> None:
         check_sizes(
             "FNO", in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
         )
         require(is_integer(seed), "FNO with seed", seed, "an integer")
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "in_channels": in_channels,
             "out_channels": out_channels,
             "modes": list(checked_modes("FNO", modes)),
@@ -116,17 +139,17 @@ class FNO(Module):
         self.metrics = {"rmse": RMSE(), "mae": MAE()}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [("lift", self.lift), *layers, ("project", self.project)]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (input_shape[0], self._arguments["out_channels"], *input_shape[2:])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)

@@ -8,12 +8,16 @@ stage.
 """
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy
 
+from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
+from ..autograd import Tensor
+from ..buffer import Buffer
 from ..context import current_context
 from ..generation import Choice, generate
 from ..init import Normal
@@ -21,6 +25,7 @@ from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtyp
 from ..lora import apply_lora
 from ..loss import CrossEntropy
 from ..module import Module, ModuleList
+from ..parameter import Parameter
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -39,7 +44,13 @@ LORA_ALPHA, LORA_LAYERS = 16.0, ("*.attention.query", "*.attention.value")
 
 @dataclass(frozen=True, slots=True)
 class GPTSettings:
-    """The arguments of GPT. Errors: ConfigurationError on sizes that do not fit together."""
+    """The arguments of GPT.
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit together.
+    """
 
     vocabulary_size: int
     sequence_length: int
@@ -143,8 +154,11 @@ class GPTSettings:
 class TokenEmbedding(Module):
     """ids [batch, S] -> [batch, S, width]: a vector per token, and per learned position.
 
-    Errors: ShapeError if ids are not integers, not [batch, S], longer than sequence_length, or
-    outside the vocabulary.
+    Raises
+    ------
+    ShapeError
+        If ids are not integers, not [batch, S], longer than sequence_length, or outside the
+        vocabulary.
     """
 
     def __init__(self, settings: GPTSettings):
@@ -211,34 +225,58 @@ class Head(Module):
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
-    width, layers, heads   of the transformer blocks
-    kv_heads               fewer key and value heads than heads: grouped-query attention; None: as
-                           many
-    style                  "gpt2" or "llama", see transformer.STYLES
-    tied                   the head multiplies with the embedding's own weight, which is listed
-                           once, as embedding.tokens.weight
-    dropout                probability, after the embedding and after each attention and
-                           feed-forward
-    seed                   of the initial weights
-    dtype                  "float32" or "float64"
-    hidden                 units of each feed-forward; None: 4 width, or near 8/3 width for llama
-    norm_eps               added to the variance in all norms; None: 1e-5, for llama 1e-6
-    rotary_base            of the angles of rotary positions: pair i of D/2 turns by
-                           rotary_base^(-2i/D) per position
-    head_dim               elements of a head; None: width / heads
-    attention_bias         "no", "qkv" or "all" projections of attention have biases; None: as the
-                           style
-    qk_norm                "head" or "projection": what is normalized of queries and keys; None:
-                           nothing
-    norms                  "before" or "after" attention and feed-forward
-    rotary_scaling         of these angles, see transformer.check_scaling; None: none
-    lora_rank              of the updates that are trained beside frozen weights, see nn.apply_lora;
-                           0: there are none, and all weights are trained
-    lora_alpha, lora_layers  of the updates: alpha, and patterns of the names of their layers
+    Parameters
+    ----------
+    vocabulary_size
+        Tokens that there are.
+    sequence_length
+        Longest text that is seen at once, in tokens.
+    width, layers, heads
+        Of the transformer blocks.
+    kv_heads
+        Fewer key and value heads than heads: grouped-query attention; None: as many.
+    style
+        "gpt2" or "llama", see transformer.STYLES.
+    tied
+        The head multiplies with the embedding's own weight, which is listed once, as
+        embedding.tokens.weight.
+    dropout
+        Probability, after the embedding and after each attention and feed-forward.
+    seed
+        Of the initial weights.
+    dtype
+        "float32" or "float64".
+    hidden
+        Units of each feed-forward; None: 4 width, or near 8/3 width for llama.
+    norm_eps
+        Added to the variance in all norms; None: 1e-5, for llama 1e-6.
+    rotary_base
+        Of the angles of rotary positions: pair i of D/2 turns by rotary_base^(-2i/D) per position.
+    head_dim
+        Elements of a head; None: width / heads.
+    attention_bias
+        "no", "qkv" or "all" projections of attention have biases; None: as the style.
+    qk_norm
+        "head" or "projection": what is normalized of queries and keys; None: nothing.
+    norms
+        "before" or "after" attention and feed-forward.
+    rotary_scaling
+        Of these angles, see transformer.check_scaling; None: none.
+    lora_rank
+        Of the updates that are trained beside frozen weights, see nn.apply_lora; 0: there are none,
+        and all weights are trained.
+    lora_alpha, lora_layers
+        Of the updates: alpha, and patterns of the names of their layers.
 
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit together; it is a ValueError.
+
+    Notes
+    -----
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
     nats.
-    Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
     """
 
     def __init__(
@@ -253,7 +291,7 @@ class GPT(Module):
         tied: bool = False,
         dropout: float = 0.0,
         seed: int = 0,
-        dtype="float32",
+        dtype: DTypeLike = "float32",
         hidden: int | None = None,
         norm_eps: float | None = None,
         rotary_base: float = ROTARY_BASE,
@@ -265,7 +303,7 @@ class GPT(Module):
         lora_rank: int = 0,
         lora_alpha: float = LORA_ALPHA,
         lora_layers: tuple[str, ...] = LORA_LAYERS,
-    ):
+    ) -> None:
         self.settings = settings = GPTSettings(
             vocabulary_size,
             sequence_length,
@@ -315,26 +353,26 @@ class GPT(Module):
             apply_lora(self, *lora_layers, rank=lora_rank, alpha=lora_alpha)
         self.finish(seed)
 
-    def members(self):
+    def members(self) -> dict[str, Parameter | Buffer | Module]:
         """Return the members; in paths `blocks` is their list (blocks.3.mlp.up.weight)."""
         return {"embedding": self.embedding, "blocks": self.layers, "head": self.head}
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         middle = [(f"blocks.{index}", block) for index, block in enumerate(self.layers)]
         return [("embedding", self.embedding), *middle, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Tensor:
         """Compute logits [batch, S, vocabulary] for x [batch, S] integers."""
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape, self.settings.vocabulary_size)
 
     def generate(
         self,
-        prompt,
+        prompt: Any,
         num_tokens: int,
         temperature: float = 1.0,
         seed: int = 0,
@@ -342,17 +380,30 @@ class GPT(Module):
         top_k: int | None = None,
         top_p: float | None = None,
         stop: tuple[int, ...] = (),
-    ):
+    ) -> Array:
         """Return the tokens that follow the prompt, [num_tokens] int64, or fewer if it stops.
 
-        prompt   1-D integers, at least one; the others: see generation.Choice
-        seed     token i is drawn with random number i of this seed: same seed, same text
-        Errors: ShapeError on another prompt; ConfigurationError.
+        Parameters
+        ----------
+        prompt
+            1-D integers, at least one; the others: see generation.Choice.
+        num_tokens
+            To add, unless a stop token comes before.
+        temperature, top_k, top_p, stop
+            See generation.Choice.
+        seed
+            Token i is drawn with random number i of this seed: same seed, same text.
+
+        Raises
+        ------
+        ShapeError
+            On another prompt.
+        ConfigurationError
         """
         choice = Choice(temperature, top_k, top_p, tuple(stop))
         return generate(self, prompt, num_tokens, choice, seed)
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return asdict(self.settings)
 
     @property
@@ -366,8 +417,10 @@ class GPT(Module):
                                               scores and weighted values, without credit for the
                                               causal mask
 
-        Source: PaLM (arXiv 2204.02311), appendix B. N leaves out embedding tables, which are looked
-        up and not multiplied; a tied one is multiplied in the head and counts.
+        References
+        ----------
+        PaLM (arXiv 2204.02311), appendix B. N leaves out embedding tables, which are looked up and
+        not multiplied; a tied one is multiplied in the head and counts.
         """
         s = self.settings
         tables = [self.embedding.positions] + ([] if s.tied else [self.embedding.tokens])

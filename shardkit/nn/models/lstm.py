@@ -3,7 +3,11 @@
 x [batch, time, features] --layers--> [batch, time, width] --head--> [batch, out_features]
 """
 
+from typing import Any
+
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
+from ..autograd import Tensor
 from ..layers.basic import Dropout, Linear, check_sizes, checked_dtype, input_tensor
 from ..layers.recurrent import LSTM
 from ..loss import MeanSquaredError
@@ -43,12 +47,29 @@ class LSTMHead(Module):
 class LSTMModel(Module):
     """x [batch, time, features] -> [batch, out_features], or [batch, time, out_features].
 
-    width, layers  of the recurrent layers, each a block
-    readout  "last": from the last step; "steps": one answer for each
-    dropout  probability, on the outputs of all layers but the last
-    seed     of the initial weights
+    Parameters
+    ----------
+    features, out_features
+        Of x, and of the output.
+    width, layers
+        Of the recurrent layers, each a block.
+    readout
+        "last": from the last step; "steps": one answer for each.
+    dropout
+        Probability, on the outputs of all layers but the last.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     The loss is the mean squared error per element; metrics: RMSE, MAE.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(
@@ -61,15 +82,15 @@ class LSTMModel(Module):
         readout: str = "last",
         dropout: float = 0.0,
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         sizes = {"features": features, "out_features": out_features}
         check_sizes("LSTM", **sizes, width=width, layers=layers)
         require(is_integer(seed), "LSTM with seed", seed, "an integer")
         known = f"one of {', '.join(READOUTS)}"
         require(is_among(readout, READOUTS), "LSTM with readout", readout, known)
         dtype = checked_dtype("LSTM", dtype)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             **sizes,
             "width": width,
             "layers": layers,
@@ -92,18 +113,18 @@ class LSTMModel(Module):
         self.metrics = {"rmse": RMSE(), "mae": MAE()}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [*layers, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         kept = input_shape[:1] if self._arguments["readout"] == "last" else input_shape[:2]
         return (*kept, self._arguments["out_features"])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)

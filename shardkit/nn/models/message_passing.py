@@ -10,13 +10,16 @@
 sample brings its edges: x = (nodes, senders, receivers).
 """
 
+from typing import Any
+
 import numpy
 
+from ...annotations import DTypeLike
 from ...arguments import is_among, is_integer, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import array_of
+from ..autograd import Tensor, array_of
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import MeanSquaredError
 from ..metrics import MAE, RMSE
@@ -137,28 +140,47 @@ class Decoder(Module):
 class MessagePassing(Module):
     """x [batch, nodes, features] -> [batch, nodes, out_features], or [batch, out_features].
 
-    senders, receivers   numbers of nodes [edges]: where each edge comes from, and goes to; None:
-                         x = (nodes, senders [batch, edges], receivers [batch, edges])
-    steps    rounds of messages, each a block
-    readout  "nodes", or "sum" over the nodes of a graph
-    seed     of the initial weights
+    Parameters
+    ----------
+    features, out_features
+        Of each node, and of the output.
+    senders, receivers
+        Numbers of nodes [edges]: where each edge comes from, and goes to; None: x = (nodes, senders
+        [batch, edges], receivers [batch, edges]).
+    width
+        Features of each node inside.
+    steps
+        Rounds of messages, each a block.
+    readout
+        "nodes", or "sum" over the nodes of a graph.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     The loss is the mean squared error per element; metrics: RMSE, MAE.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(
         self,
         features: int,
         out_features: int,
-        senders=None,
-        receivers=None,
+        senders: Any = None,
+        receivers: Any = None,
         *,
         width: int = 32,
         steps: int = 3,
         readout: str = "nodes",
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes(
             "MessagePassing", features=features, out_features=out_features, width=width, steps=steps
         )
@@ -168,7 +190,7 @@ class MessagePassing(Module):
         require(is_known, "MessagePassing with readout", readout, f"one of {known}")
         dtype = checked_dtype("MessagePassing", dtype)
         ends = _checked_edges(senders, receivers)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "features": features,
             "out_features": out_features,
             "senders": None if ends is None else ends[0],
@@ -187,16 +209,16 @@ class MessagePassing(Module):
         self.metrics = {"rmse": RMSE(), "mae": MAE()}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         steps = [(f"steps.{index}", step) for index, step in enumerate(self.steps)]
         return [("encode", self.encode), *steps, ("decode", self.decode)]
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)
 
 

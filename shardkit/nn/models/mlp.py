@@ -1,7 +1,12 @@
 """MLP: layers of units, each fully connected to the one before."""
 
+from collections.abc import Sequence
+from typing import Any
+
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
+from ..autograd import Tensor
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
 from ..loss import CrossEntropy, MeanSquaredError
@@ -16,25 +21,38 @@ TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}
 class MLP(Module):
     """x [batch, sizes[0]] -> [batch, sizes[-1]], through layers of sizes[1], sizes[2], ... units.
 
-    sizes       at least input and output
-    activation  between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none
-    task        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
-                "classification": y [batch] class numbers, outputs are logits, the loss is the
-                cross-entropy per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1
-    seed        of the initial weights
-    feature_names  of the columns of x; None: feature_0, feature_1, ...
-    Errors: ConfigurationError (a ValueError) on anything else.
+    Parameters
+    ----------
+    sizes
+        At least input and output.
+    activation
+        Between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none.
+    task
+        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
+        "classification": y [batch] class numbers, outputs are logits, the loss is the cross-entropy
+        per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+    feature_names
+        Of the columns of x; None: feature_0, feature_1, ...
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
     """
 
     def __init__(
         self,
-        sizes,
+        sizes: Sequence[int],
         activation: str = "gelu",
         task: str = "regression",
         seed: int = 0,
-        dtype="float32",
-        feature_names=None,
-    ):
+        dtype: DTypeLike = "float32",
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
         self._sizes = tuple(sizes)
         self._activation = activation
         self._task = task
@@ -75,21 +93,21 @@ class MLP(Module):
             return {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
         return {"accuracy": Accuracy(), "macro_f1": MacroF1(self._sizes[-1])}
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         return [
             ("features", self.features),
             *((f"layers.{index}", layer) for index, layer in enumerate(self.layers)),
         ]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape[:-1], self._sizes[-1])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return {
             "sizes": list(self._sizes),
             "activation": self._activation,

@@ -8,8 +8,13 @@ Each stage after the first halves the grid and doubles the channels. The grid ha
 dimensions.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor
 from ..layers import convolution, normalization
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
@@ -30,7 +35,10 @@ EXPANSION = 4  # of the channels in a bottleneck
 class NormedConvolution(Module):
     """A convolution without bias, then a norm: x [batch, in, *grid] -> [batch, out, *grid/stride].
 
-    kernel_size  odd; the padding is half of it
+    Parameters
+    ----------
+    kernel_size
+        Odd; the padding is half of it.
     """
 
     def __init__(self, dims, in_channels, out_channels, kernel_size, stride=1, *, norm, dtype):
@@ -56,7 +64,10 @@ class NormedConvolution(Module):
 class ResidualBlock(Module):
     """relu(shortcut(x) + convolutions(x)), with relu between the convolutions.
 
-    kernels   of the convolutions; the first of size 3 has the stride
+    Parameters
+    ----------
+    kernels
+        Of the convolutions; the first of size 3 has the stride.
     """
 
     def __init__(self, dims, in_channels, inner, out_channels, kernels, stride, *, norm, dtype):
@@ -133,24 +144,46 @@ class ResNetHead(Module):
 class ResNet(Module):
     """x [batch, in_channels, *grid] -> logits [batch, classes].
 
-    layers      blocks of each stage: (2, 2, 2, 2) is ResNet-18, (3, 4, 6, 3) with bottleneck=True
-                ResNet-50
-    dims        dimensions of the grid, 1 to 3
-    width       channels of the first stage
-    bottleneck  blocks of three convolutions, of 1, 3 and 1, whose output has 4 times the channels
-    small_images   the stem is a convolution of 3 with stride 1, as for images of 32 x 32
-    norm        "batch"; or "group", of 8 groups, with which a sample does not depend on its batch
-    seed        of the initial weights
+    Parameters
+    ----------
+    in_channels
+        Of x.
+    classes
+        How many there are.
+    layers
+        Blocks of each stage: (2, 2, 2, 2) is ResNet-18, (3, 4, 6, 3) with bottleneck=True
+        ResNet-50.
+    dims
+        Dimensions of the grid, 1 to 3.
+    width
+        Channels of the first stage.
+    bottleneck
+        Blocks of three convolutions, of 1, 3 and 1, whose output has 4 times the channels.
+    small_images
+        The stem is a convolution of 3 with stride 1, as for images of 32 x 32.
+    norm
+        "batch"; or "group", of 8 groups, with which a sample does not depend on its batch.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+
+    Notes
+    -----
     y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
     accuracy, macro F1.
-    Errors: ConfigurationError (a ValueError) on anything else.
     """
 
     def __init__(
         self,
         in_channels: int = 3,
         classes: int = 1000,
-        layers=(2, 2, 2, 2),
+        layers: Sequence[int] = (2, 2, 2, 2),
         *,
         dims: int = 2,
         width: int = 64,
@@ -158,8 +191,8 @@ class ResNet(Module):
         small_images: bool = False,
         norm: str = "batch",
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         check_sizes("ResNet", in_channels=in_channels, classes=classes, width=width)
         layers = list(layers)
         check_sizes("ResNet", **{f"layers[{index}]": count for index, count in enumerate(layers)})
@@ -171,7 +204,7 @@ class ResNet(Module):
             raise ConfigurationError(
                 f'ResNet with norm = "group" and width = {width}; wanted a multiple of {GROUPS}'
             )
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "in_channels": in_channels,
             "classes": classes,
             "layers": layers,
@@ -208,7 +241,7 @@ class ResNet(Module):
         self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         stages = [
             (f"stages.{stage}.{index}", block)
             for stage, blocks in enumerate(self.stages)
@@ -216,13 +249,13 @@ class ResNet(Module):
         ]
         return [("stem", self.stem), *stages, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (input_shape[0], self._arguments["classes"])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)

@@ -10,8 +10,12 @@ The grid has one, two or three dimensions. Skips cross the whole network, so it 
 FSDP gathers each layer as it is called, and a pipeline cannot cut it.
 """
 
+from typing import Any
+
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_integer, require
 from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor
 from ..layers import convolution
 from ..layers.basic import check_sizes, checked_dtype, input_tensor
 from ..layers.normalization import GroupNorm
@@ -60,14 +64,34 @@ class Doubling(Module):
 class UNet(Module):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
-    dims     dimensions of the grid, 1 to 3
-    width    channels of the first level; each level below has twice as many
-    depth    how often the grid is halved; its sizes are multiples of 2^depth
-    groups   of the norms; they divide the width
-    seed     of the initial weights
+    Parameters
+    ----------
+    in_channels, out_channels
+        Of x, and of the output.
+    dims
+        Dimensions of the grid, 1 to 3.
+    width
+        Channels of the first level; each level below has twice as many.
+    depth
+        How often the grid is halved; its sizes are multiples of 2^depth.
+    groups
+        Of the norms; they divide the width.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
+    ShapeError
+        On another x.
+
+    Notes
+    -----
     The loss is the mean squared error; metrics: RMSE, MAE. Norms are not in the paper, and the
     convolutions keep the grid.
-    Errors: ConfigurationError (a ValueError) on anything else; ShapeError on another x.
     """
 
     def __init__(
@@ -80,8 +104,8 @@ class UNet(Module):
         depth: int = 3,
         groups: int = 8,
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         sizes = {"in_channels": in_channels, "out_channels": out_channels}
         check_sizes("UNet", **sizes, width=width, depth=depth, groups=groups)
         require(dims in (1, 2, 3), "UNet with dims", dims, "1, 2 or 3")
@@ -91,7 +115,7 @@ class UNet(Module):
                 f"UNet with groups = {groups}, width = {width}; wanted a divisor of the width"
             )
         dtype = checked_dtype("UNet", dtype)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             **sizes,
             "dims": dims,
             "width": width,
@@ -114,7 +138,7 @@ class UNet(Module):
         self.metrics = {"rmse": RMSE(), "mae": MAE()}
         self.finish(seed)
 
-    def check_input(self, x):
+    def check_input(self, x: Any) -> None:
         given = self._arguments
         step = 2 ** given["depth"]
         is_grid = x.ndim == given["dims"] + 2 and x.shape[1] == given["in_channels"]
@@ -124,7 +148,7 @@ class UNet(Module):
                 f"{given['dims']} dimensions of a grid, each a multiple of 2^depth = {step}"
             )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.check_input(x)
         halve = MAX_POOLS[self._arguments["dims"] - 1]
         x = self.enter(input_tensor(x, self._arguments["dtype"]))
@@ -136,8 +160,8 @@ class UNet(Module):
             x = doubling(x, skips.pop())
         return self.project(x)
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (input_shape[0], self._arguments["out_channels"], *input_shape[2:])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)

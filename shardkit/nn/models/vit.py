@@ -6,9 +6,13 @@ x [batch, channels, *image] -> embedding -> layers.0 -> ... -> head -> logits [b
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+from ...annotations import DTypeLike, Shape
 from ...arguments import is_integer, require
 from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor
 from ..init import Normal
 from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
@@ -23,9 +27,14 @@ EPS = 1e-6  # of the norms, as in the paper's code
 class PatchEmbedding(Module):
     """x [batch, channels, *image] -> [batch, 1 + patches, width]: the class token, then patches.
 
-    patches      maps a patch, [channels, *patch] in C order, to a vector
-    class_token  [1, 1, width]
-    positions    [1 + patches, width]
+    Attributes
+    ----------
+    patches
+        Maps a patch, [channels, *patch] in C order, to a vector.
+    class_token
+        [1, 1, width].
+    positions
+        [1 + patches, width].
     """
 
     def __init__(self, image, patch, channels: int, width: int, dropout: float, *, dtype):
@@ -75,21 +84,41 @@ class ViTHead(Module):
 class ViT(Module):
     """x [batch, channels, *image] -> logits [batch, classes].
 
-    image_size   pixels of a square image, or a tuple: of a signal, an image or a volume
-    patch_size   pixels of a patch, one number or one for each dimension; they divide the image
-    width, depth, heads   of the transformer blocks, whose feed-forward has 4 width units
-    dropout      probability, after the embedding and after each attention and feed-forward
-    seed         of the initial weights
-    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code.
-    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
-    accuracy, macro F1.
-    Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
+    Parameters
+    ----------
+    image_size
+        Pixels of a square image, or a tuple: of a signal, an image or a volume.
+    patch_size
+        Pixels of a patch, one number or one for each dimension; they divide the image.
+    channels
+        Of x.
+    classes
+        How many there are.
+    width, depth, heads
+        Of the transformer blocks, whose feed-forward has 4 width units.
+    dropout
+        Probability, after the embedding and after each attention and feed-forward.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit together; it is a ValueError.
+
+    Notes
+    -----
+    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code. y
+    [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics: accuracy,
+    macro F1.
     """
 
     def __init__(
         self,
-        image_size,
-        patch_size,
+        image_size: int | Sequence[int],
+        patch_size: int | Sequence[int],
         channels: int = 3,
         classes: int = 1000,
         *,
@@ -98,15 +127,15 @@ class ViT(Module):
         heads: int = 3,
         dropout: float = 0.0,
         seed: int = 0,
-        dtype="float32",
-    ):
+        dtype: DTypeLike = "float32",
+    ) -> None:
         image, patch = _checked_sizes(image_size, patch_size)
         sizes = {"channels": channels, "classes": classes}
         check_sizes("ViT", **sizes, width=width, depth=depth)
         check_heads(width, heads, heads)
         require(is_integer(seed), "ViT with seed", seed, "an integer")
         dtype = checked_dtype("ViT", dtype)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "image_size": list(image),
             "patch_size": list(patch),
             **sizes,
@@ -135,19 +164,19 @@ class ViT(Module):
         self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
         self.finish(seed)
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[str, Module]]:
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [("embedding", self.embedding), *layers, ("head", self.head)]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for _, block in self.blocks():
             x = block(x)
         return x
 
-    def output_shape(self, input_shape):
+    def output_shape(self, input_shape: Shape) -> Shape | None:
         return (input_shape[0], self._arguments["classes"])
 
-    def configuration(self):
+    def configuration(self) -> dict[str, Any]:
         return dict(self._arguments)
 
 

@@ -1,6 +1,8 @@
 """Rearrangements beyond those of shape.py: stacked, rolled, flipped, repeated, triangular."""
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from ...array import fresh
 from ...array.backend import xp_of
@@ -10,7 +12,7 @@ from .reduction import reduced_dims
 from .shape import concatenate, expand, getitem, reshape, unsqueeze
 
 
-def stack(tensors, dim: int = 0) -> Tensor:
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return tensors of one shape side by side along a new dimension, number dim of the result."""
     tensors = [tensor if isinstance(tensor, Tensor) else Tensor(tensor) for tensor in tensors]
     shapes = {tensor.shape for tensor in tensors}
@@ -19,11 +21,15 @@ def stack(tensors, dim: int = 0) -> Tensor:
     return concatenate([unsqueeze(tensor, dim) for tensor in tensors], dim)
 
 
-def roll(x: Tensor, shifts, dims=None) -> Tensor:
+def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """Return x moved by `shifts` places along dims; what leaves at one end enters at the other.
 
-    shifts  an int, or one for each of dims
-    dims    None: the elements are rolled in C order, and the shape stays
+    Parameters
+    ----------
+    shifts
+        An int, or one for each of dims.
+    dims
+        None: the elements are rolled in C order, and the shape stays.
     """
     if dims is not None:
         dims = reduced_dims(x, dims)
@@ -42,7 +48,7 @@ def roll(x: Tensor, shifts, dims=None) -> Tensor:
     return record(xp.roll(x.array, shifts, dims), (x,), backward, differentiable=differentiable)
 
 
-def flip(x: Tensor, dims) -> Tensor:
+def flip(x: Tensor, dims: Any) -> Tensor:
     """Return x in reverse order along dims, as a view."""
     dims = reduced_dims(x, dims)
     xp = xp_of(x.array)
@@ -57,10 +63,13 @@ def flip(x: Tensor, dims) -> Tensor:
     return record(turned, (x,), backward, view_of=x, differentiable=differentiable)
 
 
-def repeat(x: Tensor, sizes) -> Tensor:
+def repeat(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return x `sizes` times along each dimension, as torch.Tensor.repeat and numpy.tile do.
 
-    sizes  at least as many as x has dimensions; those in front are of new ones
+    Parameters
+    ----------
+    sizes
+        At least as many as x has dimensions; those in front are of new ones.
     """
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if len(sizes) < x.ndim:
@@ -72,7 +81,7 @@ def repeat(x: Tensor, sizes) -> Tensor:
     return reshape(expand(reshape(x, apart), stretched), whole)
 
 
-def tile(x: Tensor, sizes) -> Tensor:
+def tile(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return x repeated; if there are fewer sizes than dimensions, those of the last ones."""
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return repeat(x, (1,) * (x.ndim - len(sizes)) + sizes)
@@ -130,7 +139,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Return x with the dimensions from start_dim to end_dim, both too, as one."""
     if x.ndim == 0:
-        return reshape(x, 1)
+        return reshape(x, (1,))
     (first,), (last,) = reduced_dims(x, start_dim), reduced_dims(x, end_dim)
     if first > last:
         raise ShapeError(

@@ -5,6 +5,7 @@ a mask:    weights = softmax(scale q k^T + mask) [..., S, T], then weights v
 """
 
 import math
+from typing import Any
 
 import numpy
 
@@ -28,13 +29,25 @@ def causal_attention(
 ) -> Tensor:
     """Return softmax(scale q k^T) v, where query position p sees key positions 0 .. p.
 
-    q            [batch, heads, S, D]
-    k, v         [batch, kv_heads, T, D]; each serves heads / kv_heads consecutive heads
-                 (grouped-query, arXiv 2305.13245)
-    scale        1 / sqrt(D) if None
-    first_query  position of q's first row among the keys: 0 in training, T - S when generating from
-                 a cache
-    returns      [batch, heads, S, D]
+    Parameters
+    ----------
+    q
+        [batch, heads, S, D].
+    k, v
+        [batch, kv_heads, T, D]; each serves heads / kv_heads consecutive heads (grouped-query,
+        arXiv 2305.13245).
+    scale
+        1 / sqrt(D) if None.
+    first_query
+        Position of q's first row among the keys: 0 in training, T - S when generating from a cache.
+
+    Returns
+    -------
+    Tensor
+        [batch, heads, S, D].
+
+    Notes
+    -----
     Kept for the backward: q, k, v, the result and one number per query, not the scores (arXiv
     2205.14135).
     """
@@ -93,7 +106,7 @@ def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask=None,
+    attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -101,18 +114,33 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v: [..., S, Dv].
 
-    query       [..., S, D]
-    key, value  [..., T, D], [..., T, Dv], with the leading sizes of the query
-    attn_mask   broadcasts to [..., S, T]: booleans, True where a query sees a key; or numbers that
-                are added to the scores, -inf where it does not, a Tensor if they take a gradient
-    dropout_p   only 0: which elements are dropped depends on the path of a layer, so it is
-                nn.MultiheadAttention that drops weights
-    is_causal   query i sees keys 0 .. i; with a mask both hold
-    scale       1 / sqrt(D) if None
-    enable_gqa  key and value may have fewer heads, dim -3; each serves consecutive heads of query
+    Parameters
+    ----------
+    query
+        [..., S, D].
+    key, value
+        [..., T, D], [..., T, Dv], with the leading sizes of the query.
+    attn_mask
+        Broadcasts to [..., S, T]: booleans, True where a query sees a key; or numbers that are
+        added to the scores, -inf where it does not, a Tensor if they take a gradient.
+    dropout_p
+        Only 0: which elements are dropped depends on the path of a layer, so it is
+        nn.MultiheadAttention that drops weights.
+    is_causal
+        Query i sees keys 0 .. i; with a mask both hold.
+    scale
+        1 / sqrt(D) if None.
+    enable_gqa
+        Key and value may have fewer heads, dim -3; each serves consecutive heads of query.
+
+    Raises
+    ------
+    ShapeError
+
+    Notes
+    -----
     A query that sees no key gets 0, and so do the gradients through it, as in PyTorch. Without a
     mask the scores are not kept (arXiv 2205.14135).
-    Errors: ShapeError.
     """
     _check_operands(query, key, value, enable_gqa)
     if dropout_p:
@@ -161,7 +189,7 @@ def packed_attention(qkv: Tensor, num_heads: int, is_causal: bool) -> Tensor:
 def attention_weights(
     query: Tensor,
     key: Tensor,
-    attn_mask=None,
+    attn_mask: Any = None,
     *,
     is_causal: bool = False,
     scale: float | None = None,
@@ -273,15 +301,24 @@ def _check_operands(q, k, v, enable_gqa):
 
 
 def rotary(
-    x: Tensor, positions, base: float = 10000.0, scaling: tuple[float, ...] | None = None
+    x: Tensor, positions: Any, base: float = 10000.0, scaling: tuple[float, ...] | None = None
 ) -> Tensor:
     """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
 
-    Source: arXiv 2104.09864.
+    Parameters
+    ----------
+    x
+        [batch, heads, S, D], D even; positions [S] integers, an array or Tensor.
+    scaling
+        (factor,) or (factor, low, high, length), see transformer.check_scaling; None: none.
 
-    x          [batch, heads, S, D], D even; positions [S] integers, an array or Tensor
-    scaling    (factor,) or (factor, low, high, length), see transformer.check_scaling; None: none
+    Notes
+    -----
     gradient: the same, turned back
+
+    References
+    ----------
+    arXiv 2104.09864.
     """
     positions = fresh.placed(array_of(positions), xp_of(x.array))
     if x.ndim != 4 or x.shape[3] % 2 or positions.shape != x.shape[2:3]:

@@ -10,24 +10,46 @@ from .elementwise import add, multiply, power, subtract
 from .shape import cast, reshape
 
 
-def group_norm(x: Tensor, num_groups: int, weight=None, bias=None, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
     """Return x, with mean 0 and variance 1 in each group of channels of each sample.
 
-    weight, bias   [C], that each channel is multiplied with, and that is added to it; None: 1, 0
-    Source: arXiv 1803.08494.
-    Errors: ShapeError if shapes or dtypes do not fit, or a group has no elements.
+    Parameters
+    ----------
+    weight, bias
+        [C], that each channel is multiplied with, and that is added to it; None: 1, 0.
+
+    References
+    ----------
+    arXiv 1803.08494. Errors: ShapeError if shapes or dtypes do not fit, or a group has no elements.
     """
     _check("group_norm", x, weight, bias, num_groups)
     return _group_norm(x, num_groups, weight, bias, eps)[0]
 
 
-def instance_norm(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> tuple:
+def instance_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple:
     """Return x, with mean 0 and variance 1 in each channel of each sample; and these two.
 
-    weight, bias   as of group_norm
-    returns        y, and the mean and the variance [N, C] as arrays that no gradient goes through
-    Source: arXiv 1607.08022.
-    Errors: ShapeError if shapes or dtypes do not fit.
+    Parameters
+    ----------
+    weight, bias
+        As of group_norm.
+
+    Returns
+    -------
+    tuple
+        y, and the mean and the variance [N, C] as arrays that no gradient goes through.
+
+    References
+    ----------
+    arXiv 1607.08022. Errors: ShapeError if shapes or dtypes do not fit.
     """
     _check("instance_norm", x, weight, bias, 1)
     return _group_norm(x, x.shape[1], weight, bias, eps)
@@ -41,13 +63,25 @@ def _group_norm(x, num_groups, weight, bias, eps):
     return _recorded(kernel, x, scale, level, y, mean, variance, eps), mean, variance
 
 
-def batch_norm(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> tuple:
+def batch_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple:
     """Return x, with mean 0 and variance 1 in each channel over all samples; and these two.
 
-    weight, bias   [C], that each channel is multiplied with, and that is added to it; None: 1, 0
-    returns        y, and the mean and the variance [C] as arrays that no gradient goes through
-    Source: arXiv 1502.03167.
-    Errors: ShapeError if shapes or dtypes do not fit, or a channel has less than two elements.
+    Parameters
+    ----------
+    weight, bias
+        [C], that each channel is multiplied with, and that is added to it; None: 1, 0.
+
+    Returns
+    -------
+    tuple
+        y, and the mean and the variance [C] as arrays that no gradient goes through.
+
+    References
+    ----------
+    arXiv 1502.03167. Errors: ShapeError if shapes or dtypes do not fit, or a channel has less than
+    two elements.
     """
     _check("batch_norm", x, weight, bias, 1)
     if x.size <= x.shape[1]:

@@ -23,10 +23,17 @@ from .shape import permute, reshape, unsqueeze
 def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Return the sums of products that the equation names.
 
-    equation  a letter for each dimension: "ij,jk->ik"; "..." stands for any leading ones, which
-              must be equal in all operands that have them. Without "->" the result has the
-              letters that stand once, in their order
-    Errors: ShapeError if letters and shapes do not fit.
+    Parameters
+    ----------
+    equation
+        A letter for each dimension: "ij,jk->ik"; "..." stands for any leading ones, which must be
+        equal in all operands that have them. Without "->" the result has the letters that stand
+        once, in their order.
+
+    Raises
+    ------
+    ShapeError
+        If letters and shapes do not fit.
     """
     terms, output = _parse(equation, [operand.shape for operand in operands])
     _check_sizes(equation, terms, output, operands)

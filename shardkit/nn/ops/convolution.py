@@ -9,6 +9,8 @@ A transposed convolution is `spread`. x is [N, C, *grid], y [N, O, *grid]; the w
 convolution is [O, C/groups, *taps], that of a transposed one [C, O/groups, *taps], as in PyTorch.
 """
 
+from collections.abc import Sequence
+
 from ...arguments import is_integer, require
 from ...array import halves, kernels
 from ...array.dtypes import is_floating
@@ -19,43 +21,102 @@ from .reduction import sum as summed_over
 from .shape import cast
 
 
-def conv1d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Return the convolution of x [N, C, L] with weight [O, C/groups, k], plus bias [O].
 
-    stride, dilation  an int, or a tuple of one per dimension
-    padding           zeros before and after: an int, a tuple, "valid" (none), or "same": y is as
-                      large as x, with stride 1
-    groups            parts of the channels that do not see each other
-    Errors: ShapeError if shapes or dtypes do not fit, ConfigurationError on other arguments.
+    Parameters
+    ----------
+    stride, dilation
+        An int, or a tuple of one per dimension.
+    padding
+        Zeros before and after: an int, a tuple, "valid" (none), or "same": y is as large as x, with
+        stride 1.
+    groups
+        Parts of the channels that do not see each other.
+
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit.
+    ConfigurationError
+        On other arguments.
     """
     return _convolution("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
-def conv2d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Return the convolution of x [N, C, H, W] with weight [O, C/groups, k, k]; see conv1d."""
     return _convolution("conv2d", 2, x, weight, bias, stride, padding, dilation, groups)
 
 
-def conv3d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Return the convolution of x [N, C, D, H, W], weight [O, C/groups, k, k, k]; see conv1d."""
     return _convolution("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
 
 
 def conv_transpose1d(
-    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, L] with weight [C, O/groups, k], plus bias [O].
 
     The size of y is (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
-    output_padding  less than stride or dilation
-    Errors: ShapeError if shapes or dtypes do not fit, ConfigurationError on other arguments.
+
+    Parameters
+    ----------
+    output_padding
+        Less than stride or dilation.
+
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit.
+    ConfigurationError
+        On other arguments.
     """
     form = (stride, padding, output_padding, groups, dilation)
     return _transposed("conv_transpose1d", 1, x, weight, bias, *form)
 
 
 def conv_transpose2d(
-    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, H, W]; see conv_transpose1d."""
     form = (stride, padding, output_padding, groups, dilation)
@@ -63,7 +124,14 @@ def conv_transpose2d(
 
 
 def conv_transpose3d(
-    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, D, H, W]; see conv_transpose1d."""
     form = (stride, padding, output_padding, groups, dilation)
@@ -238,7 +306,13 @@ def _over_positions_again(gradient, form):
 
 
 def per_dim(owner, name, value, num_dims, at_least=1) -> tuple[int, ...]:
-    """Return an argument as one int per dimension. Errors: ConfigurationError on anything else."""
+    """Return an argument as one int per dimension.
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else.
+    """
     values = (value,) * num_dims if is_integer(value) else value
     is_right = (
         isinstance(values, (tuple, list))

@@ -12,7 +12,7 @@ from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import fit, form, summed
 
 
@@ -31,7 +31,7 @@ def _compute(name, *operands, function=None):
         ) from None
 
 
-def add(x, y) -> Tensor:
+def add(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x + y."""
     form_x, form_y = form(x), form(y)
 
@@ -51,7 +51,7 @@ def add(x, y) -> Tensor:
     return record(result, (x, y), backward, differentiable=differentiable)
 
 
-def subtract(x, y) -> Tensor:
+def subtract(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x - y."""
     form_x, form_y = form(x), form(y)
 
@@ -71,7 +71,7 @@ def subtract(x, y) -> Tensor:
     return record(result, (x, y), backward, differentiable=differentiable)
 
 
-def multiply(x, y) -> Tensor:
+def multiply(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x * y."""
     form_x, form_y = form(x), form(y)
     # keep only what a gradient will need
@@ -98,7 +98,7 @@ def multiply(x, y) -> Tensor:
     return record(product, (x, y), backward, needs=(for_y, for_x), differentiable=differentiable)
 
 
-def divide(x, y) -> Tensor:
+def divide(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x / y."""
     form_x, form_y = form(x), form(y)
     for_y = x if form_y else None
@@ -135,7 +135,7 @@ def negative(x: Tensor) -> Tensor:
     )
 
 
-def power(x, exponent) -> Tensor:
+def power(x: TensorLike, exponent: TensorLike) -> Tensor:
     """Return x ** exponent.
 
     The gradient of a Tensor exponent needs x > 0; at x = 0 it is 0 unless the exponent is negative.
@@ -240,7 +240,7 @@ def sqrt(x: Tensor) -> Tensor:
     )
 
 
-def maximum(x, y) -> Tensor:
+def maximum(x: TensorLike, y: TensorLike) -> Tensor:
     """Return the larger of the two.
 
     Equal elements share the gradient half and half; NaN gives it to both.
@@ -248,7 +248,7 @@ def maximum(x, y) -> Tensor:
     return _extreme("maximum", operator.lt, x, y)
 
 
-def minimum(x, y) -> Tensor:
+def minimum(x: TensorLike, y: TensorLike) -> Tensor:
     """Return the smaller of the two; ties and NaN as in maximum."""
     return _extreme("minimum", operator.gt, x, y)
 
@@ -285,7 +285,7 @@ def _extreme(name, loses, x, y):
     return record(result, (x, y), backward, needs=(x, y), differentiable=differentiable)
 
 
-def where(condition, x, y) -> Tensor:
+def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x where the condition, booleans without a gradient, holds, and y elsewhere."""
     form_x, form_y = form(x), form(y)
 
@@ -312,9 +312,12 @@ def where(condition, x, y) -> Tensor:
     )
 
 
-def compare(name: str, x, y) -> Tensor:
+def compare(name: str, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x == y, x < y, ... as a Tensor of booleans without a gradient.
 
-    name   of the function in `operator`
+    Parameters
+    ----------
+    name
+        Of the function in `operator`.
     """
     return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))

@@ -5,13 +5,14 @@ results take no gradient.
 """
 
 import math
+from typing import Any
 
 from ...array import kernels
 from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, TensorLike, array_of, record
 from .activation import sigmoid
 from .elementwise import (
     _compute,
@@ -31,7 +32,10 @@ from .elementwise import (
 def pointwise(x: Tensor, compute, slope, slope_again=None) -> Tensor:
     """Return compute(xp, x), whose gradient is multiplied by slope(xp, x).
 
-    slope_again   the slope as operations on a Tensor, for second derivatives; None: there are none
+    Parameters
+    ----------
+    slope_again
+        The slope as operations on a Tensor, for second derivatives; None: there are none.
     """
     xp = xp_of(x.array)
     dtype = x.dtype
@@ -94,7 +98,7 @@ def arctan(x: Tensor) -> Tensor:
     )
 
 
-def arctan2(y, x) -> Tensor:
+def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     """Return the angle of the point (x, y), from -pi to pi.
 
     gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2)
@@ -175,10 +179,13 @@ def rsqrt(x: Tensor) -> Tensor:
     )
 
 
-def clamp(x: Tensor, min=None, max=None) -> Tensor:
+def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     """Return x, raised to min and lowered to max; the gradient passes from min to max, both too.
 
-    min, max  numbers; None: no limit on this side
+    Parameters
+    ----------
+    min, max
+        Numbers; None: no limit on this side.
     """
     if min is None and max is None:
         raise ShapeError("clamp without limits; give min, max or both")
@@ -194,7 +201,7 @@ def clamp(x: Tensor, min=None, max=None) -> Tensor:
 clip = clamp  # NumPy's name
 
 
-def masked_fill(x: Tensor, mask, value) -> Tensor:
+def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
     """Return x, and the value where the mask, booleans that broadcast to x, is True."""
     return where(mask, value, x)
 

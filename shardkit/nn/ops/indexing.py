@@ -4,8 +4,11 @@ Numbers of places are int64 Tensors without a gradient. Of equal elements the fi
 in sorts of either direction.
 """
 
+from typing import Any
+
 import numpy
 
+from ...annotations import DTypeLike
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.dtypes import wide
@@ -21,7 +24,10 @@ from .shape import expand, gather, permute, reshape
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the number of the largest element along dim, the first of equal ones.
 
-    dim  None: along all dimensions, in C order
+    Parameters
+    ----------
+    dim
+        None: along all dimensions, in C order.
     """
     return _place("argmax", x, dim, keepdim)
 
@@ -43,7 +49,7 @@ def _place(name, x, dim, keepdim):
     return Tensor(place)
 
 
-def one_hot(ids, num_classes: int, dtype="int64") -> Tensor:
+def one_hot(ids: Any, num_classes: int, dtype: DTypeLike = "int64") -> Tensor:
     """Return [..., num_classes]: 1 at the place that each of ids [...] names, else 0."""
     ids = index_array(ids)
     check_ids("one_hot", ids, num_classes)
@@ -77,10 +83,13 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor
     return gather(x, dim, places), Tensor(places)
 
 
-def take_along_dim(x: Tensor, index, dim: int | None = None) -> Tensor:
+def take_along_dim(x: Tensor, index: Any, dim: int | None = None) -> Tensor:
     """Return gather(x, dim, index), where the other sizes of both broadcast.
 
-    dim  None: x is read as one row, in C order, and so is the index
+    Parameters
+    ----------
+    dim
+        None: x is read as one row, in C order, and so is the index.
     """
     index = index_array(index)
     if dim is None:
@@ -105,7 +114,7 @@ def take_along_dim(x: Tensor, index, dim: int | None = None) -> Tensor:
     return gather(wide_x, dim, xp.broadcast_to(index, shape))
 
 
-def index_select(x: Tensor, dim: int, index) -> Tensor:
+def index_select(x: Tensor, dim: int, index: Any) -> Tensor:
     """Return the slices of x along dim that index [n] names, in its order."""
     (dim,) = reduced_dims(x, dim)
     index = _checked_index("index_select", x, dim, index)
@@ -146,7 +155,7 @@ def _rows_adjoint(x, index, num_rows):
     )
 
 
-def index_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
+def index_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     """Return x with slice i of source added to its slice index[i] along dim, in order of i."""
     (dim,) = reduced_dims(x, dim)
     index = _checked_index("index_add", x, dim, index)
@@ -164,7 +173,7 @@ def index_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
     )
 
 
-def scatter_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
+def scatter_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     """Return x with source[i, j, ...] added at [index[i, j, ...], j, ...] (index at dim).
 
     source and index have one shape, with the sizes of x in all other dimensions.

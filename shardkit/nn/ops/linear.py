@@ -1,6 +1,7 @@
 """Matrix products, and rows of a matrix."""
 
 from math import prod
+from typing import Any
 
 import numpy
 
@@ -16,12 +17,22 @@ from .broadcast import fit, form, reshaped, summed
 from .ids import check_ids, index_array
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None) -> Tensor:
     """Return activation(x weight^T + bias), as one product of two matrices.
 
-    activation   an op of one Tensor, or None; one that knows how takes the bias along, in one pass
+    Parameters
+    ----------
+    activation
+        An op of one Tensor, or None; one that knows how takes the bias along, in one pass.
+
+    Raises
+    ------
+    ShapeError
+        If in, out or the dtypes differ.
+
+    Notes
+    -----
     gradients without activation: x: g weight, weight: g^T x, bias: g summed over all rows
-    Errors: ShapeError if in, out or the dtypes differ.
     """
     _check_linear(x, weight, bias)
     if activation is not None:
@@ -114,7 +125,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
     return record(output, (x, weight, bias), backward, needs=(x_kept, weight))
 
 
-def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
+def add_bias(x: Tensor, bias: Tensor | None, activation: Any = None) -> Tensor:
     """Return activation(x + bias) for x [..., D] and bias [D]; both may be None."""
     if activation is gelu and bias is not None:
         return bias_gelu(x, bias)
@@ -244,12 +255,22 @@ def _times(x, y, turn_x, turn_y):
     return products.matmul(a.swapaxes(-1, -2) if turn_x else a, b.swapaxes(-1, -2) if turn_y else b)
 
 
-def embedding(weight: Tensor, ids) -> Tensor:
+def embedding(weight: Tensor, ids: Any) -> Tensor:
     """Return the rows of weight [V, D] that the ids [...] name: [..., D].
 
-    ids   integer Tensor or array with 0 <= id < V
+    Parameters
+    ----------
+    ids
+        Integer Tensor or array with 0 <= id < V.
+
+    Raises
+    ------
+    ShapeError
+        On ids that are not integers, or out of range on the host.
+
+    Notes
+    -----
     gradient: row v gets the sum over the places where v was taken, in the order of those places
-    Errors: ShapeError on ids that are not integers, or out of range on the host.
     """
     ids = index_array(ids)
     num_rows, width = weight.shape

@@ -1,6 +1,7 @@
 """Losses of tensors; reduction "sum" adds the items up, "mean" divides by how many count."""
 
 from functools import partial
+from typing import Any
 
 import numpy
 
@@ -18,22 +19,33 @@ from .shape import cast
 
 def cross_entropy(
     logits: Tensor,
-    targets,
+    targets: Any,
     ignore_index: int | None = None,
     reduction: str = "mean",
-    weights=None,
+    weights: Any = None,
 ) -> Tensor:
     """Return the negative log probability of the targets under softmax(logits), in nats.
 
-    logits   [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to
-             ignore_index do not count
-    weights  [...] factor of each target in the sum; a mean still divides by how many count
-    returns  a single element, float32 if the logits are half floats; 0 if nothing counts
+    Parameters
+    ----------
+    logits
+        [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to ignore_index
+        do not count.
+    weights
+        [...] factor of each target in the sum; a mean still divides by how many count.
+
+    Returns
+    -------
+    Tensor
+        A single element, float32 if the logits are half floats; 0 if nothing counts.
+
+    Notes
+    -----
     Kept for the backward: the logits and one number per row. LateLogits that nobody read are made
     by blocks (blocks.py), and their gradients with them.
     """
-    is_late = isinstance(logits, LateLogits)
-    targets = fresh.placed(array_of(targets), numpy if is_late else xp_of(logits.array))
+    late = logits if isinstance(logits, LateLogits) else None
+    targets = fresh.placed(array_of(targets), xp_of(logits.array) if late is None else numpy)
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ShapeError(
             f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "
@@ -44,8 +56,8 @@ def cross_entropy(
     counts = None if ignore_index is None else flat != ignore_index  # [rows] bool
     check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     weight = _weight(reduction, lambda: flat.size if counts is None else int(counts.sum()))
-    if is_late and weights is None and goes_by_blocks(logits):
-        return sum_by_blocks(logits, partial(_judged, flat, counts), weight)
+    if late is not None and weights is None and goes_by_blocks(late):
+        return sum_by_blocks(late, partial(_judged, flat, counts), weight)
     rows = (flat.size, num_classes)
     losses, log_sums = kernels.cross_entropy(logits.array.reshape(rows), flat, counts)
     factors = None if weights is None else _factors(weights, losses)
@@ -70,11 +82,15 @@ def _judged(targets, counts, logits, part, with_gradient):
     return kernels.cross_entropy_with_gradient(logits, targets[part], counts, out=logits)[1]
 
 
-def mse(prediction: Tensor, target, reduction: str = "mean", weights=None) -> Tensor:
+def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any = None) -> Tensor:
     """Return the squared difference over all elements, of half floats as float32.
 
     The target is a Tensor or an array of the same shape.
-    weights  [rows] factor of each row in the sum; a mean still divides by the number of elements
+
+    Parameters
+    ----------
+    weights
+        [rows] factor of each row in the sum; a mean still divides by the number of elements.
     """
     target = target if isinstance(target, Tensor) else Tensor(target)
     if prediction.shape != target.shape:
@@ -118,12 +134,19 @@ def mse(prediction: Tensor, target, reduction: str = "mean", weights=None) -> Te
     )
 
 
-def binary_cross_entropy(logits: Tensor, targets, reduction: str = "mean", weights=None) -> Tensor:
+def binary_cross_entropy(
+    logits: Tensor, targets: Any, reduction: str = "mean", weights: Any = None
+) -> Tensor:
     """Return the negative log probability of the targets under sigmoid(logits), in nats.
 
     max(z, 0) - z t + log(1 + exp(-|z|)) for each logit z and target t, which overflows for no z.
-    logits, targets  of one shape; targets from 0 to 1, an array or Tensor
-    weights          as of mse
+
+    Parameters
+    ----------
+    logits, targets
+        Of one shape; targets from 0 to 1, an array or Tensor.
+    weights
+        As of mse.
     """
     xp = xp_of(logits.array)
     target = fresh.placed(array_of(targets), xp)

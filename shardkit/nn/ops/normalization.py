@@ -111,11 +111,22 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
 
     x itself, if not training.
 
-    x        [samples, ...]; row i is sample context.first_sample + i of the global batch
-    path     of the layer in the model; two dropouts of one model must not share it
+    Parameters
+    ----------
+    x
+        [samples, ...]; row i is sample context.first_sample + i of the global batch.
+    path
+        Of the layer in the model; two dropouts of one model must not share it.
+
+    Raises
+    ------
+    ShapeError
+        Unless 0 <= p < 1 and x has samples to count.
+
+    Notes
+    -----
     The mask depends on (seed, path, step, global sample, place in the sample) alone, so it is the
     same however the batch is cut, and it is made again in the backward instead of kept.
-    Errors: ShapeError unless 0 <= p < 1 and x has samples to count.
     """
     if not 0 <= p < 1:
         raise ShapeError(f"dropout with p = {p}; wanted 0 <= p < 1")

@@ -5,6 +5,8 @@ constant    0 0 1 2 3 4 0          reflect     3 2 1 2 3 4 3
 circular    3 4 1 2 3 4 1          replicate   1 1 1 2 3 4 4
 """
 
+from collections.abc import Sequence
+
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
@@ -14,13 +16,23 @@ from .shape import concatenate, expand, getitem
 PADDING_MODES = ("constant", "circular", "reflect", "replicate")
 
 
-def pad(x: Tensor, padding, mode: str = "constant", value: float = 0.0) -> Tensor:
+def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Return x with more elements before and after it, in its last dimensions.
 
-    padding  pairs (before, after), of the last dimension first, as torch.nn.functional.pad takes
-             them: (left, right, top, bottom); in mode "constant" below 0: so many are left out
-    value    in mode "constant"
-    Errors: ConfigurationError on another mode; ShapeError if x has too few dimensions or elements.
+    Parameters
+    ----------
+    padding
+        Pairs (before, after), of the last dimension first, as torch.nn.functional.pad takes them:
+        (left, right, top, bottom); in mode "constant" below 0: so many are left out.
+    value
+        In mode "constant".
+
+    Raises
+    ------
+    ConfigurationError
+        On another mode.
+    ShapeError
+        If x has too few dimensions or elements.
     """
     padding = tuple(padding)
     if mode not in PADDING_MODES:

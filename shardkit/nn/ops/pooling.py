@@ -5,6 +5,9 @@ means is that of the whole window. The first of equal elements takes the gradien
 order, as in PyTorch.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...arguments import is_integer, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
@@ -16,22 +19,44 @@ from .windows import window_maxima, window_sums
 
 
 def max_pool1d(
-    x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Tensor:
     """Return the largest element of each window of x [N, C, L].
 
-    stride     None: the kernel_size, so that windows lie side by side
-    padding    at most half of the window; it is never the largest
-    ceil_mode  a last window may reach over the end
-    Errors: ShapeError if x does not fit or no window does, ConfigurationError on other arguments;
-    return_indices=True is refused.
+    Parameters
+    ----------
+    stride
+        None: the kernel_size, so that windows lie side by side.
+    padding
+        At most half of the window; it is never the largest.
+    ceil_mode
+        A last window may reach over the end.
+
+    Raises
+    ------
+    ShapeError
+        If x does not fit or no window does.
+    ConfigurationError
+        On other arguments; return_indices=True is refused.
     """
     form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     return _max_pool("max_pool1d", 1, x, *form)
 
 
 def max_pool2d(
-    x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Tensor:
     """Return the largest element of each window of x [N, C, H, W]; see max_pool1d."""
     form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
@@ -39,7 +64,13 @@ def max_pool2d(
 
 
 def max_pool3d(
-    x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Tensor:
     """Return the largest element of each window of x [N, C, D, H, W]; see max_pool1d."""
     form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
@@ -47,18 +78,25 @@ def max_pool3d(
 
 
 def avg_pool1d(
-    x,
-    kernel_size,
-    stride=None,
-    padding=0,
-    ceil_mode=False,
-    count_include_pad=True,
-    divisor_override=None,
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Tensor:
     """Return the mean of each window of x [N, C, L], or its sum divided by divisor_override.
 
-    stride, padding, ceil_mode   as in max_pool1d
-    count_include_pad   the padding counts, as zeros
+    Parameters
+    ----------
+    stride, padding, ceil_mode
+        As in max_pool1d.
+    count_include_pad
+        The padding counts, as zeros.
+
+    Notes
+    -----
     Errors: as max_pool1d.
     """
     form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
@@ -66,13 +104,13 @@ def avg_pool1d(
 
 
 def avg_pool2d(
-    x,
-    kernel_size,
-    stride=None,
-    padding=0,
-    ceil_mode=False,
-    count_include_pad=True,
-    divisor_override=None,
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Tensor:
     """Return the mean of each window of x [N, C, H, W], or its sum over divisor_override; see
     avg_pool1d.
@@ -82,13 +120,13 @@ def avg_pool2d(
 
 
 def avg_pool3d(
-    x,
-    kernel_size,
-    stride=None,
-    padding=0,
-    ceil_mode=False,
-    count_include_pad=True,
-    divisor_override=None,
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Tensor:
     """Return the mean of each window of x [N, C, D, H, W], or its sum over divisor_override; see
     avg_pool1d.
@@ -97,37 +135,40 @@ def avg_pool3d(
     return _avg_pool("avg_pool3d", 3, x, *form)
 
 
-def adaptive_avg_pool1d(x, output_size) -> Tensor:
+def adaptive_avg_pool1d(x: Tensor, output_size: Any) -> Tensor:
     """Return the means of output_size windows that share x [N, C, L], from floor to ceil.
 
-    output_size  an int, or one for each dimension; None: as many as x has
+    Parameters
+    ----------
+    output_size
+        An int, or one for each dimension; None: as many as x has.
     """
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size, False)
 
 
-def adaptive_avg_pool2d(x, output_size) -> Tensor:
+def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
     """Return the means of windows that share x [N, C, H, W]; see adaptive_avg_pool1d."""
     return _adaptive("adaptive_avg_pool2d", 2, x, output_size, False)
 
 
-def adaptive_avg_pool3d(x, output_size) -> Tensor:
+def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:
     """Return the means of windows that share x [N, C, D, H, W]; see adaptive_avg_pool1d."""
     return _adaptive("adaptive_avg_pool3d", 3, x, output_size, False)
 
 
-def adaptive_max_pool1d(x, output_size, return_indices=False) -> Tensor:
+def adaptive_max_pool1d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
     """Return the largest elements of windows that share x [N, C, L]; see adaptive_avg_pool1d."""
     _refuse_indices("adaptive_max_pool1d", return_indices)
     return _adaptive("adaptive_max_pool1d", 1, x, output_size, True)
 
 
-def adaptive_max_pool2d(x, output_size, return_indices=False) -> Tensor:
+def adaptive_max_pool2d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
     """Return the largest elements of windows that share x [N, C, H, W]."""
     _refuse_indices("adaptive_max_pool2d", return_indices)
     return _adaptive("adaptive_max_pool2d", 2, x, output_size, True)
 
 
-def adaptive_max_pool3d(x, output_size, return_indices=False) -> Tensor:
+def adaptive_max_pool3d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
     """Return the largest elements of windows that share x [N, C, D, H, W]."""
     _refuse_indices("adaptive_max_pool3d", return_indices)
     return _adaptive("adaptive_max_pool3d", 3, x, output_size, True)

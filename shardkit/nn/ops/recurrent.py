@@ -7,6 +7,8 @@ enough for the loops of BLAS that copy nothing. The backward is one loop from th
 weights are one product each, over all steps.
 """
 
+from typing import Any
+
 import numpy
 
 from ...array import fresh, halves, kernels, products
@@ -20,13 +22,29 @@ SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without
 NARROW = 32  # columns of a panel, at least
 
 
-def lstm(x: Tensor, hidden, cell, w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]:
+def lstm(
+    x: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the hidden states [T, B, H] of all steps, and the last cell [B, H].
 
-    x             [T, B, in], at least one step
-    hidden, cell  [B, H] before the first step
-    w_ih, w_hh    [4H, in], [4H, H]: gates i, f, g, o; b_ih, b_hh [4H] or None
-    Source: Hochreiter and Schmidhuber 1997, with forget gates; PyTorch's layout.
+    Parameters
+    ----------
+    x
+        [T, B, in], at least one step.
+    hidden, cell
+        [B, H] before the first step.
+    w_ih, w_hh
+        [4H, in], [4H, H]: gates i, f, g, o; b_ih, b_hh [4H] or None.
+
+    References
+    ----------
+    Hochreiter and Schmidhuber 1997, with forget gates; PyTorch's layout.
     """
     steps, batch, width = _check("lstm", 4, x, (hidden, cell), (w_ih, w_hh), (b_ih, b_hh))
     xp, dtype = xp_of(x.array), x.dtype
@@ -37,7 +55,7 @@ def lstm(x: Tensor, hidden, cell, w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Ten
     from_input, from_hidden = [empty((batch, 4 * width), dtype, xp) for _ in range(2)]
     for_input, for_hidden = [_panels(w.array.T, batch) for w in (w_ih, w_hh)]
     by_input, by_hidden = _by_panel(from_input, for_input), _by_panel(from_hidden, for_hidden)
-    bias = None if b_ih is None else b_ih.array + b_hh.array
+    bias = None if b_ih is None or b_hh is None else b_ih.array + b_hh.array
     for t in range(steps):
         products.matmul(x.array[t], for_input, out=by_input)
         if bias is not None:
@@ -64,18 +82,33 @@ def lstm(x: Tensor, hidden, cell, w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Ten
         return (through.for_x, through.for_hidden, for_cell, *weights)
 
     parents = (x, hidden, cell, w_ih, w_hh, b_ih, b_hh)
-    saved = {"needs": (x, w_ih, w_hh), "needs_output": True}
+    saved: dict[str, Any] = {"needs": (x, w_ih, w_hh), "needs_output": True}
     both = record(states[1:], parents, backward, is_one_pass=True, **saved)
     return getitem(both, slice(0, steps)), getitem(both, steps)
 
 
-def gru(x: Tensor, hidden, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
+def gru(
+    x: Tensor,
+    hidden: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
     """Return the hidden states [T, B, H] of all steps.
 
-    x             [T, B, in], at least one step
-    hidden        [B, H] before the first step
-    w_ih, w_hh    [3H, in], [3H, H]: gates r, z, n; b_ih, b_hh [3H] or None
-    Source: arXiv 1406.1078, in the form of PyTorch, where r multiplies the product with hidden.
+    Parameters
+    ----------
+    x
+        [T, B, in], at least one step.
+    hidden
+        [B, H] before the first step.
+    w_ih, w_hh
+        [3H, in], [3H, H]: gates r, z, n; b_ih, b_hh [3H] or None.
+
+    References
+    ----------
+    arXiv 1406.1078, in the form of PyTorch, where r multiplies the product with hidden.
     """
     steps, batch, width = _check("gru", 3, x, (hidden,), (w_ih, w_hh), (b_ih, b_hh))
     xp, dtype = xp_of(x.array), x.dtype
@@ -88,7 +121,7 @@ def gru(x: Tensor, hidden, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
     for t in range(steps):
         products.matmul(x.array[t], for_input, out=by_input)
         products.matmul(states[t], for_hidden, out=by_hidden)
-        if b_ih is not None:
+        if b_ih is not None and b_hh is not None:
             from_input += b_ih.array
             from_hidden += b_hh.array
         out = (gates[t], states[t + 1])
@@ -109,7 +142,7 @@ def gru(x: Tensor, hidden, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
         return (through.for_x, through.for_hidden, *weights)
 
     parents = (x, hidden, w_ih, w_hh, b_ih, b_hh)
-    saved = {"needs": (x, w_ih, w_hh), "needs_output": True}
+    saved: dict[str, Any] = {"needs": (x, w_ih, w_hh), "needs_output": True}
     return record(states[1:], parents, backward, is_one_pass=True, **saved)
 
 

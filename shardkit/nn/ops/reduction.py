@@ -3,6 +3,7 @@
 dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in its place.
 """
 
+from collections.abc import Sequence
 from math import prod
 
 from ...array import fresh, halves
@@ -14,7 +15,7 @@ from .broadcast import reshaped, stretched
 from .elementwise import divide, multiply, subtract
 
 
-def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim."""
     dims = reduced_dims(x, dim)
     shape = x.shape
@@ -29,10 +30,13 @@ def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
     return record(total, (x,), backward, differentiable=differentiable)
 
 
-def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim, divided by the number of elements.
 
-    Errors: ShapeError if that number is 0.
+    Raises
+    ------
+    ShapeError
+        If that number is 0.
     """
     dims = reduced_dims(x, dim)
     shape = x.shape
@@ -48,12 +52,12 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
     return record(total / count, (x,), backward, differentiable=differentiable)
 
 
-def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the largest element over dim; equal ones share the gradient (as in torch.amax)."""
     return _extreme("max", x, dim, keepdim)
 
 
-def min(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the smallest element over dim; equal ones share the gradient (as in torch.amin)."""
     return _extreme("min", x, dim, keepdim)
 
@@ -84,17 +88,17 @@ def _extreme(name, x, dim, keepdim):
     )
 
 
-def any(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return whether an element over dim is not 0: booleans, which take no gradient."""
     return Tensor(x.array.astype(bool).any(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
-def all(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return whether all elements over dim are not 0: booleans, which take no gradient."""
     return Tensor(x.array.astype(bool).all(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
-def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the mean squared distance from the mean over dim; the divisor is the count."""
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")
@@ -123,7 +127,10 @@ def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
 def reduced_dims(x, dim) -> tuple[int, ...]:
     """Return dim as a tuple of dimensions counted from 0.
 
-    Errors: ShapeError on one that does not exist or comes twice.
+    Raises
+    ------
+    ShapeError
+        On one that does not exist or comes twice.
     """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if not set(dims) <= set(range(-x.ndim, x.ndim)):

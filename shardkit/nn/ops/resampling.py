@@ -1,5 +1,7 @@
 """Interpolation of x [N, C, *grid] to a grid of another size, one dimension after the other."""
 
+from typing import Any
+
 from ...arguments import is_number, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
@@ -13,22 +15,35 @@ MODES = (*lines.NEAREST, *LINEAR.values())
 
 
 def interpolate(
-    x,
-    size=None,
-    scale_factor=None,
+    x: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
 ) -> Tensor:
     """Return x [N, C, *grid] on a grid of another size.
 
-    size            of the new grid: an int, or one for each dimension
-    scale_factor    instead: new size / old size, rounded down; a number, or one for each dimension
-    mode            "nearest", "nearest-exact"; "linear" in one dimension, "bilinear" in two,
-                    "trilinear" in three
-    align_corners   of linear modes: first and last elements of both grids lie at the same places
-    recompute_scale_factor   True: elements lie as the rounded sizes say, not the scale_factor
-    Errors: ShapeError if x does not fit, ConfigurationError on other arguments.
+    Parameters
+    ----------
+    size
+        Of the new grid: an int, or one for each dimension.
+    scale_factor
+        Instead: new size / old size, rounded down; a number, or one for each dimension.
+    mode
+        "nearest", "nearest-exact"; "linear" in one dimension, "bilinear" in two, "trilinear" in
+        three.
+    align_corners
+        Of linear modes: first and last elements of both grids lie at the same places.
+    recompute_scale_factor
+        True: elements lie as the rounded sizes say, not the scale_factor.
+
+    Raises
+    ------
+    ShapeError
+        If x does not fit.
+    ConfigurationError
+        On other arguments.
     """
     num_dims = x.ndim - 2
     _check(num_dims, mode, align_corners)

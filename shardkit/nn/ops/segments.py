@@ -6,6 +6,8 @@ The rows of a segment are added in their order, so that the bits depend on nothi
 without rows is 0. The other way, from nodes to edges, is index_select(x, 0, ids).
 """
 
+from typing import Any
+
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
@@ -16,10 +18,13 @@ from .ids import check_ids, index_array
 from .indexing import index_select
 
 
-def segment_sum(x: Tensor, ids, num_segments: int) -> Tensor:
+def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     """Return the sum of the rows of each segment: [num_segments, ...] for x [n, ...], ids [n].
 
-    ids  integers in [0, num_segments), in any order
+    Parameters
+    ----------
+    ids
+        Integers in [0, num_segments), in any order.
     """
     ids = _checked("segment_sum", x, ids, num_segments)
     dtype = x.dtype
@@ -34,7 +39,7 @@ def segment_sum(x: Tensor, ids, num_segments: int) -> Tensor:
     return record(rounded(sums, dtype), (x,), backward, differentiable=differentiable)
 
 
-def segment_mean(x: Tensor, ids, num_segments: int) -> Tensor:
+def segment_mean(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     """Return the mean of the rows of each segment."""
     ids = _checked("segment_mean", x, ids, num_segments)
     xp = xp_of(x.array)
@@ -43,7 +48,7 @@ def segment_mean(x: Tensor, ids, num_segments: int) -> Tensor:
     return multiply(segment_sum(x, ids, num_segments), shares)
 
 
-def segment_max(x: Tensor, ids, num_segments: int) -> Tensor:
+def segment_max(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     """Return the largest elements of each segment; equal ones share the gradient."""
     ids = _checked("segment_max", x, ids, num_segments)
     xp = xp_of(x.array)

@@ -5,8 +5,12 @@ gradient goes back to where each element came from; elements that were taken sev
 sum.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy
 
+from ...annotations import DTypeLike
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
@@ -17,7 +21,7 @@ from .broadcast import fit, form, reshaped, summed
 from .reduction import reduced_dims
 
 
-def reshape(x: Tensor, shape) -> Tensor:
+def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
     """Return the elements, in C order, in another shape; one size may be -1."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     try:
@@ -29,7 +33,7 @@ def reshape(x: Tensor, shape) -> Tensor:
         ) from None
 
 
-def permute(x: Tensor, dims) -> Tensor:
+def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Return x with dimension dims[i] as dimension i."""
     dims = reduced_dims(x, tuple(dims))
     if len(dims) != x.ndim:
@@ -82,7 +86,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
-def expand(x: Tensor, shape) -> Tensor:
+def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Return x stretched to a shape that it broadcasts to: read-only, no copy."""
     try:
         y = xp_of(x.array).broadcast_to(x.array, tuple(shape))
@@ -100,7 +104,7 @@ def expand(x: Tensor, shape) -> Tensor:
     )
 
 
-def concatenate(tensors, dim: int = 0) -> Tensor:
+def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the tensors one after the other along dim; all other sizes must be equal."""
     tensors = tuple(tensors)
     arrays = [array_of(tensor) for tensor in tensors]
@@ -133,7 +137,7 @@ def concatenate(tensors, dim: int = 0) -> Tensor:
     return record(y, tensors, backward, differentiable=differentiable)
 
 
-def split(x: Tensor, sizes, dim: int = 0) -> list[Tensor]:
+def split(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     """Return consecutive parts along dim, views of x: of these sizes, or so many equal ones."""
     (dim,) = reduced_dims(x, dim)
     whole = x.shape[dim]
@@ -161,7 +165,7 @@ def _parts(ndim, sizes, dim):
         start += size
 
 
-def getitem(x: Tensor, index) -> Tensor:
+def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index], by all of NumPy's rules: slices and integers give a view, arrays a copy."""
     index = _index(index)
     is_view = _is_basic(index)
@@ -214,7 +218,7 @@ def _is_basic(index) -> bool:
     )
 
 
-def gather(x: Tensor, dim: int, index) -> Tensor:
+def gather(x: Tensor, dim: int, index: Any) -> Tensor:
     """Return y[i, j, ...] = x[i, index[i, j, ...], ...], with the index at dim.
 
     All other sizes are those of x.
@@ -251,7 +255,7 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
     return record(y, (x,), backward, differentiable=differentiable)
 
 
-def cast(x: Tensor, dtype) -> Tensor:
+def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     """Return x in another dtype; the gradient comes back in the dtype of x.
 
     No gradient flows to integers or booleans.

@@ -4,6 +4,7 @@ dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in i
 floats are computed in float32.
 """
 
+from collections.abc import Sequence
 from math import inf
 from math import prod as product
 
@@ -20,7 +21,7 @@ from .reduction import max, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
 
 
-def prod(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def prod(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the product over dim; the gradient of an element is the product of the others.
 
     It is right where elements are 0: the others' product is that of all before times all after.
@@ -50,10 +51,15 @@ def _row_products(x):
     return record(rounded(xp.asarray(y), dtype), (x,), backward, needs=(x,))
 
 
-def logsumexp(x: Tensor, dim=None, keepdim=False) -> Tensor:
+def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Return the logarithm of the sum of exp(x) over dim, without overflow for any x.
 
-    The gradient is softmax(x). Errors: ShapeError over no elements.
+    The gradient is softmax(x).
+
+    Raises
+    ------
+    ShapeError
+        Over no elements.
     """
     dims = reduced_dims(x, dim)
     _check_count("logsumexp", x, dims, 0)
@@ -79,11 +85,20 @@ def logsumexp(x: Tensor, dim=None, keepdim=False) -> Tensor:
     )
 
 
-def var(x: Tensor, dim=None, correction: float = 1, keepdim=False) -> Tensor:
+def var(
+    x: Tensor, dim: int | Sequence[int] | None = None, correction: float = 1, keepdim: bool = False
+) -> Tensor:
     """Return the squared distances from the mean, summed over dim, by count - correction.
 
-    correction  1: unbiased (PyTorch's default); 0: the mean, which is ops.variance
-    Errors: ShapeError unless there are more elements than correction.
+    Parameters
+    ----------
+    correction
+        1: unbiased (PyTorch's default); 0: the mean, which is ops.variance.
+
+    Raises
+    ------
+    ShapeError
+        Unless there are more elements than correction.
     """
     count = _check_count("var", x, reduced_dims(x, dim), correction)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
@@ -91,17 +106,28 @@ def var(x: Tensor, dim=None, correction: float = 1, keepdim=False) -> Tensor:
     return y if wider is x else cast(y, x.dtype)
 
 
-def std(x: Tensor, dim=None, correction: float = 1, keepdim=False) -> Tensor:
+def std(
+    x: Tensor, dim: int | Sequence[int] | None = None, correction: float = 1, keepdim: bool = False
+) -> Tensor:
     """Return the square root of var; where that is 0, the gradient is 0."""
     return _root(var(x, dim, correction, keepdim))
 
 
-def norm(x: Tensor, p: float = 2, dim=None, keepdim=False) -> Tensor:
+def norm(
+    x: Tensor, p: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False
+) -> Tensor:
     """Return the p-norm of the elements over dim.
 
-    p        1: the sum of magnitudes; 2: the root of the sum of squares, whose gradient is 0 where
-             it is 0; inf: the largest magnitude, where equal ones share the gradient
-    Errors: ShapeError on another p.
+    Parameters
+    ----------
+    p
+        1: the sum of magnitudes; 2: the root of the sum of squares, whose gradient is 0 where it is
+        0; inf: the largest magnitude, where equal ones share the gradient.
+
+    Raises
+    ------
+    ShapeError
+        On another p.
     """
     if p not in (1, 2, inf):
         raise ShapeError(f"norm with p = {p!r}; wanted 1, 2 or math.inf")

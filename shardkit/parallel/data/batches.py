@@ -2,18 +2,30 @@
 
 import numpy
 
+from ...annotations import Tree
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
 from ...tree import is_tree, leaves, map_tree
 
 
-def split_batch(mesh: Mesh, *arrays):
+def split_batch(mesh: Mesh, *arrays: Tree) -> tuple[Tree, ...]:
     """Return this data rank's slice of each array of a global batch, along dim 0, in rank order.
 
-    An array may be a tree of arrays, of which each leaf is cut.
-    No communication. Uneven batches give the first ranks one sample more.
-    Errors, the same on all ranks that pass the same arrays: ShapeError if there are fewer samples
-    than data ranks, or arrays of different lengths.
+    An array may be a tree of arrays, of which each leaf is cut. No communication. Uneven batches
+    give the first ranks one sample more.
+
+    Parameters
+    ----------
+    mesh
+        Of the model.
+    *arrays
+        [samples, ...] each, or trees of such; global, the same on all ranks.
+
+    Raises
+    ------
+    ShapeError
+        The same on all ranks that pass the same arrays: if there are fewer samples than data ranks,
+        or arrays of different lengths.
     """
     parts = [leaf for array in arrays for leaf in (leaves(array) if is_tree(array) else [array])]
     if any(numpy.ndim(part) == 0 for part in parts):

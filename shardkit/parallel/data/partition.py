@@ -18,6 +18,7 @@ names, and they are gathered when these modules are called (step/calls.py):
 
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from ...array.accounts import bytes_text
 from ...errors import ShardingError, StagesError
@@ -171,7 +172,7 @@ def with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
 
 def _by_kind(parameters: dict[str, Parameter], kind_of) -> list[dict[str, Parameter]]:
     """Return the parameters of each kind, in the order of their first; what is frozen stays."""
-    kinds = {}
+    kinds: dict[Any, dict[str, Parameter]] = {}
     for name, parameter in parameters.items():
         kind = kind_of(name) if parameter.requires_grad else None
         kinds.setdefault(kind, {})[name] = parameter
@@ -180,7 +181,8 @@ def _by_kind(parameters: dict[str, Parameter], kind_of) -> list[dict[str, Parame
 
 def _new_sizes(blocks: list[Module]) -> list[int]:
     """Return the elements of each block's parameters; tied ones count where they come first."""
-    seen, sizes = set(), []
+    seen: set[int] = set()
+    sizes = []
     for block in blocks:
         new = {
             id(p): p.planned_size for p in block.named_parameters().values() if id(p) not in seen
@@ -218,8 +220,8 @@ def _units_of_calls(
     """
     uncut = max([minimum_elements, *map(_own_size, block.named_modules().values())])
     units = []
-    for is_around, run in groupby(_owned(block, set(), uncut), lambda owned: owned.is_around):
-        run = list(run)
+    for is_around, found in groupby(_owned(block, set(), uncut), lambda owned: owned.is_around):
+        run = list(found)
         minimum = 1 if is_around else minimum_elements
         for cut in merged_blocks([owned.size for owned in run], minimum):
             merged = [p for owned in run[cut.start : cut.stop] for p in owned.parameters]

@@ -4,6 +4,8 @@ updated span   | weight | weight | norm | bias | bias |
 segments       |------ none -----|----- no decay -----|      one update of the rule for each
 """
 
+from typing import Any
+
 from ...layout.flat import FlatLayout
 from ...optim.groups import ParameterGroup
 
@@ -22,7 +24,8 @@ class Segments:
             start, stop = max(slot.offset, updated.start), min(slot.stop, updated.stop)
             if start < stop:
                 self._add(start - updated.start, stop - updated.start, groups.get(slot.name))
-        self._rule, self._applied = None, []
+        self._rule: Any = None
+        self._applied: list[Any] = []
 
     def _add(self, start: int, stop: int, group: ParameterGroup | None):
         if self._segments and self._segments[-1][1] is group:

@@ -16,6 +16,7 @@ them.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
@@ -41,7 +42,7 @@ class Holding:
     """
 
     group: str
-    values: object
+    values: Any
     pieces: list[Piece]
     is_whole: bool
 
@@ -86,7 +87,7 @@ class Unit:
         own_rule = rule_for(next(iter(plan.parameters)), rule, groups)
         state_names = own_rule.state_names if self.is_trained else ()
         self.state = {name: keepers.state.of_state(site) for name in state_names}
-        self.gradients = Gradients(plan.parameters, site, keepers) if self.is_trained else None
+        self.gradients: Any = Gradients(plan.parameters, site, keepers) if self.is_trained else None
         self._choose(keepers)
         updated = keepers.state.updated(site)
         is_in_groups = bool(groups.keys() & plan.parameters.keys())

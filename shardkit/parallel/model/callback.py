@@ -16,34 +16,84 @@ from typing import Any
 class Callback:
     """What may be done at the points of a run; each method does nothing unless it is overridden.
 
-    on_all_ranks   False: rank 0 alone calls it. True: every rank does, at the same points but for
-                   after_checkpoint, which a rank calls when it notices that the files are there
-    values         {name: number}: validation_loss, train_loss, learning_rate, metrics, ...
-    A method that raises on one rank ends the job. None may communicate, but at_start,
-    after_step, after_report, after_validation and at_end where on_all_ranks is True.
+    Attributes
+    ----------
+    on_all_ranks
+        False: rank 0 alone calls it. True: every rank does, at the same points but for
+        after_checkpoint, which a rank calls when it notices that the files are there.
+    values
+        {name: number}: validation_loss, train_loss, learning_rate, metrics, ...
+
+    Notes
+    -----
+    A method that raises on one rank ends the job. None may communicate, but at_start, after_step,
+    after_report, after_validation and at_end where on_all_ranks is True.
     """
 
     on_all_ranks = False
 
-    def at_start(self, run) -> None:
+    def at_start(self, run: Any) -> None:
         """Before the first step. run.model and run.folder are there; in a training also run.task
         and run.settings.
+
+        Parameters
+        ----------
+        run
+            An object with model and folder.
         """
 
     def after_step(self, step: int, loss: float) -> None:
-        """After each step; the loss is the mean of its global batch before the step, or NaN."""
+        """After each step; the loss is the mean of its global batch before the step, or NaN.
+
+        Parameters
+        ----------
+        step
+            Steps taken.
+        loss
+            In the unit of the loss.
+        """
 
     def after_report(self, step: int, values: dict[str, Any]) -> None:
-        """After each run.report_every steps."""
+        """After each run.report_every steps.
+
+        Parameters
+        ----------
+        step
+            Steps taken.
+        values
+            {name: number}.
+        """
 
     def after_validation(self, step: int, values: dict[str, Any]) -> None:
-        """After each validation."""
+        """After each validation.
+
+        Parameters
+        ----------
+        step
+            Steps taken.
+        values
+            {name: number}.
+        """
 
     def after_checkpoint(self, step: int, folder: str) -> None:
-        """After a checkpoint is on disk and valid."""
+        """After a checkpoint is on disk and valid.
 
-    def at_end(self, result) -> None:
-        """After the last step, of a run that was interrupted too; result is a RunResult."""
+        Parameters
+        ----------
+        step
+            Of the checkpoint.
+        folder
+            Its own.
+        """
+
+    def at_end(self, result: Any) -> None:
+        """After the last step, of a run that was interrupted too; result is a RunResult.
+
+        Parameters
+        ----------
+        result
+            What the run returns.
+        """
 
 
 class Callbacks(Callback):

@@ -5,15 +5,31 @@ clone()            another face on the same parameters, optimizer state and mesh
 deep_copy()        parameters and optimizer state of its own, on the same mesh
 """
 
-from typing import Self
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+from ...annotations import Array
+from ...comm.mesh import Mesh
+from .history import History
 
 
 class Copied:
     """The contract of models that can be copied, and read and set as one vector.
 
-    engine, mesh, checkpoints, history   of the sharded model that derives from this class, which
-                                         says how its parts are made
+    Attributes
+    ----------
+    engine, mesh, checkpoints, history
+        Of the sharded model that derives from this class, which says how its parts are made.
     """
+
+    engine: Any  # an Engine
+    mesh: Mesh
+    checkpoints: Any  # Checkpoints
+    history: History
+
+    def compile(self) -> None:
+        """Compile a step: see ShardedModel."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         """Errors: CommunicationError if the model is closed."""
@@ -23,26 +39,35 @@ class Copied:
         """Make the parts of this model around a module. Collective over the mesh."""
         raise NotImplementedError
 
-    def gather_full_parameters(self):
+    def gather_full_parameters(self) -> Array:
         """Return all parameters, 1-D, in the wrapped model's canonical order. Collective."""
         self._check_open()
         return self.engine.weights.gather()
 
-    def get_parameters(self):
+    def get_parameters(self) -> Array:
         """Return what gather_full_parameters() returns. Collective."""
         return self.gather_full_parameters()
 
-    def set_parameters(self, vector):
+    def set_parameters(self, vector: Array) -> None:
         """Replace all parameters by this canonical vector. Collective.
 
-        Errors, on all ranks: ValueError on another length, ShardingError if ranks pass different
-        ones.
+        Parameters
+        ----------
+        vector
+            1-D, what gather_full_parameters() returns; the same on all ranks.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, on another length.
+        ShardingError
+            On all ranks, if ranks pass different ones.
         """
         self._check_open()
         self.engine.state.averages.check_not_in_use("set parameters")
         self.engine.weights.set(vector)
 
-    def with_averaged_parameters(self):
+    def with_averaged_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the averages that sk.EMA keeps as its weights.
 
             with model.with_averaged_parameters():
@@ -51,15 +76,24 @@ class Copied:
         Collective, as its end. predict(), evaluate(), generate() and get_parameters() are for the
         block; training, loading, saving and setting parameters are refused in it. Before the first
         step the averages are the weights.
-        Errors, on all ranks: ShardingError if the rule keeps no averages.
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if the rule keeps no averages.
         """
         self._check_open()
         return self.engine.state.averaged()
 
-    def with_parameters(self, vector) -> Self:
+    def with_parameters(self, vector: Array) -> Self:
         """Return a model of the same type on the same mesh with these parameters. Collective.
 
         Its optimizer state is fresh. Close it too: the mesh is closed with its last model.
+
+        Parameters
+        ----------
+        vector
+            1-D, what gather_full_parameters() returns; the same on all ranks.
         """
         other = self._with_own_parameters()
         other.set_parameters(vector)
@@ -92,7 +126,7 @@ class Copied:
         self.mesh.share()
         return other
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.deep_copy()
 
     def _with_own_parameters(self) -> Self:

@@ -1,5 +1,8 @@
 """The input features of sharded models: which are used, and how much each matters."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy
 
 from ...array.random import key_of, random_bits
@@ -7,35 +10,78 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import FeatureError
 from ...nn.features import input_features
+from ...nn.module import Module
 from ...tree import is_tree, structure
+from .history import History
 
 
 class Featured:
     """The contract of models that can be told which input features to look at.
 
-    wrapped_model, engine, history   of the sharded model that derives from this class
+    Attributes
+    ----------
+    wrapped_model, engine, history
+        Of the sharded model that derives from this class.
     """
 
+    wrapped_model: Module
+    engine: Any  # an Engine
+    history: History
+
     def get_active_feature_indices(self) -> list[int]:
-        """Return the numbers of the input features that are used. Errors: FeatureError."""
+        """Return the numbers of the input features that are used.
+
+        Raises
+        ------
+        FeatureError
+        """
         return list(features_of(self.wrapped_model).active)
 
-    def set_active_feature_indices(self, indices):
+    def set_active_feature_indices(self, indices: Sequence[int]) -> None:
         """Look at these input features only, in training and prediction. Collective.
 
-        Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
+        Parameters
+        ----------
+        indices
+            Numbers of features, at least one.
+
+        Raises
+        ------
+        FeatureError
+            On all ranks.
+        ShardingError
+            On all ranks, if ranks name different ones.
         """
         activate_features(self.wrapped_model, indices, self.engine.mesh.world)
 
     def is_feature_used(self, index: int) -> bool:
-        """Return whether the model looks at this input feature. Errors: FeatureError."""
+        """Return whether the model looks at this input feature.
+
+        Parameters
+        ----------
+        index
+            Number of the feature.
+
+        Raises
+        ------
+        FeatureError
+        """
         return index in features_of(self.wrapped_model).active
 
-    def get_feature_importance(self, x=None, y=None) -> dict[str, float]:
+    def get_feature_importance(self, x: Any = None, y: Any = None) -> dict[str, float]:
         """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
 
-        Collective. x, y    this data rank's samples; None: the last batch that was trained on
-        Errors, on all ranks: FeatureError if the model has no features, or there are no samples.
+        Collective.
+
+        Parameters
+        ----------
+        x, y
+            This data rank's samples; None: the last batch that was trained on.
+
+        Raises
+        ------
+        FeatureError
+            On all ranks, if the model has no features, or there are no samples.
         """
         batch = self.history.last_batch if x is None else (x, y)
         check_samples_given(self.wrapped_model, batch, self.engine.mesh.world)
@@ -43,7 +89,13 @@ class Featured:
 
 
 def features_of(module):
-    """Return the InputFeatures of a module. Errors: FeatureError if it has none."""
+    """Return the InputFeatures of a module.
+
+    Raises
+    ------
+    FeatureError
+        If it has none.
+    """
     features = input_features(module)
     if features is None:
         raise FeatureError(
@@ -56,7 +108,12 @@ def features_of(module):
 def activate_features(module, indices, world) -> None:
     """Make a module look at these input features only. Collective over `world`.
 
-    Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
+    Raises
+    ------
+    FeatureError
+        On all ranks.
+    ShardingError
+        On all ranks, if ranks name different ones.
     """
     with collectively(world):
         numbers = features_of(module).checked(indices)
@@ -83,7 +140,10 @@ def permutation_importance(engine, x, y) -> dict[str, float]:
     Collective: x [samples of this rank, features], y. The figures are the same on all ranks, and 0
     for inactive features, whatever they hold. The order of shuffling depends on the seed and the
     feature alone.
-    Source: Breiman, Random Forests (2001), section 10.
+
+    References
+    ----------
+    Breiman, Random Forests (2001), section 10.
     """
     features, seed = features_of(engine.model), engine.config.seed
     base = engine.evaluation.mean_loss(x, y)

@@ -1,6 +1,7 @@
 """The history of one sharded model's training; its clones go on with histories of their own."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -14,7 +15,7 @@ class History:
     """
 
     last_loss: float | None = None
-    last_batch: tuple | None = None
+    last_batch: Any = None
     evaluation: dict | None = None
     train_seconds: float = 0.0
 

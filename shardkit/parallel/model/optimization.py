@@ -29,18 +29,25 @@ SETS = ("train", "validation", "test")
 class OptimizationInputData:
     """The samples to learn from and to judge by, and how to go through them.
 
-    x_train, y_train             [samples, ...] each, or trees of such arrays, global, the same on
-                                 all ranks
-    x_validation, y_validation   judge each epoch; None: the training loss does
-    x_test, y_test               looked at once, at the end; or None
-    initial_solution             an nn.Module, a sharded model, or a canonical vector for the model
-                                 that is there already
-    epochs                       at most
-    batch_size                   samples of a global batch; data ranks x micro_batches must divide
-                                 it
-    shuffle_seed                 the order of an epoch depends on it and the epoch alone; None: as
-                                 they come
+    Parameters
+    ----------
+    x_train, y_train
+        [samples, ...] each, or trees of such arrays, global, the same on all ranks.
+    x_validation, y_validation
+        Judge each epoch; None: the training loss does.
+    x_test, y_test
+        Looked at once, at the end; or None.
+    initial_solution
+        An nn.Module, a sharded model, or a canonical vector for the model that is there already.
+    epochs
+        At most.
+    batch_size
+        Samples of a global batch; data ranks x micro_batches must divide it.
+    shuffle_seed
+        The order of an epoch depends on it and the epoch alone; None: as they come.
 
+    Notes
+    -----
     Samples that do not fill a last batch make a smaller one if data ranks x micro_batches divide
     them; else this epoch leaves them out (under a shuffle, others in each epoch). optimize() raises
     errors in them on all ranks.
@@ -57,16 +64,21 @@ class OptimizationInputData:
     batch_size: int = 32
     shuffle_seed: int | None = 0
 
-    def samples(self, name: str):
+    def samples(self, name: str) -> Any:
         """Return (x, y) of "train", "validation" or "test" as NumPy arrays, or trees of them; None
         if not given.
+
+        Parameters
+        ----------
+        name
+            "train", "validation" or "test".
         """
         x, y = getattr(self, f"x_{name}"), getattr(self, f"y_{name}")
         if x is None and y is None:
             return None
         return _on_host(f"x_{name}", x), _on_host(f"y_{name}", y)
 
-    def check(self):
+    def check(self) -> None:
         """Raise ShapeError if x and y of a set do not match, ConfigurationError on bad sizes."""
         for name in SETS:
             if name == "train" or self.samples(name) is not None:
@@ -78,10 +90,13 @@ class OptimizationInputData:
         is_seed = seed is None or is_integer(seed, at_least=0)
         require(is_seed, "shuffle_seed", seed, "an integer >= 0, or None")
 
-    def check_batches(self, num_parts: int):
+    def check_batches(self, num_parts: int) -> None:
         """Raise ConfigurationError unless batches can be cut into `num_parts` equal parts.
 
-        num_parts   data ranks x micro-batches
+        Parameters
+        ----------
+        num_parts
+            Data ranks x micro-batches.
         """
         if self.batch_size % num_parts:
             raise ConfigurationError(
@@ -94,8 +109,14 @@ class OptimizationInputData:
                 f"micro_batches = {num_parts} do not divide them; give {num_parts} or more"
             )
 
-    def check_samples(self, engine: Engine):
-        """Raise ShapeError naming the set unless the engine's model and loss take it."""
+    def check_samples(self, engine: Engine) -> None:
+        """Raise ShapeError naming the set unless the engine's model and loss take it.
+
+        Parameters
+        ----------
+        engine
+            Of the model that is trained.
+        """
         for name in SETS:
             samples = self.samples(name)
             try:
@@ -105,7 +126,15 @@ class OptimizationInputData:
                 raise ShapeError(f"x_{name}, y_{name}: {error}") from None
 
     def batches(self, epoch: int, num_parts: int) -> list:
-        """Return the sample numbers of each global batch of an epoch. No communication."""
+        """Return the sample numbers of each global batch of an epoch. No communication.
+
+        Parameters
+        ----------
+        epoch
+            Its number, from 0.
+        num_parts
+            Data ranks x micro-batches.
+        """
         count = num_samples(self.x_train)
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
@@ -122,7 +151,14 @@ class OptimizationInputData:
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
     """Check the input on all ranks. Collective over the backend.
 
-    Errors, on all ranks: as check(), TypeError, ShapeError if ranks were given different input.
+    Raises
+    ------
+    TypeError, ShapeError
+        On all ranks, if ranks were given different input.
+
+    Notes
+    -----
+    Errors, on all ranks: as check().
     """
     with collectively(backend):
         if not isinstance(given, OptimizationInputData):
@@ -184,7 +220,14 @@ def _on_host(what, value):
 class EvaluationResult:
     """The mean loss over all samples of a set; NaN if nothing in it counts.
 
-    metrics   {name: figure}, those of the model: nn.Module.metrics
+    Parameters
+    ----------
+    loss
+        The mean, in the unit of the loss.
+    samples
+        How many the set has.
+    metrics
+        {name: figure}, those of the model: nn.Module.metrics.
     """
 
     loss: float
@@ -196,15 +239,21 @@ class EvaluationResult:
 class OptimizationResult:
     """The best parameters that were found, and how; the same on all ranks but for the shards.
 
-    best_solution        the sharded model, with the parameters of the epoch of best fitness
-    best_fitness_score   of that epoch; lower is better
-    iterations           optimization steps taken
-    fitness_history      one per epoch: the validation loss after it, or without validation set the
-                         mean loss of its samples, each before the step that learned from it
+    Parameters
+    ----------
+    best_solution
+        The sharded model, with the parameters of the epoch of best fitness.
+    best_fitness_score
+        Of that epoch; lower is better.
+    iterations
+        Optimization steps taken.
+    fitness_history
+        One per epoch: the validation loss after it, or without validation set the mean loss of its
+        samples, each before the step that learned from it.
     training_result, validation_result, test_result
-                         of best_solution on the whole sets; None for a set that was not given
-    selected_features    numbers of the input features that best_solution looks at; None if it has
-                         no features
+        Of best_solution on the whole sets; None for a set that was not given.
+    selected_features
+        Numbers of the input features that best_solution looks at; None if it has no features.
     """
 
     best_solution: ShardedModel

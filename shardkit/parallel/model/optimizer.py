@@ -10,7 +10,9 @@ implementation (optimizers.py) names the ShardedModel that it trains with.
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from typing import Any
 
+from ...annotations import FilePath
 from ...arguments import is_integer, is_number, require
 from ...comm.failure.agreement import agree, collectively
 from ...comm.same import check_same
@@ -35,17 +37,33 @@ class ShardedOptimizer(Stored):
 
     "Collective": all ranks of the configuration's backend must call it.
 
-    wrapped_optimizer    a rule such as AdamW(lr=1e-3); config.optimizer does not count
-    config               ShardingConfiguration; its backend is initialized here if it is not yet
-    model                an nn.Module, which is sharded here, or a sharded model of the class that
-                         this optimizer trains with, made with the same configuration; None:
-                         optimize() is given one
-    patience             epochs without improvement after which optimize() stops; None: it does not
-    minimum_improvement  of the fitness, below which an epoch counts as none; in units of the loss
-    Making one is collective. Errors, on all ranks: TypeError without a rule or a configuration and
-    on a model of another class, ConfigurationError on a bad patience, ShardingError on a model that
-    keeps other state than the rule or was made with another configuration, and those of the model's
-    class.
+    Parameters
+    ----------
+    wrapped_optimizer
+        A rule such as AdamW(lr=1e-3); config.optimizer does not count.
+    config
+        ShardingConfiguration; its backend is initialized here if it is not yet.
+    model
+        An nn.Module, which is sharded here, or a sharded model of the class that this optimizer
+        trains with, made with the same configuration; None: optimize() is given one.
+    patience
+        Epochs without improvement after which optimize() stops; None: it does not.
+    minimum_improvement
+        Of the fitness, below which an epoch counts as none; in units of the loss.
+
+    Raises
+    ------
+    TypeError
+        On all ranks, without a rule or a configuration and on a model of another class.
+    ConfigurationError
+        On all ranks, on a bad patience.
+    ShardingError
+        On all ranks, on a model that keeps other state than the rule or was made with another
+        configuration, and those of the model's class.
+
+    Notes
+    -----
+    Making one is collective.
     """
 
     model_class: type[ShardedModel]
@@ -55,10 +73,10 @@ class ShardedOptimizer(Stored):
         wrapped_optimizer: Rule,
         config: ShardingConfiguration,
         *,
-        model=None,
+        model: Any = None,
         patience: int | None = None,
         minimum_improvement: float = 0.0,
-    ):
+    ) -> None:
         _check_kinds(type(self).__name__, wrapped_optimizer, config)
         self.wrapped_optimizer, self.sharding_configuration = wrapped_optimizer, config
         self.patience, self.minimum_improvement = patience, minimum_improvement
@@ -134,29 +152,41 @@ class ShardedOptimizer(Stored):
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The files and images of the model. Errors: ShardingError without a model."""
+        """The files and images of the model.
+
+        Raises
+        ------
+        ShardingError
+            Without a model.
+        """
         return self._attached().checkpoints
 
-    def close(self):
+    def close(self) -> None:
         """Close the model, which cannot be trained afterwards. Collective."""
         self._attached().close()
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def step(self):
+    def step(self) -> None:
         """Synchronize accumulated gradients, clip if configured, and apply the rule. Collective.
 
-        Errors, on all ranks: ShardingError if there are no gradients, or no model.
+        Raises
+        ------
+        ShardingError
+            On all ranks, if there are no gradients, or no model.
         """
         model = self._attached()
         if model.engine.has_pending_gradients:
             model.synchronize_gradients()
         model.step()
 
-    def zero_gradients(self):
+    def zero_gradients(self) -> None:
         """Forget all gradients, accumulated or synchronized. No communication.
 
-        Errors: ShardingError without a model.
+        Raises
+        ------
+        ShardingError
+            Without a model.
         """
         self._attached().engine.drop_gradients()
 
@@ -164,13 +194,21 @@ class ShardedOptimizer(Stored):
         """Make all replicas of parameters and optimizer state the bits of their first holder.
 
         Collective.
-        returns  how far they had drifted, the same on all ranks; 0 unless something wrote to one
-                 rank alone
-        Errors: ShardingError without a model.
+
+        Returns
+        -------
+        StateDrift
+            How far they had drifted, the same on all ranks; 0 unless something wrote to one rank
+            alone.
+
+        Raises
+        ------
+        ShardingError
+            Without a model.
         """
         return synchronize_replicas(self._attached().engine)
 
-    def reset(self):
+    def reset(self) -> None:
         """Clear optimizer state, step number and fitness history; parameters stay. Collective."""
         self.fitness_history = []
         if self.model is not None:
@@ -183,30 +221,44 @@ class ShardedOptimizer(Stored):
         self,
         input_data: OptimizationInputData,
         *,
-        folder=None,
+        folder: FilePath | None = None,
         callbacks: Iterable[Callback] = (),
         stop: Callable[[], bool] | None = None,
     ) -> OptimizationResult:
         """Train for some epochs and keep the parameters of the best.
 
-        Collective; all ranks pass the same whole arrays.
-        Lower fitness is better: the validation loss after an epoch or, without validation samples,
-        the mean training loss of the epoch. Ends early when `patience` epochs brought no
-        improvement. The model then has the best parameters, and the optimizer state and step number
-        of the last step. An initial vector starts with fresh optimizer state.
+        Collective; all ranks pass the same whole arrays. Lower fitness is better: the validation
+        loss after an epoch or, without validation samples, the mean training loss of the epoch.
+        Ends early when `patience` epochs brought no improvement. The model then has the best
+        parameters, and the optimizer state and step number of the last step. An initial vector
+        starts with fresh optimizer state.
 
-        folder     checkpoints are written here after each epoch, and a run that is here goes on, to
-                   the bits of an uninterrupted one, or on another mesh to its parameters, while the
-                   fitness rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and
-                   Ctrl-C, on any rank, are then a wish to stop
-        callbacks  see Callback: at_start (with an object that has model and folder), after_step,
-                   after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint,
-                   at_end (with the result)
-        stop       () -> bool, asked on each rank before each step; one yes stops all ranks. With a
-                   folder they save a checkpoint and leave the program with exit code 75, as a
-                   stopped Training does; without, StopVoted is raised
-        Errors, on all ranks: ShapeError, ConfigurationError and TypeError on bad input,
-        ShardingError without a model, CheckpointError on a folder of another run.
+        Parameters
+        ----------
+        input_data
+            What to learn from and to judge by.
+        folder
+            Checkpoints are written here after each epoch, and a run that is here goes on, to the
+            bits of an uninterrupted one, or on another mesh to its parameters, while the fitness
+            rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any
+            rank, are then a wish to stop.
+        callbacks
+            See Callback: at_start (with an object that has model and folder), after_step,
+            after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint, at_end
+            (with the result).
+        stop
+            () -> bool, asked on each rank before each step; one yes stops all ranks. With a folder
+            they save a checkpoint and leave the program with exit code 75, as a stopped Training
+            does; without, StopVoted is raised.
+
+        Raises
+        ------
+        ShapeError, ConfigurationError, TypeError
+            On all ranks, on bad input.
+        ShardingError
+            On all ranks, without a model.
+        CheckpointError
+            On all ranks, on a folder of another run.
         """
         check_together(input_data, self.sharding_configuration.backend)
         self._begin_at(input_data.initial_solution)
@@ -231,8 +283,11 @@ class ShardedOptimizer(Stored):
     def should_early_stop(self, wants_to_stop: bool | None = None) -> bool:
         """Return, on all ranks, whether any rank wants to stop. Collective.
 
-        wants_to_stop   this rank's vote; None: if `patience` epochs of the fitness history brought
-                        no improvement
+        Parameters
+        ----------
+        wants_to_stop
+            This rank's vote; None: if `patience` epochs of the fitness history brought no
+            improvement.
         """
         if wants_to_stop is None:
             waited = epochs_since_improvement(self.fitness_history, self.minimum_improvement)

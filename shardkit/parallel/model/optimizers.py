@@ -1,5 +1,8 @@
 """The sharded optimizers, by the sharded model that each trains."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...errors import MeshError, ShardingError
 from ...layout.mesh_shape import AXES, MeshShape
 from ...layout.policy import policy_named
@@ -56,7 +59,10 @@ class TensorParallelOptimizer(ShardedOptimizer):
     Norms and biases of row layers get one agreed gradient, the global gradient norm counts every
     element once, and optimizer state is saved as boxes of whole tensors, so it opens under another
     tensor size.
-    Source: Megatron-LM (arXiv 1909.08053).
+
+    References
+    ----------
+    Megatron-LM (arXiv 1909.08053).
     """
 
     model_class = TensorParallelModel
@@ -66,8 +72,25 @@ class HybridShardedOptimizer(ShardedOptimizer):
     """Pipeline stages x data replicas x tensor ranks, under any policy on the data axis.
 
     Sizes, policy and order are those of HybridShardedModel; a sharded model that is passed must
-    have the same. Errors, on all ranks: also MeshError and ConfigurationError, as
-    HybridShardedModel.
+    have the same.
+
+    Parameters
+    ----------
+    wrapped_optimizer, config
+        As of ShardedOptimizer.
+    pipeline_parallel_size, tensor_parallel_size, data_parallel_size, policy, order
+        As of HybridShardedModel.
+    **settings
+        model, patience, minimum_improvement: as of ShardedOptimizer.
+
+    Raises
+    ------
+    ConfigurationError
+        On all ranks, as HybridShardedModel.
+
+    Notes
+    -----
+    Errors, on all ranks: also MeshError.
     """
 
     model_class = HybridShardedModel
@@ -81,9 +104,9 @@ class HybridShardedOptimizer(ShardedOptimizer):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order=AXES,
-        **settings,
-    ):
+        order: Sequence[str] = AXES,
+        **settings: Any,
+    ) -> None:
         self._sizes = {
             "pipeline": pipeline_parallel_size,
             "tensor": tensor_parallel_size,
@@ -119,5 +142,5 @@ class HybridShardedOptimizer(ShardedOptimizer):
                 f"policy = {self._policy!r}; give both the same"
             )
 
-    def get_options(self):
+    def get_options(self) -> dict[str, Any]:
         return {**super().get_options(), "policy": self._policy, "order": tuple(self._order)}

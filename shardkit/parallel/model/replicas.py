@@ -21,10 +21,15 @@ from ..data.unit import Holding, Unit
 class StateDrift:
     """How far the replicas of parameters and optimizer state had drifted from the first holder.
 
-    largest     absolute difference; inf if a number met one that is not finite
-    tensor      where it was, as a checkpoint names it:
-                "optimizer/first_moment/blocks.0.norm.weight"; None if nothing drifted
-    by_tensor   {tensor: largest absolute difference} of all that several ranks hold
+    Parameters
+    ----------
+    largest
+        Absolute difference; inf if a number met one that is not finite.
+    tensor
+        Where it was, as a checkpoint names it: "optimizer/first_moment/blocks.0.norm.weight"; None
+        if nothing drifted.
+    by_tensor
+        {tensor: largest absolute difference} of all that several ranks hold.
     """
 
     largest: float
@@ -33,13 +38,19 @@ class StateDrift:
 
     @classmethod
     def of(cls, by_tensor: dict[str, float]) -> "StateDrift":
-        """Return the drift of these tensors; of equal ones the first by name is the largest."""
+        """Return the drift of these tensors; of equal ones the first by name is the largest.
+
+        Parameters
+        ----------
+        by_tensor
+            {tensor: largest absolute difference}.
+        """
         by_tensor = dict(sorted(by_tensor.items()))
-        worst = max(by_tensor, key=by_tensor.get, default=None)
-        largest = by_tensor.get(worst, 0.0)
+        worst = max(by_tensor, key=by_tensor.__getitem__, default=None)
+        largest = 0.0 if worst is None else by_tensor[worst]
         return cls(largest, worst if largest else None, by_tensor)
 
-    def __str__(self):
+    def __str__(self) -> str:
         shared = f"{len(self.by_tensor)} tensors that several ranks hold"
         if self.tensor is None:
             return f"no drift in {shared}"

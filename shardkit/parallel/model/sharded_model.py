@@ -15,10 +15,13 @@ other models, copied.py) and Featured (input features, features.py).
 
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy
 
+from ...annotations import Array, Tree
 from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...checkpoint.background import Saver
@@ -27,8 +30,9 @@ from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
-from ...nn.metrics import metrics_of
+from ...nn.metrics import Metric, metrics_of
 from ...nn.module import Module
+from ...optim.rules import Rule
 from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine
@@ -46,18 +50,37 @@ from .stored import Stored
 class ShardedModel(Stored, Copied, Featured):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
-    wrapped_model   an nn.Module; its blocks(), or else its modules, are gathered one unit at a time
-    config          ShardingConfiguration; its backend is initialized here if it is not yet
-    Making one is collective. Errors, on all ranks: TypeError if the model is no Module,
-    ShardingError on a model without parameters, with all of them frozen or some outside its blocks,
-    or if model, configuration or policy differ between ranks, ScheduleError on an unknown schedule,
-    DeviceError. On this rank alone: TypeError without a configuration.
+    Parameters
+    ----------
+    wrapped_model
+        An nn.Module; its blocks(), or else its modules, are gathered one unit at a time.
+    config
+        ShardingConfiguration; its backend is initialized here if it is not yet.
+
+    Raises
+    ------
+    TypeError
+        On all ranks, if the model is no Module.
+    ShardingError
+        On all ranks, on a model without parameters, with all of them frozen or some outside its
+        blocks, or if model, configuration or policy differ between ranks.
+    ScheduleError
+        On all ranks, on an unknown schedule.
+    DeviceError
+        On all ranks.
+    TypeError
+        On this rank alone: without a configuration.
+
+    Notes
+    -----
+    Making one is collective.
     """
 
     policy: Policy
+    checkpoints: Checkpoints
     strategy: str  # as reports name it
 
-    def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
+    def __init__(self, wrapped_model: Module, config: ShardingConfiguration) -> None:
         if not isinstance(config, ShardingConfiguration):
             raise TypeError(
                 f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
@@ -126,7 +149,7 @@ class ShardedModel(Stored, Copied, Featured):
         return self.engine.state.step_number
 
     @property
-    def local_parameter_shard(self):
+    def local_parameter_shard(self) -> Array:
         """What this rank owns and updates: 1-D, read-only, a snapshot. No communication.
 
         For DDP the full vector (of this rank's stage), in the canonical order of
@@ -154,18 +177,35 @@ class ShardedModel(Stored, Copied, Featured):
 
     # ---- training --------------------------------------------------------------------------------
 
-    def train(self, x, y) -> float:
+    def train(self, x: Tree, y: Tree) -> float:
         """Take one optimization step on this data rank's part of the batch. Collective.
 
-        x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches;
-                 arrays, or tuples, lists, dicts or dataclasses of such (docs/trees.md)
-        returns  the mean loss of the global batch before the step, the same on all ranks
+        Parameters
+        ----------
+        x, y
+            [samples of this rank, ...], cut into config.micro_batches equal micro-batches; arrays,
+            or tuples, lists, dicts or dataclasses of such (docs/trees.md).
+
+        Returns
+        -------
+        float
+            The mean loss of the global batch before the step, the same on all ranks.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, whichever rank has the bad part: if it is empty, does not divide into the
+            micro-batches, or is nothing that the model or its loss takes.
+
+        Notes
+        -----
         With auto_synchronize_gradients=False gradients are only accumulated, on this rank;
         synchronize_gradients() and step() complete the step. A step whose loss or gradients are NaN
         or infinite is skipped on all ranks, as is one in which no label counts; the loss is NaN
-        then. Errors, on all ranks, whichever rank has the bad part: ShapeError if it is empty, does
-        not divide into the micro-batches, or is nothing that the model or its loss takes; those of
-        a checkpoint that is being written, before anything else is done.
+        then.
+
+        Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
+        written, before anything else is done.
         """
         self._begin_update()
         began = time.perf_counter()
@@ -176,27 +216,52 @@ class ShardedModel(Stored, Copied, Featured):
         history.train_seconds += time.perf_counter() - began
         return loss
 
-    def compute_gradients(self, x, y, loss=None):
+    def compute_gradients(self, x: Tree, y: Tree, loss: Any = None) -> Array:
         """Return the mean gradient over the global batch of what this rank owns and trains.
 
         Collective; parameters are unchanged.
-        loss     a function (prediction, y) -> mean loss, instead of the configured one
-        returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole
-                 units), without frozen parameters
-        Errors, on all ranks: ShapeError as train, and if no label counts.
+
+        Parameters
+        ----------
+        x, y
+            As in train.
+        loss
+            A function (prediction, y) -> mean loss, instead of the configured one.
+
+        Returns
+        -------
+        Array
+            1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole
+            units), without frozen parameters.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, as train, and if no label counts.
         """
         self._check_open()
         self.engine.compute_gradients(x, y, loss)
         gradients = [to_host(unit.gradients.updated) for unit in self.engine.trained_here]
         return numpy.concatenate([numpy.empty(0, self.engine.units[0].dtype), *gradients])
 
-    def apply_gradients(self, gradients, learning_rate: float):
+    def apply_gradients(self, gradients: Array, learning_rate: float) -> None:
         """Take a step with given gradients, as compute_gradients returned them. Collective.
 
-        gradients      1-D, the length that compute_gradients returns on this rank
-        learning_rate  instead of the rule's own
-        Errors, on all ranks: ShapeError on another length, ConfigurationError on a learning rate
-        that is none, ShardingError on rates that differ.
+        Parameters
+        ----------
+        gradients
+            1-D, the length that compute_gradients returns on this rank.
+        learning_rate
+            Instead of the rule's own.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, on another length.
+        ConfigurationError
+            On all ranks, on a learning rate that is none.
+        ShardingError
+            On all ranks, on rates that differ.
         """
         self._begin_update()
         wanted = "a finite number, at least 0"
@@ -206,27 +271,47 @@ class ShardedModel(Stored, Copied, Featured):
         check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
         self.engine.apply_gradients(gradients, learning_rate)
 
-    def synchronize_gradients(self):
+    def synchronize_gradients(self) -> None:
         """Make every owner hold the mean gradient, over all that was accumulated, of what it owns.
 
-        Collective. Errors: ShardingError if nothing was accumulated since the last time.
+        Collective.
+
+        Raises
+        ------
+        ShardingError
+            If nothing was accumulated since the last time.
         """
         self._check_open()
         self.engine.reduce_accumulated()
 
-    def step(self):
+    def step(self) -> None:
         """Clip if configured, and apply the rule to the synchronized gradients. Collective.
 
-        Errors: ShardingError if there are none; those of a checkpoint that is being written.
+        Raises
+        ------
+        ShardingError
+            If there are none.
+
+        Notes
+        -----
+        Errors: those of a checkpoint that is being written.
         """
         self._begin_update()
         self.engine.update()
 
-    def use_rule(self, rule):
+    def use_rule(self, rule: Rule) -> None:
         """Go on with another optimizer rule on the optimizer state that is there. Collective.
 
-        Errors, on all ranks: ShardingError if the rule keeps other state than the one so far, or
-        differs between ranks.
+        Parameters
+        ----------
+        rule
+            The new rule, such as AdamW(lr=1e-4).
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if the rule keeps other state than the one so far, or differs between
+            ranks.
         """
         self._check_open()
         self.engine.state.use_rule(rule)
@@ -245,8 +330,12 @@ class ShardedModel(Stored, Copied, Featured):
         other than parameters and active features, do not change a graph. These graphs have been
         launched on a stand-in for CuPy only, not yet on a GPU. As with torch.nn.Module.compile, the
         model itself is changed and nothing is returned.
-        Errors, on all ranks: ShardingError if supports_compilation is False, as it is on CPUs,
-        where replaying a step gained nothing that was worth its code.
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if supports_compilation is False, as it is on CPUs, where replaying a step
+            gained nothing that was worth its code.
         """
         self.engine.compilation.start()
 
@@ -255,42 +344,65 @@ class ShardedModel(Stored, Copied, Featured):
         """Whether compile() can be called, and has not failed. No communication."""
         return self.engine.compilation.reason is None
 
-    def predict(self, x):
+    def predict(self, x: Tree) -> Tree:
         """Return the wrapped model's output for x, a NumPy array or a tree of such (docs/trees.md).
 
         Collective: every data replica passes an x of its own. No samples have an empty prediction.
-        Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.
+
+        Parameters
+        ----------
+        x
+            [samples of this replica, ...].
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, if any rank's x is nothing that the model takes.
         """
         self._check_open()
         return self.engine.evaluation.predict(x)
 
     def generate(
         self,
-        prompts,
+        prompts: Sequence[Any],
         num_tokens: int,
         temperature: float = 1.0,
         *,
         top_k: int | None = None,
         top_p: float | None = None,
-        stop=(),
-        seeds=None,
-        on_token=None,
+        stop: Sequence[int] = (),
+        seeds: Sequence[int] | None = None,
+        on_token: Callable[[int, int], Any] | None = None,
     ) -> list:
         """Return what follows each prompt: a list of int64 arrays, the same on all ranks.
 
         Collective: all ranks pass the same. Of a GPT alone.
 
-        prompts     1-D integer arrays, of any lengths; the data replicas share them
-        num_tokens  to add to each text, unless it comes to a stop token before
-        temperature, top_k, top_p, stop    see nn.generation.Choice
-        seeds       one integer for each prompt; None: 0, 1, 2, ...
-        on_token    function (number of a prompt, token), called on the ranks that write its text
+        Parameters
+        ----------
+        prompts
+            1-D integer arrays, of any lengths; the data replicas share them.
+        num_tokens
+            To add to each text, unless it comes to a stop token before.
+        temperature, top_k, top_p, stop
+            See nn.generation.Choice.
+        seeds
+            One integer for each prompt; None: 0, 1, 2, ...
+        on_token
+            Function (number of a prompt, token), called on the ranks that write its text.
 
+        Raises
+        ------
+        ShapeError
+            On all ranks, on prompts that are no tokens.
+        ConfigurationError, ShardingError
+            On all ranks, if ranks pass different ones.
+
+        Notes
+        -----
         A text depends on its prompt and its seed, to the rounding of the logits; on neither its
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
-        Errors, on all ranks: ShapeError on prompts that are no tokens, ConfigurationError,
-        ShardingError if ranks pass different ones.
         """
         self._check_open()
         choice = {
@@ -301,14 +413,24 @@ class ShardedModel(Stored, Copied, Featured):
         }
         return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
 
-    def evaluate(self, x, y, metrics=None) -> float:
+    def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
 
         Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
         and the metrics then.
-        metrics  {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
-                 regression, accuracy and macro F1 of one for classes
-        Errors, on all ranks: ShapeError as train.
+
+        Parameters
+        ----------
+        x, y
+            [samples of this rank, ...], as in train; ranks may have different numbers of them.
+        metrics
+            {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
+            regression, accuracy and macro F1 of one for classes.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, as train.
         """
         self._check_open()
         metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
@@ -320,11 +442,15 @@ class ShardedModel(Stored, Copied, Featured):
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def close(self):
+    def close(self) -> None:
         """Wait for a checkpoint that is being written, and give memory and communicators back.
 
         Collective. The model cannot train afterwards, its clones and copies can: the last of them
-        closes the communicators. A second call does nothing. Errors: those of the checkpoint.
+        closes the communicators. A second call does nothing.
+
+        Notes
+        -----
+        Errors: those of the checkpoint.
         """
         if self._is_closed:
             return

@@ -7,6 +7,9 @@
 Any mesh and policy reads what any other wrote.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from ...annotations import FilePath
 from ...checkpoint.background import PendingCheckpoint
 from ...checkpoint.selection import Selection
 from ...checkpoint.store import warn_of_skipped
@@ -16,10 +19,20 @@ from ...comm.failure.agreement import collectively
 class Stored:
     """The contract of what can be written to files, and go on from them.
 
-    checkpoints   the part that reads and writes (checkpoints.py); a class that derives from this
-                  one has it
+    Attributes
+    ----------
+    checkpoints
+        The part that reads and writes (checkpoints.py); a class that derives from this one has it.
+
+    Notes
+    -----
     "Collective": all ranks of the mesh must call it.
     """
+
+    if TYPE_CHECKING:
+
+        @property
+        def checkpoints(self) -> Any: ...  # Checkpoints
 
     @property
     def companions(self) -> dict[str, bytes]:
@@ -31,6 +44,11 @@ class Stored:
 
         No communication: all ranks pass the same. The names are those of
         checkpoint/format/companions.py.
+
+        Parameters
+        ----------
+        companions
+            {name: content}.
         """
         self.checkpoints.companions = {**self.checkpoints.companions, **companions}
 
@@ -43,22 +61,43 @@ class Stored:
         return self.checkpoints.image()
 
     def deserialize(
-        self, data: bytes, *, only: str | None = None, strict: bool = True, names=None
+        self, data: bytes, *, only: str | None = None, strict: bool = True, names: Any = None
     ) -> dict[str, list[str]]:
         """Go on from an image, made under any mesh and policy.
 
         Collective: all ranks pass the same bytes.
-        only, strict, names   see load_model
-        returns   missing_state, unused_state, missing_names, unexpected_names: see load_model
-        Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model,
-        which is unchanged; ValueError on a selection that means nothing.
+
+        Parameters
+        ----------
+        data
+            What serialize() returned.
+        only, strict, names
+            See load_model.
+
+        Returns
+        -------
+        dict[str, list[str]]
+            missing_state, unused_state, missing_names, unexpected_names: see load_model.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if the bytes are damaged, foreign or of another model, which is unchanged.
+        ValueError
+            On all ranks, on a selection that means nothing.
         """
         fit = self.checkpoints.read_image(data, {"only": only, "strict": strict, "names": names})
         self.checkpoints.adopt(fit)
         return fit.report()
 
-    def save_state(self, file):
-        """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
+    def save_state(self, file: Any) -> None:
+        """Write serialize() to a binary file object of rank 0; others may pass None. Collective.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for writing, on rank 0.
+        """
         image = self.serialize()
         world = self.checkpoints.world
         with collectively(world):
@@ -66,11 +105,18 @@ class Stored:
                 file.write(image)
 
     def load_state(
-        self, file, *, only: str | None = None, strict: bool = True, names=None
+        self, file: Any, *, only: str | None = None, strict: bool = True, names: Any = None
     ) -> dict[str, list[str]]:
         """Read what save_state wrote from a file object of rank 0; others may pass None.
 
         Collective; as deserialize.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for reading, on rank 0.
+        only, strict, names
+            See load_model.
         """
         world = self.checkpoints.world
         with collectively(world):
@@ -81,7 +127,7 @@ class Stored:
 
     def save_model(
         self,
-        path,
+        path: FilePath,
         *,
         keep: int | None = None,
         keep_every: int | None = None,
@@ -89,12 +135,25 @@ class Stored:
     ) -> str:
         """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
 
-        keep           delete older checkpoints there but this many, the new one counted; None:
-                       delete nothing
-        keep_every     and but those of steps that this divides
-        data_position  stored as it is, for the source of the data
-        Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as
-        they were.
+        Parameters
+        ----------
+        path
+            Of the folder of checkpoints, which is made.
+        keep
+            Delete older checkpoints there but this many, the new one counted; None: delete nothing.
+        keep_every
+            And but those of steps that this divides.
+        data_position
+            Stored as it is, for the source of the data.
+
+        Raises
+        ------
+        PermissionError
+            On all ranks.
+        OSError
+            On all ranks.
+        CheckpointError
+            On all ranks, earlier checkpoints stay as they were.
         """
         return self.checkpoints.save(
             path, keep=keep, keep_every=keep_every, data_position=data_position
@@ -102,7 +161,7 @@ class Stored:
 
     def save_model_async(
         self,
-        path,
+        path: FilePath,
         *,
         keep: int | None = None,
         keep_every: int | None = None,
@@ -113,42 +172,74 @@ class Stored:
         Training may go on. The copies are in host memory, as large as what this rank owns, and used
         again the next time. The checkpoint is there once all ranks have written and met again: in a
         train() or step() afterwards, or in wait() of what is returned, or in close(). The next save
-        waits for it. Arguments as for save_model. Errors, on all ranks: as save_model, also from
-        those later calls; nothing is left of the checkpoint then.
+        waits for it. Arguments as for save_model.
+
+        Parameters
+        ----------
+        path, keep, keep_every, data_position
+            As of save_model.
+
+        Notes
+        -----
+        Errors, on all ranks: as save_model, also from those later calls; nothing is left of the
+        checkpoint then.
         """
         return self.checkpoints.save_async(
             path, keep=keep, keep_every=keep_every, data_position=data_position
         )
 
-    def abandon_saving(self):
+    def abandon_saving(self) -> None:
         """Stop writing a checkpoint in the background; its unfinished files stay. No communication.
 
         For ranks that have lost others; else close() and the next save wait for it.
         """
         self.checkpoints.saver.abandon()
 
-    def load_model(self, path, *, only: str | None = None, strict: bool = True, names=None) -> dict:
+    def load_model(
+        self, path: FilePath, *, only: str | None = None, strict: bool = True, names: Any = None
+    ) -> dict:
         """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
-        path     what save_model() was given, or a run folder; or one checkpoint, which is then
-                 taken or refused; or a folder of transformers, whose numbers have no checksums: a
-                 model at step 0
+        Parameters
+        ----------
+        path
+            What save_model() was given, or a run folder; or one checkpoint, which is then taken or
+            refused; or a folder of transformers, whose numbers have no checksums: a model at step
+            0.
+        only
+            "model": take parameters and buffers alone, to predict, or to begin a new training at
+            step 0 with fresh optimizer state; "averaged": the same, with the averages that sk.EMA
+            kept in the place of the weights.
+        strict
+            False: take the names that the model and the checkpoint share; with only="model".
+        names
+            Patterns, such as "encoder.*" or ["*.weight", "head.*"]: take these parameters and
+            buffers, and leave the others as they are; with only="model".
+
+        Returns
+        -------
+        dict
+            What is stored beside the tensors: step, seed, data_position, ...; under "skipped" why
+            newer checkpoints were passed over, which is a warning on rank 0 too; under
+            "missing_state" and "unused_state" the names of such state; under "missing_names" what
+            the model has and the checkpoint lacks, under "unexpected_names" the reverse.
+
+        Raises
+        ------
+        FileNotFoundError
+            On all ranks.
+        PermissionError
+            On all ranks.
+        CheckpointError
+            On all ranks, also on a tensor of another shape or dtype.
+        ValueError
+            On all ranks, on a selection that means nothing; the model is unchanged then.
+
+        Notes
+        -----
         Under a rule that keeps other optimizer state than the one that wrote it, state that is
         missing starts at zero, with a bias correction of its own, and state that is not kept is
         left out; a warning on rank 0 names both.
-        only     "model": take parameters and buffers alone, to predict, or to begin a new training
-                 at step 0 with fresh optimizer state; "averaged": the same, with the averages that
-                 sk.EMA kept in the place of the weights
-        strict   False: take the names that the model and the checkpoint share; with only="model"
-        names    patterns, such as "encoder.*" or ["*.weight", "head.*"]: take these parameters and
-                 buffers, and leave the others as they are; with only="model"
-        returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped"
-                 why newer checkpoints were passed over, which is a warning on rank 0 too; under
-                 "missing_state" and "unused_state" the names of such state; under "missing_names"
-                 what the model has and the checkpoint lacks, under "unexpected_names" the reverse
-        Errors, on all ranks: FileNotFoundError, PermissionError; CheckpointError, also on a tensor
-        of another shape or dtype; ValueError on a selection that means nothing; the model is
-        unchanged then.
         """
         selection = {"only": only, "strict": strict, "names": names}
         checkpoint, fit, skipped = self.checkpoints.read(path, selection)

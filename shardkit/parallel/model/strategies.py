@@ -4,6 +4,8 @@ DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are the four rows of layout.polic
 of data ranks alone; HybridShardedModel combines any row with pipeline stages and tensor ranks.
 """
 
+from collections.abc import Sequence
+
 from ...comm.mesh import Mesh
 from ...layout.mesh_shape import AXES
 from ...layout.policy import POLICIES, policy_named
@@ -47,8 +49,15 @@ class PipelineParallelModel(ShardedModel):
 
     All ranks pass the same x and y to train, and get the same predictions. config.schedule names
     the order of the micro-batches.
-    Errors, on all ranks: StagesError if the model has fewer units than the schedule has stages.
-    Source: GPipe (arXiv 1811.06965).
+
+    Raises
+    ------
+    StagesError
+        On all ranks, if the model has fewer units than the schedule has stages.
+
+    References
+    ----------
+    GPipe (arXiv 1811.06965).
     """
 
     policy, strategy = POLICIES["ddp"], "PipelineParallel"
@@ -62,9 +71,15 @@ class TensorParallelModel(ShardedModel):
 
     All ranks pass the same x and y to train, and get the same predictions. The model is a GPT or
     MLP, or the configuration has a tensor_plan.
-    Errors, on all ranks: ShardingError and ConfigurationError, with the arithmetic, if it cannot be
-    cut.
-    Source: Megatron-LM (arXiv 1909.08053).
+
+    Raises
+    ------
+    ShardingError, ConfigurationError
+        On all ranks, with the arithmetic, if it cannot be cut.
+
+    References
+    ----------
+    Megatron-LM (arXiv 1909.08053).
     """
 
     policy, strategy = POLICIES["ddp"], "TensorParallel"
@@ -76,12 +91,27 @@ class TensorParallelModel(ShardedModel):
 class HybridShardedModel(ShardedModel):
     """Pipeline stages x data replicas x tensor ranks, under any policy on the data axis.
 
-    data_parallel_size   -1: the ranks that are left over
-    policy               "ddp", "zero1", "zero2" or "fsdp"
-    order                axes from the slowest to the one that varies fastest with the rank
-    Errors, on all ranks: ValueError on a size < 1 (data: and not -1), MeshError with the arithmetic
-    if the sizes do not multiply to the number of ranks, ConfigurationError on another policy, and
-    those of the strategies it combines.
+    Parameters
+    ----------
+    wrapped_model, config
+        As of ShardedModel.
+    pipeline_parallel_size, tensor_parallel_size
+        Ranks of these axes, at least 1.
+    data_parallel_size
+        -1: the ranks that are left over.
+    policy
+        "ddp", "zero1", "zero2" or "fsdp".
+    order
+        Axes from the slowest to the one that varies fastest with the rank.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, on a size < 1 (data: and not -1).
+    MeshError
+        On all ranks, with the arithmetic if the sizes do not multiply to the number of ranks.
+    ConfigurationError
+        On all ranks, on another policy, and those of the strategies it combines.
     """
 
     strategy = "3D-Parallelism (Hybrid)"
@@ -94,8 +124,8 @@ class HybridShardedModel(ShardedModel):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order=AXES,
-    ):
+        order: Sequence[str] = AXES,
+    ) -> None:
         self._policy_name = policy
         self._sizes = {
             "pipeline": pipeline_parallel_size,

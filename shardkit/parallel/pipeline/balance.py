@@ -12,6 +12,7 @@ import copy
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
@@ -43,9 +44,17 @@ def stage_ranges(
 ) -> list[range]:
     """Return the units of each stage: contiguous ranges, none empty.
 
-    blocks_per_stage   by hand; the balance is not looked at then
-    Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit;
-    ConfigurationError on costs or counts that are not those of the model's blocks.
+    Parameters
+    ----------
+    blocks_per_stage
+        By hand; the balance is not looked at then.
+
+    Raises
+    ------
+    StagesError
+        If there are fewer units than stages, or a stage by hand would cut a unit.
+    ConfigurationError
+        On costs or counts that are not those of the model's blocks.
     """
     if num_stages > 1:
         _check_chain(units, num_stages)
@@ -105,7 +114,13 @@ def multiplied_weights(block: Module) -> list[Parameter]:
 
 
 def measure_blocks(
-    model: Module, x, y, backend: CommunicationBackend, *, loss=None, repeats: int = 3
+    model: Module,
+    x: Any,
+    y: Any,
+    backend: CommunicationBackend,
+    *,
+    loss: Any = None,
+    repeats: int = 3,
 ) -> tuple[float, ...]:
     """Return the seconds of each block's forward and backward on this batch.
 
@@ -113,9 +128,22 @@ def measure_blocks(
 
     Collective over `backend`: the same figures on all ranks, for
     ShardingConfiguration(stage_balance=...).
-    model   not sharded yet; a copy of it is run
-    x, y    one micro-batch
-    loss    as in the configuration; None: the model's own
+
+    Parameters
+    ----------
+    model
+        Not sharded yet; a copy of it is run.
+    x, y
+        One micro-batch.
+    backend
+        Rank 0 of it measures, the others get the figures.
+    loss
+        As in the configuration; None: the model's own.
+    repeats
+        Of which the median counts.
+
+    Notes
+    -----
     Errors, on all ranks: those of the model's forward on this batch.
     """
     seconds = None

@@ -284,7 +284,7 @@ def _sequence_sliced(model, modules, axis) -> dict[int, Module]:
 
     Norms and biases need no change.
     """
-    replaced = {
+    replaced: dict[int, Module] = {
         id(module): SequenceSlicedDropout(axis, module.p)
         for module in modules.values()
         if type(module) is Dropout
