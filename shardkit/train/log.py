@@ -91,10 +91,13 @@ class Reporter:
             )
 
     def record(self, **values):
-        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks."""
+        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks.
+
+        time   Unix seconds, is added
+        """
         values = {
             name: value
-            for name, value in values.items()
+            for name, value in {**values, "time": round(time.time(), 3)}.items()
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:

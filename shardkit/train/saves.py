@@ -69,6 +69,7 @@ class Saves:
             f"{checkpoint.write_seconds:.2f} s, training stood still for "
             f"{checkpoint.pause_seconds:.3f} s"
         )
+        self._reporter.record(step=step, checkpoint_write_seconds=checkpoint.write_seconds)
         self._after(step, checkpoint.folder)
 
     def wait(self) -> None:

@@ -6,6 +6,7 @@
 Sections stand beside the code that reads them, and those of the training loop here.
 """
 
+import re
 from dataclasses import dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from functools import cache
@@ -24,6 +25,12 @@ from ..task.task import Task
 from .tracking import TRACKERS
 
 AUTOMATIC = "auto"  # of parallel.blas; see choice.py
+
+
+def is_range(text: str) -> bool:
+    """Return whether the text is a number of a step, or two in order: 20..22."""
+    found = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", text)
+    return found is not None and int(found[1]) <= int(found[2] or found[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +108,14 @@ class Run:
     )
     track: str | None = setting(
         None, "also write the curve with this library; none: metrics.jsonl alone", among=TRACKERS
+    )
+    trace_steps: str | None = setting(
+        None,
+        "record what every rank does in these steps, 20..22, into a trace file in the run folder; "
+        "none: only the timeline of one step",
+        "steps",
+        holds=is_range,
+        wanted="None, a step, or the first and the last step as 20..22",
     )
     elastic: bool = setting(
         False,

@@ -341,6 +341,8 @@ def changed(name):
     others = [value for value in names if value != f.default]
     if others:
         return others[0]
+    if name == "run.trace_steps":
+        return "2..3"
     kinds = [f.type] if typing.get_origin(f.type) is tuple else typing.get_args(f.type) or [f.type]
     by_type = {
         bool: not f.default,
