@@ -96,8 +96,8 @@ def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(
     assert "step-00000020" in inspected and "checksums hold" in inspected
     one = printed("inspect", "run/checkpoints/step-00000020")
     assert re.search(r"^        up.weight +40x16 ", one, re.M)
-    printed("report", "run")
-    assert "<svg" in (folder / "run" / "curve.svg").read_text()
+    assert "run/report.html" in printed("report", "run")
+    assert "</html>" in (folder / "run" / "report.html").read_text()
     assert printed("generate", "run", "--prompt", "line 1", "--tokens", "10").startswith("line 1")
 
 
