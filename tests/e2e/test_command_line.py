@@ -72,7 +72,9 @@ def metrics(folder, run="run"):
 
 def curve(folder, run="run"):
     return [
-        (r["step"], r.get("train_loss"), r.get("validation_loss")) for r in metrics(folder, run)
+        (r["step"], r.get("train_loss"), r.get("validation_loss"))
+        for r in metrics(folder, run)
+        if "train_loss" in r or "validation_loss" in r
     ]
 
 

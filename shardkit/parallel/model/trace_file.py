@@ -11,6 +11,8 @@ Source: Trace Event Format, Google, 2016.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy
+
 from ...comm.clocks import ClockOffset, on_first_clock
 from ...comm.mpi.launch import ranks_text
 from ...layout.mesh_shape import AXES, Coordinates
@@ -68,7 +70,7 @@ def _events(each: RankSpans, origin: float) -> Iterator[dict]:
         start, end = (round((_on_clock(each, at) - origin) * 1e9) for at in (span.start, span.end))
         where = {"pid": each.rank, "tid": tracks.index(span.track)}
         yield {
-            "name": span.name,
+            "name": str(span.name),
             "cat": span.kind,
             "ph": "X",
             **where,
@@ -91,6 +93,10 @@ def _arguments(span: TraceSpan) -> dict:
     facts = dict(span.facts)
     if "ranks" in facts:
         facts["ranks"] = ranks_text(facts["ranks"])
+        dtype, count = facts.pop("dtype"), facts.pop("count")
+        if dtype is not None and count >= 0:
+            facts["bytes"] = int(count) * numpy.dtype(dtype).itemsize
+            facts["dtype"] = str(dtype)
     if span.step is not None:
         facts["step"] = span.step
     return {"args": facts} if facts else {}

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-import numpy
-
 from ...schedule.actions import COMPUTE, RECEIVES, SENDS, WAITS, Action, Kind
 from .inputs import Inputs, Results
 from .pump import Pumped
@@ -36,18 +34,23 @@ class TraceSpan(NamedTuple):
 
     kind    step, compute, message, parameters, gradients, update, communication, data, ...
     step    number of the step that it is in; None outside of steps
+    name    or the action of the program that it is
+    facts   more about it; of a verb also dtype and count, in elements, or count -1
     track   "" for what the rank does itself, another name for what goes on beside it
-    action  of the program, if it is one
     """
 
-    name: str
+    name: str | Action
     kind: str
     start: float
     end: float
     step: int | None
     facts: dict
     track: str = ""
-    action: Action | None = None
+
+    @property
+    def action(self) -> Action | None:
+        """The action that it is, if it is one."""
+        return None if isinstance(self.name, str) else self.name
 
 
 class Recorder:
@@ -62,14 +65,14 @@ class Recorder:
         self.step: int | None = None
         self._open: list[tuple] = []
 
-    def begin(self, name: str, kind: str, facts: dict = _NO_FACTS, action=None) -> None:
+    def begin(self, name: str | Action, kind: str, facts: dict = _NO_FACTS) -> None:
         """Begin a span; end() must follow."""
-        self._open.append((name, kind, facts, action, self.now()))
+        self._open.append((name, kind, facts, self.now()))
 
     def end(self) -> None:
         """End the span that began last."""
-        name, kind, facts, action, start = self._open.pop()
-        self.spans.append(TraceSpan(name, kind, start, self.now(), self.step, facts, "", action))
+        name, kind, facts, start = self._open.pop()
+        self.spans.append(TraceSpan(name, kind, start, self.now(), self.step, facts))
 
     def add(self, name: str, kind: str, start: float, seconds: float, track: str) -> None:
         """Add a span of something that went on beside the rank's own work."""
@@ -114,7 +117,7 @@ class TracedExecutor:
     def _recorded(self, actions):
         recorder = self._recorder
         for action in actions:
-            recorder.begin(str(action), _KINDS.get(action.kind, "parameters"), action=action)
+            recorder.begin(action, _KINDS.get(action.kind, "parameters"))
             try:
                 yield action
             finally:
@@ -164,23 +167,17 @@ class TracedLedger:
         """Begin a verb, or the wait for one that was begun earlier."""
         if self._ledger is not None:
             self._ledger.begin(verb, group, ranks, number, dtype, count)
-        facts = {"group": self._names.get(group, group), "ranks": ranks}
+        name = self._names.get(group, group)
+        facts = {"group": name, "ranks": ranks, "dtype": dtype, "count": count}
         self._facts.append(facts)
         self._recorder.begin(verb, "communication", facts)
-        self._carry(facts, dtype, count)
 
     def describe(self, dtype, count) -> None:
         """Note what the verb under way carries."""
         if self._ledger is not None:
             self._ledger.describe(dtype, count)
         if self._facts:
-            self._carry(self._facts[-1], dtype, count)
-
-    @staticmethod
-    def _carry(facts, dtype, count):
-        if count >= 0 and dtype is not None:
-            facts["bytes"] = int(count) * numpy.dtype(dtype).itemsize
-            facts["dtype"] = str(dtype)
+            self._facts[-1].update(dtype=dtype, count=count)
 
     def end(self) -> None:
         """End the verb."""
