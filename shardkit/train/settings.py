@@ -43,9 +43,15 @@ class Run:
         "what is trained: a built-in task, or file.py:Name of one's own; --task is short for it",
         made_absolute=absolute_task,
     )
-    folder: str = setting("runs/run", "folder of checkpoints, metrics and the index of the data")
+    folder: str = setting(
+        "runs/run", "folder of checkpoints, metrics and the index of the data", is_common=True
+    )
     steps: int = setting(
-        300, "optimization steps in all, counted from the start of the run", "steps", minimum=1
+        300,
+        "optimization steps in all, counted from the start of the run",
+        "steps",
+        minimum=1,
+        is_common=True,
     )
     epochs: float | None = setting(
         None,
@@ -141,7 +147,10 @@ class Batch:
     """The global batch of a step; the number of ranks is not part of it."""
 
     sequences: int = setting(
-        16, "samples (sequences of a text, rows) in the global batch of a step", minimum=1
+        16,
+        "samples (sequences of a text, rows) in the global batch of a step",
+        minimum=1,
+        is_common=True,
     )
     micro_batch: int = setting(
         4,
@@ -170,7 +179,7 @@ class Parallel(ParallelSettings):
                                                     last digit of the norm that clips
     """
 
-    policy: str = setting("fsdp", "what the data axis shards", among=POLICIES)
+    policy: str = setting("fsdp", "what the data axis shards", among=POLICIES, is_common=True)
     blas: str = setting(
         "numpy",
         "library that multiplies matrices on the CPU: mkl (Intel's CPUs) and onednn if installed; "
@@ -187,9 +196,9 @@ class MeshAxes:
     """How the ranks are arranged; the others are data replicas."""
 
     pipeline: int = setting(
-        1, "stages that the blocks of the model are cut into", "ranks", minimum=1
+        1, "stages that the blocks of the model are cut into", "ranks", minimum=1, is_common=True
     )
-    tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1)
+    tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1, is_common=True)
 
 
 @dataclass(frozen=True)

@@ -258,4 +258,4 @@ def test_the_first_rank_says_that_loops_are_compiled(rank, messages, monkeypatch
     monkeypatch.setattr(MACHINE_CODE, "on_compile", lambda: None)
     main(["train", "--help"])
     MACHINE_CODE.on_compile()
-    assert capsys.readouterr().err.count("shardkit: compiling loops") == messages
+    assert capsys.readouterr().err.count("shardkit: compiling kernels") == messages
