@@ -8,7 +8,7 @@ The launcher is found among the parents of this process, on its node (proc(5)).
 """
 
 import os
-from dataclasses import dataclass
+import stat
 from pathlib import Path
 
 from rich.console import Console
@@ -22,44 +22,46 @@ _TERMINALS = ("/dev/pts/", "/dev/tty")
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True)
-class Terminal:
-    """A terminal that a process of the job writes to; columns: its width."""
-
-    path: str
-    columns: int
-
-
 def console_of(stream) -> Console:
     """Return a console on this stream; its is_terminal says whether a bar can be shown on it.
 
-    SHARDKIT_PROGRESS=bar or lines decides; auto, the default, asks for a terminal, of the stream or
-    of the launcher. Errors: ConfigurationError on another value.
+    SHARDKIT_PROGRESS=bar or lines decides; auto, the default, asks for a terminal, of the launcher
+    if there is one: Open MPI gives ranks a terminal of its own, whatever it writes to itself.
+    Errors: ConfigurationError on another value.
     """
     wanted = progress_wanted()
     how: dict = {"highlight": False, "soft_wrap": True}
-    if wanted == "lines" or wanted == "auto" and is_terminal_plain():
+    if wanted == "lines" or wanted == "auto" and (is_terminal_plain() or _is_file(stream)):
         return Console(file=stream, force_terminal=False, **how)
-    if stream.isatty():
-        return Console(file=stream, **how)
-    terminal = terminal_of_launcher()
-    if wanted == "bar" or terminal is not None:
-        columns = 80 if terminal is None else terminal.columns
-        return Console(file=stream, force_terminal=True, width=columns, **how)
-    return Console(file=stream, force_terminal=False, **how)
+    output = output_of_launcher()
+    if output is None and stream.isatty():
+        return Console(file=stream, force_terminal=True, **how)
+    columns = _columns(output)
+    has_bar = wanted == "bar" or columns is not None
+    return Console(file=stream, force_terminal=has_bar, width=columns, **how)
 
 
-def terminal_of_launcher(proc: Path = _PROC, pid: int | None = None) -> Terminal | None:
-    """Return the terminal that the launcher of this process writes to, unchanged; None: none.
+def _is_file(stream) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return False
 
+
+def output_of_launcher(proc: Path = _PROC, pid: int | None = None) -> str | None:
+    """Return the path that the launcher of this process writes to.
+
+    "" if it puts words of its own before the lines of ranks; None if there is no launcher here.
     proc   where processes are described
     """
     pid = os.getpid() if pid is None else pid
     try:
         while pid > 1:
             pid = _parent(proc / str(pid))
-            if _is_launcher(proc / str(pid)):
-                return _terminal(os.readlink(proc / str(pid) / "fd" / "1"))
+            words = (proc / str(pid) / "cmdline").read_text().split("\0")
+            if _is_launcher(words):
+                is_changed = any(map(_is_label, words))
+                return "" if is_changed else os.readlink(proc / str(pid) / "fd" / "1")
     except (OSError, ValueError, IndexError):
         pass  # no such file system, or a process of another user
     return None
@@ -69,22 +71,27 @@ def _parent(process: Path) -> int:
     return int((process / "stat").read_text().rpartition(")")[2].split()[1])
 
 
-def _is_launcher(process: Path) -> bool:
-    """Return whether it is mpiexec. Errors: ValueError if it is, and changes what ranks write."""
-    words = (process / "cmdline").read_text().split("\0")
-    names = [os.path.basename(word) for word in words[:2]]  # of the program, or of a script
-    if not any(name.startswith(_LAUNCHERS) and "proxy" not in name for name in names):
-        return False
-    if any(word.replace("--", "-").startswith(_LABELS[1:]) or word == _LABELS[0] for word in words):
-        raise ValueError("the launcher changes lines")
-    return True
+def _is_launcher(words: list[str]) -> bool:
+    """Return whether these are the words of mpiexec: of the program, or of a script."""
+    names = [os.path.basename(word) for word in words[:2]]
+    return any(name.startswith(_LAUNCHERS) and "proxy" not in name for name in names)
 
 
-def _terminal(path: str) -> Terminal | None:
-    if not path.startswith(_TERMINALS):
+def _is_label(word: str) -> bool:
+    return word == _LABELS[0] or word.replace("--", "-").startswith(_LABELS[1:])
+
+
+def _columns(path: str | None) -> int | None:
+    """Return the width of the terminal of this path; None if it is none, or cannot be asked."""
+    if path is None or not path.startswith(_TERMINALS):
         return None
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
     try:
-        return Terminal(path, os.get_terminal_size(descriptor).columns or 80)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:
+        return None
     finally:
         os.close(descriptor)

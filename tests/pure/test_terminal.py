@@ -8,8 +8,9 @@ import pytest
 
 from shardkit.doctor.finding import as_text, error, ok, warning
 from shardkit.errors import ConfigurationError
+from shardkit.train import terminal as terminal_module
 from shardkit.train.log import duration_text, seconds_text
-from shardkit.train.terminal import console_of, terminal_of_launcher
+from shardkit.train.terminal import console_of, output_of_launcher
 
 
 class Stream(io.StringIO):
@@ -28,7 +29,7 @@ def plain_environment(monkeypatch):
     for name in ("NO_COLOR", "SHARDKIT_PROGRESS", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("shardkit.train.terminal.terminal_of_launcher", lambda: None)
+    monkeypatch.setattr(terminal_module, "output_of_launcher", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def processes(folder, *chain):
         (place.parent / "stat").write_text(f"{number} (a (b) c) S {number - 1} 0 0")
         (place.parent / "cmdline").write_text("\0".join(command.split()) + "\0")
         (place / "1").symlink_to(target)
-    return terminal_of_launcher(folder, 9)
+    return output_of_launcher(folder, 9)
 
 
 PYTHON, PROXY = ("python train.py", "pipe:[1]"), ("/opt/hydra_pmi_proxy --x", "pipe:[2]")
@@ -83,13 +84,12 @@ PYTHON, PROXY = ("python train.py", "pipe:[1]"), ("/opt/hydra_pmi_proxy --x", "p
 
 def test_the_terminal_of_mpiexec_is_found_above_its_proxy(tmp_path, terminal):
     launcher = ("/opt/bin/mpiexec -n 4 python train.py", terminal)
-    found = processes(tmp_path, PYTHON, PROXY, launcher)
-    assert found.path == terminal and found.columns > 0
+    assert processes(tmp_path, PYTHON, PROXY, launcher) == terminal
 
 
 @pytest.mark.parametrize("command", ["python /opt/bin/mpiexec -n 4", "prterun -n 4", "mpirun x"])
 def test_launchers_have_several_names(command, tmp_path, terminal):
-    assert processes(tmp_path, PYTHON, (command, terminal)) is not None
+    assert processes(tmp_path, PYTHON, (command, terminal)) == terminal
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,24 @@ def test_launchers_have_several_names(command, tmp_path, terminal):
     ["mpiexec -l -n 4", "mpiexec -prepend-rank", "mpirun --tag-output", "mpirun --output tag x"],
 )
 def test_a_launcher_that_labels_lines_gets_lines(command, tmp_path, terminal):
-    assert processes(tmp_path, PYTHON, (command, terminal)) is None
+    assert processes(tmp_path, PYTHON, (command, terminal)) == ""
 
 
-def test_a_log_file_a_pipe_and_a_batch_system_are_no_terminals(tmp_path, terminal):
-    assert processes(tmp_path / "a", PYTHON, ("mpiexec -n 4", "/home/me/log")) is None
-    assert processes(tmp_path / "b", PYTHON, ("mpiexec -n 4", "pipe:[3]")) is None
-    assert processes(tmp_path / "c", PYTHON, ("slurmstepd: [1.0]", terminal)) is None
+def test_a_batch_system_is_no_launcher_that_has_a_terminal(tmp_path, terminal):
+    assert processes(tmp_path, PYTHON, ("slurmstepd: [1.0]", terminal)) is None
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])  # Open MPI's ranks have one of their own
+def test_what_the_launcher_writes_to_decides(is_terminal, terminal, monkeypatch):
+    for output, has_bar in [(terminal, True), ("/home/me/log", False), ("pipe:[3]", False)]:
+        monkeypatch.setattr(terminal_module, "output_of_launcher", lambda output=output: output)
+        assert console_of(Stream(is_terminal)).is_terminal == has_bar
+
+
+def test_a_file_is_a_file_below_a_launcher_on_a_terminal_too(tmp_path, terminal, monkeypatch):
+    monkeypatch.setattr(terminal_module, "output_of_launcher", lambda: terminal)
+    with open(tmp_path / "log", "w") as log:
+        assert not console_of(log).is_terminal
 
 
 @pytest.mark.parametrize(
