@@ -71,17 +71,16 @@ function drawComparison() {
     put(cell, "span", {class: "key", style: `background:${colourOf(i)}`});
     cell.append(name);
   });
-  put(head, "th", {}, "");
   const columns = runs.map(facts);
   columns[0].forEach(([label, , more], line) => {
     const row = put(table, "tr");
-    put(row, "th", {}, label);
     const isShared = new Set(columns.map((column) => column[line][2])).size === 1;
+    const name = put(row, "th", {}, label);
+    if (isShared) put(name, "div", {class: "more"}, more);
     for (const column of columns) {
       const cell = put(row, "td", {class: "number"}, column[line][1]);
       if (!isShared) put(cell, "div", {class: "more"}, column[line][2]);
     }
-    put(row, "td", {class: "text"}, isShared ? more : "");
   });
 }
 
