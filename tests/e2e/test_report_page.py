@@ -162,6 +162,27 @@ def test_the_numbers_on_the_page_are_those_of_the_run(folder, width):
     assert len(drawn) > 5000 and not re.search("NaN|undefined|Infinity|null", drawn)
 
 
+POINT = """<script>
+const drawn = document.querySelector("svg"), box = drawn.getBoundingClientRect();
+const where = {clientX: box.left + box.width, clientY: box.top + 40};
+drawn.dispatchEvent(new PointerEvent("pointermove", where));
+</script></body>"""
+
+
+def test_the_pointer_shows_the_values_of_a_step_with_their_names(folder):
+    shardkit(folder, "report", "first")
+    whole = (folder / "first/report.html").read_text()
+    path = folder / "pointed.html"
+    path.write_text(whole.replace("</body>", POINT))
+    _, text = browsed(folder, path)
+    tip = re.search(r'id="tip"[^>]*>(.*?)</div></div>', text, re.S)[0]
+    records = [record for record in metrics(folder, "first") if record["step"] == 18]
+    for name in ("train_loss", "validation_loss"):
+        (value,) = [record[name] for record in records if name in record]
+        assert f"{value:#.4g}" in tip, tip
+    assert "step 18" in tip and "hidden" not in tip and "checkpoint" in tip
+
+
 def test_two_runs_stand_side_by_side_with_what_differs(folder):
     shardkit(folder, "report", "first", "second", "--output", "both.html")
     page, text = browsed(folder, folder / "both.html")
