@@ -168,6 +168,22 @@ def checked_mode() -> bool:
     return _text("SHARDKIT_CHECK") not in ("", *_OFF)
 
 
+def progress_wanted() -> str:
+    """Return how a run shows its progress, SHARDKIT_PROGRESS: "auto" (the default), "bar", "lines".
+
+    Errors: ConfigurationError on another value.
+    """
+    value = _text("SHARDKIT_PROGRESS") or "auto"
+    if value not in ("auto", "bar", "lines"):
+        raise ConfigurationError(f"SHARDKIT_PROGRESS = {value!r}; wanted auto, bar or lines")
+    return value
+
+
+def is_terminal_plain() -> bool:
+    """Return whether NO_COLOR or a dumb TERM asks for plain lines."""
+    return bool(os.environ.get("NO_COLOR")) or _text("TERM") in ("dumb", "unknown")
+
+
 def is_shared_memory_wanted() -> bool:
     """Return False if SHARDKIT_SHARED makes ranks of one node send messages to each other."""
     return _text("SHARDKIT_SHARED") not in _OFF

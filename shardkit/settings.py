@@ -34,6 +34,7 @@ def setting(default, text: str, unit: str = "", **rules):
     known      the names that files take; in Python its reader refuses others
     holds      function (value) -> bool, a further condition on what is not None; wanted says what
     spelled    {spelling in files: value}
+    is_common  --help lists it among the first
     is_path    relative paths are made absolute when a run starts
     fixed      why a run keeps it from its start to its end; see `fixed`
     """
@@ -204,17 +205,31 @@ class Sections:
 
     @classmethod
     def help_text(cls) -> str:
-        """Return one line for each key: default, unit and meaning."""
+        """Return one line for each key: default, unit and meaning; common ones first, then the
+        others by section.
+        """
+        keys = cls.keys()
+        common = [name for name, field in keys.items() if field.metadata.get("is_common")]
+        parts = ["common settings:", *(_help_line(name, keys[name]) for name in common)]
+        for section in dataclasses.fields(cls):
+            rest = [
+                name for name in keys if name.startswith(f"{section.name}.") and name not in common
+            ]
+            if rest:
+                parts += ["", f"[{section.name}]{_meaning(section.type)}"]
+                parts += [_help_line(name, keys[name]) for name in rest]
+        return "\n".join(parts)
+
+    def toml_text(self) -> str:
+        """Return all settings as a TOML file that reads as these."""
         lines = []
-        for name, field in cls.keys().items():
-            rules = field.metadata
-            shown = f"{json.dumps(field.default)} {rules.get('unit', '')}".rstrip()
-            default = "none" if field.default is None else shown
-            names = (*rules.get("among", rules.get("known", ())), *rules.get("spelled", ()))
-            choices = f" ({' | '.join(names)})" if names else ""
-            meaning = f": {rules['text']}" if "text" in rules else ""
-            lines.append(f"  --{name:<40} {default}{meaning}{choices}")
-        return "\n".join(lines)
+        for section in dataclasses.fields(self):
+            lines += [""] * bool(lines) + [f"[{section.name}]"]
+            lines += [
+                f"{field.name} = {_toml(self.value(f'{section.name}.{field.name}'))}"
+                for field in dataclasses.fields(section.type)
+            ]
+        return "\n".join(lines) + "\n"
 
     def to_dict(self) -> dict:
         """Return {section: {key: value}}, which JSON can hold."""
@@ -245,6 +260,36 @@ class Sections:
             return dataclasses.replace(getattr(self, name), **values)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"section [{name}]: {error}") from None
+
+
+def _help_line(name: str, field) -> str:
+    rules = field.metadata
+    shown = f"{json.dumps(field.default)} {rules.get('unit', '')}".rstrip()
+    default = "none" if field.default is None else shown
+    names = (*rules.get("among", rules.get("known", ())), *rules.get("spelled", ()))
+    choices = f" ({' | '.join(names)})" if names else ""
+    meaning = f": {rules['text']}" if "text" in rules else ""
+    return f"  --{name:<40} {default}{meaning}{choices}"
+
+
+def _meaning(section: type) -> str:
+    """Return the first line of what the section says about itself, or of the class it is made of;
+    dataclasses say their fields where nothing was written.
+    """
+    for made in section.__mro__[:-1]:
+        text = (made.__doc__ or "").partition("\n")[0]
+        if text and not text.startswith(f"{made.__name__}("):
+            return f" {text}"
+    return ""
+
+
+def _toml(value) -> str:
+    """Return a value as TOML has it; "none" for what is left open."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, tuple):
+        value = list(value)
+    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
 def read_toml(path) -> dict[str, Any]:

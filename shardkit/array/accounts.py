@@ -40,6 +40,13 @@ class Accounts:
         """Return the peak since `reset_peak`, of one purpose or of all together."""
         return self._total_peak if purpose is None else self._peak.get(purpose, 0)
 
+    def peaks(self) -> dict[str, int]:
+        """Return the peak of each purpose since `reset_peak`, in a new dict.
+
+        Purposes reach theirs at different times, so together they are more than peak_bytes().
+        """
+        return {purpose: count for purpose, count in sorted(self._peak.items()) if count}
+
     def reset_peak(self):
         """Start measuring the peak anew from what is alive now."""
         with self._lock:

@@ -90,6 +90,7 @@ class _Task:
 class PendingCheckpoint:
     """A checkpoint that a thread of each rank is writing, from a snapshot.
 
+    began           time.perf_counter() when it began to be written
     pause_seconds   for how long the training stood still for it
     folder          where it will be
     is_committed    True once it is there
@@ -106,7 +107,7 @@ class PendingCheckpoint:
         self._copies = copies
         self._copied = copied
         self._cancelled = threading.Event()
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         self._stages = [self._write, self._publish]  # all ranks meet after each
         self._task = _Task(self._stages.pop(0))
 
@@ -162,7 +163,7 @@ class PendingCheckpoint:
                 self.is_over = False
                 return
         self.is_committed = True
-        self.write_seconds = time.perf_counter() - self._began
+        self.write_seconds = time.perf_counter() - self.began
 
 
 class Saver:

@@ -10,10 +10,10 @@ import sys
 import time
 
 from .. import __version__
-from ..array.machine_code import MACHINE_CODE
 from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
+from ..train.start import say_when_compiling
 from . import (
     bench,
     checkpoint,
@@ -65,8 +65,7 @@ def _run(arguments: list[str]) -> int:
     if own_command and not getattr(known, "takes_command", False):
         return _refuse("--", known.command, parser, commands)
     known.own_command = own_command
-    if not launcher().rank:
-        MACHINE_CODE.on_compile = _say_that_it_compiles
+    say_when_compiling()
     if settings and not known.takes_settings:
         return _refuse(settings[0], known.command, parser, commands)
     try:
@@ -80,14 +79,6 @@ def _run(arguments: list[str]) -> int:
         else:
             print(f"shardkit: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-
-
-def _say_that_it_compiles():
-    print(
-        "shardkit: compiling loops for this kind of CPU, once; later starts read them from files",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _cut(arguments: list[str]) -> tuple[list[str], list[str]]:

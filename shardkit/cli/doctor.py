@@ -1,5 +1,6 @@
 """`shardkit doctor`."""
 
+import sys
 from pathlib import Path
 
 from ..comm.threads.backend import InMemoryCommunicationBackend
@@ -7,6 +8,7 @@ from ..doctor.examination import examine
 from ..doctor.finding import as_json, as_text, exit_code
 from ..environment import launcher
 from ..errors import CommunicationError
+from ..train.terminal import console_of
 from .job import job, mpi_backend
 from .settings import configuration
 
@@ -47,5 +49,7 @@ def _doctor(known, overrides) -> int:
             mpi_problem=problem,
         )
         if backend.rank == 0:
-            print(as_json(findings) if known.json else as_text(findings))
+            is_colored = console_of(sys.stdout).is_terminal
+            text = as_text(findings, is_colored=is_colored)
+            print(as_json(findings) if known.json else text)
     return exit_code(findings)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
 from ..comm.watch.hang import hang_report
+from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
-from ..train.report import describe_run
 
 
 def add_commands(commands) -> None:

@@ -2,21 +2,27 @@
 
 from pathlib import Path
 
-from ..train.report import describe_run, draw_curve
+from ..report import describe_run, page_of, read_run_folder
 
 
 def add_commands(commands) -> None:
     """Add the parser of the command."""
-    report = commands.add_parser("report", help="draw the loss curve of a run")
-    report.add_argument("path", help="run folder")
+    report = commands.add_parser(
+        "report",
+        help="draw a run, or several side by side, in one HTML file",
+        description="Write one HTML file with the curves, memory, mesh, timeline and settings of a "
+        "run, or of several side by side. It needs no network and no other file.",
+    )
+    report.add_argument("path", nargs="+", help="run folder")
     report.add_argument(
-        "--output", help="file to write, .svg, .png or .pdf; default: curve.svg in the run folder"
+        "--output", help="file to write; default: report.html in the (first) run folder"
     )
     report.set_defaults(run=_report, takes_settings=False)
 
 
 def _report(known, overrides) -> int:
-    target = known.output or str(Path(known.path) / "curve.svg")
-    draw_curve(known.path, target)
-    print(describe_run(known.path) + target)
+    runs = [read_run_folder(path) for path in known.path]
+    target = Path(known.output) if known.output else Path(known.path[0]) / "report.html"
+    target.write_text(page_of(runs), encoding="utf-8")
+    print("".join(map(describe_run, known.path)) + str(target))
     return 0

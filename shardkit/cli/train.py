@@ -5,6 +5,7 @@ import os
 import sys
 
 from ..comm.failure.signals import StopSignals
+from ..environment import launcher
 from ..errors import ShardkitError, StopVoted
 from ..train.loop import train_run
 from ..train.settings import RunConfiguration
@@ -33,6 +34,11 @@ def add_commands(commands) -> None:
         help="show this, with every setting of the task, and leave",
     )
     train.add_argument(
+        "--print-settings",
+        action="store_true",
+        help="print the settings that the run would have, as a TOML file, and leave",
+    )
+    train.add_argument(
         "settings",
         nargs="?",
         help="TOML file with a [section] for each group of the settings below",
@@ -53,6 +59,8 @@ def add_commands(commands) -> None:
 def _train(known, overrides) -> int:
     if known.help:
         return _show_help(known, overrides)
+    if known.print_settings:
+        return _print_settings(known, overrides)
     signals, start = StopSignals().listen(), StartClock.of_process()
     if _wants_elastic(known, overrides):
         return _train_elastic(known, overrides, signals, start)
@@ -96,10 +104,17 @@ def _run_settings(
     return given.of_run(known.resume, known.resume_if_any, agreed)
 
 
+def _print_settings(known, overrides) -> int:
+    """Print the settings of a start, or with --resume those that the run goes on with."""
+    if not launcher().rank:
+        print(_run_settings(known, overrides)[0].toml_text(), end="")
+    return 0
+
+
 def _show_help(known, overrides) -> int:
     """Print the options, and the settings of the task that is given."""
     configuration = Given.read(known.settings, overrides).configuration()
-    known.parser.epilog = f"settings of {configuration.task_class.__name__}:\n"
+    known.parser.epilog = f"settings of {configuration.task_class.__name__}:\n\n"
     known.parser.epilog += configuration.help_text()
     known.parser.print_help()
     return 0

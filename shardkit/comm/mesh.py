@@ -61,6 +61,17 @@ class Mesh:
         self._num_users = 1
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank."""
+        return self._hosts
+
+    @property
+    def names(self) -> dict[str, str]:
+        """{key of a group: its axis, or "world"}, for people."""
+        of_axes = {self._groups[axis].group_key: axis for axis in AXES}
+        return {self.world.group_key: "world", **of_axes}
+
+    @property
     def rank(self) -> int:
         """This rank in the world."""
         return self.world.rank

@@ -20,6 +20,7 @@ class TextData:
         "files or folders of text, or files of tokens; none: the sources of Python's standard "
         "library",
         is_path=True,
+        is_common=True,
     )
     format: str = fixed(
         _KEPT,

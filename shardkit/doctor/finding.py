@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 
 LEVELS = ("ok", "warning", "error")
+_COLORS = {"ok": "32", "warning": "33", "error": "1;31"}  # green, yellow, bold red (ECMA-48, SGR)
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,17 @@ def exit_code(findings: list[Finding]) -> int:
     return int(any(finding.level == "error" for finding in findings))
 
 
-def as_text(findings: list[Finding]) -> str:
-    """Return a line for each finding with its advice below it, and a line that counts them."""
+def as_text(findings: list[Finding], *, is_colored: bool = False) -> str:
+    """Return a line for each finding with its advice below it, and a line that counts them.
+
+    is_colored   the levels, for a terminal
+    """
     lines = []
     for finding in findings:
-        lines.append(f"{finding.level:<8} {finding.topic:<12} {finding.found}")
+        level = f"{finding.level:<8}"
+        if is_colored:
+            level = f"\x1b[{_COLORS[finding.level]}m{level}\x1b[0m"
+        lines.append(f"{level} {finding.topic:<12} {finding.found}")
         lines += [f"{'':21} -> {finding.advice}"] * bool(finding.advice)
     counts = [f"{level} {sum(finding.level == level for finding in findings)}" for level in LEVELS]
     return "\n".join([*lines, ", ".join(counts)])

@@ -18,8 +18,10 @@ class Model:
         _KEPT, None, "tokens that the model knows; none: those of the data", "tokens", minimum=1
     )
     style: str = fixed(_KEPT, "llama", "style of the transformer block", among=STYLES)
-    width: int = fixed(_KEPT, 128, "width of the residual stream", "elements", minimum=1)
-    layers: int = fixed(_KEPT, 4, "transformer blocks", "blocks", minimum=1)
+    width: int = fixed(
+        _KEPT, 128, "width of the residual stream", "elements", minimum=1, is_common=True
+    )
+    layers: int = fixed(_KEPT, 4, "transformer blocks", "blocks", minimum=1, is_common=True)
     heads: int = fixed(_KEPT, 4, "attention heads", "heads", minimum=1)
     kv_heads: int | None = fixed(
         _KEPT, None, "heads of keys and values; none: as many as heads", "heads", minimum=1

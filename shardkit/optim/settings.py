@@ -17,7 +17,9 @@ class Optimizer:
     name: str = fixed(
         "its checkpoints hold the state of that rule", "adamw", "update rule", among=RULES
     )
-    learning_rate: float = setting(3e-3, "highest learning rate, after the warm-up", above=0.0)
+    learning_rate: float = setting(
+        3e-3, "highest learning rate, after the warm-up", above=0.0, is_common=True
+    )
     warmup_steps: int = setting(20, "the learning rate grows linearly", "steps", minimum=0)
     decay: str = setting("cosine", "how the learning rate falls after the warm-up", among=SCHEDULES)
     decay_part: float | None = setting(

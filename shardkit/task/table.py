@@ -47,7 +47,9 @@ _KEPT = "its scaling and the order of its rows follow from it"
 class TableData:
     """The rows of a run: which file, which columns."""
 
-    path: str | None = setting(None, "file of rows: .npy .npz .h5 .csv .tsv .parquet", is_path=True)
+    path: str | None = setting(
+        None, "file of rows: .npy .npz .h5 .csv .tsv .parquet", is_path=True, is_common=True
+    )
     kind: str = fixed(_KEPT, "regression", "what is predicted", among=KINDS)
     features: tuple[str, ...] = fixed(
         _KEPT, (), "columns of x: name, first:last, name[2:10]; none: all that are left"

@@ -24,6 +24,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.pipeline.neighbors import Neighbors, restore
+from .log import seconds_text
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Recovery:
             f"{self.num_living} live, "
             f"{self.num_training} of them train{waiting}; state of step {self.step} from "
             f"{self.source}; "
-            f"{self.seconds:.2f} s"
+            f"{seconds_text(self.seconds)}"
         )
 
 

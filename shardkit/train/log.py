@@ -11,8 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from .terminal import console_of
 
 
 class RankLog:
@@ -56,15 +57,16 @@ class Reporter:
     ):
         self._is_writer, self._log = is_writer, log
         self._metrics_path = folder / "metrics.jsonl"
-        self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+        self._console = console_of(stream or sys.stdout) if is_writer else None
         self._bar = None
         if is_writer and self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("step"),
-                BarColumn(),
+                BarColumn(16),
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),
                 console=self._console,
+                refresh_per_second=4,
             )
             self._task = self._bar.add_task("", total=total_steps)
 
@@ -89,10 +91,13 @@ class Reporter:
             self._bar.update(self._task, completed=step, description=text)
 
     def record(self, **values):
-        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks."""
+        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks.
+
+        time   Unix seconds, is added
+        """
         values = {
             name: value
-            for name, value in values.items()
+            for name, value in {**values, "time": round(time.time(), 3)}.items()
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:
@@ -125,9 +130,16 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text: 65.2 becomes "1m05s"."""
+    """Return a duration as text: 65.2 becomes "1m05s", 0.0421 becomes "42 ms"."""
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
     minutes, rest = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return what something took as text: 1.234 becomes "1.23 s", 0.0421 becomes "42 ms"."""
+    return f"{seconds:.2f} s" if 0.9995 <= seconds < 120 else duration_text(seconds)

@@ -7,6 +7,9 @@ run folder/
   configuration.json    the settings, so that --resume needs none
   data/                 what the task wrote for all ranks: an index of the data
   metrics.jsonl         the curve: one record per report
+  ranks.json            the mesh: where each rank is, and on which node
+  timeline.json         one step, action by action; see tracing.py
+  traces/               what run.trace_steps asks for
   logs/                 one file per rank
   checkpoints/          see checkpoint/store.py
 """
@@ -35,10 +38,12 @@ from .model import make_model
 from .preparing import prepare_data
 from .progress import RunReport
 from .ranks import check_batch
+from .ranks_record import RanksRecord
 from .saves import Saves
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
 from .stopping import Clock, Patience
+from .tracing import Tracing
 from .tracking import make_tracker
 from .validation import Validation
 
@@ -218,12 +223,14 @@ class TrainingRun:
             is_first, run = backend.rank == 0, settings.run
             tracks = is_first and run.track is not None
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
+            tracing = Tracing(run)
         self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)
-        self.callbacks = Callbacks([self.report, *tracked, *callbacks], is_first=is_first)
+        own = [self.report, RanksRecord(), tracing]
+        self.callbacks = Callbacks([*own, *tracked, *callbacks], is_first=is_first)
         self.clock = Clock(None, settings.run.stop_margin_seconds)
         self.saves = Saves(
             self.model,

@@ -36,8 +36,9 @@ class RunReport(Callback):
         self._unit = task.unit or task.sample
         self._knows_overlap = False  # the log says what was chosen
         self._began = self._reported_at = time.perf_counter()
-        self._first_step = self._reported_step = model.step_number
+        self._reported_step = model.step_number
         self._reported_wait = 0.0
+        self._first_report: tuple[float, int] | None = None  # when, and after which step
 
     # ---- at the start ----------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ class RunReport(Callback):
         )
         self._introduce_ranks()
         self._began = self._reported_at = time.perf_counter()
-        self._first_step = self._reported_step = self._model.step_number
+        self._reported_step = self._model.step_number
 
     def _introduce_ranks(self):
         seats = all_seats(self._backend, self._settings.run.threads)
@@ -90,7 +91,7 @@ class RunReport(Callback):
     def speed(self, step: int, loss: float) -> dict[str, float]:
         """Say how the steps since the last report went, and return it in numbers."""
         run, now = self._settings.run, time.perf_counter()
-        seconds_left = (now - self._began) / (step - self._first_step) * (run.steps - step)
+        left = self._left_text(now, step)
         samples = (step - self._reported_step) * self._settings.batch.sequences
         waited = self._stream.waited_seconds - self._reported_wait
         num_steps = step - self._reported_step
@@ -101,7 +102,7 @@ class RunReport(Callback):
         exposed = sum(engine.exposure.of_step.values())
         text = (
             f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {exposed * 1e3:.1f} ms exposed "
-            f"communication  {duration_text(seconds_left)} left"
+            f"communication{left}"
         )
         self._reporter.progress(step, text)
         self._reporter.line(f"step {step}/{run.steps}  {text}")
@@ -114,6 +115,20 @@ class RunReport(Callback):
             "data_wait_seconds": waited / num_steps,
             **({"loss_scale": engine.loss_scale.value} if engine.loss_scale.is_dynamic else {}),
         }
+
+    def _left_text(self, now: float, step: int) -> str:
+        """Return the time that is left, by all that happened since the first report.
+
+        "" in the first one: the steps before it compiled kernels and tried what is faster.
+        """
+        if self._first_report is None:
+            self._first_report = now, step
+            return ""
+        began, first = self._first_report
+        steps_left = self._settings.run.steps - step
+        seconds_left = (now - began) / (step - first) * steps_left
+        text = "less than 1s" if seconds_left < 1 else duration_text(seconds_left)
+        return f"  {text} left" if steps_left else ""
 
     def after_report(self, step, values):
         """Record the numbers of a report."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checkpoint.background import PendingCheckpoint
 from ..parallel.model.sharded_model import ShardedModel
-from .log import Reporter
+from .log import Reporter, seconds_text
 from .settings import Run
 
 
@@ -67,9 +67,10 @@ class Saves:
         self._note_save(checkpoint.pause_seconds + checkpoint.write_seconds)
         self._reporter.line(
             f"step {step}/{self._run.steps}  checkpoint {checkpoint.folder}  written in "
-            f"{checkpoint.write_seconds:.2f} s, training stood still for "
-            f"{checkpoint.pause_seconds:.3f} s"
+            f"{seconds_text(checkpoint.write_seconds)}, training stood still for "
+            f"{seconds_text(checkpoint.pause_seconds)}"
         )
+        self._reporter.record(step=step, checkpoint_write_seconds=checkpoint.write_seconds)
         self._after(step, checkpoint.folder)
 
     def wait(self) -> None:

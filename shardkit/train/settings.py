@@ -6,6 +6,7 @@
 Sections stand beside the code that reads them, and those of the training loop here.
 """
 
+import re
 from dataclasses import dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from functools import cache
@@ -26,6 +27,12 @@ from .tracking import TRACKERS
 AUTOMATIC = "auto"  # of parallel.blas; see choice.py
 
 
+def is_range(text: str) -> bool:
+    """Return whether the text is a number of a step, or two in order: 20..22."""
+    found = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", text)
+    return found is not None and int(found[1]) <= int(found[2] or found[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Where a run lives, how long it lasts, what it reports."""
@@ -36,9 +43,15 @@ class Run:
         "what is trained: a built-in task, or file.py:Name of one's own; --task is short for it",
         made_absolute=absolute_task,
     )
-    folder: str = setting("runs/run", "folder of checkpoints, metrics and the index of the data")
+    folder: str = setting(
+        "runs/run", "folder of checkpoints, metrics and the index of the data", is_common=True
+    )
     steps: int = setting(
-        300, "optimization steps in all, counted from the start of the run", "steps", minimum=1
+        300,
+        "optimization steps in all, counted from the start of the run",
+        "steps",
+        minimum=1,
+        is_common=True,
     )
     epochs: float | None = setting(
         None,
@@ -102,6 +115,14 @@ class Run:
     track: str | None = setting(
         None, "also write the curve with this library; none: metrics.jsonl alone", among=TRACKERS
     )
+    trace_steps: str | None = setting(
+        None,
+        "record what every rank does in these steps, 20..22, into a trace file in the run folder; "
+        "none: only the timeline of one step",
+        "steps",
+        holds=is_range,
+        wanted="None, a step, or the first and the last step as 20..22",
+    )
     elastic: bool = setting(
         False,
         "continue when ranks die: immediately under Open MPI's mpiexec --with-ft ulfm, elsewhere "
@@ -126,7 +147,10 @@ class Batch:
     """The global batch of a step; the number of ranks is not part of it."""
 
     sequences: int = setting(
-        16, "samples (sequences of a text, rows) in the global batch of a step", minimum=1
+        16,
+        "samples (sequences of a text, rows) in the global batch of a step",
+        minimum=1,
+        is_common=True,
     )
     micro_batch: int = setting(
         4,
@@ -155,7 +179,7 @@ class Parallel(ParallelSettings):
                                                     last digit of the norm that clips
     """
 
-    policy: str = setting("fsdp", "what the data axis shards", among=POLICIES)
+    policy: str = setting("fsdp", "what the data axis shards", among=POLICIES, is_common=True)
     blas: str = setting(
         "numpy",
         "library that multiplies matrices on the CPU: mkl (Intel's CPUs) and onednn if installed; "
@@ -172,9 +196,9 @@ class MeshAxes:
     """How the ranks are arranged; the others are data replicas."""
 
     pipeline: int = setting(
-        1, "stages that the blocks of the model are cut into", "ranks", minimum=1
+        1, "stages that the blocks of the model are cut into", "ranks", minimum=1, is_common=True
     )
-    tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1)
+    tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1, is_common=True)
 
 
 @dataclass(frozen=True)

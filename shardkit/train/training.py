@@ -39,6 +39,7 @@ from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run
 from .prediction import check_output, predict
 from .settings import RunConfiguration, configuration_of, first_settings, resumed
+from .start import say_when_compiling
 from .survivors import SurvivingRun
 
 
@@ -122,6 +123,7 @@ class Training:
             signals.listen()
         if self._backend is not None:
             return self._train(self._backend, signals, None)
+        say_when_compiling()
         if self._given.get("run.elastic") is True:  # another value is refused by all ranks, below
             result = self._train_elastic(signals)
         else:

@@ -72,7 +72,9 @@ def metrics(folder, run="run"):
 
 def curve(folder, run="run"):
     return [
-        (r["step"], r.get("train_loss"), r.get("validation_loss")) for r in metrics(folder, run)
+        (r["step"], r.get("train_loss"), r.get("validation_loss"))
+        for r in metrics(folder, run)
+        if "train_loss" in r or "validation_loss" in r
     ]
 
 
@@ -96,8 +98,8 @@ def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(
     assert "step-00000020" in inspected and "checksums hold" in inspected
     one = printed("inspect", "run/checkpoints/step-00000020")
     assert re.search(r"^        up.weight +40x16 ", one, re.M)
-    printed("report", "run")
-    assert "<svg" in (folder / "run" / "curve.svg").read_text()
+    assert "run/report.html" in printed("report", "run")
+    assert "</html>" in (folder / "run" / "report.html").read_text()
     assert printed("generate", "run", "--prompt", "line 1", "--tokens", "10").startswith("line 1")
 
 
@@ -256,4 +258,4 @@ def test_the_first_rank_says_that_loops_are_compiled(rank, messages, monkeypatch
     monkeypatch.setattr(MACHINE_CODE, "on_compile", lambda: None)
     main(["train", "--help"])
     MACHINE_CODE.on_compile()
-    assert capsys.readouterr().err.count("shardkit: compiling loops") == messages
+    assert capsys.readouterr().err.count("shardkit: compiling kernels") == messages

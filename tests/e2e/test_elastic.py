@@ -265,7 +265,7 @@ def test_the_command_line_trains_on_when_a_process_is_killed(folder):
     assert code == 0, output
     assert re.search(
         r"step \d+/40  rank 1 died; 2 live, 2 of them train; state of step \d+ from memory; "
-        r"[\d.]+ s",
+        r"[\d.]+ m?s",
         output,
     )
     recorded = [

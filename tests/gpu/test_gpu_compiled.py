@@ -8,6 +8,7 @@ import numpy
 import pytest
 from builders import small_gpt, token_batch
 from hybrids import hybrid
+from trace_rules import read_trace, threads_of
 
 import shardkit as sk
 from shardkit.errors import ShapeError, ShardingError
@@ -216,3 +217,28 @@ def test_tensor_parallel_models_are_refused_with_the_reason(gpu):
             model.compile()
 
     sk.run_ranks(2, on_rank)
+
+
+def test_a_trace_of_replayed_steps_has_the_same_actions_and_says_whose_times_they_are(
+    gpu, tmp_path
+):
+    path = tmp_path / "trace.json"
+
+    def on_rank(backend):
+        settings = {"loss": sk.nn.MeanSquaredError(), "micro_batches": 2}
+        model = hybrid(backend, (2, 1, 1), model=layers(), device="cuda", **settings)
+        model.compile()
+        for step in range(STEPS):
+            work(model, step)
+        with model.trace(path):
+            work(model, STEPS)
+        assert model.get_model_metadata()["compiled"]
+        return list(map(str, model.engine.program))
+
+    programs = sk.run_ranks(2, on_rank)
+    content = read_trace(path)
+    assert content["otherData"]["times"].startswith("of the host")
+    for rank, program in enumerate(programs):
+        spans = threads_of(content)[rank, 0]
+        actions = [s["name"] for s in spans if s["cat"] not in ("step", "communication")]
+        assert actions == program

@@ -19,6 +19,7 @@ from shardkit.nn.settings import Model
 from shardkit.parallel.settings import ShardingConfiguration
 from shardkit.settings import read_toml
 from shardkit.task.language import Language
+from shardkit.task.load import BUILT_IN, load_task
 from shardkit.train.settings import configuration_of, resumed, settled
 
 RunConfiguration = configuration_of(Language)
@@ -48,9 +49,32 @@ def test_no_name_is_offered_for_a_key_that_is_near_none(unrelated):
 
 
 def test_help_names_every_key_with_its_default():
-    lines = RunConfiguration.help_text().splitlines()
-    assert len(lines) == len(RunConfiguration.keys())
+    text = RunConfiguration.help_text()
+    lines = [line for line in text.splitlines() if line.startswith("  --")]
+    assert sorted(line.split()[0][2:] for line in lines) == sorted(RunConfiguration.keys())
     assert any("run.steps" in line and "300 steps" in line for line in lines)
+
+
+def test_help_lists_common_settings_first_and_the_others_under_their_section():
+    common, *sections = configuration_of(Language).help_text().split("\n\n")
+    assert common.startswith("common settings:\n  --run.folder ")
+    for name in ("run.steps", "data.path", "model.width", "optimizer.learning_rate", "mesh.tensor"):
+        assert f"--{name} " in common and not any(f"--{name} " in part for part in sections)
+    for part in sections:
+        heading, *lines = part.splitlines()
+        name, meaning = heading[1:].split("]")
+        assert lines and all(line.startswith(f"  --{name}.") for line in lines)
+        assert meaning.strip().endswith(".") and "(" not in meaning.partition(" ")[0]
+
+
+@pytest.mark.parametrize("task", BUILT_IN)
+def test_printed_settings_are_a_file_that_reads_as_the_same_settings(task, tmp_path):
+    configuration = configuration_of(load_task(task))
+    given = {"run.folder": 'a "quoted" \\ fo\tlder \x7f', "optimizer.learning_rate": 1e-5}
+    given |= {"run.keep_every": 4, "run.trace_steps": "2..3", "mesh.tensor": 2}
+    settings = configuration().replace(given)
+    (tmp_path / "run.toml").write_text(settings.toml_text(), encoding="utf-8")
+    assert configuration().replace(read_toml(tmp_path / "run.toml")) == settings
 
 
 @pytest.mark.parametrize(
@@ -341,6 +365,8 @@ def changed(name):
     others = [value for value in names if value != f.default]
     if others:
         return others[0]
+    if name == "run.trace_steps":
+        return "2..3"
     kinds = [f.type] if typing.get_origin(f.type) is tuple else typing.get_args(f.type) or [f.type]
     by_type = {
         bool: not f.default,

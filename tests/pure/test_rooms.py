@@ -28,6 +28,7 @@ LEVEL = {
     "task": 5,
     "train": 6,
     "plan": 7,
+    "report": 8,
     "slurm": 8,
     "doctor": 8,
     "__init__": 8,

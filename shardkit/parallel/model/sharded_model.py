@@ -9,8 +9,8 @@ Each member checks its arguments and asks the part that does the work:
     engine        trains, evaluates, predicts       engine.weights   whole parameter vectors
     checkpoints   files and images                  engine.state     optimizer state, rule, counts
 
-Three contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
-other models, copied.py) and Featured (input features, features.py).
+Four contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
+other models, copied.py), Featured (input features, features.py) and Traced (tracing.py).
 """
 
 import time
@@ -45,9 +45,10 @@ from .history import History
 from .measuring import Measurement
 from .report import metadata_of, table_of
 from .stored import Stored
+from .tracing import Traced
 
 
-class ShardedModel(Stored, Copied, Featured):
+class ShardedModel(Stored, Copied, Featured, Traced):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
     Parameters

@@ -53,6 +53,8 @@ class Engine:
     ballot          whether to stop, voted on before each step of train(); None: nobody asks
     gradient_norm   of the last step, before clipping; None if nothing clips
     trained_units   of this rank, and trained_here those that are not copies: without frozen ones
+    guards          around the executors of plain steps, and of those that begin messages ahead;
+                    for what wraps an executor for a while
     """
 
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
@@ -77,6 +79,7 @@ class Engine:
         self.trained_here = [unit for unit in self.trained_units if not unit.plan.is_copy]
         self._programs = parts.programs
         self._ahead = parts.ahead
+        self.guards = parts.plain.executor, parts.ahead.executor
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         self._batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
         self._losses = StepLosses(mesh, self.stages.last_rank)

@@ -5,8 +5,8 @@
 
 Nothing here knows a policy or a schedule: the one is in the units, the other in the program. What a
 step has to deal with beside its actions wraps an executor and has its execute(): memory that runs
-out (shortage.py), messages that must move meanwhile (pump.py), a stopwatch (stopwatch.py). CUDA
-graphs wrap the runtime (cuda_graphs.py).
+out (shortage.py), messages that must move meanwhile (pump.py), a stopwatch (stopwatch.py), a trace
+(trace.py). CUDA graphs wrap the runtime (cuda_graphs.py).
 """
 
 from collections.abc import Callable, Iterable

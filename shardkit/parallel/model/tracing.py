@@ -1,0 +1,137 @@
+"""model.trace(path): what all ranks do, from now until close(), in one file.
+
+with model.trace("trace.json"):          # on all ranks
+    for step in range(3):
+        model.train(x, y)
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ...checkpoint.background import PendingCheckpoint
+from ...comm.clocks import clock_offset
+from ...comm.failure.agreement import collectively
+from ..step.trace import Recorder, recording
+from .trace_file import RankSpans, trace_file
+
+_CHECKPOINT = "checkpoint"
+
+
+@contextmanager
+def spans_of(part, method: str, recorder: Recorder, kind: str, then=None) -> Iterator[None]:
+    """Inside, calls of this method of a part are spans, named after their kind.
+
+    then   function (what a call returned)
+    """
+    function = getattr(part, method)
+
+    def run(*arguments, **named):
+        with recorder.span(kind, kind):
+            result = function(*arguments, **named)
+        if then is not None:
+            then(result)
+        return result
+
+    setattr(part, method, run)
+    try:
+        yield
+    finally:
+        delattr(part, method)
+
+
+class Trace:
+    """A trace under way. A context manager that closes it; an error inside leaves no file.
+
+    Making it, and close(), are collective over the mesh of the model.
+    path   of the file, which rank 0 writes
+    Errors, on all ranks: OSError if it cannot be written.
+    """
+
+    def __init__(self, model, path):
+        self.path = Path(path)
+        self.recorder = Recorder()
+        self._model, self._world = model, model.mesh.world
+        with collectively(self._world):
+            if self._world.rank == 0:
+                self.path.write_text("", encoding="utf-8")  # before the work, not after it
+        self._before = clock_offset(self._world)
+        self._pending: list[PendingCheckpoint] = []
+        self._wrappers = ExitStack()
+        for method, then in (("save", None), ("save_async", self._pending.append)):
+            wrapper = spans_of(model.checkpoints, method, self.recorder, _CHECKPOINT, then)
+            self._wrappers.enter_context(wrapper)
+        self._wrappers.enter_context(recording(model.engine, self.recorder))
+
+    def stop(self) -> None:
+        """Record nothing any more, and write nothing. No communication."""
+        self._wrappers.close()
+        for pending in self._pending:
+            until_now = self.recorder.now() - pending.began
+            seconds = pending.write_seconds if pending.is_committed else until_now
+            name = f"writing {Path(pending.folder).name}"
+            self.recorder.add(name, _CHECKPOINT, pending.began, seconds, "checkpoint file")
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Write the file; a second call does nothing. Collective."""
+        if self._world is None:
+            return
+        world, self._world = self._world, None
+        self.stop()
+        after = clock_offset(world)
+        mesh = self._model.mesh
+        mine = RankSpans(
+            mesh.rank,
+            mesh.coordinates,
+            mesh.hosts[mesh.rank],
+            self._before,
+            after,
+            self.recorder.spans,
+        )
+        ranks = world.gather_object(mine)
+        with collectively(world):
+            if ranks is not None:
+                text = json.dumps(trace_file(ranks, self._about()))
+                self.path.write_text(text, encoding="utf-8")
+
+    def _about(self) -> dict:
+        device = self._model.engine.device.kind
+        return {
+            "mesh": str(self._model.mesh.shape),
+            "policy": self._model.policy.name,
+            "schedule": self._model.sharding_configuration.schedule,
+            "clock": "monotonic clock of rank 0; the others by questions and answers before and "
+            "after, and a straight line between",
+            "device": device,
+            "times": "of the rank's own work"
+            if device == "cpu"
+            else "of the host, which launches the work of the GPU",
+        }
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is None:
+            self.close()
+        else:
+            self.stop()
+            if self._model.rank == 0:
+                self.path.unlink(missing_ok=True)
+
+
+class Traced:
+    """The contract of what can be traced: it has engine, mesh, policy and checkpoints."""
+
+    def trace(self, path) -> Trace:
+        """Record from now on what each rank does, for a file that Perfetto opens. Collective.
+
+        path     of the file, which rank 0 writes
+        returns  a context manager; its close(), also collective, writes the file
+        Actions of the program, verbs with their bytes and groups, and checkpoints, on the clock of
+        rank 0. Of a compiled model: the same actions, each as long as the host takes to launch it.
+        Errors, on all ranks: OSError if the file cannot be written.
+        """
+        return Trace(self, path)

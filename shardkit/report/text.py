@@ -1,0 +1,25 @@
+"""The validation curve of a run as text."""
+
+from .run import run_records
+
+_MOST_LINES = 18
+
+
+def describe_run(folder) -> str:
+    """Return the validation curve in a few lines; empty if the folder is no run folder."""
+    records = run_records(folder)
+    if not records:
+        return ""
+    curve = [record for record in records if "validation_loss" in record]
+    every = max(1, -(-len(curve) // _MOST_LINES))
+    shown = curve[-1::-every][::-1]  # the last one is always among them
+    lines = [f"run {folder}: {max(record['step'] for record in records)} steps"]
+    lines += [f"  step {record['step']:>8}  {_figures(record)}" for record in shown]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(record: dict) -> str:
+    """Return what a validation measured, as text: the loss first, then all that is beside it."""
+    others = [name for name in record if name not in ("step", "time", "validation_loss")]
+    words = [f"{name.replace('_', ' ')} {record[name]:.4g}" for name in others]
+    return "  ".join([f"validation loss {record['validation_loss']:.4f}", *words])

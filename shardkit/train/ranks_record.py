@@ -1,0 +1,82 @@
+"""What the run folder keeps about the ranks: where they are, and what their memory is used for.
+
+ranks.json       the mesh and the node of each rank, written at each start
+metrics.jsonl    memory_bytes {purpose: peak of each rank}, after the first report and at the end
+"""
+
+import json
+import resource
+import time
+
+from ..checkpoint.format.files import write_whole
+from ..comm.failure.agreement import collectively
+from ..comm.mpi.launch import all_seats, ranks_text
+from ..environment import slurm_node
+from ..layout.mesh_shape import AXES
+from ..parallel.model.callback import Callback
+
+RANKS = "ranks.json"
+ALL_AT_ONCE = "all at once"  # the peak of all purposes together
+RESIDENT = "resident process"  # with Python, libraries and their buffers
+
+
+class RanksRecord(Callback):
+    """Writes it down. All methods are collective."""
+
+    on_all_ranks = True
+
+    def at_start(self, run):
+        """Write ranks.json."""
+        self._run, self._has_memory = run, False
+        seats = all_seats(run.backend, run.settings.run.threads)
+        nodes = run.backend.all_gather_object(slurm_node())
+        with collectively(run.backend):
+            if run.backend.rank == 0:
+                text = json.dumps(_ranks(run, seats, nodes))
+                write_whole(run.folder / RANKS, text.encode())
+
+    def after_report(self, step, values):
+        """Record the memory of each rank, once."""
+        if not self._has_memory:
+            self._has_memory = True
+            self._record_memory(step)
+
+    def at_end(self, result):
+        """Record it again, with what came later."""
+        self._record_memory(self._run.model.step_number)
+
+    def _record_memory(self, step):
+        accounts = self._run.model.engine.device.accounts
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        mine = {**accounts.peaks(), ALL_AT_ONCE: accounts.peak_bytes(), RESIDENT: resident}
+        everyones = self._run.backend.all_gather_object(mine)
+        names = dict.fromkeys(name for of_rank in everyones for name in of_rank)
+        table = {name: [of_rank.get(name, 0) for of_rank in everyones] for name in names}
+        self._run.reporter.record(step=step, memory_bytes=table)
+
+
+def _ranks(run, seats, nodes) -> dict:
+    """Return what ranks.json holds."""
+    model = run.model
+    shape = model.mesh.shape
+    return {
+        "started": round(time.time(), 3),
+        "first_step": model.step_number,
+        "parameter_count": model.parameter_count,
+        "policy": model.policy.name,
+        "schedule": model.sharding_configuration.schedule,
+        "micro_batches": model.sharding_configuration.micro_batches,
+        "bubble_fraction": model.engine.bubble_fraction,
+        "device": model.engine.device.kind,
+        "mesh": {axis: model.mesh.size(axis) for axis in shape.order},
+        "ranks": [
+            {
+                "rank": rank,
+                "node": node or seat.host,
+                "cores": ranks_text(seat.cores),
+                "threads": seat.threads,
+                **{axis: getattr(shape.coordinates(rank), axis) for axis in AXES},
+            }
+            for rank, (seat, node) in enumerate(zip(seats, nodes))
+        ],
+    }
