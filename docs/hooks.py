@@ -41,7 +41,13 @@ def _settings():
         found = re.match(r"\s*--(\w+)\.(\w+)\s+(.*)", line)
         if found[1] != section:
             section = found[1]
-            yield from ("", f"### [{section}]", "", "| setting | default and meaning |", "|---|---|")
+            yield from (
+                "",
+                f"### [{section}]",
+                "",
+                "| setting | default and meaning |",
+                "|---|---|",
+            )
         yield f"| `{section}.{found[2]}` | {_cell(found[3])} |"
 
 

@@ -5,7 +5,7 @@ A mark is an HTML comment on a line before the block; readers do not see it.
     <!-- ranks: 4 -->           a program of its own, under mpiexec -n 4
     <!-- file: my_model.py -->  is written to this file, for the blocks after it
     <!-- not run: reason -->    is left out, counted and listed
-    <!-- fails: 75 -->          a block of bash ends with this exit code
+    <!-- fails: 1 -->           a program or a block of bash ends with this exit code
     <!-- prints -->             before a block of text: the block before printed it; ... is any text
     <!-- run first: ... -->     Python that the page does not show, over several lines
 
