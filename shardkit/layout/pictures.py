@@ -58,8 +58,10 @@ class Drawing:
 
 # ---- who keeps what ------------------------------------------------------------------------------
 
-_PANEL = 284
-_UNIT = 52  # pixels of one array of a panel
+_COLUMNS = 2  # of panels
+_HEAD = 54
+_PANEL = 330
+_UNIT = 64  # pixels of one array of a panel
 _GAP = 16
 _ROW = 24
 _LEFT = 62
@@ -76,22 +78,34 @@ def draw_policies(
     """
     names = list(policies)
     num_ranks = layout.num_shards if num_ranks is None else num_ranks
-    drawing = Drawing(_PANEL * len(names) + _LEFT, 62 + _ROW * num_ranks + 34)
-    for rank in range(num_ranks):
-        drawing.words(_LEFT - 10, 62 + _ROW * rank + 16, f"rank {rank}", anchor="end")
+    high = _HEAD + _ROW * num_ranks + _GAP
+    num_rows = -(-len(names) // _COLUMNS)
+    width = max(_PANEL * min(len(names), _COLUMNS), sum(map(_legend_width, layout.slots)))
+    drawing = Drawing(_LEFT + width, high * num_rows + 26)
     for at, name in enumerate(names):
-        _draw_panel(drawing, policy_named(name), layout, num_ranks, _LEFT + at * _PANEL)
-    _draw_legend(drawing, layout, 62 + _ROW * num_ranks + 20)
+        row, column = divmod(at, _COLUMNS)
+        if column == 0:
+            _name_ranks(drawing, num_ranks, row * high + _HEAD)
+        corner = _LEFT + column * _PANEL, row * high
+        _draw_panel(drawing, policy_named(name), layout, num_ranks, corner)
+    _draw_legend(drawing, layout, drawing.height - 12)
     return drawing.svg
 
 
-def _draw_panel(drawing, policy: Policy, layout: FlatLayout, num_ranks: int, left: float) -> None:
-    drawing.words(left, 20, policy.name, size=15, bold=True)
+def _name_ranks(drawing, num_ranks: int, top: float) -> None:
+    for rank in range(num_ranks):
+        drawing.words(_LEFT - 10, top + _ROW * rank + 16, f"rank {rank}", anchor="end")
+
+
+def _draw_panel(drawing, policy: Policy, layout: FlatLayout, num_ranks: int, corner) -> None:
+    left, top = corner
+    drawing.words(left, top + 20, policy.name, size=15, bold=True)
     for array, width in _ARRAYS.items():
-        drawing.words(left, 50, _WORDS.get(array, array), size=11, color="#555")
+        drawing.words(left, top + 44, _WORDS.get(array, array), size=11, color="#555")
         for rank in range(num_ranks):
             kept = _kept_part(getattr(policy, array), layout, rank)
-            _draw_array(drawing, layout, kept, left, 62 + _ROW * rank, _UNIT * width, rank)
+            y = top + _HEAD + _ROW * rank
+            _draw_array(drawing, layout, kept, left, y, _UNIT * width, rank)
         left += _UNIT * width + _GAP
 
 
@@ -115,13 +129,20 @@ def _draw_array(drawing, layout, kept, left, top, width, rank) -> None:
             )
 
 
+def _legend_text(slot) -> str:
+    return f"{slot.name} {' x '.join(map(str, slot.shape))}"
+
+
+def _legend_width(slot) -> float:
+    return 30 + 5.8 * len(_legend_text(slot))
+
+
 def _draw_legend(drawing, layout: FlatLayout, y: float) -> None:
     x = _LEFT
     for number, slot in enumerate(layout.slots):
         drawing.rectangle(x, y - 10, 12, 12, COLORS[number % len(COLORS)])
-        text = f"{slot.name} {' x '.join(map(str, slot.shape))}"
-        drawing.words(x + 18, y, text, size=11)
-        x += 34 + 6.2 * len(text)
+        drawing.words(x + 18, y, _legend_text(slot), size=11)
+        x += _legend_width(slot)
 
 
 # ---- what it takes -------------------------------------------------------------------------------
