@@ -11,6 +11,7 @@ from shardkit.layout.pictures import draw_boxes, draw_memory, draw_mesh, draw_po
 from shardkit.schedule import ORDERS, draw_svg, unit_timeline
 
 FOLDER = Path(__file__).parent / "pictures"
+FOUR = ("ddp", "zero1", "zero2", "fsdp")
 BLOCK = {"up.weight": (8, 4), "up.bias": (8,), "down.weight": (4, 8), "down.bias": (4,)}
 
 
@@ -46,11 +47,11 @@ def pictures() -> dict[str, str]:
         "inside of a layer": cut((64, 512), 1, 2),
     }
     return {
-        "policies.svg": draw_policies(block(4)),
+        "policies.svg": draw_policies(block(4), FOUR),
         "ddp.svg": draw_policies(block(4), ["ddp"]),
         "zero.svg": draw_policies(block(4), ["zero1", "zero2"]),
         "fsdp.svg": draw_policies(block(4), ["fsdp"]),
-        "memory.svg": draw_memory(100_000_000, 4),
+        "memory.svg": draw_memory(100_000_000, 4, FOUR),
         "tensor.svg": draw_boxes(tensor),
         "sequence.svg": draw_boxes(sequence),
         "mesh.svg": draw_mesh(MeshShape(pipeline=2, data=2, tensor=2)),
