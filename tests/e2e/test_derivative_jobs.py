@@ -10,12 +10,12 @@ import numpy
 import pytest
 from test_command_line import MPIEXEC
 
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def finish(job, num_ranks, *arguments):
     return subprocess.run(
-        [MPIEXEC, "-n", str(num_ranks), sys.executable, str(JOBS / job), *arguments],
+        [MPIEXEC, "-n", str(num_ranks), sys.executable, str(EXAMPLES / job), *arguments],
         capture_output=True,
         text=True,
         timeout=100,
@@ -37,7 +37,7 @@ def test_a_job_that_has_too_few_steps_says_so():
 
 
 def test_the_gradients_that_forces_are_learned_from_are_those_of_the_energy():
-    exact = runpy.run_path(str(JOBS / "forces.py"))["exact"]
+    exact = runpy.run_path(str(EXAMPLES / "forces.py"))["exact"]
     positions = numpy.random.default_rng(3).normal(0, 1, (5, 12))
     _, gradients = exact(positions)
     for along in range(12):

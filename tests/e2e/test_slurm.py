@@ -37,7 +37,7 @@ SMALL = [
     "--data.path=text.txt",
 ]
 OWN = [  # a task of the user's own, whose validation keeps a step busy
-    f"--task={ROOT}/jobs/surrogate.py:Surrogate",
+    f"--task={ROOT}/examples/surrogate.py:Surrogate",
     "--data.path=table.h5",
     "--data.features=x",
     "--data.target=y",

@@ -14,7 +14,7 @@ from test_command_line import MPIEXEC
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.diff import compare
 
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(folder, *command):
@@ -31,10 +31,10 @@ def run(folder, *command):
 
 
 def test_the_script_of_a_surrogate_trains_stops_early_or_in_time_and_predicts(tmp_path):
-    assert len((JOBS / "surrogate.py").read_text().splitlines()) <= 45
+    assert len((EXAMPLES / "surrogate.py").read_text().splitlines()) <= 45
     for name, rows in (("table.h5", "2000"), ("new.h5", "300")):
-        run(tmp_path, sys.executable, str(JOBS / "surrogate_table.py"), name, rows)
-    script = [sys.executable, str(JOBS / "surrogate.py"), "table.h5", "new.h5", "run"]
+        run(tmp_path, sys.executable, str(EXAMPLES / "surrogate_table.py"), name, rows)
+    script = [sys.executable, str(EXAMPLES / "surrogate.py"), "table.h5", "new.h5", "run"]
     out = run(tmp_path, MPIEXEC, "-n", "2", *script)
     assert "validation loss" in out and "rmse" in out
     with h5py.File(tmp_path / "new.h5") as new:
@@ -49,8 +49,15 @@ def test_the_script_of_a_surrogate_trains_stops_early_or_in_time_and_predicts(tm
 
 
 def test_a_task_of_ones_own_is_killed_on_four_ranks_and_goes_on_on_two_with_the_same_bits(tmp_path):
-    run(tmp_path, sys.executable, str(JOBS / "surrogate_table.py"), "table.h5", "300")
-    train = [sys.executable, "-m", "shardkit", "train", "--task", f"{JOBS}/surrogate.py:Surrogate"]
+    run(tmp_path, sys.executable, str(EXAMPLES / "surrogate_table.py"), "table.h5", "300")
+    train = [
+        sys.executable,
+        "-m",
+        "shardkit",
+        "train",
+        "--task",
+        f"{EXAMPLES}/surrogate.py:Surrogate",
+    ]
     train += ["--data.path=table.h5", "--data.features=x", "--data.target=y", "--run.steps=120"]
     train += ["--batch.sequences=64", "--batch.micro_batch=16", "--run.checkpoint_every=5"]
     killed = subprocess.Popen(

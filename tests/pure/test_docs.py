@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = "shardkit|tests|docs|jobs|benchmarks"
 WINGS = "comm|parallel|checkpoint|array|layout|schedule|nn"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_path_in_a_page_exists(page):
     text = page.read_text()
     paths = re.findall(rf"`((?:{ROOMS})/[\w/.-]+)`", text)
@@ -21,11 +21,24 @@ def test_every_path_in_a_page_exists(page):
     assert not [path for path in paths if not (ROOT / path).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_public_name_in_a_page_exists(page):
     shardkit = importlib.import_module("shardkit")
     names = re.findall(r"`sk\.(\w+)", page.read_text())
     assert not [name for name in names if not hasattr(shardkit, name)]
+
+
+def test_every_page_is_in_the_navigation():
+    named = re.findall(r"^\s+- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    stored = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    assert stored == set(named) - {"command-line.md"} and len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_to_one(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    files = [link for link in links if "://" not in link and link != "command-line.md"]
+    assert not [link for link in files if not (page.parent / link).exists()]
 
 
 def test_the_pages_name_many_paths():

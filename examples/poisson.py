@@ -1,7 +1,7 @@
 """A physics-informed network: u'' = -pi^2 sin(pi x) on [-0.5, 1], u = sin(pi x) at both ends.
 
-    mpiexec -n 4 python jobs/poisson.py                  fsdp: layers are sharded
-    mpiexec -n 4 python jobs/poisson.py pipeline 600     a layer on each rank, and the steps
+    mpiexec -n 4 python examples/poisson.py                  fsdp: layers are sharded
+    mpiexec -n 4 python examples/poisson.py pipeline 600     a layer on each rank, and the steps
 
 The loss reads u and u'' from the rows of nn.Derivatives (docs/second-derivatives.md). After 600
 steps, half a minute, the largest error is printed; above 1e-2 the job ends with exit code 1.

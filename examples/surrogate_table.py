@@ -1,4 +1,4 @@
-"""Write a table for surrogate.py: python jobs/surrogate_table.py table.h5 [rows]
+"""Write a table for surrogate.py: python examples/surrogate_table.py table.h5 [rows]
 
 x [rows, 4] are the widths and stiffnesses of a beam's two parts, y [rows, 1] is how far it bends.
 """

@@ -1,7 +1,8 @@
 """A surrogate of one's own on an HDF5 table; the same command goes on where it was stopped.
 
-mpiexec -n 2 python jobs/surrogate.py table.h5 new.h5 runs/surrogate
-mpiexec -n 2 shardkit train --task jobs/surrogate.py:Surrogate --data.path=table.h5 --data.target=y
+mpiexec -n 2 python examples/surrogate.py table.h5 new.h5 runs/surrogate
+mpiexec -n 2 shardkit train --task examples/surrogate.py:Surrogate --data.path=table.h5 \\
+    --data.target=y
 """
 
 import sys

@@ -1,7 +1,7 @@
 """An energy and its forces: four atoms, bound to each other by a Morse potential.
 
-    mpiexec -n 4 python jobs/forces.py                  fsdp: layers are sharded
-    mpiexec -n 4 python jobs/forces.py pipeline 400     layers on each rank, and the steps
+    mpiexec -n 4 python examples/forces.py                  fsdp: layers are sharded
+    mpiexec -n 4 python examples/forces.py pipeline 400     layers on each rank, and the steps
 
 The net makes an energy of the distances between atoms; nn.Derivatives carries its gradient by the
 positions along, which is what forces are, up to the sign (docs/second-derivatives.md). After 400

@@ -1,0 +1,65 @@
+"""Draw the pictures of these pages: python docs/pictures.py
+
+Each is computed by shardkit from a layout, a policy, a mesh or a schedule. tests/docs compares
+them with the files.
+"""
+
+from pathlib import Path
+
+from shardkit.layout import Box, FlatLayout, MeshShape, even_span
+from shardkit.layout.pictures import draw_boxes, draw_memory, draw_mesh, draw_policies
+from shardkit.schedule import ORDERS, draw_svg, unit_timeline
+
+FOLDER = Path(__file__).parent / "pictures"
+FOUR = ("ddp", "zero1", "zero2", "fsdp")
+BLOCK = {"up.weight": (8, 4), "up.bias": (8,), "down.weight": (4, 8), "down.bias": (4,)}
+
+
+def block(num_shards: int) -> FlatLayout:
+    """Return the layout of two linear layers, cut without padding."""
+    return FlatLayout.of(BLOCK, num_shards, alignment=1)
+
+
+def cut(shape, dim, num_ranks):
+    """Return (shape, {rank: box}) of an array that is cut evenly along one dim."""
+    boxes = {}
+    for rank in range(num_ranks):
+        start, stop = even_span(shape[dim], num_ranks, rank)
+        offset, size = [0, 0], list(shape)
+        offset[dim], size[dim] = start, stop - start
+        boxes[rank] = Box(tuple(offset), tuple(size))
+    return shape, boxes
+
+
+def schedule(name, micro_batches=8):
+    return draw_svg(unit_timeline(name, 4, micro_batches), f"{name}, {micro_batches} micro-batches")
+
+
+def pictures() -> dict[str, str]:
+    """Return {file name: SVG text} of all pictures."""
+    tensor = {
+        "up: column": cut((512, 128), 0, 2),
+        "down: row": cut((128, 512), 1, 2),
+        "attention heads": cut((128, 128), 0, 2),
+    }
+    sequence = {
+        "between layers": cut((64, 128), 0, 2),
+        "inside of a layer": cut((64, 512), 1, 2),
+    }
+    return {
+        "policies.svg": draw_policies(block(4), FOUR),
+        "ddp.svg": draw_policies(block(4), ["ddp"]),
+        "zero.svg": draw_policies(block(4), ["zero1", "zero2"]),
+        "fsdp.svg": draw_policies(block(4), ["fsdp"]),
+        "memory.svg": draw_memory(100_000_000, 4, FOUR),
+        "tensor.svg": draw_boxes(tensor),
+        "sequence.svg": draw_boxes(sequence),
+        "mesh.svg": draw_mesh(MeshShape(pipeline=2, data=2, tensor=2)),
+        **{f"{name}.svg": schedule(name) for name in ORDERS},
+    }
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, svg in pictures().items():
+        (FOLDER / name).write_text(svg)

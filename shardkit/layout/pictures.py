@@ -1,0 +1,233 @@
+"""Pictures of space, as SVG: who keeps which elements, what that takes, who stands where.
+
+    layout = FlatLayout.of({"weight": (4, 8), "bias": (8,)}, num_shards=4, alignment=1)
+    Path("fsdp.svg").write_text(draw_policies(layout, ["fsdp"]))
+
+Every picture is computed from the layouts, policies and meshes that training uses, and loads
+nothing. Timelines of schedules are drawn by schedule/grid.py.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from .box import Box
+from .flat import FlatLayout
+from .mesh_shape import MeshShape
+from .policy import POLICIES, Kept, Policy, policy_named
+
+COLORS = ("#568ed2", "#e68a32", "#62aa6a", "#c05c6e", "#8a6fb8", "#4aa5a5", "#a88b45", "#777f8c")
+_EMPTY = "#eeeeee"
+_FONT = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
+# of a policy: what it keeps, and how many numbers of each parameter (AdamW: two moments)
+_ARRAYS = {"parameters": 1, "gradients": 1, "state": 2}
+_WORDS = {"state": "optimizer state"}
+
+
+class Drawing:
+    """Rectangles and words on white; `svg` is the image of what was drawn."""
+
+    def __init__(self, width: float, height: float):
+        self.width, self.height = width, height
+        self._lines: list[str] = []
+
+    def rectangle(self, x, y, width, height, color, title="", line="white") -> None:
+        """Draw a filled rectangle; the title is shown where the pointer rests."""
+        about = f"<title>{escape(title)}</title>" if title else ""
+        self._lines.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}" '
+            f'stroke="{line}">{about}</rect>'
+        )
+
+    def words(self, x, y, text, *, size=12, anchor="start", color="#222", bold=False) -> None:
+        """Write a line of text; y is its base line."""
+        weight = ' font-weight="bold"' if bold else ""
+        self._lines.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" '
+            f'fill="{color}"{weight}>{escape(str(text))}</text>'
+        )
+
+    @property
+    def svg(self) -> str:
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:g}" '
+            f'height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}" {_FONT}>'
+        )
+        paper = f'<rect width="{self.width:g}" height="{self.height:g}" fill="white"/>'
+        return "\n".join([head, paper, *self._lines, "</svg>\n"])
+
+
+# ---- who keeps what ------------------------------------------------------------------------------
+
+_COLUMNS = 2  # of panels
+_HEAD = 54
+_PANEL = 330
+_UNIT = 64  # pixels of one array of a panel
+_GAP = 16
+_ROW = 24
+_LEFT = 62
+
+
+def draw_policies(
+    layout: FlatLayout, policies: Iterable[str] = tuple(POLICIES), num_ranks: int | None = None
+) -> str:
+    """Return a panel for each policy: a row per rank, and in it what the rank keeps between two
+    steps of the parameters, gradients and optimizer state of one unit. A tensor has one color.
+
+    layout      of the unit; rank r keeps shard r % layout.num_shards of what is sharded
+    num_ranks   rows; None: one for each shard
+    """
+    names = list(policies)
+    num_ranks = layout.num_shards if num_ranks is None else num_ranks
+    high = _HEAD + _ROW * num_ranks + _GAP
+    num_rows = -(-len(names) // _COLUMNS)
+    width = max(_PANEL * min(len(names), _COLUMNS), sum(map(_legend_width, layout.slots)))
+    drawing = Drawing(_LEFT + width, high * num_rows + 26)
+    for at, name in enumerate(names):
+        row, column = divmod(at, _COLUMNS)
+        if column == 0:
+            _name_ranks(drawing, num_ranks, row * high + _HEAD)
+        corner = _LEFT + column * _PANEL, row * high
+        _draw_panel(drawing, policy_named(name), layout, num_ranks, corner)
+    _draw_legend(drawing, layout, drawing.height - 12)
+    return drawing.svg
+
+
+def _name_ranks(drawing, num_ranks: int, top: float) -> None:
+    for rank in range(num_ranks):
+        drawing.words(_LEFT - 10, top + _ROW * rank + 16, f"rank {rank}", anchor="end")
+
+
+def _draw_panel(drawing, policy: Policy, layout: FlatLayout, num_ranks: int, corner) -> None:
+    left, top = corner
+    drawing.words(left, top + 20, policy.name, size=15, bold=True)
+    for array, width in _ARRAYS.items():
+        drawing.words(left, top + 44, _WORDS.get(array, array), size=11, color="#555")
+        for rank in range(num_ranks):
+            kept = _kept_part(getattr(policy, array), layout, rank)
+            y = top + _HEAD + _ROW * rank
+            _draw_array(drawing, layout, kept, left, y, _UNIT * width, rank)
+        left += _UNIT * width + _GAP
+
+
+def _kept_part(kept: Kept, layout: FlatLayout, rank: int) -> tuple[int, int]:
+    """Return the elements [start, stop) of the flat array that a rank keeps."""
+    if kept is Kept.WHOLE:
+        return 0, layout.length
+    return layout.span(rank % layout.num_shards)
+
+
+def _draw_array(drawing, layout, kept, left, top, width, rank) -> None:
+    scale = width / layout.length
+    drawing.rectangle(left, top, width, _ROW - 4, _EMPTY)
+    for number, slot in enumerate(layout.slots):
+        start, stop = max(slot.offset, kept[0]), min(slot.stop, kept[1])
+        if start < stop:
+            title = f"rank {rank} keeps elements {start} to {stop} of the unit, of {slot.name}"
+            color = COLORS[number % len(COLORS)]
+            drawing.rectangle(
+                left + start * scale, top, (stop - start) * scale, _ROW - 4, color, title
+            )
+
+
+def _legend_text(slot) -> str:
+    return f"{slot.name} {' x '.join(map(str, slot.shape))}"
+
+
+def _legend_width(slot) -> float:
+    return 30 + 5.8 * len(_legend_text(slot))
+
+
+def _draw_legend(drawing, layout: FlatLayout, y: float) -> None:
+    x = _LEFT
+    for number, slot in enumerate(layout.slots):
+        drawing.rectangle(x, y - 10, 12, 12, COLORS[number % len(COLORS)])
+        drawing.words(x + 18, y, _legend_text(slot), size=11)
+        x += _legend_width(slot)
+
+
+# ---- what it takes -------------------------------------------------------------------------------
+
+
+def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) -> str:
+    """Return a bar for each policy: bytes on a rank of float32 parameters, gradients and the two
+    moments of AdamW, by Policy.bytes_per_rank.
+    """
+    drawing = Drawing(700, 70 + 34 * len(policies))
+    title = f"{parameter_count:,} parameters on {num_ranks} ranks: MB on each rank"
+    drawing.words(12, 24, title, size=15, bold=True)
+    nothing = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0}
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    scale = 500 / (parameter_count * sum(sizes.values()))
+    for at, policy in enumerate(map(policy_named, policies)):
+        left, top = 80, 40 + 34 * at
+        drawing.words(70, top + 17, policy.name, anchor="end")
+        for color, part in zip(COLORS, sizes):
+            of_one = {**nothing, part: sizes[part]}
+            part_bytes = policy.bytes_per_rank(parameter_count, num_ranks, **of_one)
+            about = f"{part.removesuffix('_bytes')}: {part_bytes / 1e6:.1f} MB"
+            drawing.rectangle(left, top, part_bytes * scale, 24, color, about)
+            left += part_bytes * scale
+        whole = policy.bytes_per_rank(parameter_count, num_ranks, **sizes)
+        drawing.words(left + 8, top + 17, f"{whole / 1e6:,.1f}")
+    x = 80
+    for color, part in zip(COLORS, ("parameters", "gradients", "optimizer state")):
+        drawing.rectangle(x, drawing.height - 22, 12, 12, color)
+        drawing.words(x + 18, drawing.height - 12, part, size=11)
+        x += 34 + 6.2 * len(part)
+    return drawing.svg
+
+
+# ---- who stands where ----------------------------------------------------------------------------
+
+
+def draw_mesh(mesh: MeshShape) -> str:
+    """Return the ranks of a mesh: a panel per pipeline stage, a row per data rank, a column per
+    tensor rank. Ranks of one color are one data group: they keep shards of the same parameters.
+    """
+    panel = 70 * mesh.tensor + 40
+    drawing = Drawing(max(_LEFT + 20 + panel * mesh.pipeline, 540), 84 + 44 * mesh.data)
+    groups = mesh.groups("data")
+    for rank in range(mesh.size):
+        at = mesh.coordinates(rank)
+        group = next(number for number, group in enumerate(groups) if rank in group)
+        x, y = _LEFT + 20 + panel * at.pipeline + 70 * at.tensor, 60 + 44 * at.data
+        about = f"rank {rank}: pipeline {at.pipeline}, data {at.data}, tensor {at.tensor}"
+        drawing.rectangle(x, y, 64, 38, COLORS[group % len(COLORS)], about)
+        drawing.words(x + 32, y + 24, f"rank {rank}", anchor="middle", color="white", bold=True)
+        if at.data == 0:
+            drawing.words(x + 32, 52, f"tensor {at.tensor}", size=11, anchor="middle", color="#555")
+        if at.data == at.tensor == 0:
+            drawing.words(x, 24, f"pipeline {at.pipeline}", size=15, bold=True)
+        if at.pipeline == at.tensor == 0:
+            drawing.words(_LEFT + 8, y + 24, f"data {at.data}", size=11, anchor="end", color="#555")
+    words = "one color: one data group, which shares the parameters of one stage and slice"
+    drawing.words(_LEFT + 20, drawing.height - 10, words, size=11, color="#555")
+    return drawing.svg
+
+
+# ---- how arrays are cut --------------------------------------------------------------------------
+
+_SIDE = 150
+
+
+def draw_boxes(arrays: Mapping[str, tuple[Sequence[int], Mapping[int, Box]]]) -> str:
+    """Return two-dimensional arrays side by side, each cut into the boxes that ranks hold.
+
+    arrays   {title: ((rows, columns), {rank: its box})}; a rank has one color in all of them
+    """
+    drawing = Drawing(24 + (_SIDE + 74) * len(arrays), _SIDE + 66)
+    for at, (title, (shape, boxes)) in enumerate(arrays.items()):
+        left, top = 24 + (_SIDE + 74) * at, 52
+        drawing.words(left, 20, title, size=14, bold=True)
+        drawing.words(left, 40, f"{shape[0]} x {shape[1]}", size=11, color="#555")
+        drawing.rectangle(left, top, _SIDE, _SIDE, _EMPTY)
+        for rank, box in boxes.items():
+            (row, column), (height, width) = box.offset, box.shape
+            y, x = top + _SIDE * row / shape[0], left + _SIDE * column / shape[1]
+            high, wide = _SIDE * height / shape[0], _SIDE * width / shape[1]
+            about = f"rank {rank}: rows from {row}, {height}; columns from {column}, {width}"
+            drawing.rectangle(x, y, wide, high, COLORS[rank % len(COLORS)], about)
+            drawing.words(
+                x + wide / 2, y + high / 2 + 4, f"rank {rank}", anchor="middle", color="white"
+            )
+    return drawing.svg
