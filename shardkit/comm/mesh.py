@@ -6,6 +6,7 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 """
 
 import platform
+from itertools import groupby
 
 from ..environment import checked_mode
 from ..errors import MeshError
@@ -41,6 +42,7 @@ class Mesh:
         self.shape = shape
         self._hosts = _agreed_hosts(backend, shape)
         self._groups = {axis: self._split(axis) for axis in AXES}
+        self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
         self._transport = "staged", True
         self._num_users = 1
 
@@ -66,6 +68,41 @@ class Mesh:
         if axis not in self._groups:
             raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
         return self._groups[axis]
+
+    def cut_data(self, size: int) -> tuple[CommunicationBackend, ...]:
+        """Return the groups that the data axis is made of: first this rank's run of `size`
+        neighbors, then, if there are several runs, the ranks at its place in each.
+
+        Collective over the backend the first time for each size, which divides the data ranks.
+        """
+        data = self.group("data")
+        if size == data.world_size:
+            return (data,)
+        if size not in self._cuts:
+            run, place = divmod(data.rank, size)
+            self._cuts[size] = data.split(run, place), data.split(place, run)
+            self._transport = None  # these groups have none yet
+        return self._cuts[size]
+
+    def carriers(self, axis: str) -> tuple[CommunicationBackend, ...]:
+        """Return all groups that carry messages along the axis: its own, and those it is cut into.
+
+        Errors: MeshError on an unknown axis.
+        """
+        cuts = self._cuts.values() if axis == "data" else ()
+        return self.group(axis), *(group for groups in cuts for group in groups)
+
+    def ranks_per_node(self, axis: str) -> int | None:
+        """Return how many neighbors along the axis each node has; None if they differ.
+
+        The same on all ranks; no communication.
+        """
+        lengths = {
+            len(list(run))
+            for ranks in self.shape.groups(axis)
+            for _, run in groupby(self._hosts[rank] for rank in ranks)
+        }
+        return lengths.pop() if len(lengths) == 1 else None
 
     def ranks(self, axis: str) -> list[int]:
         """Return the world ranks of group(axis), by their coordinate along it."""
@@ -99,11 +136,12 @@ class Mesh:
         """
         if self._transport == (name, deterministic) or checked_mode():
             return
-        for axis in AXES:
-            self._groups[axis].close_gpu_transport()
+        groups = {axis: self.carriers(axis) for axis in AXES}
+        for group in (group for along in groups.values() for group in along):
+            group.close_gpu_transport()
         from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
 
-        open_transport(name, self.world, self._groups, deterministic=deterministic)
+        open_transport(name, self.world, groups, deterministic=deterministic)
         self._transport = name, deterministic
 
     def share(self) -> None:
@@ -123,7 +161,9 @@ class Mesh:
         self._num_users = max(self._num_users - 1, 0)
         if not self._num_users:
             for axis in AXES:
-                self._groups[axis].close()
+                for group in reversed(self.carriers(axis)):
+                    group.close()
+            self._cuts.clear()
 
     def _split(self, axis):
         return self.world.split(self.ranks(axis)[0], getattr(self.coordinates, axis))
