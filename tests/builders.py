@@ -1,18 +1,29 @@
 """Small models, batches and training runs that several tests share."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy
+from hybrids import groups_of_two
 
 import shardkit as sk
 from shardkit.array.backend import to_host
 
 VOCABULARY, SEQUENCE = 61, 12
+
+
+def hsdp(model, config):
+    """Shard over two ranks where their number is even."""
+    groups = groups_of_two("hsdp", config.backend.world_size)
+    return sk.HybridShardedModel(model, replace(config, **groups), policy="hsdp")
+
+
 STRATEGIES = {
     "DDP": sk.DDPModel,
     "ZeRO-1": sk.ZeRO1Model,
     "ZeRO-2": sk.ZeRO2Model,
     "FSDP": sk.FSDPModel,
+    "HSDP": hsdp,
 }
 
 

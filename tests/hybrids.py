@@ -20,7 +20,7 @@ from shardkit.parallel.tensor.claims import global_piece, is_counted
 from shardkit.schedule import ORDERS
 
 VOCABULARY, SEQUENCE, WIDTH, SAMPLES = 48, 8, 24, 24
-POLICIES = ("ddp", "zero1", "zero2", "fsdp")
+POLICIES = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
 SCHEDULES = tuple(ORDERS)
 SERIAL = (1, 1, 1)
 
@@ -29,6 +29,16 @@ def meshes(num_ranks):
     """Return all (pipeline, data, tensor) that multiply to num_ranks."""
     sizes = range(1, num_ranks + 1)
     return [(p, d, num_ranks // p // d) for p in sizes for d in sizes if num_ranks % (p * d) == 0]
+
+
+def policy_and_schedule(turn):
+    """Return those of this turn: 25 turns have all pairs."""
+    return POLICIES[(turn + turn // 5) % 5], SCHEDULES[turn % 5]
+
+
+def groups_of_two(policy, data):
+    """Return the settings of a policy on so many data ranks: two share one copy under hsdp."""
+    return {"shard_ranks": 1 + (data % 2 == 0)} if policy == "hsdp" else {}
 
 
 def gpt(layers=1, **changes):
@@ -92,6 +102,7 @@ def hybrid(
         "max_gradient_norm": 0.1,
         "minimum_parameter_group_size": 1,
         "micro_batches": micro_batches_for(pipeline, data),
+        **groups_of_two(policy, data),
         **settings,
     }
     return sk.HybridShardedModel(

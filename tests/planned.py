@@ -5,7 +5,8 @@ that it wants.
 import numpy
 
 import shardkit as sk
-from shardkit.plan import MLPShape, ModelShape, RunLayout
+from shardkit.plan import SHARDKIT, MLPShape, ModelShape, RunLayout
+from shardkit.plan.stages import blocks_per_stage
 
 
 def model_of(shape):
@@ -35,8 +36,8 @@ def gpt_of(shape: ModelShape, **changes):
     )
 
 
-def sharded(backend, layout: RunLayout, shape, **settings):
-    """Return the model on the mesh of the layout. Collective."""
+def sharded(backend, layout: RunLayout, shape, software=SHARDKIT, **settings):
+    """Return the model on the mesh of the layout, in the stages of the software. Collective."""
     config = sk.ShardingConfiguration(
         backend,
         optimizer=sk.AdamW(),
@@ -46,6 +47,8 @@ def sharded(backend, layout: RunLayout, shape, **settings):
         virtual_stages=layout.virtual,
         sequence_parallel=layout.is_sequence_parallel,
         activation_checkpointing=layout.recomputation == "full",
+        shard_ranks=layout.shard_ranks,
+        blocks_per_stage=blocks_per_stage(shape, software, layout.num_stages, layout.tensor),
         **settings,
     )
     return sk.HybridShardedModel(

@@ -8,6 +8,7 @@ import argparse
 import json
 import shlex
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 from ..errors import ConfigurationError
@@ -108,7 +109,8 @@ def _plan(known, overrides) -> int:
         known.micro_batch,
     )
     best = found.best and found.best.layout
-    notes = tuple(left_out(settings, shape, software, best, settings_of(best))) if best else ()
+    chosen = settings_of(best, shape, software) if best else {}
+    notes = tuple(left_out(settings, shape, software, best, chosen)) if best else ()
     training = PlannedTraining(found, known.tokens or run.items(found.batch), notes)
     if known.json:
         print(as_json(training, known.rows))
@@ -117,15 +119,17 @@ def _plan(known, overrides) -> int:
     if best is None:
         return 1
     if is_own and named is not own:
-        chosen = next(dtype for dtype, ours in OWN.items() if ours is named)
-        given["parallel.compute_dtype"] = "none" if chosen is None else chosen
-    arguments = _train_arguments(best, known.model, given)
+        dtype = next(dtype for dtype, ours in OWN.items() if ours is named)
+        given["parallel.compute_dtype"] = "none" if dtype is None else dtype
+    # none is the default: said where the settings have another value
+    said = {k: v for k, v in chosen.items() if v is not None or attrgetter(k)(settings) is not None}
+    arguments = _train_arguments(known.model, {**given, **said})
     if is_own and not known.json:
         print(_how_to_run(best, arguments, run))
     if known.script is not None:
         _check_script(known.script, is_own, run)
-        chosen = settings.replace(settings_of(best))
-        script = script_of_plan(best, cluster, chosen, arguments, known.time, known.script)
+        planned = settings.replace(chosen)
+        script = script_of_plan(best, cluster, planned, arguments, known.time, known.script)
         Path(known.script).write_text(script, encoding="utf-8")
         _tell(known, f"{known.script}: the job script; sbatch {known.script}")
     if known.explain is not None:
@@ -138,13 +142,16 @@ def _tell(known, text: str) -> None:
     print(text, file=sys.stderr if known.json else sys.stdout)
 
 
-def _train_arguments(layout: RunLayout, path: str, given: dict) -> list[str]:
-    """Return the arguments of `shardkit train` that run this layout."""
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value)
-        for key, value in {**given, **settings_of(layout)}.items()
-    }
+def _train_arguments(path: str, settings: dict) -> list[str]:
+    """Return the arguments of `shardkit train` with these settings {"section.key": value}."""
+    texts = {key: _text(value) for key, value in settings.items()}
     return [path, *(f"--{key}={text}" for key, text in texts.items())]
+
+
+def _text(value) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _how_to_run(layout: RunLayout, arguments: list[str], run: PlannedRun) -> str:

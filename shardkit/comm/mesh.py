@@ -7,6 +7,7 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 
 import platform
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ..environment import checked_mode
@@ -57,6 +58,7 @@ class Mesh:
         self.shape = shape
         self._hosts = _agreed_hosts(backend, shape)
         self._groups = {axis: self._split(axis) for axis in AXES}
+        self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
         self._transport = "staged", True
         self._num_users = 1
 
@@ -113,6 +115,41 @@ class Mesh:
             raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
         return self._groups[axis]
 
+    def cut_data(self, size: int) -> tuple[CommunicationBackend, ...]:
+        """Return the groups that the data axis is made of: first this rank's run of `size`
+        neighbors, then, if there are several runs, the ranks at its place in each.
+
+        Collective over the backend the first time for each size, which divides the data ranks.
+        """
+        data = self.group("data")
+        if size == data.world_size:
+            return (data,)
+        if size not in self._cuts:
+            run, place = divmod(data.rank, size)
+            self._cuts[size] = data.split(run, place), data.split(place, run)
+            self._transport = None  # these groups have none yet
+        return self._cuts[size]
+
+    def carriers(self, axis: str) -> tuple[CommunicationBackend, ...]:
+        """Return all groups that carry messages along the axis: its own, and those it is cut into.
+
+        Errors: MeshError on an unknown axis.
+        """
+        cuts = self._cuts.values() if axis == "data" else ()
+        return self.group(axis), *(group for groups in cuts for group in groups)
+
+    def ranks_per_node(self, axis: str) -> int | None:
+        """Return how many neighbors along the axis each node has; None if they differ.
+
+        The same on all ranks; no communication.
+        """
+        lengths = {
+            len(list(run))
+            for ranks in self.shape.groups(axis)
+            for _, run in groupby(self._hosts[rank] for rank in ranks)
+        }
+        return lengths.pop() if len(lengths) == 1 else None
+
     def ranks(self, axis: str) -> list[int]:
         """Return the world ranks of group(axis), by their coordinate along it.
 
@@ -161,11 +198,12 @@ class Mesh:
         """
         if self._transport == (name, deterministic) or checked_mode():
             return
-        for axis in AXES:
-            self._groups[axis].close_gpu_transport()
+        groups = {axis: self.carriers(axis) for axis in AXES}
+        for group in (group for along in groups.values() for group in along):
+            group.close_gpu_transport()
         from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
 
-        open_transport(name, self.world, self._groups, deterministic=deterministic)
+        open_transport(name, self.world, groups, deterministic=deterministic)
         self._transport = name, deterministic
 
     def share(self) -> None:
@@ -185,7 +223,9 @@ class Mesh:
         self._num_users = max(self._num_users - 1, 0)
         if not self._num_users:
             for axis in AXES:
-                self._groups[axis].close()
+                for group in reversed(self.carriers(axis)):
+                    group.close()
+            self._cuts.clear()
 
     def _split(self, axis):
         return self.world.split(self.ranks(axis)[0], getattr(self.coordinates, axis))

@@ -5,7 +5,7 @@ box         an N-D rectangle of a tensor, and the test that boxes tile a tensor 
 piece       a named box and where its owner keeps its elements
 flat        many tensors in one flat buffer, cut into equal shards; read it first
 mesh_shape  rank <-> (pipeline, data, tensor) coordinates
-policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP
+policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP, HSDP
 cuts        even parts of a dim, the units of a model, the stages of a pipeline
 """
 

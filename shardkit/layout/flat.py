@@ -14,8 +14,8 @@
 The buffer is storage and a communication bucket: because the shards are equal, one reduce-scatter
 or all-gather moves it without packing, and because a shard may cut a tensor anywhere, no rank owns
 much more than another. A parameter is identified not by its place here but by its name and its box;
-`pieces` gives the boxes that a rank owns. Every policy (DDP, ZeRO-1, ZeRO-2, FSDP) uses this one
-layout; they differ in which of the buffers keep only the shard.
+`pieces` gives the boxes that a rank owns. Every policy (DDP, ZeRO-1, ZeRO-2, FSDP, HSDP) uses this
+one layout; they differ in which of the buffers keep only the shard.
 Source: ZeRO (arXiv 1910.02054) for the partition, PyTorch FSDP (arXiv 2304.11277) for the flat
 parameter.
 """

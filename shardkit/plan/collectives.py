@@ -37,6 +37,10 @@ class RankGroup:
     size: int
     stride: int
 
+    def cut(self, inner: int) -> "tuple[RankGroup, RankGroup]":
+        """Return its runs of `inner` neighbors, and the ranks at one place of every run."""
+        return RankGroup(inner, self.stride), RankGroup(self.size // inner, self.stride * inner)
+
     def on_node(self, cluster: Cluster) -> int:
         """Return how many of them share a node."""
         return max(1, min(self.size, cluster.devices // self.stride))

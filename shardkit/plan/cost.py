@@ -2,6 +2,9 @@
 
 stage seconds (operations.py) -> pipeline (timeline.py) -> reduction over data ranks -> optimizer
 
+Under hsdp, data ranks gather and reduce-scatter within their group, and the shards are all-reduced
+between groups.
+
 Where the program overlaps them, the parameters of the next unit travel while this one computes,
 and gradients while backward goes on (overlap.py); both share a link. In the open are: the gather of
 the first unit of each forward, the reduction of the last unit of a step, whatever the computing
@@ -84,7 +87,7 @@ def step_cost(
         units, layout.schedule, layout.virtual, layout.recomputed, shape, software
     )
     unlike = {
-        (stage, count): stage_cost(stage, setting, data, layout.policy, count)
+        (stage, count): stage_cost(stage, setting, data, layout.sharing, layout.policy, count)
         for stage, count in dict.fromkeys(zip(units, again))
     }
     stages = [unlike[stage] for stage in zip(units, again)]
@@ -208,16 +211,19 @@ def _end_of_step(
     most = max(range(layout.pipeline), key=lambda rank: elements[rank])
     count = elements[most]
 
-    def travel(operation, item_bytes):
-        return data_seconds(cluster, software, operation, count * item_bytes, messages[most], data)
+    inside, between = data.cut(layout.sharing)
+
+    def travel(operation, item_bytes, group=inside):
+        return data_seconds(cluster, software, operation, count * item_bytes, messages[most], group)
 
     of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
     units = sum(stage.units for stage in of_rank)
     contention = cluster.device.contention
     spread = 0.0
     reduction = travel(ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER, software.wire_bytes)
+    reduction += travel(ALL_REDUCE, software.wire_bytes / layout.sharing, between)
     if policy.parameters is SHARD:
-        spread = _meetings(messages[most], software, data, cluster)
+        spread = _meetings(messages[most], software, inside, cluster)
     elif policy.state is SHARD:
         spread = travel(ALL_GATHER, software.parameter_bytes)
         if software.overlaps_gathers:  # with the first forward
@@ -235,9 +241,9 @@ def _end_of_step(
         table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
         reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
-    owned = count / (layout.data if policy.state is SHARD else 1)
+    updated = count / (layout.sharing if policy.state is SHARD else 1)
     update = (
-        cluster.device.pass_seconds(owned * software.update_bytes)
+        cluster.device.pass_seconds(updated * software.update_bytes)
         + collective_seconds(cluster, ALL_REDUCE, 8, data)
         + collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
         + messages[most] * cluster.device.call_seconds

@@ -9,7 +9,9 @@ refuses what is refused here; the tests build what is not.
 
 from dataclasses import dataclass, field
 
+from ..errors import ConfigurationError
 from ..layout.mesh_shape import MeshShape
+from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
 from .shape import Shape
 from .software import Software
@@ -31,6 +33,7 @@ class RunLayout:
                     all
     is_sequence_parallel   norms and dropouts between tensor-parallel regions see a slice of the
                            sequence
+    shard_ranks     data ranks that share one copy under hsdp; None: under another policy
     """
 
     pipeline: int = 1
@@ -44,6 +47,7 @@ class RunLayout:
     recomputation: str = "none"
     is_sequence_parallel: bool = False
     recomputed: int | None = None
+    shard_ranks: int | None = None
     devices: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self):
@@ -52,6 +56,16 @@ class RunLayout:
     @property
     def mesh(self) -> MeshShape:
         return MeshShape(self.pipeline, self.data, self.tensor)
+
+    @property
+    def sharing(self) -> int:
+        """Data ranks that share one copy of what the policy shards."""
+        return self.data if self.shard_ranks is None else self.shard_ranks
+
+    @property
+    def policy_words(self) -> str:
+        """The policy, and the data ranks of a group if it has groups."""
+        return self.policy if self.shard_ranks is None else f"{self.policy} of {self.shard_ranks}"
 
     @property
     def num_stages(self) -> int:
@@ -75,7 +89,7 @@ class RunLayout:
         extras += ["sequence parallel"] if self.is_sequence_parallel else []
         parts = [
             f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor}",
-            self.policy,
+            self.policy_words,
             f"{self.schedule}{virtual}",
             f"{self.micro_batches} micro-batches of {self.micro_batch}",
             *extras,
@@ -88,6 +102,7 @@ def why_not(layout: RunLayout, shape: Shape, software: Software) -> str | None:
     return (
         shape.why_not_cut(layout.tensor, layout.is_sequence_parallel)
         or _software_problem(layout, software)
+        or _group_problem(layout, software)
         or _stage_problem(layout, shape, software)
     )
 
@@ -110,6 +125,18 @@ def _software_problem(layout, software) -> str | None:
         return (
             f"{layout.schedule} runs {order.stages_per_rank} stages per rank, not {layout.virtual}"
         )
+    return None
+
+
+def _group_problem(layout, software) -> str | None:
+    if POLICIES[layout.policy].in_groups and layout.shard_ranks is None:
+        return f"{layout.policy} without shard_ranks; wanted the data ranks that share one copy"
+    try:
+        POLICIES[layout.policy].sharing(layout.data, layout.shard_ranks)
+        if software.sums_in_tree:
+            check_tree(layout.data, layout.sharing)
+    except ConfigurationError as error:
+        return str(error)
     return None
 
 

@@ -93,7 +93,7 @@ def rank_memory(
     state = _padded_state if software.sums_in_tree else _formula_state
     borrowed = shape.block_elements("embedding", layout.tensor) if _borrows(shape, own) else 0
     parts = state(tuple(elements), layout, rank, software, borrowed)
-    if not software.gathers(layout.data, layout.tensor, sharing):
+    if not software.gathers(layout.sharing, layout.tensor, sharing):
         parts["gathered"] = 0.0
     elif software.rounds_when_gathered and POLICIES[layout.policy].parameters is SHARD:
         parts["parameters"] = 0.0
@@ -143,7 +143,7 @@ def _formula_state(
 
     def part(**of_one):
         sizes = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, **of_one}
-        return policy.bytes_per_rank(count, layout.data, **sizes)
+        return policy.bytes_per_rank(count, layout.sharing, **sizes)
 
     largest = sorted(elements)[-2:]
     return {
@@ -163,12 +163,13 @@ def _padded_state(
     borrowed   elements of the unit that a tied head on this rank borrows: it is gathered beside the
                head's, and has a second sum of gradients where it is on this rank in its own right
     """
-    policy = POLICIES[layout.policy].on(layout.data, rounds=software.rounds_when_gathered)
+    policy = POLICIES[layout.policy].on(layout.sharing, rounds=software.rounds_when_gathered)
     sizes = tuple(
-        tuple(padded_shard(count, layout.data) * layout.data for count in stage) for stage in stages
+        tuple(padded_shard(count, layout.sharing) * layout.sharing for count in stage)
+        for stage in stages
     )
     wholes = [unit for stage in sizes for unit in stage]
-    shards = [whole // layout.data for whole in wholes]
+    shards = [whole // layout.sharing for whole in wholes]
     kept = [
         sum(shards if is_cut else wholes)
         for is_cut in (policy.parameters is SHARD, policy.state is SHARD)
@@ -176,7 +177,7 @@ def _padded_state(
     gradients = sum(shards) if policy.gradients is SHARD else 0
     gathered = max(wholes) + (wholes[-1] if borrowed else 0)
     if borrowed and rank == 0:
-        sizes = (*sizes[:-1], (*sizes[-1], padded_shard(borrowed, layout.data) * layout.data))
+        sizes = (*sizes[:-1], (*sizes[-1], padded_shard(borrowed, layout.sharing) * layout.sharing))
     return {
         "parameters": kept[0] * software.parameter_bytes,
         "optimizer": kept[1] * software.state_bytes,

@@ -17,6 +17,7 @@ from ..schedule.grid import draw_svg
 from .band import band_of
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
+from .stages import blocks_per_stage
 from .timeline import simulated
 from .whole_run import Interruptions, interruptions_of
 
@@ -144,7 +145,7 @@ def _table(training: PlannedTraining, count: int) -> Table:
             str(number),
             f"{layout.pipeline} x {layout.data} x {layout.tensor}"
             + " sequence" * layout.is_sequence_parallel,
-            layout.policy,
+            layout.policy_words,
             f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
             f"{layout.micro_batches} of {layout.micro_batch}",
             layout.recomputed_words,
@@ -309,8 +310,10 @@ def as_json(training: PlannedTraining, count: int) -> str:
 def _row(training: PlannedTraining, candidate: Candidate) -> dict:
     layout = asdict(candidate.layout)
     del layout["devices"]
+    shape, software, of = training.found.shape, training.found.software, candidate.layout
     return {
         "layout": layout,
+        "blocks_per_stage": blocks_per_stage(shape, software, of.num_stages, of.tensor),
         "seconds": candidate.cost.seconds,
         "seconds_between": training.between(candidate),
         "seconds_by_part": candidate.cost.parts,

@@ -291,15 +291,17 @@ def _layouts(shape, software, cluster, devices, batch, micro_batch) -> Iterator[
             own = batch // data
             for size in divisors(own) if micro_batch is None else (micro_batch,):
                 if own % size == 0:
-                    yield from _choices(software, shape, pipeline, data, tensor, size, own // size)
+                    yield from _choices(
+                        software, cluster, shape, pipeline, data, tensor, size, own // size
+                    )
 
 
 def _choices(
-    software, shape, pipeline, data, tensor, micro_batch, micro_batches
+    software, cluster, shape, pipeline, data, tensor, micro_batch, micro_batches
 ) -> Iterator[RunLayout]:
-    policies = software.policies if data > 1 else software.policies[:1]
+    policies = list(_policies(software, data, cluster.devices // tensor))
     for schedule, virtual in _schedules(software, shape, pipeline, micro_batches):
-        for policy in policies:
+        for policy, shard_ranks in policies:
             for is_sequence_parallel in (False, True) if tensor > 1 else (False,):
                 yield RunLayout(
                     pipeline,
@@ -312,7 +314,17 @@ def _choices(
                     micro_batches,
                     "none",
                     is_sequence_parallel,
+                    shard_ranks=shard_ranks,
                 )
+
+
+def _policies(software, data, per_node) -> Iterator[tuple[str, int | None]]:
+    """Yield (policy, ranks of its groups): those of a node, where they are neither one nor all."""
+    for policy in software.policies if data > 1 else software.policies[:1]:
+        if not POLICIES[policy].in_groups:
+            yield policy, None
+        elif 1 < per_node < data and data % per_node == 0:
+            yield policy, per_node
 
 
 def _schedules(software, shape, pipeline, micro_batches) -> list[tuple[str, int]]:

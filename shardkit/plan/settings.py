@@ -16,6 +16,7 @@ from .cost import checkpoint_bytes
 from .layouts import RunLayout
 from .shape import Shape
 from .software import OWN, Software
+from .stages import blocks_per_stage
 
 _GB = 1e9
 _COUNTED = (
@@ -37,8 +38,7 @@ _LEFT_OUT = {
         True,
         "off keeps one sum of gradients instead of several, and reduces as the MPI library does",
     ),
-    "parallel.stage_balance": ("compute", "cuts the stages elsewhere"),
-    "parallel.blocks_per_stage": (None, "cuts the stages elsewhere"),
+    "parallel.stage_balance": ("compute", "the plan's own blocks_per_stage cut the stages"),
     "parallel.frozen": ((), "leaves out gradients, optimizer state, reductions and backward"),
     "model.lora_rank": (
         0,
@@ -129,8 +129,11 @@ def left_out(
     return lines
 
 
-def settings_of(layout: RunLayout) -> dict:
-    """Return {"section.key": value} of a run in this layout."""
+def settings_of(layout: RunLayout, shape: Shape, software: Software) -> dict:
+    """Return {"section.key": value} of a run in this layout, with the stages of this software."""
+    stages = None
+    if layout.pipeline > 1:
+        stages = blocks_per_stage(shape, software, layout.num_stages, layout.tensor)
     flags = {
         "parallel.sequence_parallel": layout.is_sequence_parallel,
         "parallel.activation_checkpointing": layout.recomputation == "full",
@@ -139,8 +142,10 @@ def settings_of(layout: RunLayout) -> dict:
         "mesh.pipeline": layout.pipeline,
         "mesh.tensor": layout.tensor,
         "parallel.policy": layout.policy,
+        "parallel.shard_ranks": layout.shard_ranks,
         "parallel.schedule": layout.schedule,
         "parallel.virtual_stages": layout.virtual,
+        "parallel.blocks_per_stage": stages,
         "batch.sequences": layout.batch,
         "batch.micro_batch": layout.micro_batch,
         **flags,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, Policy
-from .collectives import ALL_GATHER, REDUCE_SCATTER, RankGroup, collective_seconds
+from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .operations import Setting, block_seconds
 from .overlap import exposed_seconds
@@ -51,9 +51,13 @@ class Exposed:
 
 @lru_cache(maxsize=65536)
 def stage_cost(
-    units: StageUnits, at: Setting, data: RankGroup, policy: str, again: int
+    units: StageUnits, at: Setting, data: RankGroup, sharing: int, policy: str, again: int
 ) -> StageCost:
-    """Sum the blocks of a stage, whose first `again` are run again in the backward."""
+    """Sum the blocks of a stage, whose first `again` are run again in the backward.
+
+    sharing   of the data ranks share one copy
+    """
+    inside, between = data.cut(sharing)
     once = replace(at, recomputation="none") if at.recomputation == "full" else at
     marked = marked_blocks(units, again, at.shape, at.software)
     blocks = [
@@ -65,19 +69,20 @@ def stage_cost(
         for unit in units
     ]
 
-    def travel(operation, num_bytes, number):
-        return data_seconds(at.cluster, at.software, operation, num_bytes, number, data)
+    def travel(operation, num_bytes, number, group):
+        return data_seconds(at.cluster, at.software, operation, num_bytes, number, group)
 
     gather = reduce = 0.0
     kept = POLICIES[policy]
-    if kept.parameters is SHARD and at.software.gathers(data.size, data.stride, at.cluster.sharing):
+    if kept.parameters is SHARD and at.software.gathers(sharing, data.stride, at.cluster.sharing):
         gather = sum(
-            travel(ALL_GATHER, count * at.software.parameter_bytes, number)
+            travel(ALL_GATHER, count * at.software.parameter_bytes, number, inside)
             for count, number in zip(elements, messages)
         )
     if reduces_each(kept, at.software) and at.software.overlaps_reductions:
         reduce = sum(
-            travel(REDUCE_SCATTER, count * at.software.wire_bytes, number)
+            travel(REDUCE_SCATTER, count * at.software.wire_bytes, number, inside)
+            + travel(ALL_REDUCE, count * at.software.wire_bytes / sharing, number, between)
             for count, number in zip(elements, messages)
         )
 

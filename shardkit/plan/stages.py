@@ -60,6 +60,14 @@ def _evenly(shape: Shape, num_stages: int) -> tuple[StageUnits, ...] | None:
     return tuple(map(tuple, stages))
 
 
+def blocks_per_stage(
+    shape: Shape, software: Software, num_stages: int, tensor: int
+) -> tuple[int, ...]:
+    """Return how many blocks each stage of stage_units() has: the setting that makes this cut."""
+    stages = stage_units(shape, software, num_stages, tensor)
+    return tuple(sum(map(len, units)) for units in stages)
+
+
 @lru_cache(maxsize=4096)
 def recomputed_of_stages(
     stages: tuple[StageUnits, ...],

@@ -128,12 +128,16 @@ def on_these_ranks(
 ) -> RunConfiguration:
     """Return the settings with a mesh and a global batch that so many ranks can share.
 
-    Stages and tensor ranks of the run are kept if they divide the ranks, or were given.
+    Stages and tensor ranks of the run are kept if they divide the ranks, or were given; so are its
+    groups of data ranks, else all data ranks share one copy.
     """
     axes = ("mesh.pipeline", "mesh.tensor")
     if num_ranks % (settings.mesh.pipeline * settings.mesh.tensor) and not given.keys() & set(axes):
         settings = settings.replace(dict.fromkeys(axes, 1))
     replicas = num_replicas(settings, num_ranks)
+    groups = settings.parallel.shard_ranks
+    if groups is not None and replicas % groups and "parallel.shard_ranks" not in given:
+        settings = settings.replace({"parallel.policy": "fsdp", "parallel.shard_ranks": None})
     return settings.replace({"batch.sequences": settings.batch.micro_batch * replicas})
 
 

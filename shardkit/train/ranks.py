@@ -2,6 +2,7 @@
 
 from ..errors import ConfigurationError
 from ..layout.mesh_shape import MeshShape
+from ..layout.policy import check_tree, policy_named
 from .settings import RunConfiguration
 
 
@@ -38,8 +39,8 @@ def _counted(num: int, what: str) -> str:
 
 
 def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
-    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh and share the
-    global batch evenly.
+    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh, share the global
+    batch evenly, and make the groups that the settings name.
     """
     sequences = settings.batch.sequences
     micro_batch = settings.batch.micro_batch
@@ -50,3 +51,12 @@ def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
             f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
             f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}"
         )
+    _check_groups(settings, replicas)
+
+
+def _check_groups(settings: RunConfiguration, replicas: int) -> None:
+    parallel = settings.parallel
+    if parallel.shard_ranks is not None:
+        sharing = policy_named(parallel.policy).sharing(replicas, parallel.shard_ranks)
+        if parallel.deterministic and parallel.gradient_compression is None:
+            check_tree(replicas, sharing)

@@ -10,13 +10,12 @@ going round. jobs/test.sh starts up to 4; the others by hand:
 import numpy
 import pytest
 from hybrids import (
-    POLICIES,
-    SCHEDULES,
     GradientRecord,
     gpt,
     hybrid,
     layers_for,
     meshes,
+    policy_and_schedule,
     shapes_of,
     step_once,
     trained,
@@ -29,7 +28,7 @@ STEPS, TOLERANCE = 3, 1e-12
 MESHES = (
     [mesh for num_ranks in (1, 2, 3, 4) for mesh in 2 * meshes(num_ranks)] + meshes(6) + meshes(8)
 )
-COVERING = [(mesh, POLICIES[turn % 4], SCHEDULES[turn % 5]) for turn, mesh in enumerate(MESHES)]
+COVERING = [(mesh, *policy_and_schedule(turn)) for turn, mesh in enumerate(MESHES)]
 
 
 def relative(got, wanted):

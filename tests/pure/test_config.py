@@ -222,6 +222,7 @@ WRONG = {
     "auto_synchronize_gradients": (None, 1, "yes"),
     "minimum_parameter_group_size": (0, 2.5, True, "64", None),
     "gradient_compression": ("zip", True, ["float16"]),
+    "shard_ranks": (0, 2.5, True, "2"),
     "frozen": ("embedding.*", 3, (1,), None),
     "parameter_groups": ("*.bias", ("*.bias",), None, {"*.bias": 0}),
     "micro_batches": (0, 2.5, 2.0, True, "2", None),

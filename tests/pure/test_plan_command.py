@@ -13,7 +13,7 @@ from shardkit.optim import RULES
 from shardkit.plan import ModelShape, RunLayout
 from shardkit.plan.hardware_file import FOLDER
 from shardkit.plan.settings import left_out, settings_of, software_of
-from shardkit.plan.software import OWN
+from shardkit.plan.software import OWN, SHARDKIT
 from shardkit.task.language import Language
 from shardkit.train.ranks import check_batch
 from shardkit.train.settings import configuration_of
@@ -139,7 +139,9 @@ def test_a_micro_batch_that_does_not_divide_the_batch_is_refused(capsys, size):
 
 def test_settings_of_a_layout_are_keys_of_a_run():
     layout = RunLayout(2, 2, 2, "zero1", "interleaved", 2, 2, 4, "full", True)
-    settings = RunConfiguration().replace(settings_of(layout))
+    shape = ModelShape(4, 24, 4, 24, 12)
+    settings = RunConfiguration().replace(settings_of(layout, shape, SHARDKIT))
+    assert sum(settings.parallel.blocks_per_stage) == 6
     assert settings.parallel.virtual_stages == 2 and settings.parallel.activation_checkpointing
     assert (settings.batch.sequences, settings.batch.micro_batch) == (16, 2)
 
@@ -316,6 +318,8 @@ SEARCHED = {
     "parallel.policy": "zero2",
     "parallel.schedule": "zb-v",
     "parallel.virtual_stages": 3,
+    "parallel.blocks_per_stage": (4, 4),
+    "parallel.shard_ranks": 2,
     "parallel.sequence_parallel": True,
     "parallel.activation_checkpointing": True,
     "mesh.pipeline": 5,
@@ -326,7 +330,6 @@ SAID = {
     "parallel.overlap": True,
     "parallel.deterministic": False,
     "parallel.stage_balance": "uniform",
-    "parallel.blocks_per_stage": (4, 4),
     "parallel.compile": True,
     "parallel.frozen": ("blocks.*",),
     "parallel.gpu_transport": "nccl",
@@ -369,7 +372,8 @@ def test_every_setting_of_how_a_run_computes_is_counted_searched_for_or_said():
         assert software(**{name: value}) != software(), name
     for name, value in {**SEARCHED, **SAID}.items():
         settings = RunConfiguration().replace({name: value})
-        lines = left_out(settings, shape, software(), layout, settings_of(layout))
+        chosen = settings_of(layout, shape, software())
+        lines = left_out(settings, shape, software(), layout, chosen)
         assert any(line.startswith(f"{name} = {value!r} is ") for line in lines), name
 
 

@@ -3,6 +3,7 @@
 import numpy
 import pytest
 from builders import sha256
+from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 
@@ -23,6 +24,7 @@ def sharded(backend, mesh="1", policy="ddp", rule=None, dtype="float32", **setti
         optimizer=sk.EMA(sk.AdamW(lr=0.01), DECAY) if rule is None else rule,
         micro_batches=24 // data // 3 if 24 // data % 3 == 0 else 1,
         minimum_parameter_group_size=1,
+        **groups_of_two(policy, data),
         **settings,
     )
     module = sk.models.MLP([6, 8, 8, 2], dtype=dtype)
@@ -60,7 +62,7 @@ def serial():
     return both_bits("1")
 
 
-@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mesh", ["2", "4", "pipeline 2", "2 x 2"])
 def test_the_bits_are_those_of_one_rank(mesh, policy, serial):
     assert both_bits(mesh, policy) == serial

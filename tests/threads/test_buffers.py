@@ -3,6 +3,7 @@
 import numpy
 import pytest
 from builders import sha256
+from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 from shardkit import nn
@@ -65,6 +66,7 @@ def sharded(backend, mesh="1", policy="ddp", module=None, **settings):
         optimizer=sk.AdamW(lr=0.01),
         micro_batches=settings.pop("micro_batches", MICRO_BATCHES // data),
         minimum_parameter_group_size=1,
+        **groups_of_two(policy, data),
         max_gradient_norm=1.0,
         **settings,
     )
@@ -112,7 +114,7 @@ def serial():
 
 
 @pytest.mark.parametrize("mesh", ["data 2", "data 4", "pipeline 2", "2 x 2"])
-@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_bits_are_those_of_one_rank(mesh, policy, serial):
     assert trained(mesh, policy) == serial
 

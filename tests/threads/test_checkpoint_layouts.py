@@ -34,6 +34,9 @@ LAYOUTS = {
     "pipeline 4, data 2": ((4, 2, 1), "ddp", "1f1b", {}),
     "data 2, tensor 4": ((1, 2, 4), "zero2", "1f1b", {}),
     "all axes": ((2, 2, 2), "fsdp", "1f1b", SWAPPED),
+    "data 4, hsdp": ((1, 4, 1), "hsdp", "1f1b", {"shard_ranks": 2}),
+    "pipeline 2, data 4, hsdp of 1": ((2, 4, 1), "hsdp", "gpipe", {"shard_ranks": 1}),
+    "pipeline 2, data 4, hsdp": ((2, 4, 1), "hsdp", "1f1b", {"shard_ranks": 2}),
     "pipeline 2, data 4": ((2, 4, 1), "zero1", "gpipe", {"activation_checkpointing": True}),
 }
 EXACT = [name for name, (mesh, *_) in LAYOUTS.items() if mesh[2] == 1]

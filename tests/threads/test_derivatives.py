@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy
 import pytest
+from builders import hsdp
 
 import shardkit as sk
 from shardkit import nn
@@ -29,6 +30,7 @@ POLICIES = {
     "DDP": sk.DDPModel,
     "ZeRO-2": sk.ZeRO2Model,
     "FSDP": sk.FSDPModel,
+    "HSDP": hsdp,
 }
 
 

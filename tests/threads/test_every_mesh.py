@@ -2,8 +2,8 @@
 against the serial run.
 
     python -m pytest tests/threads/test_every_mesh.py               every mesh with one or two of
-                                                                    the 20 policies x schedules
-    python -m pytest tests/threads/test_every_mesh.py -m sweep      the whole product: 32 meshes x 4
+                                                                    the 25 policies x schedules
+    python -m pytest tests/threads/test_every_mesh.py -m sweep      the whole product: 32 meshes x 5
                                                                     policies x 5 schedules
 
 float64, a GPT as deep as the stages need, five AdamW steps (eps 1e-8) whose clipping is active.
@@ -25,18 +25,28 @@ from functools import cache
 
 import numpy
 import pytest
-from hybrids import POLICIES, SCHEDULES, SERIAL, Run, gpt, layers_for, meshes, trained
+from hybrids import (
+    POLICIES,
+    SCHEDULES,
+    SERIAL,
+    Run,
+    gpt,
+    layers_for,
+    meshes,
+    policy_and_schedule,
+    trained,
+)
 
 TOLERANCE = 1e-12
 MESHES = [mesh for num_ranks in (1, 2, 3, 4, 6, 8) for mesh in meshes(num_ranks)]
 PRODUCT = [
     (mesh, policy, schedule) for mesh in MESHES for policy in POLICIES for schedule in SCHEDULES
 ]
-# Each mesh once, those of up to four ranks twice, the serial one five times, while policies (4) and
-# schedules (5) go round: 20 neighbors have all pairs.
+# Each mesh once, those of up to four ranks twice, the serial one five times, while policies and
+# schedules go round: 25 neighbors have all pairs.
 SMALL = [mesh for mesh in MESHES if numpy.prod(mesh) <= 4]
 COVERING = [
-    (mesh, POLICIES[turn % 4], SCHEDULES[turn % 5])
+    (mesh, *policy_and_schedule(turn))
     for turn, mesh in enumerate([SERIAL] * 3 + sorted(SMALL + MESHES, key=numpy.prod))
 ]
 
@@ -170,7 +180,7 @@ def test_the_whole_product_of_meshes_policies_and_schedules_follows_the_serial_r
 
 
 def test_the_covering_runs_have_every_mesh_and_every_pair():
-    assert len(MESHES) == len(set(MESHES)) == 32 and len(PRODUCT) == 640
+    assert len(MESHES) == len(set(MESHES)) == 32 and len(PRODUCT) == 800
     assert {mesh for mesh, _, _ in COVERING} == set(MESHES)
     assert len({(numpy.prod(mesh), schedule) for mesh, _, schedule in COVERING}) == 6 * 5
-    assert len({(policy, schedule) for _, policy, schedule in COVERING}) == 4 * 5
+    assert len({(policy, schedule) for _, policy, schedule in COVERING}) == 5 * 5

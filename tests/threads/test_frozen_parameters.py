@@ -4,7 +4,7 @@ from math import prod
 
 import numpy
 import pytest
-from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch
+from builders import STRATEGIES, full_gradient, hsdp, sha256, small_gpt, token_batch
 
 import shardkit as sk
 from shardkit import nn
@@ -23,6 +23,7 @@ MESHES = {  # ranks, maker, other settings
     "zero1": (4, sk.ZeRO1Model, {}),
     "zero2": (2, sk.ZeRO2Model, {}),
     "fsdp": (4, sk.FSDPModel, {"activation_checkpointing": True}),
+    "hsdp": (4, hsdp, {}),
     "pipeline": (2, hybrid(2), {}),
     "pipeline of 3": (3, hybrid(3), {}),
     "pipeline x fsdp": (4, hybrid(2), {"schedule": "zb-h1"}),

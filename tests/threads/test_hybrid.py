@@ -3,6 +3,7 @@
 import numpy
 import pytest
 from builders import sha256
+from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 from shardkit import nn
@@ -19,7 +20,6 @@ MESHES = [
     (1, 2, 4),
     (2, 1, 4),
 ]
-POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
 FORMS = {"gpt2": {}, "llama": {"style": "llama", "kv_heads": 2}, "tied": {"tied": True}}
 
 
@@ -50,6 +50,7 @@ def make(
         "max_gradient_norm": 0.5,
         "minimum_parameter_group_size": 64,
         "micro_batches": 12 // data // 2,
+        **groups_of_two(policy, data),
         **settings,
     }
     return sk.HybridShardedModel(
@@ -91,7 +92,7 @@ def serial():
 
 
 @pytest.mark.parametrize(
-    "mesh, policy", [(mesh, POLICIES[turn % 4]) for turn, mesh in enumerate(MESHES)], ids=str
+    "mesh, policy", [(mesh, POLICIES[turn % 5]) for turn, mesh in enumerate(MESHES)], ids=str
 )
 def test_five_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, policy):
     """More meshes, and more pairs of policy and schedule, are in test_every_mesh.py."""

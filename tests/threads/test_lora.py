@@ -2,6 +2,7 @@
 
 import numpy
 import pytest
+from builders import hsdp
 
 import shardkit as sk
 from shardkit import nn
@@ -16,6 +17,7 @@ KINDS = {
     "ZeRO-1": sk.ZeRO1Model,
     "ZeRO-2": sk.ZeRO2Model,
     "FSDP": sk.FSDPModel,
+    "HSDP": hsdp,
     "pipeline": sk.PipelineParallelModel,
     "tensor": sk.TensorParallelModel,
     "hybrid": sk.HybridShardedModel,

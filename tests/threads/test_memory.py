@@ -38,12 +38,18 @@ def large_gpt():
     return gpt(4, width=96, dtype="float32")
 
 
+def _sharing(model):
+    """The data ranks that share one copy."""
+    config = model.sharding_configuration
+    return model.policy.sharing(model.mesh.size("data"), config.shard_ranks)
+
+
 def resident_bytes(model):
     """Of what lasts from step to step. Who keeps the whole gradient keeps it in the buffer that it
     was summed in.
     """
     kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
-        model.policy.on(model.mesh.size("data")).gradients is WHOLE
+        model.policy.on(_sharing(model)).gradients is WHOLE
     )
     return model.engine.device.bytes_in_use(*kinds)
 
@@ -78,7 +84,7 @@ def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):
             step_once(model, step)
         stage = [name for unit in model.engine.units for name in unit.plan.parameters]
         own = sum(sizes[name] for name in stage)
-        return stage, own, resident_bytes(model) / model.policy.bytes_per_rank(own, data)
+        return stage, own, resident_bytes(model) / model.policy.bytes_per_rank(own, _sharing(model))
 
     results = sk.run_ranks(numpy.prod(mesh), run)
     of_stages = results[:: data * tensor]

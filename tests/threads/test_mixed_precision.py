@@ -231,8 +231,9 @@ def test_masters_gradients_and_moments_are_float32_and_only_lent_parameters_are_
 def test_copies_that_were_made_equal_are_what_blocks_are_lent(strategy, half):
     def run(backend):
         model, _ = train(strategy, backend, 1, compute_dtype=half)
+        policy = {"policy": "hsdp"} if strategy == "HSDP" else {}
         optimizer = getattr(sk, type(model).__name__.replace("Model", "Optimizer"))(
-            sk.AdamW(), model.sharding_configuration, model=model
+            sk.AdamW(), model.sharding_configuration, model=model, **policy
         )
         unit = model.engine.units[0]
         if unit.parameters.is_whole and backend.rank == 1:

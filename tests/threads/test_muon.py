@@ -2,7 +2,7 @@
 
 import numpy
 import pytest
-from builders import SEQUENCE, token_batch
+from builders import SEQUENCE, hsdp, token_batch
 from torch_or_skip import torch
 
 import shardkit as sk
@@ -17,6 +17,7 @@ MAKERS = {
     "ZeRO-1": (sk.ZeRO1Model, 2),
     "ZeRO-2": (sk.ZeRO2Model, 3),
     "FSDP": (sk.FSDPModel, 4),
+    "HSDP": (hsdp, 4),
     "pipeline": (sk.PipelineParallelModel, 1),
 }
 

@@ -7,6 +7,7 @@ from functools import cache
 import numpy
 import pytest
 from builders import small_gpt, token_batch
+from hybrids import groups_of_two
 
 import shardkit as sk
 from shardkit.layout.box import Box, flat_range_to_boxes
@@ -24,6 +25,7 @@ def model_on(backend, policy, pipeline=1, tensor=1):
         max_gradient_norm=1.0,
         minimum_parameter_group_size=64,
         micro_batches=SAMPLES // replicas,
+        **groups_of_two(policy, replicas),
     )
     return sk.HybridShardedModel(gpt, config, pipeline, tensor, policy=policy)
 
@@ -80,13 +82,13 @@ DEATHS = [  # ranks, who dies, ranks that train then, pipeline, tensor
     (4, {0}, 2, 1, 2),
 ]
 # Each under FSDP, which keeps the least of what others need, and under another policy in turn.
-OTHERS = ("ddp", "zero1", "zero2")
+OTHERS = ("ddp", "zero1", "zero2", "hsdp")
 
 
 @pytest.mark.parametrize(
     "policy, num_ranks, dead, num_left, pipeline, tensor",
     [("fsdp", *death) for death in DEATHS]
-    + [(OTHERS[turn % 3], *death) for turn, death in enumerate(DEATHS)],
+    + [(OTHERS[(turn + 1) % 4], *death) for turn, death in enumerate(DEATHS)],
 )
 def test_those_who_live_have_the_state_of_the_last_step_and_go_on_with_the_same_bits(
     policy, num_ranks, dead, num_left, pipeline, tensor

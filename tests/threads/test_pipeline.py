@@ -3,6 +3,7 @@
 import numpy
 import pytest
 from builders import full_gradient, sha256, small_gpt, token_batch, train
+from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 from shardkit import nn
@@ -13,7 +14,6 @@ SWEPT = [
     pytest.param(*mesh, marks=pytest.mark.sweep) for mesh in [(1, 1), (1, 2), (4, 1)]
 ]  # as test_strategies, or as others
 MESHES = [(2, 1), (2, 2), (3, 1), (3, 2), (4, 2), *SWEPT]
-POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
 SCHEDULES = ["gpipe", "1f1b"]
 
 
@@ -25,6 +25,7 @@ def make(backend, pipeline, policy, *, changes={}, samples=16, micro_batch=2, **
         "max_gradient_norm": 1.0,
         "minimum_parameter_group_size": 64,
         "micro_batches": samples // data // micro_batch,
+        **groups_of_two(policy, data),
         **settings,
     }
     return sk.HybridShardedModel(

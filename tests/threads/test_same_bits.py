@@ -15,7 +15,7 @@ import re
 import numpy
 import pytest
 from builders import sha256
-from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, step_once
+from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, policy_and_schedule, step_once
 
 import shardkit as sk
 from shardkit.task.language import Language
@@ -82,8 +82,8 @@ def covering_runs(tensor, family):
     chosen = meshes_with(tensor, family)
     runs = []
     for turn, mesh in enumerate(chosen * (1 if len(chosen) > 5 else 2 if len(chosen) > 2 else 3)):
-        schedule = next(s for s in SCHEDULES[turn % 5 :] + SCHEDULES[:1] if fits(mesh[0], s))
-        runs.append((mesh, POLICIES[turn % 4], schedule))
+        policy, wanted = policy_and_schedule(turn)
+        runs.append((mesh, policy, wanted if fits(mesh[0], wanted) else "1f1b"))
     return runs
 
 
@@ -152,7 +152,8 @@ PIPELINE, TIED, HALF = (
 )
 # (setting, another value, what else holds on both sides)
 KEEP_THE_BITS = [
-    *(("policy", value, {}) for value in ("ddp", "zero1", "zero2")),
+    *(("policy", value, {}) for value in ("ddp", "zero1", "zero2", "hsdp")),
+    ("shard_ranks", 1, {"parallel.policy": "hsdp"}),
     *(("schedule", value, PIPELINE) for value in ("gpipe", "interleaved", "zb-h1", "zb-v")),
     ("stage_balance", "uniform", PIPELINE),
     ("stage_balance", "parameters", PIPELINE),

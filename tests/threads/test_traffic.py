@@ -26,7 +26,7 @@ equal.
 
 import numpy
 import pytest
-from hybrids import POLICIES, SEQUENCE, WIDTH, batch, gpt, hybrid
+from hybrids import POLICIES, SEQUENCE, WIDTH, batch, gpt, groups_of_two, hybrid
 
 import shardkit as sk
 from shardkit import nn
@@ -60,15 +60,15 @@ def sent(model, x, y):
     on shapes.
     """
     groups = {
-        "world": model.mesh.world,
-        **{axis: model.mesh.group(axis) for axis in ("pipeline", "data", "tensor")},
+        "world": (model.mesh.world,),
+        **{axis: model.mesh.carriers(axis) for axis in ("pipeline", "data", "tensor")},
     }
     part = sk.split_batch(model.mesh, x, y)
     model.train(*part)
-    for group in groups.values():
+    for group in (group for along in groups.values() for group in along):
         group.traffic.reset()
     model.train(*part)
-    return {axis: group.traffic.bytes_sent for axis, group in groups.items()}
+    return {axis: sum(g.traffic.bytes_sent for g in along) for axis, along in groups.items()}
 
 
 def shared(num_bytes, num_ranks):
@@ -85,13 +85,25 @@ def votes(num_ranks, clips=True):
     return sum(2 * size * (num_ranks - 1) // num_ranks for size in sizes)
 
 
-def data_bytes(policy, unit_sizes, num_ranks, *, gathers=None, clips=False, lent=ITEM):
+def data_bytes(
+    policy, unit_sizes, num_ranks, *, gathers=None, clips=False, lent=ITEM, sharing=None
+):
     """The formula for the data axis. unit_sizes: elements of each unit; gathers: of units in
     elements, under FSDP.
 
-    lent   bytes of a parameter that is gathered
+    lent      bytes of a parameter that is gathered
+    sharing   ranks of a group under HSDP
     """
     count = sum(unit_sizes)
+    numbers = NUMBER * (num_ranks - 1) * (2 + 1)
+    if policy == "hsdp":
+        groups = num_ranks // sharing
+        inside = data_bytes("fsdp", unit_sizes, sharing, gathers=gathers, clips=clips, lent=lent)
+        inside -= NUMBER * (sharing - 1) * (2 + 1)
+        if sharing == 1:  # as DDP, which gathers and squares nothing of others
+            inside = 0
+        between = shared(2 * ITEM * count // sharing, groups) + NUMBER * clips * (groups - 1)
+        return inside + between + numbers
     whole, spread = ITEM * count, lent * count
     times = {
         "ddp": 2 * whole,
@@ -100,7 +112,7 @@ def data_bytes(policy, unit_sizes, num_ranks, *, gathers=None, clips=False, lent
         "fsdp": whole + lent * (gathers or 0),
     }[policy]
     squares = sum(size // num_ranks // NORM_BLOCK for size in unit_sizes) + 1 if clips else 0
-    return shared(times, num_ranks) + NUMBER * (num_ranks - 1) * (2 + 1 + squares)
+    return shared(times, num_ranks) + numbers + NUMBER * (num_ranks - 1) * squares
 
 
 # ---- the data axis -------------------------------------------------------------------------------
@@ -122,6 +134,7 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
             micro_batches=2,
             max_gradient_norm=0.1 if clips else None,
             deterministic=deterministic,
+            **groups_of_two(policy, num_ranks),
         )
         model = sk.HybridShardedModel(ThreeLayers(), config, policy=policy)
         assert (
@@ -131,7 +144,10 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
         ), "padding"
         return sent(model, x, y)
 
-    wanted = data_bytes(policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, clips=clips)
+    sharing = groups_of_two("hsdp", num_ranks)["shard_ranks"]
+    wanted = data_bytes(
+        policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, clips=clips, sharing=sharing
+    )
     assert (
         sk.run_ranks(num_ranks, run)
         == [{"data": wanted, "world": votes(num_ranks, clips), "pipeline": 0, "tensor": 0}]
@@ -144,12 +160,19 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
 def test_half_floats_halve_what_is_gathered_and_leave_gradients_float32(policy, num_ranks):
     def run(backend):
         config = sk.ShardingConfiguration(
-            backend, optimizer=sk.AdamW(), schedule="gpipe", compute_dtype="float16"
+            backend,
+            optimizer=sk.AdamW(),
+            schedule="gpipe",
+            compute_dtype="float16",
+            **groups_of_two(policy, num_ranks),
         )
         x, y = numpy.full((12, 64), 0.1, "float32"), numpy.ones((12, 48), "float32")
         return sent(sk.HybridShardedModel(ThreeLayers(), config, policy=policy), x, y)["data"]
 
-    wanted = data_bytes(policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, lent=HALF)
+    sharing = groups_of_two("hsdp", num_ranks)["shard_ranks"]
+    wanted = data_bytes(
+        policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, lent=HALF, sharing=sharing
+    )
     assert sk.run_ranks(num_ranks, run) == [wanted] * num_ranks
 
 
@@ -323,7 +346,9 @@ def test_every_axis_sends_what_it_would_send_alone(policy):
             sizes.get((action.stage, action.unit, action.kind), 0)
             for action in model.engine.program
         )
-        assert figures["data"] == data_bytes(policy, sizes.values(), 2, gathers=gathers, clips=True)
+        assert figures["data"] == data_bytes(
+            policy, sizes.values(), 2, gathers=gathers, clips=True, sharing=2
+        )
         return figures
 
     results = sk.run_ranks(8, run)

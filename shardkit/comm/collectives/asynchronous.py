@@ -61,6 +61,11 @@ class AsyncCollective:
                 self._last()
                 self._last = None
 
+    @property
+    def is_done(self) -> bool:
+        """True if nothing is left to wait for: end() would return immediately."""
+        return self._handle is None and self._last is None
+
     def _next_turn(self):
         try:
             return next(self._turns, None)
@@ -68,6 +73,36 @@ class AsyncCollective:
             raise OutOfMemoryError(
                 f"{self._call}: no memory to add what has come ({error})"
             ) from error
+
+
+class InTurn:
+    """Collectives of which each begins when the one before is complete on this rank.
+
+    first   under way
+    later   [(group, function that begins one over it)]; those of a group on nodes that share memory
+            begin in end(), since all its ranks begin them together
+    """
+
+    def __init__(self, first: AsyncCollective, later: list[tuple]):
+        self._current, self._later = first, list(later)
+
+    def pump(self) -> None:
+        """Let messages move, and begin the next collective if one is complete. Never blocks."""
+        self._current.pump()
+        while self._later and self._current.is_done and self._later[0][0].levels is None:
+            self._begin_next()
+            self._current.pump()
+
+    def end(self) -> None:
+        """Return when all are complete; as AsyncCollective.end()."""
+        self._current.end()
+        while self._later:
+            self._begin_next()
+            self._current.end()
+
+    def _begin_next(self):
+        _, begin = self._later.pop(0)
+        self._current = begin()
 
 
 def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:

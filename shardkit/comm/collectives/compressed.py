@@ -16,6 +16,7 @@ import numpy
 
 from ...array.backend import xp_of
 from ...array.kernels import from_half, largest_magnitude, to_half, tree_sum
+from ..checks import pieces_of, shares_of
 from ..operations import ReductionOperation
 
 _TOP_EXPONENT = 14  # scaled elements are below 2**15; float16 ends at 65504
@@ -28,10 +29,15 @@ def compressed_reduce_scatter(backend, buffer, out):
               of it
     out       [shard], same dtype
     """
+    _reduce_to_owners(backend, buffer, [out.size] * backend.world_size, out)
+
+
+def _reduce_to_owners(backend, buffer, counts, out):
+    """Leave the sum of this rank's slice, of counts[rank] elements, in `out`."""
     scale = _agreed_scale(backend, buffer)
     wire = to_half(buffer, scale)
-    received = xp_of(wire).empty_like(wire)
-    backend.all_to_all(wire, received)
+    received = xp_of(wire).empty(out.size * backend.world_size, wire.dtype)
+    backend.all_to_all(wire, received, counts, [out.size] * backend.world_size)
     tree_sum(
         [from_half(row, out.dtype) for row in received.reshape(backend.world_size, -1)], out=out
     )
@@ -41,13 +47,13 @@ def compressed_reduce_scatter(backend, buffer, out):
 def compressed_all_reduce(backend, buffer):
     """Sum `buffer` over ranks, in it, to about three digits. Collective over the backend.
 
-    buffer    [world_size * shard] float. The sums come back to all ranks as they are, so that all
-              hold the same bits.
+    buffer    [any length] float. The sums come back to all ranks as they are, so that all hold the
+              same bits.
     """
-    shard = buffer.size // backend.world_size
-    own = buffer[backend.rank * shard : (backend.rank + 1) * shard]
-    compressed_reduce_scatter(backend, buffer, own)
-    backend.all_gather(own, buffer)
+    counts = shares_of(buffer.size, backend.world_size)
+    own = pieces_of(buffer, counts)[backend.rank]
+    _reduce_to_owners(backend, buffer, counts, own)
+    backend.all_gather(own, buffer, counts)
 
 
 def _agreed_scale(backend, buffer) -> float:

@@ -15,19 +15,23 @@ def _staged(world, groups: dict, deterministic: bool) -> None:
 def _mpi(world, groups: dict, deterministic: bool) -> None:
     from .mpi import open_gpu_mpi
 
-    open_gpu_mpi(world, groups.values())
+    open_gpu_mpi(world, _all(groups))
 
 
 def _ipc(world, groups: dict, deterministic: bool) -> None:
     from .ipc import open_gpu_ipc
 
-    open_gpu_ipc(world, groups.values())
+    open_gpu_ipc(world, _all(groups))
 
 
 def _nccl(world, groups: dict, deterministic: bool) -> None:
     from .nccl import open_nccl
 
-    open_nccl(world, [groups["data"], groups["tensor"]], fixed_order=deterministic)
+    open_nccl(world, [*groups["data"], *groups["tensor"]], fixed_order=deterministic)
+
+
+def _all(groups: dict) -> list:
+    return [group for along in groups.values() for group in along]
 
 
 TRANSPORTS = {"staged": _staged, "mpi": _mpi, "ipc": _ipc, "nccl": _nccl}
@@ -50,7 +54,7 @@ class TransportSettings:
 
 
 def open_transport(name: str, world, groups: dict, *, deterministic: bool) -> None:
-    """Open this transport in the groups {axis: group} of a mesh. Collective over the world.
+    """Open this transport in the groups {axis: groups} of a mesh. Collective over the world.
 
     name   one of TRANSPORTS
     Errors, on all ranks: DeviceError if it is "nccl" and a rank has no NCCL or no GPU of its own.

@@ -172,9 +172,9 @@ class UnderWay:
 
 
 class Exposure:
-    """Seconds that this rank spends in collectives of each group, not computing.
+    """Seconds that this rank spends in collectives of each axis, not computing.
 
-    groups    {name: group of ranks}
+    groups    {axis: groups of ranks}
     of_step   {name: seconds} between the last begin_step() and its end_step()
     """
 
@@ -195,5 +195,6 @@ class Exposure:
 
     def _so_far(self):
         return {
-            name: group.progress.seconds(group.group_key) for name, group in self._groups.items()
+            name: sum(group.progress.seconds(group.group_key) for group in groups)
+            for name, groups in self._groups.items()
         }

@@ -38,7 +38,7 @@ class Gradients:
             if is_partial(parameters[piece.name])
         ]
         self._uncounted = [
-            piece for piece in site.own_pieces if not is_counted(parameters[piece.name])
+            piece for piece in site.span_pieces if not is_counted(parameters[piece.name])
         ]
         self._sums: dict[int, GradientTree | GradientRunningSum] = {}  # by user
         self._reducing: list | None = None  # (total, part, handle) from begin_reduce() to reduce()
@@ -170,8 +170,8 @@ class Gradients:
     def owned(self):
         """The reduced gradient of what this rank owns, a view. Errors: ShardingError if none."""
         first = self._updated.start
-        span = self._site.span
-        return self.updated[span.start - first : span.stop - first]
+        own = self._site.own
+        return self.updated[own.start - first : own.stop - first]
 
     def unscaled(self) -> tuple:
         """Return (view, scale) whose product is `updated`. Errors: ShardingError if none."""
@@ -183,7 +183,7 @@ class Gradients:
         return self._keeper.part(self._updated), self._scale
 
     def squares(self):
-        """Return sums of squares of the owned gradient per NORM_BLOCK elements.
+        """Return sums of squares of the gradient of this rank's span per NORM_BLOCK elements.
 
         returns   [layout.shard / NORM_BLOCK] float64, zero beyond the end
         What several tensor ranks hold counts on one of them, and is zero on the others.

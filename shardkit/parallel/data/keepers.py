@@ -3,12 +3,16 @@
                kept on each rank              gather                     reduce
     Whole      all elements                   all-gather in place        all-reduce, or in place
                                                                          reduce-scatter
-    Shard      the span that it owns          all-gather to a buffer     reduce-scatter
+    Shard      its span                       all-gather to a buffer     reduce-scatter
                                               that release gives back
     Window     its span, in memory that all   wait until all ranks       (a Shard keeps gradients)
-               ranks of the node share        have written
+               ranks of the group share       have written
     Rounded    master weights, in a Whole     round to half floats,      (a keeper of float32 does)
                or a Shard                     then as their keeper
+
+A group is the data axis, or a run of it: then as many groups keep the same (movement.py). They add
+their gradients after reduce, so that each takes the same step by itself; each element is owned in
+one of them, which writes it to checkpoints, and spread() copies it to the others.
 
 KEEPERS maps the entries of layout.policy.POLICIES to the first two. Keepers.of picks those of a
 policy once, when a model is built: a unit calls its keepers, and nothing asks for the policy again.
@@ -70,8 +74,8 @@ class Whole:
 
     @property
     def shard(self):
-        """[layout.shard], what this rank owns, padding included."""
-        return self.array[self._site.own]
+        """[layout.shard], this rank's part of what the group gathers, padding included."""
+        return self.array[self._site.shard]
 
     @property
     def kept(self):
@@ -89,11 +93,12 @@ class Whole:
         return self.array
 
     def gather(self) -> None:
-        """Copy from each rank what it owns. Collective over the data axis."""
+        """Copy from each rank its part. Collective over the group."""
         self._site.movement.group.all_gather(self.shard, self.array)
 
     def spread(self) -> None:
         """Make all ranks follow the owners. Collective over the data axis."""
+        self._site.movement.spread(self.array[self._site.span])
         self.gather()
 
     def everyones(self):
@@ -127,9 +132,9 @@ class Whole:
 
 
 class Shard:
-    """The span that this rank owns; parameters are gathered for use and released after it.
+    """This rank's span; parameters are gathered for use and released after it.
 
-    array   [layout.shard]; None: what this rank owns is rounded into its place in `whole`
+    array   [layout.shard]; None: the span is rounded into its place in `whole`
     whole   [layout.size], from begin_gather() or gather() to release(); else None
     """
 
@@ -171,12 +176,12 @@ class Shard:
     @staticmethod
     def reduced(site, total):
         """Return the part of `total` whose sum over ranks this rank needs: its shard."""
-        return total[site.own]
+        return total[site.shard]
 
     @property
     def shard(self):
-        """[layout.shard], what this rank owns, padding included."""
-        return self.array if self.array is not None else self.whole[self._site.own]
+        """[layout.shard], this rank's part of what the group gathers, padding included."""
+        return self.array if self.array is not None else self.whole[self._site.shard]
 
     @property
     def kept(self):
@@ -196,7 +201,7 @@ class Shard:
         return self.whole
 
     def begin_gather(self) -> None:
-        """Post the messages of gather(), which comes next. Collective over the data axis."""
+        """Post the messages of gather(), which comes next. Collective over the group."""
         whole = self.take()
         self._gathering = self._site.movement.begin_gather(self.shard, whole)
 
@@ -206,7 +211,7 @@ class Shard:
         return self._gathering is not None
 
     def gather(self) -> None:
-        """Fill `whole` with what all ranks own. Collective over the data axis."""
+        """Fill `whole` with what all ranks of the group keep. Collective over it."""
         whole = self.take()
         if self._gathering is None:
             self._site.movement.group.all_gather(self.shard, whole)
@@ -225,10 +230,11 @@ class Shard:
             self._gathering = self.whole = None
 
     def spread(self) -> None:
-        """Do nothing: no other rank keeps these elements."""
+        """Make other groups follow the owners. Collective over the data axis."""
+        self._site.movement.spread(self.kept)
 
     def everyones(self):
-        """Return [layout.length] of all ranks; collective over the data axis unless gathered."""
+        """Return [layout.length] of all ranks; collective over the group unless gathered."""
         whole = self.whole
         if whole is None:
             layout = self._site.layout
@@ -254,9 +260,9 @@ class Shard:
 
 
 class Window:
-    """Parameters that lie once in memory that all ranks of the data axis share.
+    """Parameters that lie once in memory that all ranks of the group share.
 
-    whole   [layout.size], where each rank owns, and alone writes, its shard
+    whole   [layout.size], where each rank keeps, and alone writes, its shard
     """
 
     is_whole = gathers_by_messages = is_on_its_way = False
@@ -264,7 +270,7 @@ class Window:
 
     def __init__(self, site, whole):
         self._site, self.whole = site, whole
-        self.array = self.shard = whole[site.own]
+        self.array = self.shard = whole[site.shard]
         self.kept = whole[site.span]
         site.pools.device.accounts.watch(self.shard, "parameters").fill(0)
 
@@ -277,7 +283,7 @@ class Window:
         return self.whole
 
     def gather(self) -> None:
-        """Wait until every rank has written what it owns. Collective over the data axis."""
+        """Wait until every rank has written its part. Collective over the group."""
         self._site.movement.group.barrier()
 
     def release(self) -> None:
@@ -287,7 +293,11 @@ class Window:
         """Do nothing: no message is on its way to this array."""
 
     def spread(self) -> None:
-        """Do nothing: every rank reads what the owner wrote, after the next gather."""
+        """Make other groups follow the owners; in this one every rank reads what was written.
+
+        Collective over the data axis.
+        """
+        self._site.movement.spread(self.kept)
 
     def everyones(self):
         """Return [layout.length] of all ranks."""
@@ -353,7 +363,7 @@ class Keepers:
 
     @classmethod
     def of(cls, policy: Policy, num_ranks: int, *, rounds: bool) -> "Keepers":
-        """Return those of a policy on `num_ranks` data ranks; `rounds` as in Policy.on."""
+        """Return those of a policy where `num_ranks` share a copy; `rounds` as in Policy.on."""
         policy = policy.on(num_ranks, rounds=rounds)
         return cls(KEEPERS[policy.parameters], KEEPERS[policy.gradients], KEEPERS[policy.state])
 

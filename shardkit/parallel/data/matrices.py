@@ -56,7 +56,7 @@ class Matrices:
             of_part = {name: array[here] for name, array in state.items()}
             own.begin(gradients[here], of_part, whole[part], gradient_scale)
         if not self._is_whole:
-            self._site.movement.group.all_gather(whole[self._site.own], whole)
+            self._site.movement.group.all_gather(whole[self._site.shard], whole)
         for (slot, part), own in zip(self._parts, rules):
             matrix = own.of_matrix(whole[slot.offset : slot.stop].reshape(slot.shape))
             inside = slice(part.start - slot.offset, part.stop - slot.offset)

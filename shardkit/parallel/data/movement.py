@@ -1,18 +1,26 @@
 """The collectives of units over the data axis: in one call, or asynchronous while units compute.
 
+    data ranks    0 1 2 3 | 4 5 6 7       group: a run of neighbors that share one copy
+                  0     -   4             between: the ranks at one place of every run; () where
+                                          all data ranks are one run
+
 sum                       reduce-scatter or all-reduce, in one call
+spread                    what each rank owns, to those that keep the same
 begin_gather, begin_sum   post the messages of a collective and return a handle
 pump                      progresses all that is under way; called between two actions
 end                       waits for the rest
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from ...array.device import BufferPool
 from ...comm.backend import CommunicationBackend
+from ...comm.checks import pieces_of, shares_of, starts_of
 from ...comm.collectives.asynchronous import (
     NUM_TAGS,
     AsyncCollective,
+    InTurn,
     begin_all_gather,
     begin_ordered_all_reduce,
     begin_ordered_reduce_scatter,
@@ -27,16 +35,17 @@ _NUM_TURNS = 4095
 
 @dataclass(frozen=True, eq=False)
 class _UnderWay:
-    """An asynchronous collective, and the buffer of the pool that it needs until its end."""
+    """An asynchronous collective, or several in turn, and the buffer of the pool that they need."""
 
-    collective: AsyncCollective
+    collective: AsyncCollective | InTurn
     scratch: object = None
 
 
 class Movement:
     """The collectives of all units of one model.
 
-    group          the data axis
+    group          the data axis, or the run of it that shares one copy
+    between        the ranks at one place of each run, if there are several
     gradients      where whole gradients come from
     deterministic  sums are the tree over ranks; else the MPI library's own
     wire_dtype     "float16": gradients travel as half floats; None: as they are
@@ -47,10 +56,12 @@ class Movement:
         group: CommunicationBackend,
         gradients: BufferPool,
         *,
+        between: tuple[CommunicationBackend, ...] = (),
         deterministic: bool = True,
         wire_dtype: str | None = None,
     ):
-        self.group, self.is_deterministic = group, deterministic
+        self.group, self.between = group, between
+        self.is_deterministic = deterministic
         self._gradients, self._wire_dtype = gradients, wire_dtype
         self._under_way: list[_UnderWay] = []
         self._lost: list[_UnderWay] = []  # of failed runs: MPI may still write to their arrays
@@ -68,6 +79,23 @@ class Movement:
             all_reduce(self.group, total)
         else:
             reduce_scatter(self.group, total, out)
+        for group in self.between:
+            all_reduce(group, out)
+
+    def owned(self, size: int) -> slice:
+        """Return which of `size` elements that several groups keep is owned by this one."""
+        own = slice(0, size)
+        for group in self.between:
+            counts = shares_of(size, group.world_size)
+            start = starts_of(counts)[group.rank]
+            own = slice(start, start + counts[group.rank])
+        return own
+
+    def spread(self, kept) -> None:
+        """Copy what each rank owns of `kept` [size] to all that keep it. Collective."""
+        for group in self.between:
+            counts = shares_of(kept.size, group.world_size)
+            group.all_gather(pieces_of(kept, counts)[group.rank], kept, counts)
 
     def _sums(self):
         if self._wire_dtype:
@@ -94,14 +122,19 @@ class Movement:
 
     def begin_sum(self, total, out) -> _UnderWay:
         """Begin what sum() does, with the same bits; for deterministic, uncompressed sums only."""
-        scratch, tag = self._gradients.take(total.size), self._next_tag()
+        sizes = [group.world_size for group in self.between]
+        # the first shares of an uneven cut are larger than the last
+        shares = [n * max(shares_of(out.size, n)) for n in sizes]
+        scratch, tag = self._gradients.take(max(total.size, *shares, 0)), self._next_tag()
         if out is total:
-            return self._note(
-                _UnderWay(begin_ordered_all_reduce(self.group, total, scratch, tag), scratch)
-            )
-        return self._note(
-            _UnderWay(begin_ordered_reduce_scatter(self.group, total, out, scratch, tag), scratch)
-        )
+            first = begin_ordered_all_reduce(self.group, total, scratch, tag)
+        else:
+            first = begin_ordered_reduce_scatter(self.group, total, out, scratch, tag)
+        later = [
+            (group, partial(begin_ordered_all_reduce, group, out, scratch, tag))
+            for group in self.between
+        ]
+        return self._note(_UnderWay(InTurn(first, later) if later else first, scratch))
 
     def end(self, what: _UnderWay) -> None:
         """Return when it is complete. All ranks end their collectives in the same order."""

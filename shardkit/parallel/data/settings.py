@@ -27,6 +27,13 @@ class DataSettings:
         True,
         "sums in a fixed order: the same bits on any number of ranks, as batch.micro_batch says",
     )
+    shard_ranks: int | None = setting(
+        None,
+        "neighbors on the data axis that share one copy under policy hsdp, PyTorch's dp_shard; "
+        "none: those of a node",
+        "ranks",
+        minimum=1,
+    )
     gradient_compression: str | None = setting(
         None, "dtype in which gradients travel; they are summed as float32", among=("float16",)
     )

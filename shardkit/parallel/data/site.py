@@ -11,6 +11,7 @@ import numpy
 
 from ...array.arena import Arena
 from ...array.device import BufferPool, Device
+from ...comm.backend import CommunicationBackend
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
 from .movement import Movement
@@ -45,7 +46,7 @@ class Site:
     pools: Pools
 
     @cached_property
-    def own(self) -> slice:
+    def shard(self) -> slice:
         """This rank's shard of a whole buffer, padding included."""
         rank = self.movement.group.rank
         return slice(rank * self.layout.shard, (rank + 1) * self.layout.shard)
@@ -56,9 +57,24 @@ class Site:
         return slice(*self.layout.span(self.movement.group.rank))
 
     @cached_property
-    def own_pieces(self) -> list[Piece]:
-        """The named boxes of this rank's span: over all ranks they tile every parameter once."""
+    def own(self) -> slice:
+        """The part of the span that this rank owns, and not a rank of another group."""
+        own = self.movement.owned(self.span.stop - self.span.start)
+        return slice(self.span.start + own.start, self.span.start + own.stop)
+
+    @cached_property
+    def span_pieces(self) -> list[Piece]:
+        """The named boxes of this rank's span."""
         return self.layout.pieces(self.movement.group.rank)
+
+    @cached_property
+    def own_pieces(self) -> list[Piece]:
+        """The named boxes that this rank owns: over all ranks they tile every parameter once."""
+        return [
+            piece
+            for slot in self.layout.slots
+            for piece in slot.pieces(self.own.start, self.own.stop)
+        ]
 
     @cached_property
     def all_pieces(self) -> list[Piece]:
@@ -67,7 +83,12 @@ class Site:
 
     def pieces(self, is_whole: bool) -> list[Piece]:
         """Return the named boxes of what a keeper keeps, by its `is_whole`."""
-        return self.all_pieces if is_whole else self.own_pieces
+        return self.all_pieces if is_whole else self.span_pieces
+
+    def replicas(self, is_whole: bool) -> tuple[CommunicationBackend, ...]:
+        """Return the groups over which what a keeper keeps is the same on all ranks."""
+        between = self.movement.between
+        return (self.movement.group, *between) if is_whole else between
 
     def zeros(self, size: int, purpose: str, dtype=None):
         """Return a new array [size], of the layout's dtype or another."""

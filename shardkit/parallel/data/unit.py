@@ -3,21 +3,23 @@
     parameters of the unit, end to end in one flat layout:
 
         | slot a          | slot b  | slot c                     |pad|
-        |---- span(0) ----|---- span(1) ----|---- span(2) ----|---- |      what each data rank owns
+        |---- span(0) ----|---- span(1) ----|---- span(2) ----|---- |      of each rank of a group
 
     gather   every element readable on this rank; the parameters become views of `whole`
     release  the memory of gathered parameters goes back, if their keeper gathers for use only
     reduce   the sum of gradients over ranks, of which the keeper of gradients keeps its part
     step     the optimizer rule, on the elements that this rank updates
 
-What differs between DDP, ZeRO-1, ZeRO-2 and FSDP is which keepers a unit has (keepers.py). The flat
-arrays are storage and messages; a parameter's identity is its name and its box, as `pieces` gives
-them.
+What differs between DDP, ZeRO-1, ZeRO-2 and FSDP is which keepers a unit has (keepers.py). A group
+is the data axis; under HSDP it is a run of it, and the same span of each group is owned in parts.
+The flat arrays are storage and messages; a parameter's identity is its name and its box, as
+`pieces` gives them.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from ...comm.backend import CommunicationBackend
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
 from ...optim.groups import rule_for
@@ -38,13 +40,13 @@ class Holding:
     group      in a checkpoint: "model", or "optimizer/first_moment"
     values     1-D, a view
     pieces     of the local parameters, at their places in `values`
-    is_whole   every data rank keeps all of it
+    replicas   groups of data ranks over which it is the same on all
     """
 
     group: str
     values: Any
     pieces: list[Piece]
-    is_whole: bool
+    replicas: tuple[CommunicationBackend, ...]
 
 
 class Unit:
@@ -57,6 +59,7 @@ class Unit:
 
     is_trained                     False: frozen; then it has no gradients (None) and no state
     parameters, gradients, state   what this rank keeps of each; state: {name: keeper}
+    group                          the data ranks that share one copy
     updates_all                    every data rank updates all elements, not only its span
     is_released_after_use          the parameters are readable between gather and release only
     is_common                      they lie once in memory that all ranks of the group share
@@ -116,12 +119,12 @@ class Unit:
         self._updated_state = {name: state.part(updated) for name, state in self.state.items()}
 
     def _fill_with_initial_values(self):
-        """Make what this rank owns; whole arrays are filled by the first gather.
+        """Make this rank's span; whole arrays are filled by the first gather.
 
         Parameters that await the values of a checkpoint keep zeros until then.
         """
         shard, start_of_span = self.parameters.shard, self._site.span.start
-        for piece in self.pieces():
+        for piece in self._site.span_pieces:
             parameter = self.plan.parameters[piece.name]
             if parameter.awaits_values:
                 continue
@@ -197,7 +200,7 @@ class Unit:
     def wait_for_readers(self) -> None:
         """Return when no rank reads the parameters any more, so that their owners may write them.
 
-        Collective over the data axis.
+        Collective over the group.
         """
         if self._may_be_read:
             self.group.barrier()
@@ -247,14 +250,14 @@ class Unit:
 
     @property
     def owned_parameters(self):
-        """This rank's span of the parameters as they are trained, a view."""
-        return self.parameters.part(self._site.span)
+        """The parameters that this rank owns, as they are trained, a view."""
+        return self.parameters.part(self._site.own)
 
     def owned_state(self, name: str):
-        """Return this rank's span of one array of the optimizer state, a view; None if the unit
+        """Return what this rank owns of one array of the optimizer state, a view; None if the unit
         keeps none of this name: it is frozen, or has another rule.
         """
-        return self.state[name].part(self._site.span) if name in self.state else None
+        return self.state[name].part(self._site.own) if name in self.state else None
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.
@@ -272,7 +275,12 @@ class Unit:
         arrays = {"model": self.parameters}
         arrays |= {f"optimizer/{name}": state for name, state in self.state.items()}
         return [
-            Holding(group, keeper.kept, self._site.pieces(keeper.is_whole), keeper.is_whole)
+            Holding(
+                group,
+                keeper.kept,
+                self._site.pieces(keeper.is_whole),
+                self._site.replicas(keeper.is_whole),
+            )
             for group, keeper in arrays.items()
         ]
 

@@ -1,6 +1,7 @@
 """Replicas: arrays that several ranks hold, compared with those of the first holder.
 
-    over data        parameters and optimizer state that their keepers keep whole on every rank
+    over data        parameters and optimizer state that their keepers keep whole on every rank, or
+                     in several groups of ranks
     over tensor      norms, biases of row layers, shared key heads: claims that have holders
     over pipeline    tied units, and their replicas on the ranks of later users
     over both data and tensor   buffers, on the ranks that compute with them
@@ -105,8 +106,8 @@ def _of_first_holder(engine, place, unit: Unit, holding: Holding):
     Collective over the ranks that hold the unit.
     """
     first = holding.values.copy()
-    if holding.is_whole:
-        engine.data.broadcast(first, 0)
+    for replicas in holding.replicas:
+        replicas.broadcast(first, 0)
     for piece in holding.pieces:
         claim = unit.plan.parameters[piece.name].claim
         if claim is not None and claim.holders is not None:
@@ -131,7 +132,7 @@ def _pipeline_holders(engine, place) -> tuple[int, ...]:
 
 def _shared_pieces(engine, place, unit: Unit, holding: Holding):
     """Yield the pieces that other ranks hold too."""
-    over_data = engine.data.world_size if holding.is_whole else 1
+    over_data = prod(replicas.world_size for replicas in holding.replicas)
     over_pipeline = len(_pipeline_holders(engine, place))
     for piece in holding.pieces:
         claim = unit.plan.parameters[piece.name].claim

@@ -25,6 +25,7 @@ def metadata_of(model) -> dict:
         **{f"{axis}_parallel_rank": getattr(mesh.coordinates, axis) for axis in AXES},
         "parameter_count": model.parameter_count,
         "shard_size": engine.weights.local().size,
+        "shard_ranks": _shard_ranks(engine),
         "num_units": len(engine.units),
         "compiled": engine.compilation.is_on,
         "compute_dtype": str(numerics.compute_dtype),
@@ -68,9 +69,20 @@ def table_of(model) -> str:
         blocks=[", ".join(_ends(names, blocks) for blocks in run.values()) for run in of_ranks],
     )
     return (
-        f"{model.strategy}: policy {model.policy.name}, schedule {config.schedule}, "
+        f"{model.strategy}: policy {_policy_text(model)}, schedule {config.schedule}, "
         f"{config.micro_batches} micro-batches per data rank\n{table}"
     )
+
+
+def _shard_ranks(engine) -> int:
+    """Return how many data ranks share one copy of the optimizer state."""
+    unit = engine.units[0]
+    return 1 if unit.updates_all else unit.group.world_size
+
+
+def _policy_text(model) -> str:
+    name = model.policy.name
+    return f"{name} of {_shard_ranks(model.engine)} ranks" if model.policy.in_groups else name
 
 
 def _ends(names, blocks) -> str:

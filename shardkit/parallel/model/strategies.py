@@ -1,7 +1,7 @@
 """The strategies: one sharded model under several names, each with its policy and its mesh.
 
-DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are the four rows of layout.policy.POLICIES on a mesh
-of data ranks alone; HybridShardedModel combines any row with pipeline stages and tensor ranks.
+DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are rows of layout.policy.POLICIES on a mesh of data
+ranks alone; HybridShardedModel combines any row, HSDP too, with pipeline stages and tensor ranks.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,8 @@ class HybridShardedModel(ShardedModel):
     data_parallel_size
         -1: the ranks that are left over.
     policy
-        "ddp", "zero1", "zero2" or "fsdp".
+        "ddp", "zero1", "zero2", "fsdp", or "hsdp": fsdp in groups of config.shard_ranks neighbors
+        on the data axis.
     order
         Axes from the slowest to the one that varies fastest with the rank.
 
@@ -109,9 +110,11 @@ class HybridShardedModel(ShardedModel):
     ValueError
         On all ranks, on a size < 1 (data: and not -1).
     MeshError
-        On all ranks, with the arithmetic if the sizes do not multiply to the number of ranks.
+        On all ranks, with the arithmetic if the sizes do not multiply to the number of ranks, or
+        shard_ranks does not divide the data ranks.
     ConfigurationError
-        On all ranks, on another policy, and those of the strategies it combines.
+        On all ranks, on another policy, on hsdp without shard_ranks, and those of the strategies it
+        combines.
     """
 
     strategy = "3D-Parallelism (Hybrid)"

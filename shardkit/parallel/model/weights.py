@@ -115,9 +115,9 @@ class Weights:
         return of_ranks
 
     def local(self):
-        """Return what this rank owns and updates, 1-D, a copy. No communication."""
+        """Return what this rank updates, 1-D, a copy. No communication."""
         if not self.units[0].updates_all:
-            return numpy.concatenate([to_host(unit.owned_parameters) for unit in self._own_units])
+            return numpy.concatenate([to_host(unit.updated_parameters) for unit in self._own_units])
         slots = {
             slot.name: unit.updated_parameters[slot.offset : slot.stop]
             for unit in self._own_units

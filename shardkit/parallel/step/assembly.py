@@ -12,7 +12,7 @@ from ...array.device import BufferPool, Device, OwnBuffers
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import check_same
-from ...layout.policy import Policy
+from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
 from ...optim.groups import groups_by_name
@@ -57,6 +57,7 @@ class Blueprint:
 
     groups        {name: group} of parameters for which the rule is another
     device        of this rank; of a GPU, the one that its place on the node gives it
+    sharing       data ranks that share one copy of what is sharded
     is_initial    all parameters are what the seed makes
     by_calls      modules gather their parameters when they are called
     """
@@ -66,6 +67,7 @@ class Blueprint:
     groups: dict
     numerics: Numerics
     loss_scale: LossScale
+    sharing: int
     keepers: Keepers
     stages: Stages
     programs: Programs
@@ -106,6 +108,7 @@ class Assembly:
         awaits_values = any(parameter.awaits_values for parameter in model.parameters())
         with collectively(mesh.world):
             plan = _drawn(model, config, mesh, policy)
+        sharing, *between = mesh.cut_data(plan.sharing)
         if config.device == "cuda":
             mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
         pools = Pools(
@@ -115,8 +118,9 @@ class Assembly:
             gathered=OwnBuffers if plan.by_calls else BufferPool,
         )
         movement = Movement(
-            mesh.group("data"),
+            sharing,
             pools.whole_gradients,
+            between=tuple(between),
             deterministic=config.deterministic,
             wire_dtype=config.gradient_compression,
         )
@@ -193,7 +197,8 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
         unit_plans = [in_groups(plan, groups, config.parameter_groups) for plan in unit_plans]
         unit_plans = [with_rules_apart(plan, rule, groups) for plan in unit_plans]
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
-    keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
+    sharing = _sharing(config, mesh, policy)
+    keepers = Keepers.of(policy, sharing, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
     check_buffers(model, stages)
     by_calls = bool(stages.parts) and stages.is_one_block and keepers.parameters is Shard
@@ -210,8 +215,27 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     )
     loss_scale = LossScale.of(config, numerics)
     return Blueprint(
-        device, rule, groups, numerics, loss_scale, keepers, stages, programs, is_initial, by_calls
+        device,
+        rule,
+        groups,
+        numerics,
+        loss_scale,
+        sharing,
+        keepers,
+        stages,
+        programs,
+        is_initial,
+        by_calls,
     )
+
+
+def _sharing(config, mesh, policy) -> int:
+    """Return how many data ranks share one copy."""
+    data = mesh.size("data")
+    sharing = policy.sharing(data, config.shard_ranks, mesh.ranks_per_node("data"))
+    if config.deterministic and not config.gradient_compression:
+        check_tree(data, sharing)
+    return sharing
 
 
 def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
@@ -263,7 +287,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement) -> tuple:
             work, mesh.group("data"), pools.device, shares_errors=mesh.size("tensor") == 1
         )
     flow = Flow(stages, transfers, work)
-    table = {**flow.table, **Updates(units, stages, mesh, transfers).table}
+    table = {**flow.table, **Updates(units, stages, mesh, movement, transfers).table}
     if plan.by_calls:
         table[Kind.REDUCE] = work.reduce
     executor = Executor(table)

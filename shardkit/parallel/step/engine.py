@@ -100,7 +100,7 @@ class Engine:
             and self._programs.ahead != self._programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
-        self.exposure = Exposure({axis: mesh.group(axis) for axis in mesh.shape.order})
+        self.exposure = Exposure({axis: mesh.carriers(axis) for axis in mesh.shape.order})
         self.ballot: Ballot | None = None
         self.gradient_norm: float | None = None
         self._items_pending = 0.0  # whose gradients are accumulated but not reduced

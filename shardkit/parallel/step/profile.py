@@ -145,7 +145,8 @@ def _traffic(model: ShardedModel) -> tuple[int, int]:
     """Return the bytes sent and the calls made so far, over all groups."""
     mesh = model.mesh
     all_traffic = [
-        group.traffic for group in (mesh.world, *(mesh.group(axis) for axis in mesh.shape.order))
+        mesh.world.traffic,
+        *(group.traffic for axis in mesh.shape.order for group in mesh.carriers(axis)),
     ]
     return sum(t.bytes_sent for t in all_traffic), sum(sum(t.calls.values()) for t in all_traffic)
 

@@ -10,9 +10,11 @@ import numpy
 from ...array import fresh
 from ...array.arena import empty
 from ...array.backend import numbers_of, xp_of
+from ...comm.collectives.ordered import ordered_sum
 from ...comm.mesh import Mesh
 from ...schedule.actions import Kind
 from ..data.gradients import NORM_BLOCK
+from ..data.movement import Movement
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
 
@@ -23,13 +25,16 @@ class Updates:
     units       {place: unit}, in the order of the model
     stages      of the whole model
     mesh        CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
+    movement    of these units
     transfers   of this rank, for gradients of tied units
     """
 
-    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers):
+    def __init__(
+        self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, movement: Movement, transfers
+    ):
         self.units = units
         self._stages = stages
-        self._mesh = mesh
+        self._mesh, self._movement = mesh, movement
         self._transfers = transfers
 
     @property
@@ -80,7 +85,7 @@ class Updates:
         order, units in order: blocks never straddle two ranks, so the bits do not depend on the
         number of ranks.
         """
-        data = self._mesh.group("data")
+        sharing = self._movement.group
         units = {place: unit for place, unit in self.units.items() if unit.is_trained}
         local = [
             unit.gradients.squares() for unit in units.values()
@@ -88,8 +93,8 @@ class Updates:
         xp = xp_of(*local)
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
         xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
-        everyones = empty((data.world_size, mine.size), mine.dtype, xp)
-        data.all_gather(mine, everyones.reshape(-1))
+        everyones = empty((sharing.world_size, mine.size), mine.dtype, xp)
+        sharing.all_gather(mine, everyones.reshape(-1))
         sums, column = [], 0
         for unit, blocks in zip(units.values(), local):
             # all blocks, in flat order
@@ -99,6 +104,8 @@ class Updates:
             sums.append(in_order[:used].sum())
             column += blocks.size
         *sums, nan_or_zero = numbers_of([*sums, everyones[:, -1].sum()])
+        for group in self._movement.between:
+            (nan_or_zero,) = ordered_sum(group, [nan_or_zero])
         return self._norm_over_stages(units, sums, nan_or_zero)
 
     def _norm_over_stages(self, units: dict, sums: list[float], nan_or_zero: float) -> float:
