@@ -21,7 +21,7 @@ from published_runs import (
     zero3_large,
     zero_paper,
 )
-from residuals import fsdp_families, residuals_text
+from residuals import float8_families, fsdp_families, residuals_text
 
 from shardkit.plan import MIXED, read_cluster
 from shardkit.plan.band import RESIDUALS, bands
@@ -120,6 +120,27 @@ rows of 8B are two programs on two sizes, so that each half has both programs.
 - 8B: `benchmarks/llama3_h100_202412_torchtitan.md` of pytorch/torchtitan, Llama 3.1 8B in bfloat16
   on H100s of 96 GB, 2.4 TB/s and 500 W: tokens/s per GPU."""
 
+_FLOAT8 = """## Products in float8
+
+No constant was chosen with any row of these families, of either half; they are split by the same
+rule all the same. The peak is that of the data sheet. The curve is that of halves: a product of as
+many more operations as the peak is higher takes as long, and reaches the same fraction. Products of
+layers with their matrices are in float8; attention, norms, the embedding and the head are not.
+Operands are cast by passes over memory, and the largest magnitudes are agreed on by tensor ranks;
+`software.py` and `float8_runs.py` say which. They are no blind test: three descriptions of programs
+were looked up after errors were seen. Torchtitan computes all products in float8 again, without
+which Llama 3.1 8B was 6 to 10% too fast; Transformer Engine casts with the scales of earlier steps,
+in one pass, and NeMo takes cuDNN's attention, without which NeMo was 13% too slow, and MPT 3% too
+fast.
+
+- MPT: the same README as above, table "H100 80GB FP8", on Transformer Engine: tokens/s per GPU.
+- Llama 3.1 8B: the same file as above, and
+  `benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md`, gathers in float8: tokens/s per GPU.
+- 70B and 405B: the same file, 8 tensor ranks, all layers computed again. How many micro-batches and
+  virtual stages the 405B runs had is not published.
+- NeMo: the performance summaries of NeMo 24.07, 25.09 and 25.11, rows without context parallelism,
+  with their micro-batches and virtual stages: tokens/s per GPU."""
+
 
 def _family(heading: str, points: list[Point]) -> list[str]:
     chosen, judged = halves(points)
@@ -152,6 +173,8 @@ def validation_page() -> str:
         _summary(zero3_large()),
         _FSDP,
         *(part for family in fsdp_families().items() for part in _family(*family)),
+        _FLOAT8,
+        *(part for family in float8_families().items() for part in _family(*family)),
         _H100 + _points(megatron()),
         _summary(megatron()),
         _LLAMA + _table("run", "model TFLOP/s", llama3()),

@@ -208,18 +208,19 @@ def _end_of_step(
     most = max(range(layout.pipeline), key=lambda rank: elements[rank])
     count = elements[most]
 
-    def travel(operation, item_bytes):
-        return data_seconds(cluster, software, operation, count * item_bytes, messages[most], data)
+    def travel(operation, num_bytes):
+        return data_seconds(cluster, software, operation, num_bytes, messages[most], data)
 
     of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
     units = sum(stage.units for stage in of_rank)
     contention = cluster.device.contention
     spread = 0.0
-    reduction = travel(ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER, software.wire_bytes)
+    operation = ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER
+    reduction = travel(operation, count * software.wire_bytes)
     if policy.parameters is SHARD:
         spread = _meetings(messages[most], software, data, cluster)
     elif policy.state is SHARD:
-        spread = travel(ALL_GATHER, software.parameter_bytes)
+        spread = travel(ALL_GATHER, sum(stage.gather_bytes for stage in of_rank))
         if software.overlaps_gathers:  # with the first forward
             forward = sum(stage.forward for stage in of_rank)
             spread = exposed_seconds(forward, spread, contention, spread / units)
@@ -230,15 +231,16 @@ def _end_of_step(
     else:  # with the backward of the last micro-batch
         backward = sum(stage.backward + stage.weight for stage in of_rank)
         reduction = exposed_seconds(backward, reduction, contention, reduction / units)
-    if layout.pipeline > 1 and (shape.tied or software.cuts_evenly):
+    if layout.pipeline > 1 and shape.tied:
         # the gradients of the embedding and the tied head are added
         table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
         reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
     owned = count / (layout.data if policy.state is SHARD else 1)
+    agreed = 1 if software.gather_bytes is None else 2  # on the norm, on the scales of casts
     update = (
         cluster.device.pass_seconds(owned * software.update_bytes)
-        + collective_seconds(cluster, ALL_REDUCE, 8, data)
+        + agreed * collective_seconds(cluster, ALL_REDUCE, 8, data)
         + collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
         + messages[most] * cluster.device.call_seconds
     )
