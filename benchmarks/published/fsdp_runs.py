@@ -37,7 +37,8 @@ _CLUSTERS = {"A100": CLUSTER, "H100": "h100-80gb-ndr"}
 
 # PyTorch's FSDP gathers parameters in bfloat16 and sums gradients in float32 (mixed precision
 # DEFAULT of Composer) or in bfloat16 (PURE), once for each micro-batch; attention is fused, and
-# there is no dropout. Run eagerly, each operation reads and writes memory on its own: norms in
+# there is no dropout. Only a shard of float32 parameters is kept, which is rounded for each gather.
+# Run eagerly, each operation reads and writes memory on its own: norms in
 # float32, biases and their sums, casts. By the choosing half of the rows on A100 that moves twice
 # the bytes of fused kernels.
 FSDP = Software(
@@ -46,6 +47,7 @@ FSDP = Software(
     schedules=("1f1b",),
     keeps_scores=False,
     masks_dropout=False,
+    rounds_when_gathered=True,
     pass_factor=2.0,
 )
 FSDP_PURE = replace(FSDP, name="pytorch-fsdp-pure", wire_bytes=2)
