@@ -37,7 +37,8 @@ _CLUSTERS = {"A100": CLUSTER, "H100": "h100-80gb-ndr"}
 
 # PyTorch's FSDP gathers parameters in bfloat16 and sums gradients in float32 (mixed precision
 # DEFAULT of Composer) or in bfloat16 (PURE), once for each micro-batch; attention is fused, and
-# there is no dropout. Run eagerly, each operation reads and writes memory on its own: norms in
+# there is no dropout. Only a shard of float32 parameters is kept, which is rounded for each gather.
+# Run eagerly, each operation reads and writes memory on its own: norms in
 # float32, biases and their sums, casts. By the choosing half of the rows on A100 that moves twice
 # the bytes of fused kernels.
 FSDP = Software(
@@ -46,6 +47,7 @@ FSDP = Software(
     schedules=("1f1b",),
     keeps_scores=False,
     masks_dropout=False,
+    rounds_when_gathered=True,
     pass_factor=2.0,
 )
 FSDP_PURE = replace(FSDP, name="pytorch-fsdp-pure", wire_bytes=2)
@@ -57,7 +59,7 @@ MINGPT = replace(FSDP_PURE, name="mingpt-fsdp", keeps_scores=True, masks_dropout
 _NEW_GPUS = 128
 
 
-def _layout(gpus: int, micro_batch: int, micro_batches: int, policy: str, again: str) -> RunLayout:
+def sharded(gpus: int, micro_batch: int, micro_batches: int, policy: str, again: str) -> RunLayout:
     return RunLayout(
         data=gpus,
         policy=policy,
@@ -72,8 +74,13 @@ def mpt(device: str) -> list[Point]:
 
     Tied embeddings, learned positions, biases: the parameter counts of the tables.
     """
-    rows = csv.DictReader(MPT_ROWS.read_text(encoding="utf-8").splitlines())
-    return [_mpt_point(row) for row in rows if row["device"] == device]
+    return [point for point in mpt_points(MPT_ROWS) if point.cluster is hardware(_CLUSTERS[device])]
+
+
+def mpt_points(path: Path) -> list[Point]:
+    """Return the runs of such a file: tokens/s per GPU."""
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    return [_mpt_point(row) for row in rows]
 
 
 def _mpt_point(row: dict) -> Point:
@@ -89,7 +96,7 @@ def _mpt_point(row: dict) -> Point:
         f"{row['device']} {row['model']}, {sequence} tokens x {micro_batch} x {micro_batches}, "
         f"{gpus} GPUs",
         shape,
-        _layout(gpus, micro_batch, micro_batches, row["policy"], row["recomputation"]),
+        sharded(gpus, micro_batch, micro_batches, row["policy"], row["recomputation"]),
         software,
         float(row["tokens_per_second"]),
         "tokens/s",
@@ -115,7 +122,7 @@ def fsdp_paper() -> list[Point]:
         Point(
             f"175B, batch {batch}, {gpus} GPUs",
             shape,
-            _layout(gpus, batch, 1, "fsdp", "full"),
+            sharded(gpus, batch, 1, "fsdp", "full"),
             MINGPT,
             published,
             "TFLOP/s",
@@ -134,11 +141,14 @@ TITAN = replace(FSDP, name="torchtitan", recomputed_share=0.5, pass_factor=3.8)
 TITAN_COMPILED = replace(TITAN, name="torchtitan-compiled", pass_factor=1.0)
 
 
+LLAMA_8B = ModelShape(
+    32, 4096, 32, 128256, 8192, kv_heads=8, hidden=14336, style="llama", tied=False
+)
 _POWER = 0.80
 
 
 @lru_cache
-def _grand_teton() -> Cluster:
+def grand_teton() -> Cluster:
     """Return those nodes: H100s of 96 GB and 2.4 TB/s that are limited to 500 of 700 W.
 
     By the choosing half that takes a part of the speed of products, _POWER.
@@ -156,9 +166,6 @@ def _grand_teton() -> Cluster:
 
 def titan() -> list[Point]:
     """Return the runs of Llama 3.1 8B in bfloat16: tokens/s per GPU, 2 sequences of 8192 each."""
-    shape = ModelShape(
-        32, 4096, 32, 128256, 8192, kv_heads=8, hidden=14336, style="llama", tied=False
-    )
     rows = [
         (TITAN, 8, 5762),
         (TITAN, 128, 5605),
@@ -168,12 +175,12 @@ def titan() -> list[Point]:
     return [
         Point(
             f"8B, {gpus} GPUs, {software.name}",
-            shape,
-            _layout(gpus, 2, 1, "fsdp", "selective"),
+            LLAMA_8B,
+            sharded(gpus, 2, 1, "fsdp", "selective"),
             software,
             published,
             "tokens/s",
-            _grand_teton(),
+            grand_teton(),
         )
         for software, gpus, published in rows
     ]

@@ -19,11 +19,13 @@ from shardkit.plan import (
     RunLayout,
     Software,
     memory_of,
+    search,
     step_cost,
     why_not,
 )
 
 _H100 = "h100-80gb-ndr"
+_ROCE = "h100-80gb-roce"
 _DATA = 48
 # overlap-grad-reduce, overlap-param-gather, tp-comm-overlap, and a distributed optimizer
 LLAMA_405B = ModelShape(
@@ -109,8 +111,27 @@ def llama3() -> list[tuple[str, float, float]]:
             micro_batches=micro_batches,
             is_sequence_parallel=True,
         )
-        cost = step_cost(layout, LLAMA_405B, MIXED, hardware("h100-80gb-roce"))
-        flops = LLAMA_405B.num_flops_per_item * layout.batch * LLAMA_405B.sequence_length
-        speed = flops / cost.seconds / layout.devices / 1e12
-        rows.append((f"405B, {layout.devices} GPUs", published, speed))
+        seconds = step_cost(layout, LLAMA_405B, MIXED, hardware(_ROCE)).seconds
+        rows.append((f"405B, {layout.devices} GPUs", published, _llama3_speed(layout, seconds)))
+    return rows
+
+
+def _llama3_speed(layout: RunLayout, seconds: float) -> float:
+    """Return the TFLOP/s of the model per GPU."""
+    flops = LLAMA_405B.num_flops_per_item * layout.batch * LLAMA_405B.sequence_length
+    return flops / seconds / layout.devices / 1e12
+
+
+@lru_cache
+def llama3_plans(devices: int, batch: int) -> list[tuple[str, str, float, float]]:
+    """Return the first three rows of a plan of Llama 3 405B for so many GPUs and sequences in a
+    step, one in a micro-batch: (mesh, layout, seconds, model TFLOP/s per GPU).
+    """
+    found = search(LLAMA_405B, MIXED, hardware(_ROCE), devices, batch, micro_batch=1)
+    rows = []
+    for candidate in found.rows(3):
+        layout, seconds = candidate.layout, candidate.cost.seconds
+        mesh = f"{layout.pipeline} x {layout.data} x {layout.tensor}"
+        how = f"{layout.schedule} x {layout.virtual}, {layout.recomputed_words} again"
+        rows.append((mesh, how, seconds, _llama3_speed(layout, seconds)))
     return rows

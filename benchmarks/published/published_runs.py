@@ -122,6 +122,12 @@ class Point:
         return self.predicted / self.published - 1
 
     @property
+    def fits(self) -> bool:
+        """Whether `shardkit plan` would offer the layout: it leaves some memory to the system."""
+        cluster = self.cluster or hardware(CLUSTER)
+        return 1e9 * self.gigabytes <= cluster.device.memory_bytes
+
+    @property
     def gigabytes(self) -> float:
         return memory_of(self.layout, self.shape, self.software).total / 1e9
 

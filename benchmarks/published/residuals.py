@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from statistics import quantiles
 
+from float8_runs import mpt_float8, nemo, titan_float8, titan_large
 from fsdp_runs import fsdp_paper, mpt, titan
 from megatron_runs import megatron
 from published_runs import CLUSTER, Point, halves, hardware, narayanan, zero3_against_ptd
@@ -26,8 +27,8 @@ _HEAD = """# Written by benchmarks/published/validation_page.py: seconds that ru
 def residuals() -> dict[str, dict]:
     """Return {family: its table}."""
     zero3, ptd = zero3_against_ptd()[:3], zero3_against_ptd()[3:]
-    sharded = [row for points in fsdp_families().values() for row in halves(points)[1]]
-    cut = [*narayanan(), *ptd, *megatron()]
+    sharded = _judging([*fsdp_families().values(), mpt_float8(), titan_float8()])
+    cut = [*narayanan(), *ptd, *megatron(), *_judging([titan_large(), nemo()])]
     all_rows = [_ratio(row) for row in (*sharded, *cut, *zero3)]
     own = _own_ratios()
     widest = {"rows": len(all_rows), "low": min(all_rows), "high": max(all_rows)}
@@ -47,6 +48,20 @@ def fsdp_families() -> dict[str, list[Point]]:
         "175B on A100": fsdp_paper(),
         "Llama 3.1 8B on H100": titan(),
     }
+
+
+def float8_families() -> dict[str, list[Point]]:
+    """Return {heading: rows} of the families in float8, split like those."""
+    return {
+        "MPT in float8 on H100": mpt_float8(),
+        "Llama 3.1 8B in float8": titan_float8(),
+        "Llama 3.1 70B and 405B in float8": titan_large(),
+        "NeMo in float8": nemo(),
+    }
+
+
+def _judging(families: list[list[Point]]) -> list[Point]:
+    return [row for points in families for row in halves(points)[1]]
 
 
 def residuals_text() -> str:

@@ -17,6 +17,7 @@ FLOAT32 = numpy.dtype("float32")
 BFLOAT16 = "E"  # the character of ml_dtypes' bfloat16, which nothing else has
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+FLOAT8 = "float8"  # `shardkit plan` knows programs that compute in it; nothing here does
 
 
 def is_half(dtype) -> bool:
@@ -37,8 +38,13 @@ def wide(dtype):
 def dtype_named(name: str, xp=numpy):
     """Return the dtype of this name.
 
-    Errors: ConfigurationError if it is bfloat16 and the libraries have none.
+    Errors: ConfigurationError if it is bfloat16 and the libraries have none, and on float8.
     """
+    if name == FLOAT8:
+        raise ConfigurationError(
+            f'compute_dtype = "{FLOAT8}": shardkit does not train in it; wanted one of '
+            f"{', '.join(COMPUTE_DTYPES)}. `shardkit plan --software mixed` plans others in it"
+        )
     if name == "bfloat16":
         _check_bfloat16(xp)
     return numpy.dtype(name)

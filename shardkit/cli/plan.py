@@ -23,8 +23,8 @@ from ..plan.report import (
 )
 from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
-from ..plan.settings import left_out, settings_of, software_of
-from ..plan.software import OWN, SHARDKIT, SOFTWARE, software_named
+from ..plan.settings import left_out, others_software, settings_of, software_of
+from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
 from ..slurm.planned import script_of_plan
 from .arguments import count, tokens
 from .settings import Given, parsed
@@ -91,15 +91,18 @@ def _plan(known, overrides) -> int:
     run = read_run(known.model, given)
     shape, settings = run.shape, run.settings
     cluster = read_cluster(known.cluster)
-    own = OWN[settings.parallel.compute_dtype]
-    named = own if known.software is None else software_named(known.software)
+    own = OWN.get(settings.parallel.compute_dtype)
+    if known.software is None:
+        named = own_in(settings.parallel.compute_dtype)
+    else:
+        named = software_named(known.software)
     is_own = named in OWN.values()
     if not is_own and not shape.is_uniform:
         raise ConfigurationError(
             f"--software {named.name} cuts layers that are alike; plan {settings.run.task!r} with "
             f"--software {SHARDKIT.name}, the default"
         )
-    software = software_of(named, settings) if is_own else named
+    software = (software_of if is_own else others_software)(named, settings)
     found = search(
         shape,
         software,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .hardware import Cluster
+from .hardware import HALVES, Cluster
 from .layouts import RunLayout
 from .shape import Shape
 
@@ -24,7 +24,6 @@ SHARDED = "data ranks alone"
 CUT = "tensor and pipeline"
 OWN = "ranks on processors"
 BEYOND = "beyond all runs"
-_HALVES = {"float16", "bfloat16"}  # a device without them is a core
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def bands() -> dict[str, Band]:
 def band_of(layout: RunLayout, shape: Shape, cluster: Cluster) -> Band:
     """Return the residuals of runs like this one."""
     known = bands()
-    if cluster.cores or not _HALVES & set(cluster.device.peak):
+    if cluster.cores or not set(HALVES) & set(cluster.device.peak):  # without: a core
         family = OWN
     elif layout.pipeline * layout.tensor > 1:
         family = CUT

@@ -213,19 +213,20 @@ def _end_of_step(
 
     inside, between = data.cut(layout.sharing)
 
-    def travel(operation, item_bytes, group=inside):
-        return data_seconds(cluster, software, operation, count * item_bytes, messages[most], group)
+    def travel(operation, num_bytes, group=inside):
+        return data_seconds(cluster, software, operation, num_bytes, messages[most], group)
 
     of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
     units = sum(stage.units for stage in of_rank)
     contention = cluster.device.contention
     spread = 0.0
-    reduction = travel(ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER, software.wire_bytes)
-    reduction += travel(ALL_REDUCE, software.wire_bytes / layout.sharing, between)
+    operation = ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER
+    reduction = travel(operation, count * software.wire_bytes)
+    reduction += travel(ALL_REDUCE, count * software.wire_bytes / layout.sharing, between)
     if policy.parameters is SHARD:
         spread = _meetings(messages[most], software, inside, cluster)
     elif policy.state is SHARD:
-        spread = travel(ALL_GATHER, software.parameter_bytes)
+        spread = travel(ALL_GATHER, sum(stage.gather_bytes for stage in of_rank))
         if software.overlaps_gathers:  # with the first forward
             forward = sum(stage.forward for stage in of_rank)
             spread = exposed_seconds(forward, spread, contention, spread / units)
@@ -236,15 +237,16 @@ def _end_of_step(
     else:  # with the backward of the last micro-batch
         backward = sum(stage.backward + stage.weight for stage in of_rank)
         reduction = exposed_seconds(backward, reduction, contention, reduction / units)
-    if layout.pipeline > 1 and (shape.tied or software.cuts_evenly):
+    if layout.pipeline > 1 and shape.tied:
         # the gradients of the embedding and the tied head are added
         table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
         reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
-    updated = count / (layout.sharing if policy.state is SHARD else 1)
+    owned = count / (layout.sharing if policy.state is SHARD else 1)
+    agreed = 1 if software.gather_bytes is None else 2  # on the norm, on the scales of casts
     update = (
-        cluster.device.pass_seconds(updated * software.update_bytes)
-        + collective_seconds(cluster, ALL_REDUCE, 8, data)
+        cluster.device.pass_seconds(owned * software.update_bytes)
+        + agreed * collective_seconds(cluster, ALL_REDUCE, 8, data)
         + collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
         + messages[most] * cluster.device.call_seconds
     )

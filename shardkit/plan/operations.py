@@ -61,6 +61,23 @@ class Setting:
             m, n, k, self.software.dtype, item_bytes=self.software.activation_bytes, **kwargs
         )
 
+    def linear(self, m: float, n: float, k: float) -> float:
+        """Return the seconds of a product of a layer with one of its matrices."""
+        if not self.software.casts:
+            return self.product(m, n, k)
+        return self.cluster.device.product_seconds(
+            m,
+            n,
+            k,
+            self.software.linear_dtype,
+            item_bytes=self.software.activation_bytes,
+            operand_bytes=1,
+        )
+
+    def cast(self, count: float) -> float:
+        """Return the seconds to cast so many elements for products, and to scale them."""
+        return self.cluster.device.pass_seconds(count * self.software.cast_bytes)
+
     def elements(self, count: float) -> float:
         """Return the seconds to move this many activations."""
         num_bytes = count * self.software.activation_bytes * self.software.pass_factor
@@ -107,11 +124,13 @@ def _layer(at: Setting) -> BlockSeconds:
     masks = 2 * at.outside * shape.width * software.masks_dropout  # bytes
     nonlinear = (3 if shape.is_gated else 2) * tokens * hidden
     rotary = 2 * tokens * (shape.width + shape.kv_width) / tensor * shape.is_gated
+    casts = _casts(at)
     ahead = _in_the_open(at, _regions(at, 2), products[0])
     back = _in_the_open(at, _regions(at, 2) + _gathered_again(at, 2), products[1] + products[2])
     forward = (
         products[0]
         + core
+        + casts[0]
         + at.elements(norms + adds + nonlinear + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
@@ -123,6 +142,7 @@ def _layer(at: Setting) -> BlockSeconds:
     backward = (
         products[1]
         + core_backward
+        + casts[1]
         + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer / 2)
@@ -155,10 +175,32 @@ def _layer_products(at: Setting) -> tuple[float, float, float]:
         sizes[0:1] = [(queries, shape.width), (keys, shape.width), (keys, shape.width)]
         sizes[-2:-1] = [(hidden, shape.width)] * gates
     return (
-        sum(at.product(tokens, out, into) for out, into in sizes),
-        sum(at.product(tokens, into, out) for out, into in sizes),
-        sum(at.product(out, into, tokens) for out, into in sizes),
+        sum(at.linear(tokens, out, into) for out, into in sizes),
+        sum(at.linear(tokens, into, out) for out, into in sizes),
+        sum(at.linear(out, into, tokens) for out, into in sizes),
     )
+
+
+def _casts(at: Setting) -> tuple[float, float]:
+    """Return the seconds of casts before a layer's products: forward, backward.
+
+    Forward casts the inputs of its matrices, backward the gradients of their outputs, and both the
+    matrices, unless their owners have cast a part each. Inputs of a region are cast before they are
+    gathered. Where a tensor rank has a part of an array, the ranks agree on its largest magnitude.
+    """
+    if not at.software.casts:
+        return 0.0, 0.0
+    shape = at.shape
+    inside = at.tokens / at.tensor
+    matrices = shape.multiplied_elements("layer", at.tensor)
+    if at.software.gather_bytes is not None:
+        matrices = 0
+    gates = 2 if shape.is_gated else 1
+    ahead = 2 * at.outside * shape.width + inside * (shape.width + shape.num_hidden)
+    back = 2 * at.outside * shape.width
+    back += inside * (shape.width + 2 * shape.kv_width + gates * shape.num_hidden)
+    agree = 4 * collective_seconds(at.cluster, ALL_REDUCE, 4, RankGroup(at.tensor, 1))
+    return at.cast(ahead + matrices) + agree, at.cast(back + matrices) + agree
 
 
 def _attention(at: Setting) -> tuple[float, float]:
@@ -199,10 +241,17 @@ def _regions(at: Setting, count: int) -> float:
     group = RankGroup(at.tensor, 1)
     if not at.is_sequence_parallel:
         return count * collective_seconds(at.cluster, ALL_REDUCE, whole, group)
-    return count * (
-        collective_seconds(at.cluster, REDUCE_SCATTER, whole, group)
-        + collective_seconds(at.cluster, ALL_GATHER, whole, group)
-    )
+    reduced = count * collective_seconds(at.cluster, REDUCE_SCATTER, whole, group)
+    return reduced + _gathered(at, count)
+
+
+def _gathered(at: Setting, count: int) -> float:
+    """Return the seconds to gather so many inputs of regions, or gradients of their outputs, under
+    sequence parallelism: cast ones where products are of a smaller dtype.
+    """
+    item_bytes = 1 if at.software.casts else at.software.activation_bytes
+    whole = at.tokens * at.shape.width * item_bytes
+    return count * collective_seconds(at.cluster, ALL_GATHER, whole, RankGroup(at.tensor, 1))
 
 
 def _in_the_open(at: Setting, travel: float, products: float) -> float:
@@ -221,12 +270,10 @@ def _in_the_open(at: Setting, travel: float, products: float) -> float:
 def _gathered_again(at: Setting, count: int) -> float:
     """Return the seconds of backward to gather the inputs of this many regions again, where only a
     slice was kept.
-
     """
     if not at.is_sequence_parallel or at.software.splits_backward:
         return 0.0
-    whole = at.tokens * at.shape.width * at.software.activation_bytes
-    return count * collective_seconds(at.cluster, ALL_GATHER, whole, RankGroup(at.tensor, 1))
+    return _gathered(at, count)
 
 
 # ---- the ends ------------------------------------------------------------------------------------

@@ -146,13 +146,16 @@ def search(
     micro_batch   only layouts with micro-batches of this many sequences; None: all that divide the
                   batch
 
-    Errors: ConfigurationError if the micro-batch does not divide the batch.
+    Errors: ConfigurationError if the micro-batch does not divide the batch, or the device does not
+    multiply in a dtype of the program.
     """
     if micro_batch is not None and batch % micro_batch:
         raise ConfigurationError(
             f"micro-batches of {micro_batch} samples in a batch of {batch}; wanted a size that "
             "divides it"
         )
+    for dtype in software.dtypes:
+        cluster.device.peak_of(dtype)
     limit = cluster.device.memory_bytes
     refused = Counter()
     candidates = []

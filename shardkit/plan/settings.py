@@ -2,6 +2,7 @@
 
 software_of(SHARDKIT, settings)     the program with the optimizer's state, clipping, compression,
                                     dtype and size of units of the settings
+others_software(MIXED, settings)    a program for GPUs with the same, but for the size of units
 left_out(settings, ...)             a line for each setting that a run follows and the plan does not
 """
 
@@ -9,24 +10,19 @@ from dataclasses import replace
 from operator import attrgetter
 
 from ..arguments import require
+from ..array.dtypes import FLOAT8
 from ..layout.flat import ITEM_BYTES
 from ..optim.rules import RULES
 from ..train.settings import RunConfiguration
 from .cost import checkpoint_bytes
+from .hardware import HALVES
 from .layouts import RunLayout
 from .shape import Shape
-from .software import OWN, Software
+from .software import OWN, Software, in_float8
 from .stages import blocks_per_stage
 
 _GB = 1e9
-_COUNTED = (
-    "optimizer.name",
-    "optimizer.ema_decay",
-    "optimizer.max_gradient_norm",
-    "parallel.gradient_compression",
-    "model.dtype",
-    "parallel.minimum_parameter_group_size",
-)
+_ONLY_OWN = ("model.dtype", "parallel.minimum_parameter_group_size")
 # {setting: (the value that is planned, what another value changes)}
 _LEFT_OUT = {
     "parallel.overlap": (
@@ -69,8 +65,7 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
         f'"model" for a model of {dtype}: master weights are float32',
     )
     item = ITEM_BYTES[dtype]
-    averages = settings.optimizer.ema_decay is not None
-    arrays = len(RULES[settings.optimizer.name].state_names) + averages
+    arrays = _num_arrays(settings)
     is_mixed = own.rounds_when_gathered
     # the rule reads parameter, gradient and its arrays, and writes all but the gradient, which
     # clipping reads once more; a mixed run also rounds the parameter
@@ -88,6 +83,48 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
     if is_mixed or dtype == own.dtype:
         return software
     return replace(software, dtype=dtype, parameter_bytes=item, activation_bytes=item)
+
+
+def others_software(program: Software, settings: RunConfiguration) -> Software:
+    """Return a program that is not shardkit's under these settings.
+
+    It keeps float32 masters, and computes in bfloat16 where the settings name no dtype. A step
+    reads gradients for infinities and writes them, reads them once more for the rule, and rounds
+    the parameters, 4 + 2; clipping reads them for their norm, and scales them; the rule reads and
+    writes the masters and its arrays.
+
+    Errors: ConfigurationError on a dtype that it does not compute in.
+    """
+    dtype = settings.parallel.compute_dtype
+    require(
+        dtype in (None, *HALVES, FLOAT8),
+        "parallel.compute_dtype",
+        dtype,
+        f"{', '.join((*HALVES, FLOAT8))}, which {program.name} computes in",
+    )
+    require(
+        dtype == FLOAT8 or program.gather_bytes is None,
+        "parallel.compute_dtype",
+        dtype,
+        f"{FLOAT8}, in which {program.name} gathers parameters",
+    )
+    arrays = 1 + _num_arrays(settings)
+    clips = settings.optimizer.max_gradient_norm is not None
+    compresses = settings.parallel.gradient_compression is not None
+    heard = replace(
+        program,
+        dtype=dtype if dtype in HALVES else program.dtype,
+        state_bytes=4 * arrays,
+        update_bytes=18 + 12 * clips + 8 * arrays,
+        wire_bytes=2 if compresses else program.wire_bytes,
+    )
+    return in_float8(heard) if dtype == FLOAT8 else heard
+
+
+def _num_arrays(settings: RunConfiguration) -> int:
+    """Return the arrays as long as the parameters that the rule and the average keep."""
+    averages = settings.optimizer.ema_decay is not None
+    return len(RULES[settings.optimizer.name].state_names) + averages
 
 
 def left_out(
@@ -111,7 +148,7 @@ def left_out(
     if software.name not in {own.name for own in OWN.values()}:
         return lines + [
             f"{name} = {values[name]!r} is not counted: {software.name} has its own values"
-            for name in _COUNTED
+            for name in _ONLY_OWN
             if name in keys and values[name] != keys[name].default
         ]
     lines += [

@@ -2,16 +2,19 @@
 
     shardkit        this package: float32, flash attention, no overlap of collectives
     shardkit-bf16   with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
-    mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
+    mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps;
+                    in_float8() has it with the products of its layers in float8
     mixed-tensor    the same, which overlaps collectives of tensor ranks too
+    mixed-gather8   mixed in float8, which gathers the matrices of its layers in float8 too
 
-The values of shardkit are for AdamW with clipping; settings.py has them for other settings. More
-programs, which published times are for, are in benchmarks/published.
+The values are for AdamW with clipping; settings.py has them for other settings. More programs,
+which published times are for, are in benchmarks/published.
 """
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
@@ -22,11 +25,15 @@ class Software:
     """The properties of a program that memory and time depend on. Bytes are of one element.
 
     dtype                 of matrix products, which selects the peak of the hardware
+    linear_dtype          of the products of layers with their matrices, attention and head apart;
+                          "": dtype
+    cast_bytes            moved per element of what is cast for those products
     parameter_bytes, gradient_bytes
                           of the arrays that are kept
     state_bytes           of optimizer state, with float32 master weights
     activation_bytes      of activations, and of messages between stages and tensor ranks
     wire_bytes            of a gradient on its way between data ranks
+    gather_bytes          of a parameter of a layer on its way there; None: parameter_bytes
     update_bytes          moved in memory per parameter and step: optimizer, clipping, casts
     accumulation_bytes    moved per parameter and micro-batch to add its gradient to the sum
     keeps_scores          attention writes the scores to memory; False: a fused kernel computes
@@ -63,11 +70,14 @@ class Software:
 
     name: str
     dtype: str = "bfloat16"
+    linear_dtype: str = ""
+    cast_bytes: float = 0.0
     parameter_bytes: int = 2
     gradient_bytes: int = 4
     state_bytes: int = 12
     activation_bytes: int = 2
     wire_bytes: int = 4
+    gather_bytes: int | None = None
     update_bytes: int = 54
     accumulation_bytes: int = 0
     keeps_scores: bool = True
@@ -95,6 +105,21 @@ class Software:
     link_share: float = 1.0
     backward_gathers: int = 1
     calls_per_layer: int = 24
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that it multiplies in."""
+        return (self.dtype, self.linear_dtype) if self.casts else (self.dtype,)
+
+    @property
+    def casts(self) -> bool:
+        """Whether the operands of a layer's products are cast for them."""
+        return self.linear_dtype not in ("", self.dtype)
+
+    def bytes_gathered(self, block: str) -> int:
+        """Return the bytes of a parameter of such a block on its way between data ranks."""
+        is_cast = self.gather_bytes is not None and block == "layer"
+        return self.gather_bytes if is_cast else self.parameter_bytes
 
     def gathers(self, data: int, tensor: int, sharing: int) -> bool:
         """Return whether parameters sharded over this many data ranks are gathered into a buffer.
@@ -156,13 +181,35 @@ MIXED = Software(
     "mixed", keeps_scores=False, recomputations=("none", "full"), scatters_transfers=True
 )
 MIXED_TENSOR = replace(MIXED, name="mixed-tensor", overlaps_tensor=True)
+MIXED_GATHER8 = replace(MIXED, name="mixed-gather8", gather_bytes=1)
 SOFTWARE = {
     program.name: program
-    for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED, MIXED_TENSOR)
+    for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED, MIXED_TENSOR, MIXED_GATHER8)
 }
 
 # {parallel.compute_dtype of a run: shardkit}
 OWN = {None: SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}
+
+
+def own_in(dtype: str | None) -> Software:
+    """Return shardkit with this compute dtype. Errors: ConfigurationError on one it lacks."""
+    if dtype not in OWN:
+        raise ConfigurationError(
+            f"parallel.compute_dtype = {dtype!r} with --software {SHARDKIT.name}; wanted one of "
+            f"{', '.join(filter(None, OWN))}, or --software {MIXED.name}"
+        )
+    return OWN[dtype]
+
+
+def in_float8(program: Software) -> Software:
+    """Return a program in halves with the products of its layers in float8.
+
+    Each operand is scaled by its largest magnitude: a pass that reads 2 bytes of an element for
+    that, and one that reads 2 and writes it twice, in rows and in columns, since such products take
+    their operands along the summed dim (torchao, float8 training, tensorwise scales). Attention,
+    norms, the embedding and the head stay in halves.
+    """
+    return replace(program, name=f"{program.name}-float8", linear_dtype=FLOAT8, cast_bytes=6.0)
 
 
 def software_named(name: str) -> Software:

@@ -18,7 +18,7 @@ from .stages import StageUnits, marked_blocks
 class StageCost:
     """Seconds of a stage and micro-batch.
 
-    gather   all its parameters once
+    gather   all its parameters once, each cast by its owner before if it travels so
     reduce   its gradients once, where each micro-batch does so; else 0
     units    that gather or reduce one after the other
     """
@@ -32,6 +32,7 @@ class StageCost:
     units: int
     elements: int
     messages: int
+    gather_bytes: float
 
     @property
     def compute(self) -> float:
@@ -73,12 +74,15 @@ def stage_cost(
         return data_seconds(at.cluster, at.software, operation, num_bytes, number, group)
 
     gather = reduce = 0.0
+    gathered = _bytes_gathered(units, at)
     kept = POLICIES[policy]
     if kept.parameters is SHARD and at.software.gathers(sharing, data.stride, at.cluster.sharing):
         gather = sum(
-            travel(ALL_GATHER, count * at.software.parameter_bytes, number, inside)
-            for count, number in zip(elements, messages)
+            travel(ALL_GATHER, num_bytes, number, inside)
+            for num_bytes, number in zip(gathered, messages)
         )
+        if at.software.gather_bytes is not None:
+            gather += at.cast(sum(elements) / sharing)
     if reduces_each(kept, at.software) and at.software.overlaps_reductions:
         reduce = sum(
             travel(REDUCE_SCATTER, count * at.software.wire_bytes, number, inside)
@@ -96,7 +100,19 @@ def stage_cost(
         len(units),
         sum(elements),
         sum(messages),
+        sum(gathered),
     )
+
+
+def _bytes_gathered(units: StageUnits, at: Setting) -> list[float]:
+    """Return the bytes of the parameters of each unit on their way."""
+    return [
+        sum(
+            at.shape.block_elements(block, at.tensor) * at.software.bytes_gathered(block)
+            for block in unit
+        )
+        for unit in units
+    ]
 
 
 def reduces_each(kept: Policy, software: Software) -> bool:

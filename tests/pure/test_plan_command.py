@@ -10,9 +10,9 @@ import pytest
 
 from shardkit.cli import main
 from shardkit.optim import RULES
-from shardkit.plan import ModelShape, RunLayout
+from shardkit.plan import MIXED, ModelShape, RunLayout
 from shardkit.plan.hardware_file import FOLDER
-from shardkit.plan.settings import left_out, settings_of, software_of
+from shardkit.plan.settings import left_out, others_software, settings_of, software_of
 from shardkit.plan.software import OWN, SHARDKIT
 from shardkit.task.language import Language
 from shardkit.train.ranks import check_batch
@@ -385,12 +385,32 @@ def test_what_is_not_counted_is_said(capsys):
         capsys,
         "--devices",
         4,
-        "--optimizer.name=sgd",
+        "--parallel.minimum_parameter_group_size=9",
         "--software",
         "mixed",
         cluster="a100-80gb-hdr",
     )
-    assert "- optimizer.name = 'sgd' is not counted: mixed has its own values" in said
+    assert "- parallel.minimum_parameter_group_size = 9 is not counted: mixed has its own" in said
+
+
+@pytest.mark.parametrize("name, arrays", [("sgd", 0), ("lion", 1), ("adamw", 2)])
+def test_another_program_hears_the_rule_its_average_and_its_clipping(capsys, name, arrays):
+    def software(**changes):
+        settings = RunConfiguration().replace({"optimizer.name": name, **changes})
+        return others_software(MIXED, settings)
+
+    assert software().state_bytes == 4 + 4 * arrays
+    assert software(**{"optimizer.ema_decay": 0.9}).state_bytes == 8 + 4 * arrays
+    assert software(**{"optimizer.max_gradient_norm": None}).update_bytes == 26 + 8 * arrays
+    assert software(**{"parallel.gradient_compression": "float16"}).wire_bytes == 2
+    found = planned(
+        capsys, "--software", "mixed", f"--optimizer.name={name}", cluster="a100-80gb-hdr"
+    )
+    assert found["checkpoint_bytes"] == found["parameter_count"] * (4 + 4 * arrays)
+
+
+def test_the_values_of_another_program_are_those_of_the_default_rule():
+    assert others_software(MIXED, RunConfiguration()) == MIXED
 
 
 def test_settings_on_the_command_line_count(capsys):
@@ -423,6 +443,42 @@ def test_half_floats_of_the_settings_are_planned_for(capsys):
     assert "--parallel.compute_dtype=none" in said
     code, _, said = plan(capsys, "--devices", 8, "--software", "shardkit-bf16")
     assert code == 2 and "no peak for bfloat16" in said
+
+
+@pytest.mark.parametrize("cluster", ["h100-80gb-ndr", "h200-141gb-ndr"])
+def test_float8_is_planned_for_other_programs_where_the_device_has_it(capsys, cluster):
+    halves, cast, gathered = [
+        planned(capsys, "--software", name, f"--parallel.compute_dtype={dtype}", cluster=cluster)
+        for name, dtype in (
+            ("mixed", "bfloat16"),
+            ("mixed", "float8"),
+            ("mixed-gather8", "float8"),
+        )
+    ]
+    assert halves["software"] == "mixed" and cast["software"] == "mixed-float8"
+    assert gathered["software"] == "mixed-gather8-float8"
+    assert cast["checkpoint_bytes"] == halves["checkpoint_bytes"]
+
+
+@pytest.mark.parametrize(
+    "cluster, arguments, message",
+    [
+        ("a100-80gb-hdr", ("mixed", "float8"), "A100-SXM4-80GB has no peak for float8; it has"),
+        ("h100-80gb-ndr", ("shardkit", None), None),
+        ("h100-80gb-ndr", (None, "float8"), "wanted one of float32, bfloat16, float16, or --soft"),
+        ("h100-80gb-ndr", ("mixed-gather8", "bfloat16"), "wanted float8, in which mixed-gather8"),
+        ("h100-80gb-ndr", ("mixed", "float32"), "wanted float16, bfloat16, float8, which mixed"),
+    ],
+)
+def test_float8_is_refused_in_one_sentence_where_it_cannot_be(capsys, cluster, arguments, message):
+    name, dtype = arguments
+    more = ["--software", name] if name else []
+    more += [f"--parallel.compute_dtype={dtype}"] if dtype else []
+    code, _, said = plan(capsys, "--devices", 8, *more, cluster=cluster)
+    if message is None:
+        assert code == 0
+    else:
+        assert code == 2 and message in said and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from published_runs import (
     zero3_against_ptd,
     zero_paper,
 )
-from residuals import fsdp_families, residuals_text
+from residuals import float8_families, fsdp_families, residuals_text
 from validation_page import PAGE, validation_page
 
 from shardkit.plan.band import RESIDUALS
@@ -67,6 +67,36 @@ def test_halves_are_of_a_size_and_have_every_row_once():
 def test_fsdp_is_met_on_the_half_that_chose_nothing(heading, mean, largest):
     judged = halves(fsdp_families()[heading])[1]
     assert mean_error(judged) < mean and largest_error(judged) < largest
+
+
+@pytest.mark.parametrize(
+    "heading, mean, largest",
+    [
+        ("MPT in float8 on H100", 0.08, 0.12),
+        ("Llama 3.1 8B in float8", 0.04, 0.06),
+        ("Llama 3.1 70B and 405B in float8", 0.15, 0.18),
+        ("NeMo in float8", 0.10, 0.15),
+    ],
+)
+def test_float8_is_met_by_both_halves_since_none_chose_anything(heading, mean, largest):
+    for half in halves(float8_families()[heading]):
+        assert mean_error(half) <= mean and largest_error(half) <= largest
+
+
+def test_float8_is_quicker_than_halves_by_what_was_published():
+    compiled = fsdp_families()["Llama 3.1 8B on H100"][2:]
+    halves_of = {point.layout.data: point for point in compiled}
+    for point in float8_families()["Llama 3.1 8B in float8"][:2]:
+        before = halves_of[point.layout.data]
+        gain = point.predicted / before.predicted
+        assert gain == pytest.approx(point.published / before.published, rel=0.04)
+
+
+@pytest.mark.parametrize("heading", ["MPT on A100", "MPT on H100"])
+def test_what_plan_would_offer_is_met_more_closely(heading):
+    offered = [point for point in halves(fsdp_families()[heading])[1] if point.fits]
+    assert len(offered) > 20
+    assert mean_error(offered) <= 0.04 and largest_error(offered) <= 0.08
 
 
 def test_fsdp_loses_with_size_what_was_published():

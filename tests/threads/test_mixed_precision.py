@@ -544,6 +544,7 @@ def test_a_run_tells_of_the_scale_and_of_what_it_computes_in(tmp_path, capsys):
     [
         ({"dtype": "float64"}, {"compute_dtype": "float16"}, "needs|wanted a model of float32"),
         ({"dtype": "float64"}, {"compute_dtype": "float32"}, "wanted a model of float32"),
+        ({}, {"compute_dtype": "float8"}, "does not train in it; wanted one of float32, bfloat16"),
         ({}, {"initial_loss_scale": 8.0}, 'only compute_dtype = "float16" scales'),
         (
             {},

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import log2
 
-from ...array.dtypes import COMPUTE_DTYPES
+from ...array.dtypes import COMPUTE_DTYPES, FLOAT8
 from ...settings import fixed, setting
 
 
@@ -19,8 +19,9 @@ class StepSettings:
     )
     compute_dtype: str | None = setting(
         None,
-        "what blocks compute in, from float32 master weights; none: the dtype of the model",
-        among=COMPUTE_DTYPES,
+        "what blocks compute in, from float32 master weights; none: the dtype of the model; float8 "
+        "is for `shardkit plan --software mixed`",
+        among=(*COMPUTE_DTYPES, FLOAT8),
         spelled={"model": None},
     )
     initial_loss_scale: float | None = fixed(
