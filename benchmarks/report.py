@@ -29,6 +29,7 @@ ORDER = (
     "kernels",
     "layers",
     "collectives",
+    "between_nodes",
     "checkpoint",
     "planner",
     "gpu",

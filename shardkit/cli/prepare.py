@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..comm.mpi.launch import all_seats, own_cores, share_cores
+from ..comm.mpi.launch import all_seats, share_cores
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
@@ -87,8 +87,8 @@ def _prepare(known, overrides) -> int:
 def _share_of_cores(backend) -> int:
     """Return how many threads each rank of this host may run. Collective."""
     seats = all_seats(backend, 1)
-    host = seats[backend.rank].host
-    return share_cores(own_cores(), [seat.cores for seat in seats if seat.host == host])
+    own = seats[backend.rank]
+    return share_cores(own, [seat for seat in seats if seat.host == own.host])
 
 
 class _Line:

@@ -63,7 +63,7 @@ def check_nodes(backend: CommunicationBackend) -> list[Finding]:
 
 
 def check_cores(backend: CommunicationBackend) -> list[Finding]:
-    """Compare affinity masks with BLAS threads and ranks per node. Collective."""
+    """Compare affinity masks and CPU quotas with BLAS threads and ranks per node. Collective."""
     seats = all_seats(backend, blas_threads())
     crowds = crowding(seats)
     if crowds:
@@ -76,11 +76,12 @@ def check_cores(backend: CommunicationBackend) -> list[Finding]:
             for text in crowds
         ]
     mine = seats[0]
+    granted = f"{min(mine.quotas.values()):g} cores" if mine.quotas else "none"
     return [
         ok(
             "cores",
-            f"rank 0 may use cores {ranks_text(mine.cores)} and has {mine.threads} BLAS threads; "
-            "no host has more threads than cores for them",
+            f"rank 0 may use cores {ranks_text(mine.cores)} (CPU quota: {granted}) and has "
+            f"{mine.threads} BLAS threads; no host has more threads than cores for them",
         )
     ]
 

@@ -209,8 +209,8 @@ def test_without_shared_memory_everything_goes_through_mpi(backend, monkeypatch,
 
 @pytest.fixture
 def two_nodes(backend, monkeypatch):
-    """A backend of four ranks on two nodes."""
-    if backend.world_size != 4:
+    """A backend of four ranks on two nodes; of six, by hand, on three."""
+    if backend.world_size not in (4, 6):
         pytest.skip("two nodes of two ranks are four ranks")
     monkeypatch.setenv("SHARDKIT_SHARED", "1")
     monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "2")
@@ -247,13 +247,14 @@ def test_the_contract_holds_on_two_nodes(two_nodes, promise):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
     """The same bits as one node, and as numpy; every verb on equal and on other parts."""
-    arrays = [rough(rank, size * 4, dtype) for rank in range(4)]
+    n = two_nodes.world_size
+    arrays = [rough(rank, size * n, dtype) for rank in range(n)]
     wide = "float32" if dtype == "float16" else dtype  # as which half floats are added
     mine, whole = (
         arrays[two_nodes.rank],
         tree([array.astype(wide) for array in arrays]).astype(dtype),
     )
-    total, counts = mine.copy(), [size * 4 - 3, 0, 1, 2]
+    total, counts = mine.copy(), [size * n - 3, 0, 1, 2, 0, 0][:n]
     ordered_all_reduce(two_nodes, total)
     assert total.tobytes() == whole.tobytes()
     part = numpy.empty(size, dtype)
@@ -274,6 +275,58 @@ def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
         assert everything.tobytes() == whole.tobytes()
 
 
+@pytest.fixture
+def open_nodes(two_nodes):
+    """Two nodes after the calls that small arrays make by messages."""
+    for _ in range(CALLS_BEFORE_OPENING):
+        two_nodes.broadcast(numpy.ones(4))
+        assert not two_nodes.adds_in_tree_order(numpy.ones(4))
+        two_nodes.barrier()
+    assert two_nodes.adds_in_tree_order(numpy.ones(4))
+    return two_nodes
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 257])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
+def test_small_arrays_take_levels_too_once_they_are_open(open_nodes, size, dtype):
+    n, rank = open_nodes.world_size, open_nodes.rank
+    arrays = [(10 * rough(of, size * n, "float32")).astype("int8").astype(dtype) for of in range(n)]
+    wanted = {
+        SUM: sum(arrays[1:], arrays[0]),
+        MAX: numpy.max(arrays, axis=0),
+        MIN: numpy.min(arrays, axis=0),
+    }
+    for op, reduced in wanted.items():
+        total, part = arrays[rank].copy(), numpy.empty(size, dtype)
+        open_nodes.all_reduce(total, op)
+        open_nodes.reduce_scatter(arrays[rank], part, op=op)
+        everything = numpy.zeros_like(total)
+        open_nodes.all_gather(part, everything)
+        assert total.tobytes() == everything.tobytes() == reduced.tobytes()
+    open_nodes.barrier()
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_the_sum_of_two_nodes_is_one_message_to_the_other(open_nodes, size, monkeypatch):
+    """Half of the ranks send a share of one element; none waits for a second message."""
+    if open_nodes.world_size != 4:
+        pytest.skip("on more nodes large arrays are two messages")
+    far, sent = open_nodes.levels.far, []
+    isend = far.communicator.Isend
+
+    def counted(array, *rest):
+        sent.append(array.size)
+        return isend(array, *rest)
+
+    array = numpy.ones(size, "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(far, "communicator", _Recorder(far.communicator, counted))
+        open_nodes.all_reduce(array)
+    own = size // 2 if size > 1 else 1 - open_nodes.rank % 2
+    assert sent == [own] * (own > 0)
+    assert (array == 4).all()
+
+
 def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
     """The bytes that a rank hands to MPI in a reduce-scatter and an all-gather: half of what it
     needs without levels.
@@ -286,12 +339,14 @@ def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
         sent.append(array.nbytes)
         return isend(array, *rest)
 
-    whole, part = numpy.ones(400_000, "float32"), numpy.empty(100_000, "float32")
+    others = two_nodes.world_size // 2 - 1
+    whole = numpy.ones(100_000 * two_nodes.world_size, "float32")
+    part = numpy.empty(100_000, "float32")
     with monkeypatch.context() as patch:
         patch.setattr(far, "communicator", _Recorder(far.communicator, counted))
         ordered_reduce_scatter(two_nodes, whole, part)
         two_nodes.all_gather(part, whole)
-    assert sent == [part.nbytes, part.nbytes]  # its node's sum of one slice; its own slice
+    assert sent == [part.nbytes] * 2 * others  # its node's sum of one slice; its own slice
 
 
 class _Recorder:

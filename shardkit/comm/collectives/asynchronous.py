@@ -179,9 +179,13 @@ def to_all(channel, parts, tag: int):
 
 
 def to_owner(channel, parts, out, scratch, tag: int):
-    """Leave the sum over ranks of the part of this one in `out`, which may be that part."""
+    """Leave the sum over ranks of the part of this one in `out`, which may be that part.
+
+    scratch   room for what the other ranks send
+    """
     own, others = parts[channel.rank], _others(channel)
-    slices = pieces_of(scratch, [own.size] * channel.size)
+    counts = [own.size if rank != channel.rank else 0 for rank in range(channel.size)]
+    slices = pieces_of(scratch, counts)
     slices[channel.rank] = own
     yield channel.exchange(
         [(rank, parts[rank]) for rank in others],

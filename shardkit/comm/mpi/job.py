@@ -15,7 +15,7 @@ from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
 from ..watch.attendance import attendance
 from .channel import FirstCalls, MPIChannel
-from .launch import own_cores, settle_threads
+from .launch import Seat, have_cores, settle_threads
 
 
 class Job:
@@ -51,10 +51,9 @@ class Job:
         if self.owns_job:
             settle_threads(node)
         self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
-        cores = node.allgather(own_cores())
+        seats = node.allgather(Seat.here(1))
         home = None if self._node is None else self._node.members[0]
-        is_crowded = len(set().union(*cores)) < len(cores)
-        self._homes, crowded = zip(*self.parent.allgather((home, is_crowded)))
+        self._homes, crowded = zip(*self.parent.allgather((home, not have_cores(seats))))
         self._shares_cores = any(crowded)
         node.Free()
 

@@ -8,21 +8,36 @@
     all-gather       far: the slices of all ranks at its place;  near: all slices
 
 A sum leaves its node once, and not once per rank. Where a node has a power of two of the ranks, the
-tree over all ranks (see ordered.py) adds each node first, so the bits are those of that tree. Small
-arrays go through messages: levels need several.
+tree over all ranks (see ordered.py) adds each node first, so the bits are those of that tree.
+
+Between nodes a message takes long to begin, so an all-reduce waits for as few in a row as it can.
+On two nodes, and of small arrays on a few, each node sends its sums to all others, and all add
+them: one message, where reduce-scatter and all-gather are two. Two nodes send as many bytes either
+way.
 """
 
 from itertools import groupby
+
+import numpy
 
 from ...array.arena import empty
 from ..channel import WrappedChannel
 from ..checks import pieces_of, shares_of, starts_of
 from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
-from ..collectives.ordered import reduce_to_owners
+from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
+from ..mpi.channel import PIECE_TAG
 from ..operations import ReductionOperation
-from .channel import SMALL_BYTES
+from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES
 
+FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each
 SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
+MIN, MAX = ReductionOperation.MIN, ReductionOperation.MAX
+_COMBINE = {
+    SUM: add_slices,
+    AVERAGE: add_slices,  # scaled afterwards
+    MIN: lambda slices, out: numpy.minimum.reduce(slices, out=out),
+    MAX: lambda slices, out: numpy.maximum.reduce(slices, out=out),
+}
 
 
 def ranks_per_node(homes) -> int | None:
@@ -44,18 +59,28 @@ def ranks_per_node(homes) -> int | None:
 class LevelsChannel(WrappedChannel):
     """One rank's end.
 
-    messages    the channel inside, which does what is small
+    messages    the channel inside, which does what levels do not
     near, far   the memory of this rank's node, and messages between one rank per node
-    small_bytes arrays of up to so many bytes go through messages; the same on all ranks
+    small_bytes, calls_before_opening   as of SharedMemoryChannel: the first small calls go through
+                messages, so that a short program need not load Numba
     """
 
-    def __init__(self, messages, near, far, *, small_bytes: int = SMALL_BYTES):
+    def __init__(
+        self,
+        messages,
+        near,
+        far,
+        *,
+        small_bytes: int = SMALL_BYTES,
+        calls_before_opening: int = CALLS_BEFORE_OPENING,
+    ):
         super().__init__(messages)
         self.near = near
         self.far = far
         self.small_bytes = small_bytes
         self.heap, self.levels = near.heap, self
         self._place, self._here = near.rank, near.size
+        self._num_calls_left = calls_before_opening
 
     def close(self):
         self.near.close()
@@ -63,35 +88,53 @@ class LevelsChannel(WrappedChannel):
         super().close()
 
     def adds(self, dtype, op) -> bool:
-        """Return True if such reductions are done here: sums, as the tree over all ranks."""
-        return (
-            op in (SUM, AVERAGE)
-            and self._here & (self._here - 1) == 0
-            and self.near.adds(dtype, op)
-        )
+        """Return True if such reductions are done here; sums are the tree over all ranks."""
+        is_in_order = op in (MIN, MAX) or self._here & (self._here - 1) == 0
+        return op in _COMBINE and is_in_order and self.near.adds(dtype, op)
 
     def adds_in_tree_order(self, num_bytes, dtype):
-        return num_bytes > self.small_bytes and self.adds(dtype, SUM)
+        return self._suits(num_bytes) and self.adds(dtype, SUM)
+
+    def _suits(self, num_bytes: int) -> bool:
+        """Return True if levels take a call that carries so much. The same on all ranks."""
+        is_open = self._num_calls_left <= 0 and self.far.size <= FEW_NODES
+        return num_bytes > self.small_bytes or is_open
+
+    def _takes(self, num_bytes: int) -> bool:
+        """Return True if levels take a call that is made now; small ones are counted."""
+        if self._suits(num_bytes):
+            return True
+        self._num_calls_left -= 1
+        return False
+
+    def barrier(self):
+        if not self._takes(0):
+            return self.inside.barrier()
+        self.near.barrier()  # all of this node are here, and then all at this place of every node
+        self.far.barrier()
 
     def reduce_scatter(self, send, receive, counts, op):
         """Leave this rank's slice of the sum in `receive`, which may be its own of `send`."""
-        if send.nbytes <= self.small_bytes or not self.adds(send.dtype, op):
+        if not (self._takes(send.nbytes) and self.adds(send.dtype, op)):
             return self.inside.reduce_scatter(send, receive, counts, op)
-        partial, own = self._sums_of_node(send, counts)
-        self._add_nodes(partial, own, receive)
+        partial, own = self._sums_of_node(send, counts, op)
+        self._add_nodes(pieces_of(partial, own), receive, op)
 
     def all_reduce(self, array, op):
-        if array.nbytes <= self.small_bytes or not self.adds(array.dtype, op):
+        if not (self._takes(array.nbytes) and self.adds(array.dtype, op)):
             return self.inside.all_reduce(array, op)
-        mine, here = self._sum_at_place(array)
-        there = shares_of(mine.size, self.far.size)
-        own = pieces_of(mine, there)[self.far.rank]
-        self._add_nodes(mine, there, own)
-        self.far.all_gather(own, mine, there)
+        mine, here = self._sum_at_place(array, op)
+        if self._sends_whole(mine):
+            self._add_nodes([mine] * self.far.size, mine, op)
+        else:
+            there = shares_of(mine.size, self.far.size)
+            own = pieces_of(mine, there)[self.far.rank]
+            self._add_nodes(pieces_of(mine, there), own, op)
+            self.far.all_gather(own, mine, there)
         self.near.all_gather(mine, array, here)
 
     def all_gather(self, send, receive, counts):
-        if receive.nbytes <= self.small_bytes:
+        if not self._takes(receive.nbytes):
             return self.inside.all_gather(send, receive, counts)
         own, nodes = counts[self._place :: self._here], self.far.size
         places = starts_of(counts)[self._place :: self._here]
@@ -102,17 +145,18 @@ class LevelsChannel(WrappedChannel):
 
     def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
         """Return the turns."""
-        partial, own = self._sums_of_node(send, counts)
+        partial, own = self._sums_of_node(send, counts, SUM)
         return to_owner(self.far, pieces_of(partial, own), receive, scratch, tag)
 
     def begin_all_reduce(self, array, scratch, tag):
         """Return (turns, last)."""
-        mine, here = self._sum_at_place(array)
-        there = shares_of(mine.size, self.far.size)
-        return (
-            to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag),
-            lambda: self.near.all_gather(mine, array, here),
-        )
+        mine, here = self._sum_at_place(array, SUM)
+        if self._sends_whole(mine):
+            turns = to_owner(self.far, [mine] * self.far.size, mine, scratch, tag)
+        else:
+            there = shares_of(mine.size, self.far.size)
+            turns = to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag)
+        return turns, lambda: self.near.all_gather(mine, array, here)
 
     def begin_all_gather(self, receive, counts, tag):
         """Return (turns, last); this rank's slice is in its place already."""
@@ -123,7 +167,7 @@ class LevelsChannel(WrappedChannel):
 
     # ---- parts of them ---------------------------------------------------------------------------
 
-    def _sums_of_node(self, send, counts):
+    def _sums_of_node(self, send, counts, op):
         """Return the node's sums of the slices of all ranks at this place, and their counts.
 
         The sums lie one after the other.
@@ -134,19 +178,24 @@ class LevelsChannel(WrappedChannel):
             first = node * self._here
             there = counts[first : first + self._here]
             self.near.reduce_scatter(
-                send[starts[first] : starts[first] + sum(there)], out, there, SUM
+                send[starts[first] : starts[first] + sum(there)], out, there, op
             )
         return partial, own
 
-    def _sum_at_place(self, array):
+    def _sum_at_place(self, array, op):
         """Add the node's sum of this place's share of `array`, in it.
 
         Return the share, and the counts of the shares of the node's ranks.
         """
         here = shares_of(array.size, self._here)
         mine = pieces_of(array, here)[self._place]
-        self.near.reduce_scatter(array, mine, here, SUM)
+        self.near.reduce_scatter(array, mine, here, op)
         return mine, here
+
+    def _sends_whole(self, mine) -> bool:
+        """Return True if every node adds all sums of its share, and not a part of them."""
+        nodes = self.far.size
+        return nodes == 2 or (nodes <= FEW_NODES and mine.nbytes <= self.small_bytes)
 
     def _to_neighbors(self, receive, counts) -> None:
         """Exchange the slices of all ranks at this place with the ranks of this node."""
@@ -159,14 +208,40 @@ class LevelsChannel(WrappedChannel):
                 there,
             )
 
-    def _add_nodes(self, partial, counts, out) -> None:
-        """Leave the sum over nodes of this rank's slice of `partial` in `out`.
+    def _add_nodes(self, parts, out, op) -> None:
+        """Leave the sum over nodes of this node's part in `out`, which may be that part.
 
-        `out` may be that slice.
+        parts   what each node gets from this one: views of one array, or the same one for all
+        A window at a time, so that the scratch stays small; the next one travels meanwhile.
         """
-        reduce_to_owners(self._between_nodes, self.far.rank, partial, counts, out)
+        window = SCRATCH_ELEMENTS // self.far.size
+        starts = range(0, max(part.size for part in parts), window)
+        room = self.far.size * min(window, parts[self.far.rank].size)
+        scratch = [empty(room, out.dtype) for _ in starts[:2]]
+        under_way = None
+        for number, first in enumerate(starts):
+            begun = self._begin_window(parts, slice(first, first + window), scratch[number % 2])
+            self._end_window(under_way, out, op)
+            under_way = begun
+        self._end_window(under_way, out, op)
 
-    def _between_nodes(self, send, receive, send_counts, receive_counts, send_starts) -> None:
-        self.far.all_to_all(
-            send, receive, send_counts, receive_counts, send_starts, starts_of(receive_counts)
+    def _begin_window(self, parts, span, scratch):
+        """Post the messages of a window; return their handle, the slices that come, the window."""
+        rank, nodes = self.far.rank, self.far.size
+        own = parts[rank][span]
+        slices = pieces_of(scratch, [own.size] * nodes)
+        slices[rank] = own
+        others = [(rank + step) % nodes for step in range(1, nodes)]
+        handle = self.far.exchange(
+            [(node, parts[node][span]) for node in others],
+            [(node, slices[node]) for node in reversed(others)],
+            PIECE_TAG,
         )
+        return handle, slices, span
+
+    def _end_window(self, under_way, out, op) -> None:
+        if under_way is not None:
+            handle, slices, span = under_way
+            handle.wait()
+            if slices[0].size:
+                _COMBINE[op](slices, out[span])

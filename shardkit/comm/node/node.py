@@ -5,7 +5,7 @@ import weakref
 
 import numpy
 
-from ..mpi.launch import own_cores
+from ..mpi.launch import Seat, have_cores
 from .channel import SharedMemoryChannel
 from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
 from .mailbox import NOWHERE, new_mailbox, table_of
@@ -55,15 +55,13 @@ class Node:
                 ]
             except (OSError, ValueError, OverflowError):
                 pass  # likewise
-        places = comm.allgather((world_rank, own_cores(), mappings is not None))
+        places = comm.allgather((world_rank, Seat.here(1), mappings is not None))
         if heap is not None:
             heap.hide()
-        members, cores, sees_all = zip(*places)
+        members, seats, sees_all = zip(*places)
         if not all(sees_all):
             return None
-        return cls(
-            heap, mappings, list(members), has_cores=len(set().union(*cores)) >= len(members)
-        )
+        return cls(heap, mappings, list(members), has_cores=have_cores(seats))
 
     def channel(self, messages, **options) -> SharedMemoryChannel | None:
         """Return the channel of a group within the node, around its messages.
