@@ -120,6 +120,11 @@ def precision(name: str):
     return _setting(_precision, name)
 
 
+def precision_in_use() -> str:
+    """Return the precision of float32 products on a GPU in this thread."""
+    return _precision.get()
+
+
 def multiplied_by(library: Library | None):
     """Inside, this library multiplies NumPy arrays in this thread; None: NumPy does."""
     return _setting(_library, library)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shardkit.array.cuda import tensor_attention
 from shardkit.array.cuda.launch import FOLDER, STORED, options, source
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
+ON_TENSOR_CORES = [f"{name}.cu" for name in tensor_attention.TILES]  # compiled for their tiles
 ARCHITECTURES = ("80", "90")
 TILES = [(64, 64), (128, 32), (256, 16)]  # head dim, tile
 MOST_PACKS = {"float32": 4, "float64": 4, "float16": 2, "bfloat16": 2}
@@ -19,13 +21,65 @@ CASES = [
     *[pytest.param(dtype, *tile, marks=pytest.mark.sweep) for dtype in STORED for tile in TILES],
 ]
 MOST_SPILLED_BYTES = 16
+# dtype, products of one, head dims
+HEADS = [
+    ("bfloat16", 1, [128]),
+    ("float32", 3, [128]),
+    *[
+        pytest.param(*case, marks=pytest.mark.sweep)
+        for case in [
+            ("bfloat16", 1, range(16, 257, 16)),
+            ("float16", 1, [64, 128]),
+            ("float32", 1, range(16, 193, 16)),
+            ("float32", 3, range(16, 193, 16)),
+        ]
+    ],
+]
 
 
 def all_sources():
     """Every source in a namespace of its own, for one run of the compiler."""
     return "\n".join(
-        f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}" for file in FILES
+        f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}"
+        for file in FILES
+        if file not in ON_TENSOR_CORES
     )
+
+
+def compiled(folder, text, architectures, *flags):
+    """Return what the compiler says of this source, registers of each kernel among it."""
+    (folder / "all.cu").write_text(text)
+    code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
+    done = subprocess.run(
+        [
+            "nvcc",
+            "-fatbin",
+            "--threads",
+            "2",
+            *code,
+            "-Xptxas=-v",
+            *flags,
+            "all.cu",
+            "-o",
+            "all.bin",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    return done.stderr
+
+
+def tensor_source(name, dim, tiles, count, number):
+    """The source of a kernel for these tiles, with its macros, in a namespace of its own."""
+    macros = tensor_attention.macros(name, dim, tiles, count)
+    text = source(f"{name}.cu").replace(f"{name}(", f"{name}_{number}(")
+    text = re.sub(r'(?<!")\bmemory\b(?!")', f"memory_{number}", text)  # of all kernels one, else
+    defined = "\n".join(f"#undef {key}\n#define {key} {value}" for key, value in macros.items())
+    return f"{defined}\nnamespace in_{number} {{\n{text}\n}}"
 
 
 @pytest.mark.skipif(
@@ -35,22 +89,33 @@ def all_sources():
 def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     tmp_path, dtype, dim, tile
 ):
-    (tmp_path / "all.cu").write_text(all_sources())
-    code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
     macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
-    flags = ["-fatbin", "--threads", "2", *code, "-Xptxas=-v", *macros]
-    done = subprocess.run(
-        ["nvcc", *flags, "all.cu", "-o", "all.bin"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
-    kernels = set(re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", done.stderr))
-    assert len(kernels) == sum(source(file).count('extern "C" __global__') for file in FILES)
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr))) <= MOST_SPILLED_BYTES
+    said = compiled(tmp_path, all_sources(), ARCHITECTURES, *macros)
+    kernels = set(re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", said))
+    files = [file for file in FILES if file not in ON_TENSOR_CORES]
+    assert len(kernels) == sum(source(file).count('extern "C" __global__') for file in files)
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", said))) <= MOST_SPILLED_BYTES
+
+
+@pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="compiling for GPUs needs nvcc, which was not found"
+)
+@pytest.mark.parametrize("dtype, count, dims", HEADS)
+def test_attention_on_tensor_cores_has_no_stack_with_any_of_its_tiles(tmp_path, dtype, count, dims):
+    itemsize = 4 if dtype == "float32" else 2
+    for dim in dims:
+        cases = [
+            (name, tiles)
+            for name in tensor_attention.TILES
+            for tiles in tensor_attention.candidates(name, itemsize, dim)
+        ]
+        text = "\n".join(
+            tensor_source(name, dim, tiles, count, number)
+            for number, (name, tiles) in enumerate(cases)
+        )
+        said = compiled(tmp_path, text, ARCHITECTURES, "-ftz=true", *options(dtype))
+        stacks = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+        assert stacks == [("0", "0")] * 2 * len(cases), dim
 
 
 def test_sources_need_no_header():

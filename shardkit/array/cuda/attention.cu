@@ -1,4 +1,5 @@
-// Causal attention by tiles of TILE queries x TILE keys, forward and backward (arXiv 2205.14135, 1805.02867).
+// Causal attention by tiles of TILE queries x TILE keys, forward and backward (arXiv 2205.14135, 1805.02867): of float64, of all
+// types on GPUs without tensor cores for them, and of heads too wide for those. The rest: tensor_attention.cu.
 //
 //   queries
 //     |####\            |      only tiles with a visible score are computed, and a tile of scores exists at a time, in shared
@@ -10,9 +11,6 @@
 // q, y [B, H, S, D], k, v [B, KV, T, D] with rows [D] in one piece and any strides else; D <= DIM, a multiple of 16. Query i
 // sees keys 0 .. first + i, as far as there are such. Nothing is added by atomics: the gradients of k and v are made by a kernel
 // of their own, which goes through the queries of each tile of keys in order.
-
-#define ARRAY(type, name) type* name, long long name##_sample, long long name##_head, long long name##_row
-#define AT(name, b, h) (name + (b) * name##_sample + (h) * name##_head)
 
 constexpr int WIDE = 16 / sizeof(real);                              // numbers in one load of shared memory
 constexpr int ROW = DIM + WIDE, WEIGHT_ROW = TILE + WIDE;            // the gap keeps columns of threads in different banks
@@ -97,31 +95,18 @@ struct Larger {
     __device__ __forceinline__ real operator()(real a, real b) const { return larger(a, b); }
 };
 
-// A block's part of the work: a tile of `num_rows` rows of one head of one sample. The last tiles, which see most, come first.
-struct Place { long long sample, head, first; };
-
-__device__ __forceinline__ Place place(long long num_heads, long long num_rows, bool last_first) {
-    long long tiles = (num_rows + TILE - 1) / TILE, tile = blockIdx.x % tiles, head = blockIdx.x / tiles;
-    return {head / num_heads, head % num_heads, (last_first ? tiles - 1 - tile : tile) * TILE};
-}
-
-// The last key that a query sees.
-__device__ __forceinline__ long long last_key(long long query, long long num_keys, long long first) {
-    return first + query < num_keys ? first + query : num_keys - 1;
-}
-
 extern "C" __global__ void __launch_bounds__(256)
 attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v), ARRAY(STORED, y), real* log_sums,
           long long num_heads, long long num_key_heads, long long num_queries, long long num_keys, long long dim, double scale,
           long long first) {
     extern __shared__ __align__(16) real memory[];
     real *queries = memory, *keys = queries + TILE_SIZE, *values = keys + TILE_SIZE, *weights = values + TILE_SIZE;
-    Place here = place(num_heads, num_queries, true);
+    Place<long long> here = place<long long>(blockIdx.x, num_heads, num_queries, TILE, true);
     long long key_head = here.head / (num_heads / num_key_heads);
     real sums[R][C] = {}, top[R], total[R] = {};
     for (int i = 0; i < R; i++) top[i] = -infinity();
     load_tile(queries, AT(q, here.sample, here.head), q_row, here.first, num_queries, dim);
-    long long stop = last_key(here.first + TILE < num_queries ? here.first + TILE - 1 : num_queries - 1, num_keys, first) + 1;
+    long long stop = seen_keys(here.first, TILE, num_queries, num_keys, first);
     for (long long start = 0; start < stop; start += TILE) {
         __syncthreads();                                             // until the tiles before have been read
         load_tile(keys, AT(k, here.sample, key_head), k_row, start, num_keys, dim);
@@ -130,7 +115,7 @@ attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v)
         real scores[R][R] = {};
         multiply(scores, queries, keys);
         for (int i = 0; i < R; i++) {
-            long long last = last_key(here.first + threadIdx.y + 16 * i, num_keys, first);
+            long long last = last_key<long long>(here.first + threadIdx.y + 16 * i, num_keys, first);
             real highest = top[i], added = 0;
             for (int j = 0; j < R; j++) {
                 bool is_seen = start + threadIdx.x + 16 * j <= last;
@@ -155,21 +140,6 @@ attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v)
             log_sums[(here.sample * num_heads + here.head) * num_queries + row] = top[i] + log_of(total[i]);
     }
     store_tile(AT(y, here.sample, here.head), y_row, sums, here.first, num_queries, dim);
-}
-
-// along [B, H, S] = the sums of gradient y over D: a warp for each
-extern "C" __global__ void __launch_bounds__(256)
-attention_along(ARRAY(const STORED, gradient), ARRAY(const STORED, y), real* along, long long num_samples, long long num_heads,
-                long long num_queries, long long dim) {
-    long long row = row_number(), query = row % num_queries, head = row / num_queries % num_heads;
-    long long sample = row / (num_queries * num_heads);
-    if (sample >= num_samples) return;
-    const STORED* g = AT(gradient, sample, head) + query * gradient_row;
-    const STORED* x = AT(y, sample, head) + query * y_row;
-    real sum = 0;
-    for (long long d = threadIdx.x; d < dim; d += 32) sum = fused(widened(g[d]), widened(x[d]), sum);
-    sum = sum_over_row(sum);
-    if (threadIdx.x == 0) along[row] = sum;
 }
 
 // Of a tile: p = the probabilities, for_scores = the gradients of the scores before scaling, zero where a key is not seen.
@@ -200,12 +170,12 @@ attention_for_queries(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARR
     extern __shared__ __align__(16) real memory[];
     real *queries = memory, *gradients = queries + TILE_SIZE, *keys = gradients + TILE_SIZE, *values = keys + TILE_SIZE;
     real* weights = values + TILE_SIZE;
-    Place here = place(num_heads, num_queries, true);
+    Place<long long> here = place<long long>(blockIdx.x, num_heads, num_queries, TILE, true);
     long long key_head = here.head / (num_heads / num_key_heads), at = (here.sample * num_heads + here.head) * num_queries;
     load_tile(queries, AT(q, here.sample, here.head), q_row, here.first, num_queries, dim);
     load_tile(gradients, AT(gradient, here.sample, here.head), gradient_row, here.first, num_queries, dim);
     real sums[R][C] = {};
-    long long stop = last_key(here.first + TILE < num_queries ? here.first + TILE - 1 : num_queries - 1, num_keys, first) + 1;
+    long long stop = seen_keys(here.first, TILE, num_queries, num_keys, first);
     for (long long start = 0; start < stop; start += TILE) {
         __syncthreads();
         load_tile(keys, AT(k, here.sample, key_head), k_row, start, num_keys, dim);
@@ -229,7 +199,7 @@ attention_for_keys(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARRAY(
     extern __shared__ __align__(16) real memory[];
     real *queries = memory, *gradients = queries + TILE_SIZE, *keys = gradients + TILE_SIZE, *values = keys + TILE_SIZE;
     real* weights = values + TILE_SIZE;
-    Place here = place(num_key_heads, num_keys, false);              // the first keys are seen by most queries
+    Place<long long> here = place<long long>(blockIdx.x, num_key_heads, num_keys, TILE, false);              // the first keys are seen by most queries
     long long group = num_heads / num_key_heads, unseen = here.first - first;
     load_tile(keys, AT(k, here.sample, here.head), k_row, here.first, num_keys, dim);
     load_tile(values, AT(v, here.sample, here.head), v_row, here.first, num_keys, dim);

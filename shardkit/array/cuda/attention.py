@@ -9,6 +9,7 @@ from math import prod
 
 from ..reference.attention import rotary_tables
 from ..registry import on_cuda
+from . import tensor_attention
 from .arrays import THREADS, new, plain, real, real_dtype, spread
 from .launch import MAX_BLOCKS, launch
 
@@ -35,11 +36,11 @@ def causal_attention(q, k, v, scale, first_query, out=None):
         _launch(
             "attention",
             q,
-            q.shape[:3],
+            q,
             3,
+            _numbers(q, k, scale, first_query),
             *_described(q, k, v, y),
             log_sums,
-            *_numbers(q, k, scale, first_query),
         )
     return y, log_sums
 
@@ -62,43 +63,45 @@ def causal_attention_backward(
     ]
     launch(
         q,
-        FILE,
+        "attention_along.cu",
         "attention_along",
         spread(rows, THREADS // 32),
         (32, THREADS // 32),
         *_described(gradient, y),
         along,
         *q.shape,
-        **_macros(q),
     )
     inputs = *_described(gradient, q, k, v), log_sums, along
+    numbers = _numbers(q, k, scale, first_query)
     _launch(
         "attention_for_queries",
         q,
-        q.shape[:3],
+        q,
         4,
+        numbers,
         *inputs,
         *_described(for_q),
-        *_numbers(q, k, scale, first_query),
     )
     _launch(
         "attention_for_keys",
         q,
-        k.shape[:3],
+        k,
         4,
+        numbers,
         *inputs,
         *_described(for_k, for_v),
-        *_numbers(q, k, scale, first_query),
     )
     return for_q, for_k, for_v
 
 
-def _launch(name, q, shape, num_tiles, *args):
-    """Launch a block for every tile of rows of each head.
+def _launch(name, q, rows, num_tiles, numbers, *args):
+    """Launch a block for every tile of rows of each head of rows [B, H, S, ...].
 
-    In shared memory lie num_tiles tiles of rows and one of scores.
+    Without tensor cores: in shared memory lie num_tiles tiles of rows and one of scores.
     """
-    samples, heads, num_rows = shape
+    if tensor_attention.is_served(q):
+        return tensor_attention.run(f"tensor_{name}", q, rows, numbers, *args)
+    samples, heads, num_rows = rows.shape[:3]
     tile = _tile(q)
     launch(
         q,
@@ -107,21 +110,16 @@ def _launch(name, q, shape, num_tiles, *args):
         (samples * heads * -(-num_rows // tile),),
         BLOCK,
         *args,
+        *numbers,
         shared_bytes=_shared_bytes(q, tile, num_tiles),
         **_macros(q),
     )
 
 
 def _numbers(q, k, scale, first_query):
-    return (
-        q.shape[1],
-        k.shape[1],
-        q.shape[2],
-        k.shape[2],
-        q.shape[3],
-        float(scale),
-        int(first_query),
-    )
+    counts = q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]
+    first = min(int(first_query), k.shape[2])  # from there on every query sees all keys
+    return *counts, float(scale), first
 
 
 def _described(*arrays):

@@ -18,6 +18,14 @@ STORED = {
     "bfloat16": "bfloat_number",
 }
 OPTIONS = ("--std=c++17", "--fmad=false")
+TENSOR_CORES = ("attention.cuh", "tensor_cores.cuh", "tensor_tiles.cuh")
+BEFORE = {  # texts that files need between common.cuh and their own
+    "attention.cu": ("attention.cuh",),
+    "attention_along.cu": ("attention.cuh",),
+    "tensor_attention.cu": TENSOR_CORES,
+    "tensor_attention_for_queries.cu": TENSOR_CORES,
+    "tensor_attention_for_keys.cu": TENSOR_CORES,
+}
 FOLDER = Path(__file__).parent
 MAX_BLOCKS = 2**31 - 1
 PLAIN_SHARED_BYTES = 48 << 10  # more has to be asked for
@@ -27,7 +35,8 @@ NULL = numpy.uint64(0)
 @functools.cache
 def source(file: str) -> str:
     """Return the text that is compiled for a file of this folder."""
-    parts = [f'#line 1 "{name}"\n{(FOLDER / name).read_text()}' for name in ("common.cuh", file)]
+    names = ("common.cuh", *BEFORE.get(file, ()), file)
+    parts = [f'#line 1 "{name}"\n{(FOLDER / name).read_text()}' for name in names]
     return "\n".join(parts)
 
 

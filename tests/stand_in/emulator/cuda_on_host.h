@@ -168,7 +168,7 @@ inline void run_block() {
     Machine& m = *machine;
     size_t count = m.threads.size();
     m.queue.resize(count), m.head = m.num_done = m.num_at_barrier = 0;
-    for (unsigned i = 0; i < count; i++) m.queue[i] = i, m.threads[i].state = UNSTARTED;
+    for (unsigned i = 0; i < count; i++) m.queue[i] = i, m.threads[i].state = UNSTARTED, m.threads[i].copies.clear();
     memset(m.shared, POISON, m.shared_used + GUARD_BYTES);
     while (m.num_done < count && !failed()) {
         if (!choose()) return describe_wait();
@@ -243,3 +243,4 @@ extern "C" __attribute__((used, visibility("hidden"))) void __ubsan_handle_out_o
 }
 
 #include "words.h"
+#include "tensor_cores.h"

@@ -28,6 +28,8 @@ enum State { UNSTARTED, READY, AT_BARRIER, AT_EXCHANGE, DONE };
 
 struct Fiber { char* stack; void* top; };
 
+struct Copy { char* to; const char* from; unsigned bytes, whole; };  // to shared memory, under way
+
 struct Thread {
     State state;
     int line;                                                        // where it waits
@@ -35,6 +37,7 @@ struct Thread {
     unsigned source;                                                 // the lane whose value it wants
     uint64_t value;                                                  // what it gives, then what it gets
     Fiber* fiber;
+    std::vector<Copy> copies;                                        // that it started and has not waited for
 };
 
 struct Array { const void* key; size_t offset, bytes; };             // of static shared memory

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy
 
 HEADERS = [
-    Path(__file__).parent / name for name in ("cuda_on_host.h", "machine.h", "switch.h", "words.h")
+    Path(__file__).parent / name
+    for name in ("cuda_on_host.h", "machine.h", "switch.h", "words.h", "tensor_cores.h")
 ]
 FLAGS = [
     "-std=c++17",

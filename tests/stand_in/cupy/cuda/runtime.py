@@ -88,6 +88,8 @@ def getDeviceProperties(device):
         "major": 9,
         "minor": 0,
         "multiProcessorCount": 132,
+        "sharedMemPerBlockOptin": 227 << 10,
+        "sharedMemPerMultiprocessor": 228 << 10,
         "pciBusID": device + 1,
     }
 

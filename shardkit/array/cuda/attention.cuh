@@ -1,0 +1,26 @@
+// What the kernels of attention share: arrays with strides, which rows a block computes, which keys a query sees.
+
+#define ARRAY(type, name) type* name, long long name##_sample, long long name##_head, long long name##_row
+#define AT(name, b, h) (name + (b) * name##_sample + (h) * name##_head)
+
+// A block's part of the work: `tile` of the `num_rows` rows of one head of one sample. The last tiles, which see most, come first
+// if `last_first`.
+template <class Int> struct Place { Int sample, head, first; };
+
+template <class Int> __device__ __forceinline__ Place<Int>
+place(Int number, Int num_heads, Int num_rows, int tile, bool last_first) {
+    Int tiles = (num_rows + tile - 1) / tile, here = number % tiles, head = number / tiles;
+    return {head / num_heads, head % num_heads, (last_first ? tiles - 1 - here : here) * tile};
+}
+
+// The last key that a query sees.
+template <class Int> __device__ __forceinline__ Int last_key(Int query, Int num_keys, Int first) {
+    return first + query < num_keys ? first + query : num_keys - 1;
+}
+
+// The number of keys that some query of a tile sees.
+template <class Int> __device__ __forceinline__ Int
+seen_keys(Int first_query, int tile, Int num_queries, Int num_keys, Int first) {
+    Int last = first_query + tile < num_queries ? first_query + tile - 1 : num_queries - 1;
+    return last_key(last, num_keys, first) + 1;
+}
