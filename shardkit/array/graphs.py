@@ -45,6 +45,15 @@ def reserved(shape, dtype, xp):
     return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
+def current_workspace(num_bytes: int):
+    """Return scratch of so many bytes for all that is captured now; None where nothing is.
+
+    The kernels of a graph run one after another, and so do the graphs of a thread.
+    """
+    recorder = _recorder.get()
+    return None if recorder is None else recorder.workspace(num_bytes)
+
+
 class GraphMemory:
     """A pool of GPU memory that stays reserved after its arrays are gone, with a stream.
 
@@ -59,6 +68,7 @@ class GraphMemory:
 
     def _begin(self):
         self._pool = self._cuda.MemoryPool(self._block)
+        self._workspace = None
         self.num_bytes = 0
 
     def _block(self, size):
@@ -99,6 +109,12 @@ class GraphMemory:
         return self._device.accounts.watch(
             self._device.xp.ndarray(shape, dtype, pointer), self._purpose
         )
+
+    def workspace(self, num_bytes):
+        """Return scratch outside of the pool, the same at each call."""
+        if self._workspace is None or self._workspace.nbytes < num_bytes:
+            self._workspace = self.reserved((num_bytes,), numpy.uint8)
+        return self._workspace
 
     def same_place(self, array):
         """Return the array in memory that the pool may reuse."""
@@ -177,6 +193,10 @@ class GraphRecorder:
     def reserved(self, shape, dtype):
         """Return an array outside of the pool of graphs."""
         return self._memory.reserved(shape, dtype)
+
+    def workspace(self, num_bytes):
+        """Return scratch outside of the pool of graphs, which all of them share."""
+        return self._memory.workspace(num_bytes)
 
 
 def _addresses(buffers: dict) -> dict:

@@ -156,6 +156,18 @@ def test_a_driver_that_is_missing_is_the_error_that_the_door_expects(cupy):
     assert issubclass(stand_in.cuda.memory.OutOfMemoryError, MemoryError)
 
 
+def test_the_functions_of_cublas_are_those_of_the_library_that_cupy_is_linked_with(cupy):
+    from shardkit.array.cublas import _PROTOTYPES, library_of
+
+    try:
+        cupy.cuda.cublas.getVersion
+    except ImportError:
+        pytest.skip("there is no cuBLAS")
+    library = library_of(cupy)
+    assert all(hasattr(library, name) for name in _PROTOTYPES)
+    assert all(hasattr(stand_in.cuda.cublas, name) for name in _PROTOTYPES)
+
+
 # ---- what it forgives ----------------------------------------------------------------------------
 
 MIXTURES = {
@@ -364,6 +376,15 @@ def test_what_waits_cannot_be_captured(capturing, work):
     with pytest.raises(stand_in.cuda.runtime.CUDARuntimeError, match="cudaErrorStreamCapture"):
         capturing(work, stand_in.ones(3))
     capturing(stand_in.exp, stand_in.ones(3))  # the stream can capture again
+
+
+def test_cupys_own_products_cannot_be_captured_and_those_of_integers_can(capturing):
+    x = stand_in.ones((2, 2))
+    for work in (lambda: x @ x, lambda: stand_in.matmul(x, x)):
+        with pytest.raises(NotImplementedError, match="cuBLAS API during stream capture"):
+            capturing(work)
+    integers = x.astype("int64")
+    capturing(lambda: integers @ integers)
 
 
 def test_a_graph_with_memory_that_others_get_meanwhile_is_a_mistake(machine):

@@ -81,6 +81,7 @@ class Function:
             )
         self._run.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
         machine.begin()
+        machine.launched(self.name)
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:
             _check_device(array)
