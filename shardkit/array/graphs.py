@@ -45,6 +45,19 @@ def reserved(shape, dtype, xp):
     return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
+def outside_of_graphs(what: str) -> None:
+    """Raise ShardingError under capture: what is made there has no contents before the launch."""
+    if _recorder.get() is not None:
+        raise ShardingError(f"{what} are made under capture; they have to be made by a step before")
+
+
+def kept_for_graph(*arrays) -> None:
+    """Under capture, keep these arrays, which the graph reads, for as long as the graph."""
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.calls.kept.extend(arrays)
+
+
 def current_workspace(num_bytes: int):
     """Return scratch of so many bytes for all that is captured now; None where nothing is.
 
@@ -136,6 +149,7 @@ class GraphCalls:
     def __init__(self, buffers: dict):
         self._addresses = _addresses(buffers)
         self.before: list[tuple] = []  # (function, arguments)
+        self.kept: list = []  # arrays that others made and may forget
         self.graph = None
 
     def run(self, buffers: dict) -> None:

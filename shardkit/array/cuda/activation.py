@@ -35,7 +35,9 @@ def gelu_backward(gradient, x, out=None):
 @on_cuda()
 def bias_gelu(x, bias, out=None):
     out = new_like(x, out)
-    launch(x, FILE, "bias_gelu", _grid(x), (THREADS,), plain(x), alike(bias, x), out, *x.shape, ROWS)
+    launch(
+        x, FILE, "bias_gelu", _grid(x), (THREADS,), plain(x), alike(bias, x), out, *x.shape, ROWS
+    )
     return out
 
 

@@ -135,7 +135,7 @@ class IpcTransport(HostSwapTransport):
                 for rank in range(self._group.world_size)
             ]
             self._through_blocks([piece if is_root else nothing], incoming, port.num_bytes)
-        return self._handle()
+        return self._handle(port)
 
     def _gather(self, source, target, counts, itemsize):
         self._copies.finish_kernels()

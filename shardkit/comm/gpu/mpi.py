@@ -88,7 +88,7 @@ class MPITransport(HostSwapTransport):
             self._messages.meet_asleep()
             for part in self._parts(port.address, port.num_bytes):
                 self._messages.communicator.Bcast(part, root)
-        return self._handle()
+        return self._handle(port)
 
     def send(self, port, destination, tag):
         port.settle()

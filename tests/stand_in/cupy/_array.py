@@ -99,7 +99,7 @@ class ndarray:
         )
 
     def get(self, stream=None, order="C", out=None, blocking=True):
-        queue = machine.begin() if stream is None else stream._queue
+        queue = machine.begin(self._allocation.device) if stream is None else stream._queue
         machine.refuse_capture(queue)
         machine.check_seen(queue, self._allocation, "get()")
         if out is None:
@@ -176,6 +176,7 @@ class ndarray:
     def __setitem__(self, index, value):
         value = unwrapped(value)
         machine.begin()
+        check_use(self, writes=True)
         machine.launched("setitem")
         host, index = self._host, _index(index)
         machine.perform(lambda: host.__setitem__(index, value))
@@ -224,6 +225,7 @@ class ndarray:
     def fill(self, value):
         value = unwrapped(value)
         machine.begin()
+        check_use(self, writes=True)
         machine.launched("fill")
         host = self._host
         machine.perform(lambda: host.fill(value))
@@ -318,7 +320,7 @@ def unwrapped(value):
     NumPy, and all else.
     """
     if isinstance(value, ndarray):
-        _check_device(value)
+        check_use(value)
         return value._host
     if isinstance(value, (list, tuple)):
         return type(value)(map(unwrapped, value))
@@ -327,13 +329,23 @@ def unwrapped(value):
     return value
 
 
-def _check_device(array):
+def check_use(array, writes=False):
+    """Errors: unless work of the current stream may read this array, or write it: it is of the
+    current device, what wrote it comes before on the stream, and no copy of it is on the way.
+    """
     if array._allocation.device != machine.device:
         raise ValueError(
             f"Array device must be same as the current device: array device = "
             f"{array._allocation.device} while "
             f"current = {machine.device}"
         )
+    if machine.stream.capture is None and array.size:
+        allocation = array._allocation
+        start, stop = numpy.lib.array_utils.byte_bounds(array._host)
+        if writes:
+            machine.check_not_on_the_way(start, stop)
+        start, stop = start - allocation.address, stop - allocation.address
+        machine.check_seen(machine.stream, allocation, "work", start, stop)
 
 
 def wrapped(host, of=None) -> ndarray:
@@ -410,7 +422,7 @@ def computed(function, *operands, out=None, **settings):
     name = getattr(function, "__name__", "function")
     if out is None:
         return made(lambda: function(*operands, **settings), name=name)
-    _check_device(out)
+    check_use(out, writes=True)
     machine.launched(name)
     host = out._host
     with numpy.errstate(all="ignore"):
@@ -430,7 +442,7 @@ def _index(index):
     if isinstance(index, tuple):
         return tuple(map(_index, index))
     if isinstance(index, ndarray):
-        _check_device(index)
+        check_use(index)
         return index._host
     if isinstance(index, (bool, *_INDEX_PARTS)):
         return index

@@ -147,6 +147,7 @@ def _copyto(name, original, given):
         },
     )
     machine.begin()
+    _array.check_use(dst, writes=True)
     machine.launched("copyto")
     machine.perform(lambda: original(**arguments))
     written(dst)

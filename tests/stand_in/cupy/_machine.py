@@ -177,7 +177,11 @@ class Machine:
     @property
     def stream(self):
         """The current one of this thread and device."""
-        return getattr(self.here, "streams", {}).get(self.device) or self.null_stream(self.device)
+        return self.stream_of(self.device)
+
+    def stream_of(self, device):
+        """The current one of this thread and this device."""
+        return getattr(self.here, "streams", {}).get(device) or self.null_stream(device)
 
     def use_stream(self, queue):
         """Make it the current one."""
@@ -205,11 +209,13 @@ class Machine:
                 if queue.device == device
             ]
 
-    def begin(self):
+    def begin(self, device=None):
         """Before work on arrays in this thread: what its stream was told to do first is done.
         Returns the stream.
+
+        device   whose stream; None: the current one's
         """
-        stream = self.stream
+        stream = self.stream if device is None else self.stream_of(device)
         stream.finish_before()
         return stream
 
@@ -333,6 +339,23 @@ class Machine:
                 f"{what} on a stream that has not waited for the work that writes this memory"
             )
 
+    def check_not_on_the_way(self, start, stop):
+        """Errors: RuntimeError if a copy still reads or writes a byte of these addresses."""
+        with self.lock:
+            found = any(at < stop and start < at + size for at, size in self.on_the_way)
+        if found:
+            self.mistake("memory is overwritten while a copy of it is on the way")
+
+    def check_host_has_waited(self, address, num_bytes, what):
+        """Errors: RuntimeError unless the host has waited for what wrote these bytes, which it now
+        gives to somebody who knows no streams.
+        """
+        allocation = self.find(address, max(num_bytes, 1))
+        if allocation is not None and num_bytes:
+            start = address - allocation.address
+            nobody = Queue(self, allocation.device, -1, non_blocking=True)
+            self.check_seen(nobody, allocation, what, start, start + num_bytes)
+
     def _has_seen(self, stream, writer, tick):
         if (
             writer is stream
@@ -416,6 +439,10 @@ class Queue:
     def synchronize(self):
         """The host waits for all of it."""
         self.machine.waits(self)
+        self.complete()
+
+    def complete(self):
+        """All of it is done, and the host knows."""
         self.finish_before()
         with self.machine.lock:
             for stream, tick in {**self.seen, self: self.tick}.items():
