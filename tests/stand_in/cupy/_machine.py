@@ -280,7 +280,8 @@ class Machine:
         if memory is None:
             memory = _aligned(max(num_bytes, 1))
         stream = self.stream
-        allocation = Allocation(self, memory, device, size, (stream, stream.tick))
+        before = stream.tick if stream.capture is None else -1  # what is captured is not done yet
+        allocation = Allocation(self, memory, device, size, (stream, before))
         with self.lock:
             insort(self._addresses, (allocation.address, max(num_bytes, 1)))
             self._allocations[allocation.address] = weakref.ref(allocation)
