@@ -104,7 +104,7 @@ def _multiply(xp, a, b, c, leading, is_tf32, is_added):
     rows, columns = c.shape[-2:]
     kind, c_kind = DATA_TYPES[a.dtype.name], DATA_TYPES[c.dtype.name]
     arithmetic, (zero, one) = _arithmetic(kind, is_tf32)
-    library, handle = _ready(xp, a.data.device_id)
+    library, handle, workspace = _ready(xp, a.data.device_id)  # which lives until the launch
     start = (handle, b_form, a_form, columns, rows, a.shape[-1], one)
     beta = one if is_added else zero
     last = (arithmetic, ALGORITHM_DEFAULT)
@@ -116,6 +116,7 @@ def _multiply(xp, a, b, c, leading, is_tf32, is_added):
         operands = (b.data.ptr, kind, b_row, b_step, a.data.ptr, kind, a_row, a_step)
         result = (c.data.ptr, c_kind, columns, rows * columns, count)
         status = library.cublasGemmStridedBatchedEx(*start, *operands, beta, *result, *last)
+    del workspace
     if status:
         _refused(status, f"a product of {a.shape} and {b.shape} of {a.dtype}")
 
@@ -195,7 +196,7 @@ def library_of(xp):
 
 
 def _ready(xp, device):
-    """Return (library, handle), with the current stream, a workspace and the math mode set."""
+    """Return (library, handle, workspace), with stream, workspace and math mode set."""
     library = library_of(xp)
     handle = xp.cuda.device.get_cublas_handle()
     stream = xp.cuda.get_current_stream().ptr
@@ -209,7 +210,7 @@ def _ready(xp, device):
     )
     if status:
         _refused(status, "its stream, workspace or math mode")
-    return library, handle
+    return library, handle, memory
 
 
 @functools.lru_cache(maxsize=MAX_STREAMS)

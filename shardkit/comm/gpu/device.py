@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from ...array.device import Device
+from ...array.device import Device, page_locked
 from ...errors import DeviceError
 from ..operations import CompleteHandle, CopiedHandle, Handle
 
@@ -111,7 +111,7 @@ class CudaCopies:
 
     def pinned(self, size: int, dtype):
         """Return a page-locked array [size], contents undefined."""
-        memory = self._cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
+        memory = page_locked(self._cuda, size * dtype.itemsize)
         return numpy.ndarray((size,), dtype, buffer=memory)
 
 
