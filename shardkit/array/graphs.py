@@ -45,10 +45,10 @@ def reserved(shape, dtype, xp):
     return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
-def outside_of_graphs(what: str) -> None:
-    """Raise ShardingError under capture: what is made there has no contents before the launch."""
+def outside_of_graphs(reason: str) -> None:
+    """Raise ShardingError with this reason under capture: arrays have no contents there yet."""
     if _recorder.get() is not None:
-        raise ShardingError(f"{what} are made under capture; they have to be made by a step before")
+        raise ShardingError(reason)
 
 
 def kept_for_graph(*arrays) -> None:

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from nvrtc import OPTIONS_OF_CUPY, compiled, library
+from stand_in.emulator.module import KERNEL
 
 from shardkit.array.cuda.launch import FOLDER, STORED, options, source
 
@@ -18,7 +20,8 @@ CASES = [
     ("float32", *TILES[0]),
     *[pytest.param(dtype, *tile, marks=pytest.mark.sweep) for dtype in STORED for tile in TILES],
 ]
-MOST_SPILLED_BYTES = 16
+# Of a thread; a stack is in memory, and so are numbers that are spilled.
+MOST_SPILLED_BYTES, MOST_STACK_BYTES, MOST_REGISTERS = 16, 32, 255
 
 
 def all_sources():
@@ -38,7 +41,7 @@ def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     (tmp_path / "all.cu").write_text(all_sources())
     code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
     macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
-    flags = ["-fatbin", "--threads", "2", *code, "-Xptxas=-v", *macros]
+    flags = ["-fatbin", "--threads", "2", *code, "-Xptxas=-v", *macros, *OPTIONS_OF_CUPY]
     done = subprocess.run(
         ["nvcc", *flags, "all.cu", "-o", "all.bin"],
         cwd=tmp_path,
@@ -50,7 +53,42 @@ def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     assert "warning" not in done.stderr
     kernels = set(re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", done.stderr))
     assert len(kernels) == sum(source(file).count('extern "C" __global__') for file in FILES)
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr))) <= MOST_SPILLED_BYTES
+    for what, most in (
+        (r"(\d+) bytes spill stores", MOST_SPILLED_BYTES),
+        (r"(\d+) bytes stack frame", MOST_STACK_BYTES),
+    ):
+        assert max(map(int, re.findall(what, done.stderr))) <= most
+
+
+@pytest.mark.skipif(library() is None, reason="NVRTC was not found (pip install nvidia-cuda-nvrtc)")
+@pytest.mark.parametrize(
+    "dtype, arch",
+    [
+        ("float32", "90"),
+        ("bfloat16", "80"),
+        *[
+            pytest.param(dtype, arch, marks=pytest.mark.sweep)
+            for dtype in STORED
+            for arch in ARCHITECTURES
+        ],
+    ],
+)
+def test_nvrtc_takes_every_source_as_cupy_gives_it(dtype, arch):
+    dim, tile = TILES[0]
+    for file in FILES:
+        macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
+        kernels = compiled(source(file), macros, arch)
+        assert set(kernels) == set(KERNEL.findall(source(file))), file
+        for name, taken in kernels.items():
+            limits = (MOST_REGISTERS, MOST_STACK_BYTES, MOST_SPILLED_BYTES)
+            assert all(one <= most for one, most in zip(taken, limits)), (name, taken)
+
+
+@pytest.mark.skipif(library() is None, reason="NVRTC was not found")
+def test_nvrtc_has_no_headers_and_says_so():
+    with pytest.raises(RuntimeError, match="INFINITY"):
+        text = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
+        compiled(text, options("float32"), "90")
 
 
 def test_sources_need_no_header():

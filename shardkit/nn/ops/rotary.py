@@ -58,7 +58,7 @@ def _tables(positions, head_dim, base, dtype, scaling):
 @functools.lru_cache(maxsize=MAX_TABLES)
 def _kept_tables(xp, device, num_positions, *form):
     """Return _tables of positions 0 to num_positions - 1, ready for every stream."""
-    outside_of_graphs("tables of rotary positions")
+    outside_of_graphs("tables of rotary positions have to be made by a step before")
     tables = _tables(xp.arange(num_positions), *form)
     if xp is not numpy:
         xp.cuda.get_current_stream().synchronize()
