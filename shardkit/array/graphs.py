@@ -11,8 +11,7 @@ captured on a stream of the memory's own, which others never wait for, and launc
 one. What a kernel gives to `before_graph` is done before the graph; numbers of the host are what
 they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
 Source: CUDA Programming Guide, stream capture; cupy.cuda.Stream.begin_capture, whose default mode
-lets the pool grow meanwhile. Not yet run on a GPU: the stand-in for CuPy of the tests is all that
-has launched these graphs.
+lets the pool grow meanwhile.
 """
 
 from contextlib import suppress

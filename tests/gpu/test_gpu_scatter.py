@@ -3,6 +3,7 @@
 import numpy
 import pytest
 
+from shardkit.array.dtypes import dtype_named
 from shardkit.array.scatter import add_at
 from shardkit.nn import Tensor, ops
 
@@ -43,7 +44,7 @@ def test_sums_have_the_bits_of_numpys(gpu, name, dtype):
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_of_getitem_and_gather_are_those_of_the_host(gpu, dtype):
-    values = numpy.random.default_rng(1).standard_normal((5, 6)).astype(dtype)
+    values = numpy.random.default_rng(1).standard_normal((5, 6)).astype(dtype_named(dtype))
 
     def gradients(xp):
         x = Tensor(xp.asarray(values), requires_grad=True)

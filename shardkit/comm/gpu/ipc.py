@@ -1,6 +1,6 @@
 """Transport through each other's GPU memory, for ranks of one node (CUDA IPC).
 
-The ranks are on one GPU or on several that reach each other. No GPU has run this file yet.
+The ranks are on one GPU or on several that reach each other.
 
     every rank has a block that the others have opened; it has two halves, which are used in turns
 
