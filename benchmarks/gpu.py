@@ -5,17 +5,19 @@ copies against the bus.
     [--torch-device cuda]
 
 step       GPT of width 1024, 16 heads, 12 layers, sequence 1024, vocabulary 32768: float32, TF32,
-           bfloat16 from float32 masters. PyTorch eager with fused attention and fused AdamW takes
-           turns with shardkit, on the same weights and batches; a step is everything: batch,
-           forward, backward, clipping to norm 1, AdamW, and the loss as a number on the host
+           bfloat16 from float32 masters; each as it is, and compiled to CUDA graphs. PyTorch eager
+           with fused attention and fused AdamW takes turns with shardkit, on the same weights and
+           batches; a step is everything: batch, forward, backward, clipping to norm 1, AdamW, and
+           the loss as a number on the host
 products   matrices of 4096 x 4096: the limit that attention and steps are measured by
 kernels    each by the bytes that it must read and write, beside a copy of GPU memory in the same
            minute; attention by its multiplications, beside the products
 copies     what checkpoints and messages reach between GPU and host, beside one page-locked copy of
            the same bytes
 
-Without PyTorch, or without its CUDA, its rows are left out. Times of kernels and copies are those
-of CUDA events.
+Without PyTorch, or without its CUDA, its rows are left out. Times of products and kernels are those
+of 20 calls between two CUDA events, launched while something long runs, on four sets of inputs in
+turn; a kernel that waits for the GPU (the sort of embedding_backward) counts with its wait.
 """
 
 import argparse
@@ -40,6 +42,7 @@ TOLERANCES = {
     "tf32": 1e-3,
     "bfloat16": 1e-2,
 }  # relative, of losses, against shardkit in float32
+WARM_UP_STEPS = 4  # a compiled step is replayed from the fourth on
 NUMERICS = {
     "float32": {},
     "tf32": {"matmul_precision": "tf32"},
@@ -92,26 +95,56 @@ SCALES = {
 }
 
 
-class Stopwatch:
-    """Seconds of work on the GPU, between two events on the stream that it is launched on."""
+CALLS = 20  # between two events
+INPUTS = 4  # sets of inputs that calls take in turn, so that none finds its own in the cache
 
-    def __init__(self, device: Device, repeats: int):
+
+class Stopwatch:
+    """Seconds of work on the GPU, without those that the host takes to launch it.
+
+        stream   long products | begin | call | call | ... | call | end
+        host     launches all of it while the products run
+
+    edge   of the products
+    """
+
+    def __init__(self, device: Device, repeats: int, edge: int):
         self._cuda = device.xp.cuda
         self._repeats = repeats
+        a, b, out = [device.xp.zeros((edge, edge), "float32") for _ in range(3)]
+        self._long = lambda: products.matmul(a, b, out=out)
+        self._long()
+        self._long_seconds = self._between([self._long] * CALLS, 0) / CALLS
 
-    def seconds(self, work) -> float:
-        """Return the median of some calls, each with the GPU to itself, after a first that does not
-        count.
+    def seconds(self, *works) -> float:
+        """Return the seconds of one call, the median of some measurements of CALLS calls.
+
+        works   that differ in their inputs, called in turn
         """
-        return median([self._once(work) for _ in range(1 + self._repeats)][1:])
+        calls = [works[number % len(works)] for number in range(CALLS)]
+        self._launch(calls)  # compiles, and fills the pool
+        num_long = 1 + int(2 * self._launch(calls) / max(self._long_seconds, 1e-6))
+        measured = [self._between(calls, num_long) for _ in range(self._repeats)]
+        return median(measured) / CALLS
 
-    def _once(self, work) -> float:
+    def _launch(self, calls) -> float:
+        """Return the seconds that the host takes to launch the calls."""
+        self._cuda.get_current_stream().synchronize()
+        began = time.perf_counter()
+        for call in calls:
+            call()
+        return time.perf_counter() - began
+
+    def _between(self, calls, num_long: int) -> float:
         begin = self._cuda.Event()
         end = self._cuda.Event()
         stream = self._cuda.get_current_stream()
         stream.synchronize()
+        for _ in range(num_long):
+            self._long()
         stream.record(begin)
-        work()
+        for call in calls:
+            call()
         stream.record(end)
         end.synchronize()
         return self._cuda.get_elapsed_time(begin, end) / 1e3
@@ -123,7 +156,7 @@ class Stopwatch:
 class Shardkit:
     """shardkit on one GPU, one rank."""
 
-    def __init__(self, sizes: Sizes, numerics: str):
+    def __init__(self, sizes: Sizes, numerics: str, *, is_compiled: bool = False):
         self._sizes = sizes
         self.losses = []
         self._backend = sk.InMemoryCommunicationBackend(
@@ -137,6 +170,8 @@ class Shardkit:
             **NUMERICS[numerics],
         )
         self._model = sk.DDPModel(shardkit_gpt(sizes), config)
+        if is_compiled:
+            self._model.compile()
 
     def step(self):
         self.losses.append(self._model.train(*token_batch(self._sizes, len(self.losses))))
@@ -222,11 +257,14 @@ def race_steps(scale: Scale, repeats: int, asked: str):
     weights = plain.state_dict()
     flops = plain.num_flops_per_token
     for numerics in NUMERICS:
-        contenders = {f"shardkit, {numerics}": Shardkit(sizes, numerics)}
+        contenders = {
+            f"shardkit, {numerics}": Shardkit(sizes, numerics),
+            f"shardkit compiled, {numerics}": Shardkit(sizes, numerics, is_compiled=True),
+        }
         if beside is not None:
             contenders[f"torch, {numerics}"] = Torch(sizes, numerics, weights, beside)
         seconds = interleaved(
-            {name: one.step for name, one in contenders.items()}, repeats, warm_up=2
+            {name: one.step for name, one in contenders.items()}, repeats, warm_up=WARM_UP_STEPS
         )
         first = median(seconds[f"shardkit, {numerics}"])
         for name, one in contenders.items():
@@ -270,9 +308,9 @@ def difference(losses, others) -> float:
 # ---- products and kernels ------------------------------------------------------------------------
 
 
-def random_array(device: Device, shape, dtype: str):
+def random_array(device: Device, shape, dtype: str, seed: int = 0):
     """Return normal numbers of this dtype, rounded from float32."""
-    values = numpy.random.default_rng(0).standard_normal(shape, dtype="float32")
+    values = numpy.random.default_rng(seed).standard_normal(shape, dtype="float32")
     return device.from_host(values).astype(dtype_named(dtype, device.xp))
 
 
@@ -280,36 +318,38 @@ def time_products(device: Device, scale: Scale, watch: Stopwatch) -> dict[str, f
     """Return {numerics: flops per second} of square products."""
     speeds = {}
     for numerics in NUMERICS:
-        a, b = [
-            random_array(
-                device,
-                (scale.edge, scale.edge),
-                "bfloat16" if numerics == "bfloat16" else "float32",
-            )
-            for _ in range(2)
-        ]
-        out = device.xp.empty((scale.edge, scale.edge), a.dtype)
+        dtype = "bfloat16" if numerics == "bfloat16" else "float32"
+        shape = scale.edge, scale.edge
         with products.precision("tf32" if numerics == "tf32" else "highest"):
-            speeds[numerics] = (
-                2 * scale.edge**3 / watch.seconds(lambda: products.matmul(a, b, out=out))
-            )
+            works = [_product(device, shape, dtype, seed) for seed in range(INPUTS)]
+            speeds[numerics] = 2 * scale.edge**3 / watch.seconds(*works)
     return speeds
+
+
+def _product(device: Device, shape, dtype: str, seed: int):
+    a, b = [random_array(device, shape, dtype, INPUTS * half + seed) for half in range(2)]
+    out = device.xp.empty(shape, a.dtype)
+    return lambda: products.matmul(a, b, out=out)
 
 
 def copy_speed(device: Device, scale: Scale, watch: Stopwatch) -> float:
     """Return the bytes per second that a copy within GPU memory reads and writes."""
-    source, target = [device.xp.zeros(scale.elements, "float32") for _ in range(2)]
-    return 2 * source.nbytes / watch.seconds(lambda: device.xp.copyto(target, source))
+
+    def work():
+        source, target = [device.xp.zeros(scale.elements, "float32") for _ in range(2)]
+        return lambda: device.xp.copyto(target, source)
+
+    return 2 * 4 * scale.elements / watch.seconds(*[work() for _ in range(INPUTS)])
 
 
-def passes(device: Device, scale: Scale, dtype: str) -> dict:
+def passes(device: Device, scale: Scale, dtype: str, seed: int) -> dict:
     """Return {kernel: (function, bytes that it must read and write)}.
 
     Each operand and each result counts once.
     """
 
     def of(*shape):
-        return random_array(device, shape, dtype)
+        return random_array(device, shape, dtype, seed)
 
     rows = scale.rows
     width = scale.width
@@ -364,9 +404,9 @@ def passes(device: Device, scale: Scale, dtype: str) -> dict:
     }
 
 
-def flat_passes(device: Device, scale: Scale) -> dict:
+def flat_passes(device: Device, scale: Scale, seed: int) -> dict:
     """Return the passes of kernels on flat float32 buffers."""
-    p, g, m, v, other = [random_array(device, scale.elements, "float32") for _ in range(5)]
+    p, g, m, v, other = [random_array(device, scale.elements, "float32", seed) for _ in range(5)]
     v *= v
     size = p.nbytes
     return {
@@ -394,13 +434,13 @@ def flat_passes(device: Device, scale: Scale) -> dict:
     }
 
 
-def attention_passes(device: Device, scale: Scale, dtype: str) -> dict:
+def attention_passes(device: Device, scale: Scale, dtype: str, seed: int) -> dict:
     """Return {attention: (function, multiplications and additions of its products)}.
 
     Products behind the diagonal do not count.
     """
     shape = scale.rows // scale.sequence, scale.heads, scale.sequence, scale.width // scale.heads
-    q, k, v, g = [random_array(device, shape, dtype) for _ in range(4)]
+    q, k, v, g = [random_array(device, shape, dtype, 4 * seed + number) for number in range(4)]
     y, log_sums = kernels.causal_attention(q, k, v, shape[3] ** -0.5, 0)
     flops = (
         2 * shape[0] * shape[1] * shape[2] * (shape[2] + 1) * shape[3]
@@ -414,17 +454,27 @@ def attention_passes(device: Device, scale: Scale, dtype: str) -> dict:
     }
 
 
+def _all_passes(device: Device, scale: Scale, dtype: str, seed: int) -> dict:
+    flat = flat_passes(device, scale, seed) if dtype == "float32" else {}
+    return passes(device, scale, dtype, seed) | flat
+
+
+def _timed(watch: Stopwatch, make, *arguments) -> dict:
+    """Return {kernel: (seconds, work)} of make(*arguments, seed), on several sets of inputs."""
+    sets = [make(*arguments, seed) for seed in range(INPUTS)]
+    return {
+        name: (watch.seconds(*[one[name][0] for one in sets]), amount)
+        for name, (_, amount) in sets[0].items()
+    }
+
+
 def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) -> list[Table]:
     """Return bytes per second beside those of a copy, and flops beside those of products."""
     limit = copy_speed(device, scale, watch)
     rows = []
     attention = []
     for dtype in ("float32", "bfloat16"):
-        of_dtype = passes(device, scale, dtype) | (
-            flat_passes(device, scale) if dtype == "float32" else {}
-        )
-        for name, (work, num_bytes) in of_dtype.items():
-            seconds = watch.seconds(work)
+        for name, (seconds, num_bytes) in _timed(watch, _all_passes, device, scale, dtype).items():
             rows.append(
                 [
                     f"{name}, {dtype}",
@@ -433,9 +483,8 @@ def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) 
                     num_bytes / seconds / limit,
                 ]
             )
-        of_dtype = None  # its arrays go before those of the next dtype come
-        for name, (work, flops) in attention_passes(device, scale, dtype).items():
-            seconds = watch.seconds(work)
+        timed = _timed(watch, attention_passes, device, scale, dtype)
+        for name, (seconds, flops) in timed.items():
             attention.append(
                 [
                     f"{name}, {dtype}",
@@ -573,7 +622,7 @@ def gpu_text(device: Device) -> str:
 def measure(asked, device: Device, about: dict) -> list[str]:
     """Measure what was asked for and save it after the longer parts; what is wrong, in words."""
     scale = SCALES[asked.size]
-    watch = Stopwatch(device, asked.repeats)
+    watch = Stopwatch(device, asked.repeats, scale.edge)
     tables = []
     measured = {}
     wrong = []

@@ -7,6 +7,11 @@
 #   . "$HOME/shardkit/bin/activate"
 PYTHON=(python3)
 
+# CuPy keeps compiled kernels in a folder: one of each node's own, since ranks of many nodes in one home wait for each other.
+if [ -n "${GPUS_PER_NODE:-}" ]; then
+    export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-/tmp/cupy-$(id -u)}
+fi
+
 # srun: --mpi=pmi2 for MPICH, Intel MPI and Cray, --mpi=pmix for Open MPI; `srun --mpi=list` shows what the site has.
 SRUN=(srun --mpi=pmi2 --cpu-bind=cores)
 # MPI_Init of MPICH 5 over UCX fails or hangs at some starts under srun --mpi=pmi2 of SLURM 22.05, which cuts its long

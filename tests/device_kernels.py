@@ -99,6 +99,22 @@ def check_parity(xp, name, line, shape, dtype):
         numpy.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+def check_denormals(xp):
+    """Check that a denormal number is at worst taken as zero: CuPy compiles with -ftz=true.
+
+    So results that are exact elsewhere may be off by the smallest normal number per operation.
+    """
+    tiny = numpy.finfo("float32").tiny
+    a = (tiny * numpy.array([0.5, -0.3, 1e-7, 0.9, -1.5, 3.0, 0.0])).astype("float32")
+    b = (tiny * numpy.array([0.25, 0.3, 1.0, -0.95, 1.4, -2.9, 0.1])).astype("float32")
+    there = [xp.asarray(x) for x in (a, b)]
+    assert abs(cuda.tree_sum(there).get() - (a + b)).max() <= 2 * tiny
+    cuda.sgd(*there, lr=0.5)
+    assert abs(there[0].get() - (a - numpy.float32(0.5) * b)).max() <= 3 * tiny
+    rows = xp.asarray(numpy.stack([a, b]))
+    assert abs(cuda.softmax(rows).get() - 1 / a.size).max() < 1e-6
+
+
 def check_half_parity(xp, name, line, shape, dtype, of_half=None):
     """Check that results are those of the plain twin in float32, rounded.
 

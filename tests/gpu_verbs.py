@@ -33,11 +33,30 @@ def gpu_group(backend, window_bytes=4096, **machine):
         group = backend.split(0)
         group.staging = Staging(window_bytes=window_bytes)
         group.messages.shares_cores = True  # other tests may run beside
+        group.messages.mpi = CheckedMPI(group.messages.mpi, book)
         try:
             yield group, cupy, book
         finally:
             group.close_gpu_transport()
             group.close()
+
+
+class CheckedMPI:
+    """MPI that knows no streams: GPU memory that it gets must have been waited for."""
+
+    def __init__(self, mpi, machine):
+        self._mpi, self._machine = mpi, machine
+        self.buffer = self  # of which fromaddress and allocate are used
+
+    def __getattr__(self, name):
+        return getattr(self._mpi, name)
+
+    def fromaddress(self, address, num_bytes):
+        self._machine.check_host_has_waited(address, num_bytes, "MPI")
+        return self._mpi.buffer.fromaddress(address, num_bytes)
+
+    def allocate(self, num_bytes):
+        return self._mpi.buffer.allocate(num_bytes)
 
 
 def all_verbs(backend, array, empty) -> list[list]:

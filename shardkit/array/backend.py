@@ -9,6 +9,8 @@ import numpy
 
 from ..errors import DeviceError
 
+_NUMBERS = (int, float)
+
 
 def is_device_array(array) -> bool:
     """Return True for an array in GPU memory, one with `__cuda_array_interface__`."""
@@ -36,6 +38,9 @@ def xp_of(*arrays):
             break
     else:
         return numpy  # fast, since every operation asks
+    cupy = sys.modules.get("cupy")  # imported by the maker of any array of it
+    if cupy is not None and _are_of(cupy, arrays):
+        return cupy
     on_device = [
         is_device_array(a)
         for a in arrays
@@ -48,7 +53,18 @@ def xp_of(*arrays):
             "arrays of two devices in one operation: some are NumPy, some are on the GPU; move "
             "them first with Device.from_host or to_host"
         )
-    return sys.modules["cupy"]  # imported by the maker of the array
+    return cupy
+
+
+def _are_of(cupy, arrays) -> bool:
+    """Return True for arrays of CuPy and Python numbers with them, without a look into arrays."""
+    of_cupy, found = cupy.ndarray, False
+    for array in arrays:
+        if type(array) is of_cupy:
+            found = True
+        elif type(array) not in _NUMBERS:
+            return False
+    return found
 
 
 def to_host(array):

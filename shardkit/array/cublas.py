@@ -1,72 +1,135 @@
-"""Matrix products that cupy.matmul does not make: half floats with float32 sums, and TF32.
+"""Matrix products on a GPU, by the functions of cuBLAS itself.
 
     C = A B, all in rows    is    C^T = B^T A^T, all in columns, as cuBLAS reads the same memory
 
-CuPy 13 and 14 choose TF32 once per process (the variable CUPY_TF32), compute batches of float16 in
-float32, and have no batches of bfloat16. cublasGemmEx, which they bind as cupy.cuda.cublas, takes
-the types of operands and result and the arithmetic with each call, so nothing is left behind in the
-handle that other products would see.
-Source: cuBLAS documentation, cublasGemmEx and cublasGemmStridedBatchedEx, table of types.
+CuPy's own products refuse a stream that is captured, choose TF32 once per process (the variable
+CUPY_TF32), and have no batches of bfloat16. The functions here are those of the library that CuPy
+has loaded, on CuPy's handle of this thread. Each call sets all that it depends on:
+
+    stream       the current one; setting it takes the workspace away
+    workspace    32 MiB for each stream: a graph needs one that stays, and equal bits need one that
+                 no other stream writes
+    math mode    no sums of half floats in half floats, and TF32 by the type of arithmetic alone
+
+Source: cuBLAS documentation, cublasGemmEx and cublasGemmStridedBatchedEx, table of types;
+cublasSetStream, cublasSetWorkspace and cublasSetMathMode; "Results reproducibility".
 """
 
+import ctypes
+import functools
 from math import prod
 
 import numpy
 
+from ..errors import DeviceError
 from .backend import xp_of
+from .dtypes import FLOAT32
+from .graphs import current_workspace
 
 # of library_types.h and cublas_api.h
-DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
-COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
 ALGORITHM_DEFAULT = -1
 KEEP, TRANSPOSE = 0, 1
+DISALLOW_REDUCED_PRECISION_REDUCTION = 16
+WORKSPACE_BYTES = 32 << 20
+MAX_STREAMS = 8  # whose workspaces are kept; the pool gives a block to work of its stream alone
 
-# cuBLAS reads them on the host
-_ONE = numpy.ones(1, numpy.float32)
-_ZERO = numpy.zeros(1, numpy.float32)
+# cuBLAS reads 0 and 1 on the host, in the arithmetic's own type
+_NUMBERS = {dtype: numpy.array([0, 1], dtype) for dtype in ("float32", "float64")}
+_FACTORS = {
+    dtype: (numbers.ctypes.data, numbers.ctypes.data + numbers.itemsize)
+    for dtype, numbers in _NUMBERS.items()
+}
+_INT, _STEP, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
+_OPERAND = (_POINTER, _INT, _INT)  # address, type, elements between columns
+_BATCHED = (*_OPERAND, _STEP)
+_START = (_POINTER, *[_INT] * 5, _POINTER)  # handle, forms, sizes, alpha
+_PROTOTYPES = {
+    "cublasSetStream_v2": (_POINTER, _POINTER),
+    "cublasSetWorkspace_v2": (_POINTER, _POINTER, ctypes.c_size_t),
+    "cublasSetMathMode": (_POINTER, _INT),
+    "cublasGemmEx": (*_START, *_OPERAND, *_OPERAND, _POINTER, *_OPERAND, _INT, _INT),
+    "cublasGemmStridedBatchedEx": (
+        *(*_START, *_BATCHED, *_BATCHED, _POINTER, *_BATCHED),
+        *(_INT, _INT, _INT),
+    ),
+}
 
 
-def matmul(a, b, out=None, *, is_tf32: bool = False):
-    """Return a [..., m, k] times b [..., k, n]: [..., m, n], with sums in float32.
+def multiplies(a, b, out=None) -> bool:
+    """Return True if matmul takes CuPy arrays of these types."""
+    name = a.dtype.name
+    return (
+        b.dtype == a.dtype
+        and name in DATA_TYPES
+        and (out is None or out.dtype == a.dtype or a.itemsize == 2 and out.dtype == FLOAT32)
+    )
+
+
+def matmul(a, b, out=None, *, is_tf32: bool = False, is_added: bool = False):
+    """Return a [..., m, k] times b [..., k, n]: [..., m, n], half floats with sums in float32.
 
     Leading dimensions broadcast.
 
-    a, b      CuPy arrays of one dtype: float16, bfloat16, or float32
-    out       of that dtype or float32; None: a new array of that dtype
-    is_tf32   float32 operands are rounded to TF32
+    a, b, out  as multiplies() wants them; out None: a new array of the dtype of a and b
+    is_tf32    float32 operands are rounded to TF32
+    is_added   the product is added to what `out` holds
+    Errors: DeviceError if cuBLAS refuses.
     """
     xp = xp_of(a, b)
-    leading = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    shape = (*leading, a.shape[-2], b.shape[-1])
+    leading = a.shape[:-2]
+    if leading != b.shape[:-2]:
+        leading = numpy.broadcast_shapes(leading, b.shape[:-2])
     c = out
     if out is None or not out.flags.c_contiguous:
-        c = xp.empty(shape, a.dtype if out is None else out.dtype)
+        c = xp.empty((*leading, a.shape[-2], b.shape[-1]), a.dtype if out is None else out.dtype)
+        if is_added:
+            c[...] = out
     if c.size and not a.shape[-1]:
-        c.fill(0)
+        if not is_added:
+            c.fill(0)
     elif c.size:
-        _multiply(xp, a, b, c, leading, COMPUTE_32F_FAST_TF32 if is_tf32 else COMPUTE_32F)
+        _multiply(xp, a, b, c, leading, is_tf32, is_added)
     if out is not None and c is not out:
         out[...] = c
     return c if out is None else out
 
 
-def _multiply(xp, a, b, c, leading, compute_type):
-    (a, a_form, a_row, a_step), (b, b_form, b_row, b_step) = [
-        _as_it_lies(xp, x, leading) for x in (a, b)
-    ]
+def _multiply(xp, a, b, c, leading, is_tf32, is_added):
+    if leading and b.ndim == 2 and a.flags.c_contiguous:  # one product of all rows
+        a, c, leading = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1]), ()
+    a, a_form, a_row, a_step = _as_it_lies(xp, a, leading)
+    b, b_form, b_row, b_step = _as_it_lies(xp, b, leading)
     rows, columns = c.shape[-2:]
-    sizes = (columns, rows, a.shape[-1])
-    handle = xp.cuda.device.get_cublas_handle()
-    for_a, for_b, for_c = [(x.data.ptr, DATA_TYPES[x.dtype.name]) for x in (a, b, c)]
-    common = (handle, b_form, a_form, *sizes, _ONE.ctypes.data)
-    zero = _ZERO.ctypes.data
-    last = (compute_type, ALGORITHM_DEFAULT)
-    if prod(leading) == 1:
-        xp.cuda.cublas.gemmEx(*common, *for_b, b_row, *for_a, a_row, zero, *for_c, columns, *last)
-        return
-    operands = (*for_b, b_row, b_step, *for_a, a_row, a_step)
-    result = (*for_c, columns, rows * columns)
-    xp.cuda.cublas.gemmStridedBatchedEx(*common, *operands, zero, *result, prod(leading), *last)
+    kind, c_kind = DATA_TYPES[a.dtype.name], DATA_TYPES[c.dtype.name]
+    arithmetic, (zero, one) = _arithmetic(kind, is_tf32)
+    library, handle, workspace = _ready(xp, a.data.device_id)  # which lives until the launch
+    start = (handle, b_form, a_form, columns, rows, a.shape[-1], one)
+    beta = one if is_added else zero
+    last = (arithmetic, ALGORITHM_DEFAULT)
+    count = prod(leading)
+    if count == 1:
+        operands = (b.data.ptr, kind, b_row, a.data.ptr, kind, a_row)
+        status = library.cublasGemmEx(*start, *operands, beta, c.data.ptr, c_kind, columns, *last)
+    else:
+        operands = (b.data.ptr, kind, b_row, b_step, a.data.ptr, kind, a_row, a_step)
+        result = (c.data.ptr, c_kind, columns, rows * columns, count)
+        status = library.cublasGemmStridedBatchedEx(*start, *operands, beta, *result, *last)
+    del workspace
+    if status:
+        _refused(status, f"a product of {a.shape} and {b.shape} of {a.dtype}")
+
+
+def _arithmetic(kind, is_tf32):
+    """Return (compute type, addresses of 0 and 1 in it)."""
+    if kind == DATA_TYPES["float64"]:
+        return COMPUTE_64F, _FACTORS["float64"]
+    return COMPUTE_32F_FAST_TF32 if is_tf32 else COMPUTE_32F, _FACTORS["float32"]
+
+
+def _refused(status, what):
+    raise DeviceError(f"cuBLAS refuses {what} with status {status} (cublasStatus_t)")
 
 
 def _as_it_lies(xp, x, leading):
@@ -107,3 +170,50 @@ def _step(x, num_leading):
     if any(stride != inner * size for (_, stride), (size, inner) in zip(dims, dims[1:])):
         return None
     return dims[-1][1] // x.dtype.itemsize if dims else 0
+
+
+# ---- the library and its state -------------------------------------------------------------------
+
+
+@functools.cache
+def library_of(xp):
+    """Return the cuBLAS that this CuPy has loaded: an object with its C functions.
+
+    A symbol is looked for in what CuPy's own module is linked with, so it is the same library.
+    Errors: DeviceError if this CuPy is linked with none.
+    """
+    module = xp.cuda.cublas
+    try:
+        library = module if hasattr(module, "cublasGemmEx") else ctypes.CDLL(module.__file__)
+        for name, types in _PROTOTYPES.items():
+            getattr(library, name).argtypes = types
+    except (AttributeError, OSError) as error:
+        raise DeviceError(
+            f"CuPy {xp.__version__} does not say which cuBLAS it has loaded ({error}); wanted "
+            "CuPy 14"
+        ) from None
+    return library
+
+
+def _ready(xp, device):
+    """Return (library, handle, workspace), with stream, workspace and math mode set."""
+    library = library_of(xp)
+    handle = xp.cuda.device.get_cublas_handle()
+    stream = xp.cuda.get_current_stream().ptr
+    memory = current_workspace(WORKSPACE_BYTES)
+    if memory is None:
+        memory = _workspace(xp, device, stream)
+    status = (
+        library.cublasSetStream_v2(handle, stream)
+        or library.cublasSetWorkspace_v2(handle, memory.data.ptr, WORKSPACE_BYTES)
+        or library.cublasSetMathMode(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
+    )
+    if status:
+        _refused(status, "its stream, workspace or math mode")
+    return library, handle, memory
+
+
+@functools.lru_cache(maxsize=MAX_STREAMS)
+def _workspace(xp, device, stream):
+    """Return memory for all products of this stream of a device: they run one after another."""
+    return xp.empty(WORKSPACE_BYTES, numpy.uint8)

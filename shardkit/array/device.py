@@ -64,6 +64,16 @@ def _check_libraries(cupy):
         ) from None
 
 
+POOLED_BYTES = 1 << 20  # of page-locked memory; CuPy's pool keeps what it gave, in powers of two
+
+
+def page_locked(cuda, num_bytes: int):
+    """Return a buffer of page-locked host memory; a large one is given back with its last user."""
+    if num_bytes <= POOLED_BYTES:
+        return cuda.alloc_pinned_memory(max(num_bytes, 1))
+    return cuda.PinnedMemoryPointer(cuda.PinnedMemory(num_bytes), 0)
+
+
 class Device:
     """A place for arrays: `kind` is "cpu" or "cuda"; `xp` is the module that computes there.
 
@@ -81,7 +91,11 @@ class Device:
         self.ordinal = ordinal % self.xp.cuda.runtime.getDeviceCount() if kind == "cuda" else 0
         self.accounts = Accounts()
         self._heap = None
-        if kind == "cuda":
+        self.select()
+
+    def select(self) -> None:
+        """Make it the device of this thread: a new thread has the first GPU, whichever is ours."""
+        if self.kind == "cuda":
             self.xp.cuda.Device(self.ordinal).use()
 
     def drawing_on(self, heap) -> "Device":
@@ -162,9 +176,9 @@ class Device:
         if self.kind == "cpu":
             return self.empty(shape, dtype, purpose=purpose)
         dtype = numpy.dtype(dtype)
-        num_bytes = max(int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize, 1)
+        num_bytes = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
         try:
-            memory = self.xp.cuda.alloc_pinned_memory(num_bytes)
+            memory = page_locked(self.xp.cuda, num_bytes)
         except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceMemoryError(
                 f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} "

@@ -63,3 +63,8 @@ def _check_bfloat16(xp):
             'compute_dtype = "bfloat16" on a GPU needs CuPy 14 or newer, but this is '
             f'{xp.__version__}; update it, or use "float16"'
         )
+    if xp is not numpy and numpy.lib.NumpyVersion(numpy.__version__) < "2.1.2":
+        raise ConfigurationError(
+            'compute_dtype = "bfloat16" on a GPU needs NumPy 2.1.2 or newer, but this is '
+            f'{numpy.__version__}; update it, or use "float16"'
+        )

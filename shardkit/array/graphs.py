@@ -11,8 +11,7 @@ captured on a stream of the memory's own, which others never wait for, and launc
 one. What a kernel gives to `before_graph` is done before the graph; numbers of the host are what
 they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
 Source: CUDA Programming Guide, stream capture; cupy.cuda.Stream.begin_capture, whose default mode
-lets the pool grow meanwhile. Not yet run on a GPU: the stand-in for CuPy of the tests is all that
-has launched these graphs.
+lets the pool grow meanwhile.
 """
 
 from contextlib import suppress
@@ -45,6 +44,28 @@ def reserved(shape, dtype, xp):
     return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
+def outside_of_graphs(reason: str) -> None:
+    """Raise ShardingError with this reason under capture: arrays have no contents there yet."""
+    if _recorder.get() is not None:
+        raise ShardingError(reason)
+
+
+def kept_for_graph(*arrays) -> None:
+    """Under capture, keep these arrays, which the graph reads, for as long as the graph."""
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.calls.kept.extend(arrays)
+
+
+def current_workspace(num_bytes: int):
+    """Return scratch of so many bytes for all that is captured now; None where nothing is.
+
+    The kernels of a graph run one after another, and so do the graphs of a thread.
+    """
+    recorder = _recorder.get()
+    return None if recorder is None else recorder.workspace(num_bytes)
+
+
 class GraphMemory:
     """A pool of GPU memory that stays reserved after its arrays are gone, with a stream.
 
@@ -59,6 +80,7 @@ class GraphMemory:
 
     def _begin(self):
         self._pool = self._cuda.MemoryPool(self._block)
+        self._workspace = None
         self.num_bytes = 0
 
     def _block(self, size):
@@ -100,6 +122,12 @@ class GraphMemory:
             self._device.xp.ndarray(shape, dtype, pointer), self._purpose
         )
 
+    def workspace(self, num_bytes):
+        """Return scratch outside of the pool, the same at each call."""
+        if self._workspace is None or self._workspace.nbytes < num_bytes:
+            self._workspace = self.reserved((num_bytes,), numpy.uint8)
+        return self._workspace
+
     def same_place(self, array):
         """Return the array in memory that the pool may reuse."""
         if array.size == 0:
@@ -120,6 +148,7 @@ class GraphCalls:
     def __init__(self, buffers: dict):
         self._addresses = _addresses(buffers)
         self.before: list[tuple] = []  # (function, arguments)
+        self.kept: list = []  # arrays that others made and may forget
         self.graph = None
 
     def run(self, buffers: dict) -> None:
@@ -177,6 +206,10 @@ class GraphRecorder:
     def reserved(self, shape, dtype):
         """Return an array outside of the pool of graphs."""
         return self._memory.reserved(shape, dtype)
+
+    def workspace(self, num_bytes):
+        """Return scratch outside of the pool of graphs, which all of them share."""
+        return self._memory.workspace(num_bytes)
 
 
 def _addresses(buffers: dict) -> dict:

@@ -7,7 +7,7 @@ import numpy
 
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
-from .dtypes import BFLOAT16, FLOAT32, is_half
+from .dtypes import BFLOAT16, FLOAT32, is_half, wide
 from .reference.half import from_half, to_half
 from .reference.sums import add_row, sum_of_rows
 
@@ -97,11 +97,15 @@ def add_row_in_place(x, row):
         x += row
 
 
-def total(x, dims: tuple, keepdims: bool = False, dtype=None):
+def total(x, dims: tuple, keepdims: bool = False, dtype=None, there=None):
     """Return the sum of x over these dims, in the dtype of x.
 
     Half floats are summed in float32; dtype=float32 leaves their sum so.
+    there   where the sum on a GPU goes, if that is of its dtype; None: a new array
     """
+    if there is not None and type(x) is not numpy.ndarray:
+        if there.dtype == wide(x.dtype):
+            return x.sum(axis=dims, dtype=there.dtype, keepdims=keepdims, out=there)
     if x.dtype.itemsize == 2 and is_half(x.dtype):
         if dims == (0,) and x.ndim == 2 and type(x) is numpy.ndarray and not keepdims:
             added = sum_of_rows.dispatch(x)

@@ -1,10 +1,11 @@
 """Matrix products: all of them are computed here, so that they can be counted and timed.
 
     operands             NumPy                                  CuPy
-    float32, float64     BLAS: NumPy's, or the library of       cupy.matmul; with precision("tf32")
-                         multiplied_by (blas/)                  cuBLAS, TF32 (cublas.py)
+    float32, float64     BLAS: NumPy's, or the library of       cuBLAS (cublas.py); with
+                         multiplied_by (blas/)                  precision("tf32") in TF32
     float16, bfloat16    BLAS in float32, result rounded;       cuBLAS on half floats, sums in
                          libraries multiply bfloat16 itself     float32 (cublas.py)
+    others               NumPy's product                        cupy.matmul, which no graph records
 
 TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: on tensor cores
 several times as fast, with an error of 5e-4 per product. It is used only on request.
@@ -59,30 +60,40 @@ def _product(a, b, out, is_added=False):
 
     is_added   it is added to what `out` holds
     """
+    xp = xp_of(a, b)
+    if xp is not numpy:
+        return _gpu_product(xp, a, b, out, is_added)
     if is_added:
         return _added(a, b, out)
-    xp = xp_of(a, b)
-    library = _library.get() if xp is numpy else None
+    library = _library.get()
     if a.dtype.itemsize == 2 and is_half(a.dtype):
-        return _half_product(library, a, b, out) if xp is numpy else cublas.matmul(a, b, out)
-    if xp is not numpy and _precision.get() == "tf32" and a.dtype == b.dtype == FLOAT32:
-        return cublas.matmul(a, b, out, is_tf32=True)
-    if out is None and (library is not None or xp is numpy and is_arena_in_use()):
+        return _half_product(library, a, b, out)
+    if out is None and (library is not None or is_arena_in_use()):
         leading = a.shape[:-2]
         if leading != b.shape[:-2]:
             leading = numpy.broadcast_shapes(leading, b.shape[:-2])
         out = empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
     if library is not None and library.multiply(a, b, out):
         return out
-    return xp.matmul(a, b, out=out)
+    return numpy.matmul(a, b, out=out)
+
+
+def _gpu_product(xp, a, b, out, is_added):
+    """Return the product of CuPy arrays, added to what `out` holds if is_added."""
+    if cublas.multiplies(a, b, out):
+        is_tf32 = a.dtype == FLOAT32 and _precision.get() == "tf32"
+        return cublas.matmul(a, b, out, is_tf32=is_tf32, is_added=is_added)
+    if not is_added:
+        return xp.matmul(a, b, out=out)
+    out += xp.matmul(a, b)
+    return out
 
 
 def _added(a, b, out):
-    """Return out after the product was added to it."""
-    xp = xp_of(a, b)
-    library = (_library.get() or numpys_own()) if xp is numpy else None
+    """Return out, on the CPU, after the product was added to it."""
+    library = _library.get() or numpys_own()
     if library is None or not library.add(a, b, out):
-        out += _product(a, b, empty(out.shape, out.dtype, xp))
+        out += _product(a, b, empty(out.shape, out.dtype))
     return out
 
 

@@ -26,6 +26,7 @@ from .dtypes import BFLOAT16, is_half
 
 NUMBERS = ("float32", "float64")
 ACTIVATIONS = (*NUMBERS, "float16", "bfloat16")
+CHARACTERS = {"float32": "f", "float64": "d", "float16": "e", "bfloat16": BFLOAT16}
 WITH_BFLOAT16 = "fd" + BFLOAT16  # characters of dtypes; see kernel()
 
 KERNELS: dict[str, "Kernel"] = {}  # the one list of kernels; dispatchers: kernels.py
@@ -52,6 +53,7 @@ class Kernel:
         self.half: Callable | None = None
         self.implementations = {"cpu": reference, "cuda": reference}  # as far as they are imported
         self.cuda_dtypes: tuple[str, ...] = ()
+        self.cuda_kinds = ""  # their characters
         self.fits: Callable | None = None
         self.dispatch = _dispatcher(self, deciding, kinds)
 
@@ -59,7 +61,7 @@ class Kernel:
         """Return True if the CUDA kernel computes CuPy arrays like this one."""
         if self.cuda is None:
             self.load("cuda")
-        return x.dtype.name in self.cuda_dtypes and (self.fits is None or self.fits(x))
+        return x.dtype.char in self.cuda_kinds and (self.fits is None or self.fits(x))
 
     def _first_on_cpu(self, *args, **kwargs):
         """Load the implementation, which replaces this method, and call it."""
@@ -141,6 +143,7 @@ def on_cuda(*, dtypes=ACTIVATIONS, fits=None):
         entry = KERNELS[launcher.__name__]
         entry.implementations["cuda"] = launcher
         entry.cuda_dtypes = dtypes
+        entry.cuda_kinds = "".join([CHARACTERS[name] for name in dtypes])
         entry.fits = fits
         return launcher
 

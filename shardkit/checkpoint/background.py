@@ -55,16 +55,18 @@ class Snapshot:
 
 
 class _Task:
-    """Work in a thread, whose error is kept until finish()."""
+    """Work in a thread, on this device, whose error is kept until finish()."""
 
-    def __init__(self, work):
+    def __init__(self, work, device):
         self._work = work
+        self._device = device
         self.error = None
         self._thread = threading.Thread(target=self._run, name="shardkit checkpoint", daemon=True)
         self._thread.start()
 
     def _run(self):
         try:
+            self._device.select()
             self._work()
         except BaseException as error:
             self.error = error
@@ -97,7 +99,7 @@ class PendingCheckpoint:
     write_seconds   how long that took
     """
 
-    def __init__(self, saving: Saving, copies: list, copied: Done):
+    def __init__(self, saving: Saving, copies: list, copied: Done, device: Device):
         self.folder = str(saving.folder)
         self.pause_seconds = 0.0
         self.write_seconds = 0.0
@@ -106,10 +108,11 @@ class PendingCheckpoint:
         self._saving = saving
         self._copies = copies
         self._copied = copied
+        self._device = device
         self._cancelled = threading.Event()
         self.began = time.perf_counter()
         self._stages = [self._write, self._publish]  # all ranks meet after each
-        self._task = _Task(self._stages.pop(0))
+        self._task = _Task(self._stages.pop(0), self._device)
 
     def _write(self):
         self._copied.wait()
@@ -159,7 +162,7 @@ class PendingCheckpoint:
             assert self._task.error is None, "given up, but no rank has an error"
             if self._stages:
                 saving.gather()
-                self._task = _Task(self._stages.pop(0))
+                self._task = _Task(self._stages.pop(0), self._device)
                 self.is_over = False
                 return
         self.is_committed = True
@@ -174,6 +177,7 @@ class Saver:
 
     def __init__(self, backend: CommunicationBackend, device: Device):
         self._backend = backend
+        self._device = device
         self._snapshot = Snapshot(device)
         self.pending: PendingCheckpoint | None = None
 
@@ -187,7 +191,7 @@ class Saver:
         saving = Saving(store, self._backend, description, retention)
         with saving.removed_on_error(), collectively(self._backend):
             copies, copied = self._snapshot.take(owned)
-        self.pending = PendingCheckpoint(saving, copies, copied)
+        self.pending = PendingCheckpoint(saving, copies, copied, self._device)
         self.pending.pause_seconds = time.perf_counter() - began
         return self.pending
 

@@ -1,6 +1,6 @@
 """The GPU arrays of a group of one rank: copies within GPU memory, or nothing."""
 
-from .operations import CompleteHandle, CopiedHandle
+from .operations import CompleteHandle
 
 _VERBS = (
     "all_reduce",
@@ -41,11 +41,8 @@ class AloneTransport:
         to = target.address + incoming.starts[0] * itemsize
         if from_ == to:
             return CompleteHandle()
-        source.settle()
-        target.settle()
-        copies = self._group.staging.copies
-        copies.begin_within(to, from_, outgoing.counts[0] * itemsize)
-        return CopiedHandle(copies.copied())
+        num_bytes = outgoing.counts[0] * itemsize
+        return self._group.staging.copies.copy_in_order(to, from_, num_bytes, source, target)
 
     def all_gather(self, own, whole):
         return self.all_to_all(own, whole)

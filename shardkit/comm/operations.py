@@ -39,7 +39,11 @@ class Handle(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the communication is complete; a second wait() returns immediately."""
+        """Block until the communication is complete; a second wait() returns immediately.
+
+        For GPU arrays under "nccl" the GPU waits, and not the host: later work on the streams that
+        compute the arrays, and on the current one.
+        """
 
     @abstractmethod
     def test(self) -> bool:

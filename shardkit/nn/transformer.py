@@ -22,7 +22,6 @@ from typing import Any
 
 from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
-from ..array.backend import xp_of
 from ..errors import ConfigurationError
 from .autograd import Tensor
 from .context import current_context
@@ -30,7 +29,8 @@ from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
 from .ops.activation import gelu, swiglu
-from .ops.attention import attention_to_all, causal_attention, rotary
+from .ops.attention import attention_to_all, causal_attention
+from .ops.rotary import rotary
 from .ops.shape import permute, reshape
 
 WEIGHT_INIT = Normal(0.02)
@@ -172,7 +172,7 @@ class SelfAttention(Module):
         """Return x [batch, heads, S, D], turned by its positions."""
         how = self.rotary_base, self.rotary_scaling
         if texts is None:
-            return rotary(x, xp_of(x.array).arange(x.shape[2]), *how)
+            return rotary(x, None, *how)
         if texts.is_aligned:
             return rotary(x, texts.positions(), *how)
         # Each text is at a position of its own: the texts take the place of S.

@@ -51,3 +51,16 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(script, tmp_path, capsys,
         and "CuPy, which is not installed" in capsys.readouterr().out
     )
     assert not (tmp_path / "gpu.json").exists()
+
+
+def test_calls_take_their_inputs_in_turn_behind_something_long(gpu, script):
+    if gpu.is_real:
+        pytest.skip("a real GPU keeps no book")
+    asked = []
+    watch = script.Stopwatch(gpu.device, repeats=3, edge=8)
+    watch._long_seconds = 1e-3
+    gpu.machine.forget()
+    seconds = watch.seconds(*[lambda number=number: asked.append(number) for number in range(4)])
+    assert asked == [0, 1, 2, 3] * 25 and seconds >= 0  # two times to warm up, three measured
+    assert gpu.machine.launches["gemm"] == 3  # before each of the three
+    assert len(gpu.machine.host_waits) == 2 + 2 * 3  # none of them between two calls

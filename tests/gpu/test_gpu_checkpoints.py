@@ -6,8 +6,11 @@ import numpy
 import pytest
 from builders import small_gpt, train
 from hybrids import hybrid, step_once
+from stand_in import pretended_gpu
 
 import shardkit as sk
+from shardkit.array.device import Device
+from shardkit.checkpoint.background import _Task
 from shardkit.checkpoint.tools.convert import to_safetensors
 from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 
@@ -135,3 +138,14 @@ def test_writing_takes_two_page_locked_blocks_and_reading_two(gpu, tmp_path):
         assert device.bytes_in_use("checkpoint snapshot") >= 3 * 4 * model.parameter_count
 
     sk.run_ranks(1, on_rank)
+
+
+def test_the_thread_that_writes_is_on_the_device_of_its_rank():
+    seen = []
+    with pretended_gpu(num_devices=2):
+        import cupy
+
+        task = _Task(lambda: seen.append(cupy.cuda.Device().id), Device("cuda", ordinal=1))
+        task.finish()
+        cupy.cuda.Device(0).use()
+    assert seen == [1]

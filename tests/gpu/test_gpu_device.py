@@ -16,6 +16,17 @@ from shardkit.array.device import BufferPool, Device
 from shardkit.errors import DeviceError, DeviceMemoryError
 
 
+@pytest.mark.parametrize("num_bytes", [3 << 20, (1 << 20) + 1])
+def test_a_large_page_locked_block_has_its_size_and_is_given_back(gpu, num_bytes):
+    if gpu.is_real:
+        pytest.skip("only the stand-in tells what is page-locked")
+    before = sum(gpu.machine.pinned.values())
+    array = gpu.device.pinned(num_bytes, "uint8")
+    assert sum(gpu.machine.pinned.values()) - before == num_bytes
+    del array
+    assert sum(gpu.machine.pinned.values()) == before
+
+
 def test_arrays_move_to_the_device_and_back_and_are_counted(gpu):
     device = gpu.device
     there = device.from_host(numpy.arange(10.0))

@@ -69,6 +69,10 @@ def test_huge_inputs_do_not_overflow_to_nan(cupy, dtype):
     checks.check_huge(cupy, dtype)
 
 
+def test_denormal_numbers_are_at_worst_zero(cupy):
+    checks.check_denormals(cupy)
+
+
 @every_dtype
 @pytest.mark.parametrize("head_dim", [32, 40, 64, 80, 96, 128, 200, 256, 400])
 def test_attention_of_any_head_dim(cupy, head_dim, dtype):

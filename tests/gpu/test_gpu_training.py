@@ -325,3 +325,18 @@ def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
         return sk.run_ranks(1, on_rank)[0]
 
     assert run("cuda") == run("cpu")
+
+
+def test_fifty_steps_in_float32_have_the_losses_of_the_cpu(gpu):
+    """Rounding is what differs: 1e-4, relative."""
+
+    def losses(device):
+        def on_rank(backend):
+            model, _ = train("FSDP", backend, 0, samples=4, model=small_gpt(), device=device)
+            return [model.train(*token_batch(0, 4)) for _ in range(50)]
+
+        return sk.run_ranks(1, on_rank)[0]
+
+    on_cpu, on_gpu = losses("cpu"), losses("cuda")
+    assert on_cpu[-1] < 0.5 * on_cpu[0]
+    numpy.testing.assert_allclose(on_gpu, on_cpu, rtol=1e-4)

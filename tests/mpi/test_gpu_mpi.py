@@ -7,6 +7,7 @@ bash tests/gpu/run.sh           runs these on 1, 2 and 4 ranks, on the stand-in 
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
+from gpu_verbs import all_verbs, values
 from gpus import gpu as any_gpu  # noqa: F401
 from gpus import missing  # noqa: F401
 from hybrids import (
@@ -23,6 +24,9 @@ from hybrids import (
 import shardkit as sk
 from shardkit.array.backend import to_host
 from shardkit.array.device import Device
+from shardkit.comm import collectively, ordered_all_reduce
+from shardkit.comm.gpu.ipc import open_gpu_ipc
+from shardkit.comm.gpu.mpi import open_gpu_mpi
 
 pytestmark = pytest.mark.mpi
 TOLERANCE = 1e-11
@@ -84,6 +88,28 @@ def test_arrays_of_the_gpu_travel_between_ranks(gpu, backend):
     handle.wait()
     good = bool((to_host(received) == wanted).all() and (to_host(array) == wanted).all())
     assert all(backend.all_gather_object(good))
+
+
+@pytest.mark.parametrize("transport", ["ipc", "mpi"])
+def test_processes_that_share_a_gpu_have_the_bits_of_the_host(gpu, backend, transport):
+    """By CUDA IPC, and by MPI as far as its probe goes; more than one window of a block."""
+    if not gpu.is_real:
+        pytest.skip("processes share the memory of a real GPU only")
+    xp = Device("cuda", ordinal=backend.local_rank).xp
+    with collectively(backend):
+        group = backend.split(0)
+        {"ipc": open_gpu_ipc, "mpi": open_gpu_mpi}[transport](group, [group])
+        assert transport == "mpi" or backend.world_size == 1 or group.gpu_transport is not None
+        assert all_verbs(group, xp.asarray, xp.empty) == all_verbs(
+            group, numpy.asarray, numpy.empty
+        )
+        long = values(group.rank, 5_000_001)
+        sums = [make(long) for make in (numpy.array, xp.asarray)]
+        for each in sums:
+            ordered_all_reduce(group, each)
+        group.close_gpu_transport()
+        group.close()
+    assert all(backend.all_gather_object(sums[0].tobytes() == sums[1].get().tobytes()))
 
 
 def test_a_checkpoint_of_all_ranks_opens_on_the_cpu(gpu, backend, tmp_path):

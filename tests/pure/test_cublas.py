@@ -1,23 +1,25 @@
-"""Matrix products of half floats and in TF32 on a GPU: what cuBLAS is asked for, by a cuBLAS that
-reads addresses.
-"""
+"""Matrix products on a GPU: what cuBLAS is asked for, by the stand-in's, which reads addresses."""
 
 import numpy
 import pytest
-from fake_cublas import FakeArray, with_fake_cupy
-from half_floats import EVERY_HALF, HALF_A_LAST_BIT
+from half_floats import HALF_A_LAST_BIT
+from stand_in import pretended_gpu
 
 from shardkit import ShardingConfiguration, run_ranks
 from shardkit.array import products
 from shardkit.array.dtypes import dtype_named
-from shardkit.errors import ConfigurationError
+from shardkit.errors import ConfigurationError, DeviceError
 
-COMPUTE_32F, TF32 = 68, 77
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+LAST_BITS = {**HALF_A_LAST_BIT, "float32": 1e-6, "float64": 1e-14}
 
 
 @pytest.fixture
-def cupy(monkeypatch):
-    return with_fake_cupy(monkeypatch)
+def cupy():
+    with pretended_gpu():
+        import cupy
+
+        yield cupy
 
 
 def numbers(shape, dtype="float32", seed=0):
@@ -42,61 +44,131 @@ FORMS = {  # shapes [..., m, k] and [..., k, n]
     "empty": (lambda x: x((0, 7)), lambda x: x((7, 3))),
     "nothing to add": (lambda x: x((5, 0)), lambda x: x((0, 3))),
 }
+UNEVEN = ("every other column", "heads", "groups")  # copied; the rest is read as it lies
 
 
-@EVERY_HALF
+def on_gpu(cupy, host):
+    """Return the array on the GPU with the strides that it has on the host."""
+    whole = host if host.base is None else host.base
+    offset = host.ctypes.data - whole.ctypes.data
+    memory = cupy.asarray(whole)
+    return cupy.ndarray(host.shape, host.dtype, memory.data + offset, host.strides)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("out", [None, "half", "float32"])
-def test_products_of_half_floats_are_right_however_they_lie(cupy, name, half, out):
-    a, b = [form(lambda shape: numbers(shape, half, seed)) for seed, form in enumerate(FORMS[name])]
-    right = a.astype("float64") @ b.astype("float64")
-    into = (
-        None
-        if out is None
-        else FakeArray(
-            numpy.full(right.shape, numpy.nan, dtype_named(half if out == "half" else out))
-        )
-    )
-    result = products.matmul(FakeArray(a), FakeArray(b), into)
-    assert into is None or result is into
-    assert result.dtype == (out if out == "float32" else half)
-    tolerance = 1e-6 if out == "float32" else 1.01 * HALF_A_LAST_BIT[half]
-    numpy.testing.assert_allclose(result.get().astype("float64"), right, rtol=tolerance, atol=1e-5)
-    assert all(call.compute == COMPUTE_32F for call in cupy.calls) and len(cupy.calls) == (
-        right.size > 0 and a.shape[-1] > 0
-    )
-
-
-def test_a_result_that_is_not_contiguous_is_written_too(cupy):
-    a, b, whole = (
-        numbers((5, 7), "float16"),
-        numbers((7, 3), "float16", 1),
-        numpy.zeros((5, 6), "float32"),
-    )
-    products.matmul(FakeArray(a), FakeArray(b), FakeArray(whole[:, ::2]))
-    numpy.testing.assert_allclose(
-        whole[:, ::2], a.astype("float32") @ b.astype("float32"), rtol=1e-6
-    )
-    assert not whole[:, 1::2].any()
-
-
-def test_float32_is_cupys_own_product_unless_tf32_is_asked_for(cupy):
-    a, b = numbers((5, 7)), numbers((7, 3), seed=1)
-    plain = products.matmul(FakeArray(a), FakeArray(b)).get()
-    with products.precision("tf32"):
-        fast = products.matmul(FakeArray(a), FakeArray(b)).get()
-        products.matmul(
-            FakeArray(numbers((5, 7), "float64")), FakeArray(numbers((7, 3), "float64"))
-        )
-    again = products.matmul(FakeArray(a), FakeArray(b)).get()
-    assert [call.name for call in cupy.calls] == [
-        "cupy.matmul",
-        "gemmEx",
-        "cupy.matmul",
-        "cupy.matmul",
+@pytest.mark.parametrize("out", [None, "same", "float32"])
+def test_products_are_right_however_their_operands_lie(cupy, name, dtype, out):
+    a, b = [
+        form(lambda shape: numbers(shape, dtype, seed)) for seed, form in enumerate(FORMS[name])
     ]
-    assert cupy.calls[1].compute == TF32
+    right = a.astype("float64") @ b.astype("float64")
+    out = dtype if out == "same" or dtype == "float64" and out else out
+    into = None if out is None else cupy.full(right.shape, numpy.nan, dtype_named(out))
+    machine = cupy._machine
+    machine.forget()
+    result = products.matmul(on_gpu(cupy, a), on_gpu(cupy, b), into)
+    assert into is None or result is into
+    assert result.dtype == (out or dtype)
+    tolerance = 1.01 * max(LAST_BITS[result.dtype.name], LAST_BITS["float64"])
+    numpy.testing.assert_allclose(result.get().astype("float64"), right, rtol=tolerance, atol=1e-5)
+    assert machine.launches["gemm"] == (right.size > 0 and a.shape[-1] > 0)
+    assert "matmul" not in machine.launches
+    assert machine.launches["copy"] == (name in UNEVEN)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_is_added_by_cublas(cupy, dtype):
+    a, b = numbers((5, 7), dtype), numbers((7, 3), dtype, 1)
+    out = numbers((5, 3), "float64" if dtype == "float64" else "float32", 2)
+    there = cupy.asarray(out)
+    operands = cupy.asarray(a), cupy.asarray(b)
+    cupy._machine.forget()
+    products.add_product(*operands, there)
+    assert dict(cupy._machine.launches) == {"gemm": 1}
+    right = out + a.astype("float64") @ b.astype("float64")
+    numpy.testing.assert_allclose(there.get(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_for_all_samples_is_one_product_of_all_rows(cupy):
+    x, weight = cupy.asarray(numbers((4, 5, 7))), cupy.asarray(numbers((7, 3), seed=1))
+    seen = []
+    library = cupy.cuda.cublas
+    plain = library.cublasGemmEx
+    library.cublasGemmEx = lambda *args: seen.append(args[3:6]) or plain(*args)
+    try:
+        products.matmul(x, weight)
+    finally:
+        library.cublasGemmEx = plain
+    assert seen == [(3, 20, 7)]
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_result_that_is_not_contiguous_is_written_too(cupy, is_added):
+    a, b = numbers((5, 7), "float16"), numbers((7, 3), "float16", 1)
+    whole = cupy.ones((5, 6), "float32")
+    function = products.add_product if is_added else products.matmul
+    function(cupy.asarray(a), cupy.asarray(b), whole[:, ::2])
+    right = a.astype("float32") @ b.astype("float32") + is_added
+    numpy.testing.assert_allclose(whole.get()[:, ::2], right, rtol=1e-5)
+    assert (whole.get()[:, 1::2] == 1).all()
+
+
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_tf32_is_used_where_it_is_asked_for_and_not_where_cupy_uses_it(cupy, monkeypatch, asked):
+    monkeypatch.setenv("CUPY_TF32", asked)
+    a, b = numbers((5, 7)), numbers((7, 3), seed=1)
+    there = cupy.asarray(a), cupy.asarray(b)
+    by_cupy = cupy.matmul(*there).get()
+    plain = products.matmul(*there).get()
+    with products.precision("tf32"):
+        fast = products.matmul(*there).get()
+        wide = products.matmul(*[cupy.asarray(x.astype("float64")) for x in (a, b)]).get()
+    again = products.matmul(*there).get()
+    numpy.testing.assert_allclose(plain, a.astype("float64") @ b, rtol=1e-5, atol=1e-6)
     assert (plain == again).all() and (plain != fast).any() and abs(plain - fast).max() < 7 * 2**-8
+    assert (wide == a.astype("float64") @ b.astype("float64")).all()
+    assert by_cupy.tobytes() == plain.tobytes()  # the stand-in's CuPy computes by NumPy
+
+
+def test_sums_of_half_floats_are_not_made_in_half_floats(cupy):
+    """A part of a sum that is rounded loses the small numbers."""
+    a = numpy.ones((1, 4096), "float16")
+    b = numpy.ones((4096, 1), "float16")
+    b[0] = 2047.0
+    a[0, 2048:] = 2**-11
+    there = cupy.asarray(a), cupy.asarray(b)
+    cupy.matmul(*there)
+    assert products.matmul(*there).item() == numpy.float16(2047 + 2047 + 1)
+
+
+def test_integers_and_mixed_types_are_multiplied_by_cupy(cupy):
+    a, b = cupy.asarray(numpy.arange(6).reshape(2, 3)), cupy.asarray(numpy.ones((3, 2), "float32"))
+    assert products.matmul(a, b).get().tolist() == [[3, 3], [12, 12]]
+    out = cupy.ones((2, 2), "float64")
+    products.add_product(a, b, out)
+    assert out.get().tolist() == [[4, 4], [13, 13]]
+
+
+def test_each_stream_has_a_workspace_that_it_keeps(cupy):
+    a = cupy.asarray(numbers((4, 4)))
+    state = cupy.cuda.cublas._state()
+    products.matmul(a, a)
+    first = state.workspace
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        products.matmul(a, a)
+    second = state.workspace
+    products.matmul(a, a)
+    stream.synchronize()
+    assert state.workspace == first and second != first and first[1] == 32 << 20
+
+
+def test_an_operation_that_cublas_refuses_is_an_error_with_its_status(cupy, monkeypatch):
+    monkeypatch.setattr(cupy.cuda.cublas, "_is_supported", lambda kinds, compute: False)
+    with pytest.raises(DeviceError, match="status 15"):
+        products.matmul(cupy.ones((2, 2)), cupy.ones((2, 2)))
 
 
 def test_tf32_of_one_rank_is_not_that_of_another():

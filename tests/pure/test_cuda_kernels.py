@@ -162,6 +162,10 @@ def test_huge_inputs_do_not_overflow_to_nan(cupy, dtype):
     checks.check_huge(cupy, dtype)
 
 
+def test_denormal_numbers_are_at_worst_zero(cupy):
+    checks.check_denormals(cupy)
+
+
 @pytest.mark.parametrize(
     "head_dim, dtype",
     [

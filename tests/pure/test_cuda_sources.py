@@ -7,12 +7,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from nvrtc import OPTIONS_OF_CUPY, compiled, library
+from stand_in.emulator.module import KERNEL
 
 from shardkit.array.cuda import tensor_attention
 from shardkit.array.cuda.launch import FOLDER, STORED, options, source
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 ON_TENSOR_CORES = [f"{name}.cu" for name in tensor_attention.TILES]  # compiled for their tiles
+PLAIN_FILES = [file for file in FILES if file not in ON_TENSOR_CORES]
 ARCHITECTURES = ("80", "90")
 TILES = [(64, 64), (128, 32), (256, 16)]  # head dim, tile
 MOST_PACKS = {"float32": 4, "float64": 4, "float16": 2, "bfloat16": 2}
@@ -20,7 +23,6 @@ CASES = [
     ("float32", *TILES[0]),
     *[pytest.param(dtype, *tile, marks=pytest.mark.sweep) for dtype in STORED for tile in TILES],
 ]
-MOST_SPILLED_BYTES = 16
 # dtype, products of one, head dims
 HEADS = [
     ("bfloat16", 1, [128]),
@@ -35,34 +37,25 @@ HEADS = [
         ]
     ],
 ]
+# Of a thread; a stack is in memory, and so are numbers that are spilled.
+MOST_SPILLED_BYTES, MOST_STACK_BYTES, MOST_REGISTERS = 16, 32, 255
 
 
 def all_sources():
     """Every source in a namespace of its own, for one run of the compiler."""
     return "\n".join(
         f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}"
-        for file in FILES
-        if file not in ON_TENSOR_CORES
+        for file in PLAIN_FILES
     )
 
 
-def compiled(folder, text, architectures, *flags):
+def said_by_nvcc(folder, text, *flags):
     """Return what the compiler says of this source, registers of each kernel among it."""
     (folder / "all.cu").write_text(text)
-    code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
+    code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
+    flags = ["-fatbin", "--threads", "2", *code, "-Xptxas=-v", *flags, *OPTIONS_OF_CUPY]
     done = subprocess.run(
-        [
-            "nvcc",
-            "-fatbin",
-            "--threads",
-            "2",
-            *code,
-            "-Xptxas=-v",
-            *flags,
-            "all.cu",
-            "-o",
-            "all.bin",
-        ],
+        ["nvcc", *flags, "all.cu", "-o", "all.bin"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -90,11 +83,14 @@ def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     tmp_path, dtype, dim, tile
 ):
     macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
-    said = compiled(tmp_path, all_sources(), ARCHITECTURES, *macros)
+    said = said_by_nvcc(tmp_path, all_sources(), *macros)
     kernels = set(re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", said))
-    files = [file for file in FILES if file not in ON_TENSOR_CORES]
-    assert len(kernels) == sum(source(file).count('extern "C" __global__') for file in files)
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", said))) <= MOST_SPILLED_BYTES
+    assert len(kernels) == sum(source(file).count('extern "C" __global__') for file in PLAIN_FILES)
+    for what, most in (
+        (r"(\d+) bytes spill stores", MOST_SPILLED_BYTES),
+        (r"(\d+) bytes stack frame", MOST_STACK_BYTES),
+    ):
+        assert max(map(int, re.findall(what, said))) <= most
 
 
 @pytest.mark.skipif(
@@ -113,9 +109,40 @@ def test_attention_on_tensor_cores_has_no_stack_with_any_of_its_tiles(tmp_path, 
             tensor_source(name, dim, tiles, count, number)
             for number, (name, tiles) in enumerate(cases)
         )
-        said = compiled(tmp_path, text, ARCHITECTURES, "-ftz=true", *options(dtype))
+        said = said_by_nvcc(tmp_path, text, *options(dtype))
         stacks = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
         assert stacks == [("0", "0")] * 2 * len(cases), dim
+
+
+@pytest.mark.skipif(library() is None, reason="NVRTC was not found (pip install nvidia-cuda-nvrtc)")
+@pytest.mark.parametrize(
+    "dtype, arch",
+    [
+        ("float32", "90"),
+        ("bfloat16", "80"),
+        *[
+            pytest.param(dtype, arch, marks=pytest.mark.sweep)
+            for dtype in STORED
+            for arch in ARCHITECTURES
+        ],
+    ],
+)
+def test_nvrtc_takes_every_source_as_cupy_gives_it(dtype, arch):
+    dim, tile = TILES[0]
+    for file in PLAIN_FILES:
+        macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
+        kernels = compiled(source(file), macros, arch)
+        assert set(kernels) == set(KERNEL.findall(source(file))), file
+        for name, taken in kernels.items():
+            limits = (MOST_REGISTERS, MOST_STACK_BYTES, MOST_SPILLED_BYTES)
+            assert all(one <= most for one, most in zip(taken, limits)), (name, taken)
+
+
+@pytest.mark.skipif(library() is None, reason="NVRTC was not found")
+def test_nvrtc_has_no_headers_and_says_so():
+    with pytest.raises(RuntimeError, match="INFINITY"):
+        text = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
+        compiled(text, options("float32"), "90")
 
 
 def test_sources_need_no_header():

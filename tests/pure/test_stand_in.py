@@ -156,6 +156,18 @@ def test_a_driver_that_is_missing_is_the_error_that_the_door_expects(cupy):
     assert issubclass(stand_in.cuda.memory.OutOfMemoryError, MemoryError)
 
 
+def test_the_functions_of_cublas_are_those_of_the_library_that_cupy_is_linked_with(cupy):
+    from shardkit.array.cublas import _PROTOTYPES, library_of
+
+    try:
+        cupy.cuda.cublas.getVersion
+    except ImportError:
+        pytest.skip("there is no cuBLAS")
+    library = library_of(cupy)
+    assert all(hasattr(library, name) for name in _PROTOTYPES)
+    assert all(hasattr(stand_in.cuda.cublas, name) for name in _PROTOTYPES)
+
+
 # ---- what it forgives ----------------------------------------------------------------------------
 
 MIXTURES = {
@@ -292,6 +304,62 @@ def test_memory_that_is_given_back_during_a_copy_is_found(machine):
     stream.synchronize()
 
 
+OVERWRITING = {
+    "setitem": lambda x: x.__setitem__(0, 7),
+    "fill": lambda x: x.fill(7),
+    "in place": lambda x: x.__iadd__(1),
+    "out": lambda x: stand_in.exp(x, out=x),
+    "copyto": lambda x: stand_in.copyto(x, stand_in.ones(3)),
+}
+
+
+@pytest.mark.parametrize("how", OVERWRITING)
+def test_an_array_that_is_overwritten_during_a_copy_of_it_is_found(machine, how):
+    x, host, stream = stand_in.arange(3.0), page_locked(3), stand_in.cuda.Stream(non_blocking=True)
+    stream.wait_event(stand_in.cuda.get_current_stream().record())
+    copy_later(x, host, stream)
+    with pytest.raises(RuntimeError, match="overwritten while a copy"):
+        OVERWRITING[how](x)
+    machine.mistakes.clear()
+    stand_in.cuda.get_current_stream().wait_event(stream.record())
+    OVERWRITING[how](x)
+    assert host.tolist() == [0, 1, 2]
+
+
+READING = {
+    "operand": lambda x: x + 1,
+    "index": lambda x: stand_in.arange(9.0)[x],
+    "product": lambda x: x.reshape(1, 3) @ x,
+    "get": lambda x: x.get(),
+}
+
+
+@pytest.mark.parametrize("how", READING)
+def test_work_that_does_not_wait_for_what_another_stream_writes_is_found(machine, how):
+    stream = stand_in.cuda.Stream(non_blocking=True)
+    with stream:
+        x = stand_in.arange(3)
+    with pytest.raises(RuntimeError, match="has not waited"):
+        READING[how](x)
+    machine.mistakes.clear()
+    stand_in.cuda.get_current_stream().wait_event(stream.record())
+    READING[how](x)
+
+
+def test_waits_of_the_host_and_launches_are_counted(machine):
+    x = stand_in.arange(3.0)
+    machine.forget()
+    y = stand_in.exp(x) + 1
+    stream = stand_in.cuda.get_current_stream()
+    event = stream.record()
+    stand_in.cuda.Stream(non_blocking=True).wait_event(event)
+    assert machine.launches == {"exp": 1, "add": 1} and not machine.host_waits
+    event.synchronize(), stream.synchronize(), y.get(), float(y[0]), y.argsort()
+    stand_in.cuda.runtime.deviceSynchronize()
+    assert len(machine.host_waits) == 6
+    assert all(place.startswith("test_stand_in.py:") for place, _ in machine.host_waits)
+
+
 def test_a_wrong_kind_or_a_copy_beyond_the_end_is_an_error(machine):
     runtime, x, host = stand_in.cuda.runtime, stand_in.arange(3.0), numpy.zeros(3)
     with pytest.raises(runtime.CUDARuntimeError, match="InvalidValue"):
@@ -364,6 +432,15 @@ def test_what_waits_cannot_be_captured(capturing, work):
     with pytest.raises(stand_in.cuda.runtime.CUDARuntimeError, match="cudaErrorStreamCapture"):
         capturing(work, stand_in.ones(3))
     capturing(stand_in.exp, stand_in.ones(3))  # the stream can capture again
+
+
+def test_cupys_own_products_cannot_be_captured_and_those_of_integers_can(capturing):
+    x = stand_in.ones((2, 2))
+    for work in (lambda: x @ x, lambda: stand_in.matmul(x, x)):
+        with pytest.raises(NotImplementedError, match="cuBLAS API during stream capture"):
+            capturing(work)
+    integers = x.astype("int64")
+    capturing(lambda: integers @ integers)
 
 
 def test_a_graph_with_memory_that_others_get_meanwhile_is_a_mistake(machine):

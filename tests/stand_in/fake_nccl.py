@@ -277,7 +277,9 @@ def _read(address, num_bytes, stream) -> bytes:
     queue = machine.stream_at(stream)
     queue.finish()
     if num_bytes:
-        machine.check_seen(queue, machine.find(address, num_bytes), "NCCL reads")
+        allocation = machine.find(address, num_bytes)
+        start = address - allocation.address
+        machine.check_seen(queue, allocation, "NCCL reads", start, start + num_bytes)
     return bytes(_bytes(address, num_bytes))
 
 
@@ -287,7 +289,9 @@ def _write(address, values, stream):
     queue.finish()
     allocation = machine.find(address, max(values.size, 1))
     if values.size:
-        machine.check_seen(queue, allocation, "NCCL writes")
+        start = address - allocation.address
+        machine.check_seen(queue, allocation, "NCCL writes", start, start + values.size)
+        machine.check_not_on_the_way(address, address + values.size)
         ctypes.memmove(address, values.ctypes.data, values.size)
         queue.tick += 1
-        allocation.written = queue, queue.tick
+        machine.note_written(allocation, queue, start, start + values.size)

@@ -4,9 +4,12 @@ strict fake of NCCL between them.
 
 import numpy
 import pytest
+from builders import small_gpt, token_batch
 from gpu_verbs import AVERAGE, all_verbs, bits, ordered_sums, plain_twins, values  # noqa: F401
+from hybrids import hybrid
 from stand_in import fake_nccl, pretended_gpu
 
+import shardkit as sk
 from shardkit.comm import ordered_reduce_scatter, run_ranks
 from shardkit.comm.gpu.nccl import open_nccl
 from shardkit.errors import CommunicationError, DeviceError
@@ -184,3 +187,80 @@ def test_a_group_of_one_rank_copies_on_the_gpu_and_not_through_the_host():
 
     with pretended_gpu() as machine:
         assert run_ranks(1, run) == [([0.0, 1.0, 2.0, 3.0, 4.0, 5.0],) * 3]
+
+
+def test_waiting_for_a_verb_holds_back_the_gpu_and_not_the_host():
+    def work(backend, cupy):
+        machine = cupy._machine
+        own, whole = cupy.full(3, float(backend.rank)), cupy.empty(6)
+        backend.barrier()
+        machine.forget()
+        handle = backend.iall_gather(own, whole)
+        with pytest.raises(RuntimeError, match="has not waited"):
+            whole + 1
+        machine.mistakes.clear()
+        handle.wait()
+        doubled = whole * 2
+        for verb in (backend.all_reduce, backend.broadcast):
+            verb(whole)
+        backend.reduce_scatter(whole, own)
+        backend.all_to_all(whole, doubled)
+        own += doubled[:3]
+        backend.barrier()
+        waits = list(machine.host_waits)
+        backend.barrier()
+        return waits, own.get()
+
+    results, _, _ = on_gpus(2, work)
+    assert [waits for waits, _ in results] == [[], []]
+
+
+def test_the_host_waits_where_nobody_knows_which_stream_computes_an_array():
+    class Foreign:
+        """An array of a library whose interface names no stream."""
+
+        def __init__(self, array):
+            self.__cuda_array_interface__ = {
+                **array.__cuda_array_interface__,
+                "version": 2,
+                "stream": None,
+            }
+            self.dtype, self._array = array.dtype, array
+
+    def work(backend, cupy):
+        array = cupy.full(4, backend.rank, "int64")
+        cupy._machine.forget()
+        backend.barrier()
+        backend.all_reduce(Foreign(array))
+        backend.barrier()
+        waits = len(cupy._machine.host_waits)
+        backend.barrier()
+        return waits, array.tolist()
+
+    results, _, _ = on_gpus(2, work)
+    assert results == [(4, [1] * 4)] * 2  # each before it begins, and until its end
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
+def test_a_step_waits_for_the_gpu_only_to_read_loss_and_norm(policy):
+    def on_rank(backend):
+        model = hybrid(
+            *(backend, (1, 2, 1)),
+            policy=policy,
+            device="cuda",
+            model=small_gpt(layers=3),
+            max_gradient_norm=1.0,
+            gpu_transport="nccl",
+        )
+        for step in range(2):
+            backend.barrier()
+            machine.forget()
+            backend.barrier()
+            model.train(*sk.split_batch(model.mesh, *token_batch(step, 4)))
+        backend.barrier()
+
+    with pretended_gpu(num_devices=2) as machine, fake_nccl.installed():
+        run_ranks(2, on_rank, timeout=30)
+    of_twins = "vocabulary.py"  # of plain kernels, which ask the GPU
+    waits = [place for place, _ in machine.host_waits if not place.startswith(of_twins)]
+    assert len(waits) == 2 * 2, waits

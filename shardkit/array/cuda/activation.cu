@@ -87,12 +87,12 @@ swiglu_backward(const STORED* gradient, const STORED* gate, const STORED* up, ST
 // ---- rows with a bias [width]: a block takes `rows` rows of 256 packs of columns ------------------------------------
 
 extern "C" __global__ void __launch_bounds__(256)
-bias_gelu(const STORED* x, const real* bias, STORED* out, long long num_rows, long long width, long long rows) {
+bias_gelu(const STORED* x, const STORED* bias, STORED* out, long long num_rows, long long width, long long rows) {
     long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
     bool aligned = is_aligned(x) && is_aligned(out) && width % PACK == 0;
     if (count <= 0) return;
     real shift[PACK];
-    for (int k = 0; k < PACK; k++) shift[k] = k < count ? bias[j + k] : 0;
+    for (int k = 0; k < PACK; k++) shift[k] = k < count ? widened(bias[j + k]) : 0;
     for (long long first = (long long)blockIdx.y * rows; first < num_rows; first += (long long)gridDim.y * rows) {
         for (long long row = first; row < first + rows && row < num_rows; row++) {
             real a[PACK];
@@ -105,13 +105,13 @@ bias_gelu(const STORED* x, const real* bias, STORED* out, long long num_rows, lo
 
 // parts [pieces, width], or null: the sum of the gradient over each piece of `rows` rows, in order. out may be null.
 extern "C" __global__ void __launch_bounds__(256)
-bias_gelu_backward(const STORED* gradient, const STORED* x, const real* bias, STORED* out, real* parts, long long num_rows,
+bias_gelu_backward(const STORED* gradient, const STORED* x, const STORED* bias, STORED* out, real* parts, long long num_rows,
                    long long width, long long rows) {
     long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
     bool aligned = is_aligned(gradient) && is_aligned(x) && is_aligned(out) && width % PACK == 0;
     if (count <= 0) return;
     real shift[PACK];
-    for (int k = 0; k < PACK; k++) shift[k] = k < count ? bias[j + k] : 0;
+    for (int k = 0; k < PACK; k++) shift[k] = k < count ? widened(bias[j + k]) : 0;
     for (long long first = (long long)blockIdx.y * rows; first < num_rows; first += (long long)gridDim.y * rows) {
         real sum[PACK] = {};
         for (long long row = first; row < first + rows && row < num_rows; row++) {

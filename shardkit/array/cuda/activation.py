@@ -11,7 +11,6 @@ from .arrays import (
     new_like,
     pack,
     plain,
-    real,
     real_dtype,
     spread,
     sum_pieces,
@@ -36,7 +35,9 @@ def gelu_backward(gradient, x, out=None):
 @on_cuda()
 def bias_gelu(x, bias, out=None):
     out = new_like(x, out)
-    launch(x, FILE, "bias_gelu", _grid(x), (THREADS,), plain(x), real(bias, x), out, *x.shape, ROWS)
+    launch(
+        x, FILE, "bias_gelu", _grid(x), (THREADS,), plain(x), alike(bias, x), out, *x.shape, ROWS
+    )
     return out
 
 
@@ -52,7 +53,7 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
         (THREADS,),
         alike(gradient, x),
         plain(x),
-        real(bias, x),
+        alike(bias, x),
         out,
         parts,
         *x.shape,

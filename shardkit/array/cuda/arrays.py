@@ -1,13 +1,15 @@
 """Prepare the arrays of callers for CUDA kernels, and share their elements out over threads."""
 
+import functools
 from math import prod
 
 import numpy
 
-from ..arena import empty
 from ..backend import xp_of
+from ..dtypes import FLOAT32
 from .launch import MAX_BLOCKS, launch
 
+FLOAT64 = numpy.dtype("float64")
 THREADS = 256
 PACK_BYTES = 16  # of one load
 
@@ -19,22 +21,23 @@ def plain(x):
 
 def alike(x, like):
     """Return x, C-contiguous, in the dtype of `like`, since kernels take arrays of one dtype."""
-    return plain(x.astype(like.dtype, copy=False))
+    return plain(x if x.dtype == like.dtype else x.astype(like.dtype))
 
 
 def real_dtype(x):
     """Return the dtype of sums and of numbers per row: float32, or float64 for float64."""
-    return numpy.dtype("float64" if x.dtype.name == "float64" else "float32")
+    return FLOAT64 if x.dtype.char == "d" else FLOAT32
 
 
 def real(x, like):
     """Return x, C-contiguous, in the real_dtype of `like`."""
-    return plain(x.astype(real_dtype(like), copy=False))
+    dtype = real_dtype(like)
+    return plain(x if x.dtype == dtype else x.astype(dtype))
 
 
 def new(x, shape=None, dtype=None):
     """Return a new array on the device of x, of its shape and dtype unless others are given."""
-    return empty(x.shape if shape is None else shape, x.dtype if dtype is None else dtype, xp_of(x))
+    return type(x)(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
 
 
 def new_like(x, out=None):
@@ -70,12 +73,17 @@ def elementwise(file, name, *inputs, out=None):
 
 
 def row_threads(x) -> tuple:
-    """Return (threads for a row, rows of a block) for rows of the width of x.
+    """Return (threads for a row, rows of a block) for rows of the width of x."""
+    return _row_threads(-(-x.shape[-1] // pack(x)))
+
+
+@functools.cache
+def _row_threads(packs) -> tuple:
+    """Return row_threads for rows of so many packs.
 
     The width alone decides, since sums depend on it. Narrow rows get a warp each, and several of
     them a block; wide ones a block of at most 1024 threads.
     """
-    packs = -(-x.shape[-1] // pack(x))
     for threads, most in ((32, 128), (128, 1024), (256, 8192)):
         if packs <= most:
             return threads, THREADS // threads if threads == 32 else 1

@@ -37,7 +37,7 @@ segment_max(const STORED* x, const long long* sorted_ids, const long long* order
     long long start = first_at_least(sorted_ids, n, id), stop = first_at_least(sorted_ids, n, id + 1);
     for_packs(width, [&](long long j, long long count) {
         real top[PACK], a[PACK];
-        for (int k = 0; k < PACK; k++) top[k] = -INFINITY;
+        for (int k = 0; k < PACK; k++) top[k] = -infinity();
         for (long long i = start; i < stop; i++) {
             load(a, x + order[i] * width + j, count, aligned);
             for (int k = 0; k < PACK; k++) top[k] = a[k] > top[k] || a[k] != a[k] ? a[k] : top[k];

@@ -5,11 +5,10 @@ No headers are needed, and x y + z is never contracted, so that rounding is what
 """
 
 import functools
+import sys
 from pathlib import Path
 
 import numpy
-
-from ..backend import xp_of
 
 STORED = {
     "float32": "float",
@@ -49,13 +48,14 @@ def options(dtype_name: str, **macros) -> tuple[str, ...]:
     )
 
 
-@functools.cache
-def _function(xp, ordinal, file, name, flags, shared_bytes):
-    """Return the kernel on a device.
+@functools.lru_cache(maxsize=4096)
+def _function(file, name, dtype, ordinal, shared_bytes, macros):
+    """Return the kernel on a device, which its code is loaded into.
 
-    xp and ordinal are part of the key, since code is loaded into one device.
+    One look into this table is all that a launch does beside calling the function.
     """
-    function = xp.RawModule(code=source(file), options=flags).get_function(name)
+    flags = options(dtype.name, **dict(macros))
+    function = sys.modules["cupy"].RawModule(code=source(file), options=flags).get_function(name)
     if shared_bytes > PLAIN_SHARED_BYTES:
         function.max_dynamic_shared_size_bytes = shared_bytes
     return function
@@ -72,7 +72,7 @@ def launch(
     shared_bytes: int = 0,
     **macros,
 ) -> None:
-    """Run a kernel on the device of the array x, in its dtype or another.
+    """Run a kernel on the device of the CuPy array x, in its dtype or another.
 
     Nothing happens if the grid has no blocks.
     args  arrays; None: a null pointer; ints: long long; floats: double; scalars of NumPy as they
@@ -80,14 +80,8 @@ def launch(
     """
     if 0 in grid:
         return
-    flags = options((x.dtype if dtype is None else numpy.dtype(dtype)).name, **macros)
-    function = _function(xp_of(x), x.device.id, file, name, flags, shared_bytes)
-    function(grid, block, tuple([_argument(value) for value in args]), shared_mem=shared_bytes)
-
-
-def _argument(value):
-    if value is None:
-        return NULL
-    if isinstance(value, (bool, int)):
-        return numpy.int64(value)
-    return numpy.float64(value) if type(value) is float else value
+    macros = tuple(macros.items()) if macros else ()
+    dtype = x.dtype if dtype is None else numpy.dtype(dtype)
+    function = _function(file, name, dtype, x.data.device_id, shared_bytes, macros)
+    arguments = tuple([NULL if value is None else value for value in args])
+    function(grid, block, arguments, shared_mem=shared_bytes)

@@ -16,7 +16,7 @@ added(const STORED* x, const STORED* branch, STORED* total, long long width, boo
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-layer_norm(const STORED* x, const STORED* branch, STORED* total, const real* weight, const real* bias, double eps, STORED* y,
+layer_norm(const STORED* x, const STORED* branch, STORED* total, const STORED* weight, const STORED* bias, double eps, STORED* y,
            real* mean, real* inverse, long long num_rows, long long width) {
     long long row = row_number(), at = row * width;
     if (row >= num_rows) return;
@@ -37,14 +37,14 @@ layer_norm(const STORED* x, const STORED* branch, STORED* total, const real* wei
     for_packs(width, [&](long long j, long long count) {
         load(a, x + j, count, aligned);
         for (int k = 0; k < PACK; k++)
-            if (k < count) a[k] = fused((a[k] - middle) * scale, weight[j + k], bias[j + k]);
+            if (k < count) a[k] = fused((a[k] - middle) * scale, widened(weight[j + k]), widened(bias[j + k]));
         store(y + at + j, a, count, aligned);
     });
     if (threadIdx.x == 0) mean[row] = middle, inverse[row] = scale;
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-rms_norm(const STORED* x, const STORED* branch, STORED* total, const real* weight, double eps, STORED* y, real* inverse,
+rms_norm(const STORED* x, const STORED* branch, STORED* total, const STORED* weight, double eps, STORED* y, real* inverse,
          long long num_rows, long long width) {
     long long row = row_number(), at = row * width;
     if (row >= num_rows) return;
@@ -59,7 +59,7 @@ rms_norm(const STORED* x, const STORED* branch, STORED* total, const real* weigh
     for_packs(width, [&](long long j, long long count) {
         load(a, x + j, count, aligned);
         for (int k = 0; k < PACK; k++)
-            if (k < count) a[k] = a[k] * scale * weight[j + k];
+            if (k < count) a[k] = a[k] * scale * widened(weight[j + k]);
         store(y + at + j, a, count, aligned);
     });
     if (threadIdx.x == 0) inverse[row] = scale;

@@ -40,8 +40,8 @@ def _layer_norm(x, branch, total, weight, bias, eps, out):
         plain(x),
         branch,
         total,
-        real(weight, x),
-        real(bias, x),
+        alike(weight, x),
+        alike(bias, x),
         float(eps),
         y,
         mean,
@@ -69,7 +69,7 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 def _rms_norm(x, branch, total, weight, eps, out):
     y = new_like(x, out)
     inverse = _per_row(x)
-    by_rows(FILE, "rms_norm", x, plain(x), branch, total, real(weight, x), float(eps), y, inverse)
+    by_rows(FILE, "rms_norm", x, plain(x), branch, total, alike(weight, x), float(eps), y, inverse)
     return y, inverse
 
 
@@ -95,7 +95,7 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
         (threads,),
         alike(gradient, x),
         plain(x),
-        real(weight, x),
+        alike(weight, x),
         None if mean is None else real(mean, x),
         real(inverse, x),
         for_x,

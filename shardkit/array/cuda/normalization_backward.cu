@@ -3,7 +3,7 @@
 
 // mean is null for RMS norm. What is null among the results is not wanted; the parts are [pieces, width].
 extern "C" __global__ void __launch_bounds__(512)
-norm_backward(const STORED* gradient, const STORED* x, const real* weight, const real* mean, const real* inverse, STORED* for_x,
+norm_backward(const STORED* gradient, const STORED* x, const STORED* weight, const real* mean, const real* inverse, STORED* for_x,
               real* for_weight, real* for_bias, long long num_rows, long long width, long long rows) {
     bool aligned = is_aligned(gradient) && is_aligned(x) && is_aligned(for_x) && width % PACK == 0;
     real weight_sum[PACKS][PACK] = {}, bias_sum[PACKS][PACK] = {};
@@ -13,7 +13,7 @@ norm_backward(const STORED* gradient, const STORED* x, const real* weight, const
     for (int p = 0; p < PACKS; p++)
         for (int k = 0; k < PACK; k++) {
             long long j = threadIdx.x * PACK + p * step + k;
-            w[p][k] = j < width ? weight[j] : 0;
+            w[p][k] = j < width ? widened(weight[j]) : 0;
         }
     for (long long row = piece * rows; row < (piece + 1) * rows && row < num_rows; row++) {
         real middle = mean ? mean[row] : 0, scale = inverse[row], level = 0, along = 0;

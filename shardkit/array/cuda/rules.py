@@ -129,7 +129,7 @@ def _are_plain(parameters, gradients, *states):
 
 
 def _update(name, parameters, gradients, states, *numbers):
-    numbers = [number if isinstance(number, bool) else float(number) for number in numbers]
+    numbers = [int(n) if isinstance(n, bool) else float(n) for n in numbers]
     launch(
         parameters,
         FILE,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy
 
-from ...array.device import Device
+from ...array.device import Device, page_locked
 from ...errors import DeviceError
+from ..operations import CompleteHandle, CopiedHandle, Handle
 
 EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may compute the array
 
@@ -73,6 +74,21 @@ class CudaCopies:
                 target, source, num_bytes, self._runtime.memcpyDefault, self._within.ptr
             )
 
+    def copy_in_order(self, target: int, source: int, num_bytes: int, *ports) -> Handle:
+        """Copy from one GPU address to another on the stream that computes these arrays.
+
+        The host waits only if there is no such stream.
+        """
+        streams = {port.stream for port in ports} - {None}
+        if len(streams) == 1 and EVERY_STREAM not in streams:
+            kind = self._runtime.memcpyDeviceToDevice
+            self._runtime.memcpyAsync(target, source, num_bytes, kind, streams.pop())
+            return CompleteHandle()
+        for port in ports:
+            port.settle()
+        self.begin_within(target, source, num_bytes)
+        return CopiedHandle(self.copied())
+
     def loaded(self):
         """Return the end of the copies to the host so far; its synchronize() waits for it."""
         return _end_of(self._cuda, self._loads)
@@ -95,7 +111,7 @@ class CudaCopies:
 
     def pinned(self, size: int, dtype):
         """Return a page-locked array [size], contents undefined."""
-        memory = self._cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
+        memory = page_locked(self._cuda, size * dtype.itemsize)
         return numpy.ndarray((size,), dtype, buffer=memory)
 
 
@@ -134,9 +150,34 @@ class CollectiveStream:
                 target, source, num_bytes, self._runtime.memcpyDeviceToDevice, self.address
             )
 
-    def end(self):
-        """Return the end of what is on the stream so far; `done` is True once it is reached."""
-        return _end_of(self._cupy.cuda, self._stream)
+    def handle(self, ports) -> Handle:
+        """Return the handle of what is on the stream so far, which reads and writes these ports."""
+        return StreamHandle(self._cupy.cuda, _end_of(self._cupy.cuda, self._stream), ports)
+
+
+class StreamHandle(Handle):
+    """The handle of work on a stream: wait() holds back later work of the GPU, and not the host.
+
+    Later work is that on the streams that compute the arrays, and on the current one. Where it is
+    not known what computes them, the host waits.
+    end     the event at the end of the work
+    ports   of the arrays, which stay alive until then
+    """
+
+    def __init__(self, cuda, end, ports):
+        self._cuda, self._end, self._ports = cuda, end, ports
+
+    def wait(self) -> None:
+        streams = {port.stream for port in self._ports} - {None}
+        if EVERY_STREAM in streams:
+            self._end.synchronize()
+        elif self._ports:
+            for stream in streams | {self._cuda.get_current_stream().ptr}:
+                self._cuda.runtime.streamWaitEvent(stream, self._end.ptr)
+        self._ports = ()
+
+    def test(self) -> bool:
+        return self._end.done
 
 
 def _end_of(cuda, stream):

@@ -1,6 +1,6 @@
 """Transport through each other's GPU memory, for ranks of one node (CUDA IPC).
 
-The ranks are on one GPU or on several that reach each other. No GPU has run this file yet.
+The ranks are on one GPU or on several that reach each other.
 
     every rank has a block that the others have opened; it has two halves, which are used in turns
 
@@ -135,7 +135,7 @@ class IpcTransport(HostSwapTransport):
                 for rank in range(self._group.world_size)
             ]
             self._through_blocks([piece if is_root else nothing], incoming, port.num_bytes)
-        return self._handle()
+        return self._handle(port)
 
     def _gather(self, source, target, counts, itemsize):
         self._copies.finish_kernels()

@@ -1,6 +1,6 @@
 """Transport through an MPI library that takes GPU memory: its calls get GPU addresses.
 
-No GPU has run this file yet. Whether a library can is not certain, so a probe (probe.py) comes
+Whether a library can is not certain, so a probe (probe.py) comes
 first: it finds for each verb up to how many bytes it works. Messages move; sums are added on the
 GPU by their owners (swaps.py), so no reduction of the library sees GPU memory, least of all a
 non-blocking one. Everything larger, and every other verb, is staged.
@@ -88,7 +88,7 @@ class MPITransport(HostSwapTransport):
             self._messages.meet_asleep()
             for part in self._parts(port.address, port.num_bytes):
                 self._messages.communicator.Bcast(part, root)
-        return self._handle()
+        return self._handle(port)
 
     def send(self, port, destination, tag):
         port.settle()

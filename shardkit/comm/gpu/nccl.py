@@ -1,11 +1,11 @@
 r"""Transport through NCCL: collectives between GPUs without the host, for one GPU per rank.
 
-No GPU has run this file yet.
+    kernels      ...  array --+-- other kernels ------------+-- kernels that use the array
+                              | event                       | event, put there by wait()
+    the stream                +-- send, receive, add in tree order
 
-    array on the GPU     kernels ---- event ---------------------------------------- the verb
-                         returns: complete
-                                        \\                                         /
-    the stream                           send and receive  |  add in tree order  |  end
+The host waits for nothing: wait() holds back later work of the GPU (device.StreamHandle), so that
+messages and kernels run beside each other.
 
 NCCL adds in an order of its own. Where sums are to be in the order of the tree (ordered.py), and
 for half floats, which are added as float32, the slices are sent to their owners, who add them on
@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import contextmanager
 
 from ...errors import CommunicationError, DeviceError
-from ..operations import CopiedHandle, ReductionOperation
+from ..operations import ReductionOperation
 from ..wire import HALF_FLOATS
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
 from .swaps import SwapTransport, spans
@@ -140,7 +140,7 @@ class NcclTransport(SwapTransport):
                 self._communicator.broadcast(
                     at, at, size, self._module.NCCL_UINT8, root, self._stream.address
                 )
-        return self._handle()
+        return self._handle(port)
 
     def _gather(self, source, target, counts, itemsize):
         if len(set(counts)) > 1:
@@ -176,14 +176,14 @@ class NcclTransport(SwapTransport):
                 *self._codes(port.dtype, op),
                 self._stream.address,
             )
-        return self._handle()
+        return self._handle(port)
 
     def reduce_scatter(self, whole, own, op):
         if not self._is_native(own.port.dtype, op):
             return super().reduce_scatter(whole, own, op)
         with self._work("reduce_scatter", whole.port, own.port):
             self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
-        return self._handle()
+        return self._handle(whole.port, own.port)
 
     def iall_reduce(self, port, op):
         return self.all_reduce(port, op), None
@@ -240,8 +240,8 @@ class NcclTransport(SwapTransport):
                 "environment makes it say more"
             ) from error
 
-    def _handle(self):
-        return CopiedHandle(self._stream.end())
+    def _handle(self, *ports):
+        return self._stream.handle(ports)
 
     def close(self):
         """Close the transport. Collective over the group."""

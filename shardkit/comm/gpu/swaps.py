@@ -54,26 +54,26 @@ class SwapTransport:
         """Return the port's array as CuPy's, [size], a view."""
         raise NotImplementedError
 
-    def _handle(self) -> Handle:
-        """Return the handle of all that was done."""
+    def _handle(self, *ports) -> Handle:
+        """Return the handle of all that was done with these ports."""
         raise NotImplementedError
 
     def all_to_all(self, outgoing, incoming):
         with self._work("all_to_all", outgoing.port, incoming.port):
             self._swap(spans(outgoing), spans(incoming))
-        return self._handle()
+        return self._handle(outgoing.port, incoming.port)
 
     def all_gather(self, own, whole):
         with self._work("all_gather", own.port, whole.port):
             self._gather(
                 own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize
             )
-        return self._handle()
+        return self._handle(own.port, whole.port)
 
     def reduce_scatter(self, whole, own, op):
         with self._work("reduce_scatter", whole.port, own.port):
             self._add(self._flat(whole.port), whole.counts, self._flat(own.port))
-        return self._handle()
+        return self._handle(whole.port, own.port)
 
     def all_reduce(self, port, op):
         with self._work("all_reduce", port):
@@ -83,7 +83,7 @@ class SwapTransport:
             own = flat[start : start + counts[self._group.rank]]
             self._add(flat, counts, own)
             self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
-        return self._handle()
+        return self._handle(port)
 
     def _gather(self, source: int, target: int, counts, itemsize):
         """Gather slices from the addresses `source` of all ranks at `target`."""
@@ -143,7 +143,7 @@ class HostSwapTransport(SwapTransport):
     def _flat(self, port):
         return self._copies.flat(port)
 
-    def _handle(self):
+    def _handle(self, *ports):
         return CompleteHandle()
 
 

@@ -36,7 +36,6 @@ from .arrangement import (
 from .attention import (
     attention_weights,
     causal_attention,
-    rotary,
     scaled_dot_product_attention,
 )
 from .channel_norm import batch_norm, group_norm, instance_norm
@@ -152,6 +151,7 @@ from .reduction import (
     variance,
 )
 from .resampling import interpolate
+from .rotary import rotary
 from .scan import (
     cumprod,
     cumsum,

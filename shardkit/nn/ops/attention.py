@@ -1,4 +1,4 @@
-r"""Attention, causal or to all keys, with masks or without; rotary positions.
+r"""Attention, causal or to all keys, with masks or without.
 
 no mask:   one kernel, by tiles: the scores never exist as a whole
 a mask:    weights = softmax(scale q k^T + mask) [..., S, T], then weights v
@@ -12,9 +12,9 @@ import numpy
 from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
-from ...array.dtypes import is_floating, wide
+from ...array.dtypes import is_floating
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, record
 from .activation import softmax
 from .elementwise import add, multiply, where
 from .linear import matmul
@@ -298,37 +298,3 @@ def _check_operands(q, k, v, enable_gqa):
             f"{got}: {q.shape[-3]} heads for {k.shape[-3]} key heads; wanted as many, or with "
             "enable_gqa=True a multiple"
         )
-
-
-def rotary(
-    x: Tensor, positions: Any, base: float = 10000.0, scaling: tuple[float, ...] | None = None
-) -> Tensor:
-    """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
-
-    Parameters
-    ----------
-    x
-        [batch, heads, S, D], D even; positions [S] integers, an array or Tensor.
-    scaling
-        (factor,) or (factor, low, high, length), see transformer.check_scaling; None: none.
-
-    Notes
-    -----
-    gradient: the same, turned back
-
-    References
-    ----------
-    arXiv 2104.09864.
-    """
-    positions = fresh.placed(array_of(positions), xp_of(x.array))
-    if x.ndim != 4 or x.shape[3] % 2 or positions.shape != x.shape[2:3]:
-        raise ShapeError(
-            f"rotary of x {x.shape} at positions {positions.shape}; wanted x [batch, heads, S, D] "
-            "with D even and one position per S"
-        )
-    cos, sin = kernels.rotary_tables(positions, x.shape[3], base, wide(x.dtype), scaling)
-
-    def backward(gradient, wanted):
-        return (kernels.rotary(gradient, cos, -sin),)
-
-    return record(kernels.rotary(x.array, cos, sin), (x,), backward)

@@ -13,6 +13,7 @@ from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded
+from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .broadcast import fit, form, summed
@@ -211,7 +212,6 @@ def _added(x, source, places, taken, taken_again):
     taken_again  the same of a Tensor, recorded
     """
     form_x, form_source = form(x), form(source)
-    xp = xp_of(x.array)
 
     def backward(gradient, wanted):
         return (
@@ -220,7 +220,7 @@ def _added(x, source, places, taken, taken_again):
         )
 
     y = x.array.astype(wide(x.dtype))
-    xp.add.at(y, places(), source.array.astype(y.dtype, copy=False))
+    add_at(y, places(), source.array.astype(y.dtype, copy=False))
 
     def differentiable(gradient, wanted, output):
         return (

@@ -68,7 +68,9 @@ def _linear(x, weight, bias=None):
         return (
             products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
             products.matmul(rows.T, by_row(), out=weight.empty_gradient()) if wanted[1] else None,
-            halves.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None,
+            halves.total(rows, (0,), dtype=bias_dtype, there=bias.empty_gradient())
+            if wanted[2]
+            else None,
         )
 
     def differentiable(gradient, wanted, output):

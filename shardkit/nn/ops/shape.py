@@ -15,6 +15,7 @@ from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
 from ...array.halves import rounded
+from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
 from .broadcast import fit, form, reshaped, summed
@@ -192,7 +193,7 @@ def _put(values, index, shape):
     if is_view:
         whole[index] = values
     else:
-        xp.add.at(whole, index, values)  # an element may be taken several times
+        add_at(whole, index, values)  # an element may be taken several times
     return rounded(whole, values.dtype)
 
 

@@ -328,9 +328,8 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         from then on graphs are replayed. If a step cannot be captured, or the replay differs, a
         warning says why and the model goes on uncompiled: a step with dropout is one, and one that
         sends numbers to the GPU or waits for some. Attributes of modules that are changed later,
-        other than parameters and active features, do not change a graph. These graphs have been
-        launched on a stand-in for CuPy only, not yet on a GPU. As with torch.nn.Module.compile, the
-        model itself is changed and nothing is returned.
+        other than parameters and active features, do not change a graph. As with
+        torch.nn.Module.compile, the model itself is changed and nothing is returned.
 
         Raises
         ------

@@ -4,6 +4,8 @@ An array of NumPy meets one of these only where CuPy copies on purpose: in asarr
 like, and these are noted.
 """
 
+import sys
+
 import numpy
 
 from ._machine import machine
@@ -97,8 +99,8 @@ class ndarray:
         )
 
     def get(self, stream=None, order="C", out=None, blocking=True):
-        queue = machine.begin() if stream is None else stream._queue
-        machine.waits(queue)
+        queue = machine.begin(self._allocation.device) if stream is None else stream._queue
+        machine.refuse_capture(queue)
         machine.check_seen(queue, self._allocation, "get()")
         if out is None:
             out = numpy.empty(self.shape, self.dtype, order=order)
@@ -118,7 +120,7 @@ class ndarray:
         if arr.shape != self.shape or arr.dtype != self.dtype:
             raise ValueError(f"set() of {self.shape} {self.dtype} from {arr.shape} {arr.dtype}")
         queue = machine.begin() if stream is None else stream._queue
-        machine.waits(queue)
+        machine.refuse_capture(queue)
         machine.check_seen(queue, self._allocation, "set()")
         machine.note("to device", self.nbytes)
         if machine.is_pinned(arr.__array_interface__["data"][0], arr.nbytes):
@@ -174,6 +176,8 @@ class ndarray:
     def __setitem__(self, index, value):
         value = unwrapped(value)
         machine.begin()
+        check_use(self, writes=True)
+        machine.launched("setitem")
         host, index = self._host, _index(index)
         machine.perform(lambda: host.__setitem__(index, value))
         written(self)
@@ -221,6 +225,8 @@ class ndarray:
     def fill(self, value):
         value = unwrapped(value)
         machine.begin()
+        check_use(self, writes=True)
+        machine.launched("fill")
         host = self._host
         machine.perform(lambda: host.fill(value))
         written(self)
@@ -270,8 +276,6 @@ class ndarray:
     # ---- NumPy's functions on these arrays -------------------------------------------------------
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        import sys
-
         name = {"bitwise_invert": "invert"}.get(ufunc.__name__, ufunc.__name__)
         function = getattr(sys.modules[__package__], name, None)
         if function is None or method not in ("__call__", "at"):
@@ -283,8 +287,6 @@ class ndarray:
         )
 
     def __array_function__(self, func, types, args, kwargs):
-        import sys
-
         function = getattr(sys.modules[__package__], func.__name__, None)
         if function is None or any(kind not in (ndarray, numpy.ndarray) for kind in types):
             return NotImplemented
@@ -318,7 +320,7 @@ def unwrapped(value):
     NumPy, and all else.
     """
     if isinstance(value, ndarray):
-        _check_device(value)
+        check_use(value)
         return value._host
     if isinstance(value, (list, tuple)):
         return type(value)(map(unwrapped, value))
@@ -327,13 +329,23 @@ def unwrapped(value):
     return value
 
 
-def _check_device(array):
+def check_use(array, writes=False):
+    """Errors: unless work of the current stream may read this array, or write it: it is of the
+    current device, what wrote it comes before on the stream, and no copy of it is on the way.
+    """
     if array._allocation.device != machine.device:
         raise ValueError(
             f"Array device must be same as the current device: array device = "
             f"{array._allocation.device} while "
             f"current = {machine.device}"
         )
+    if machine.stream.capture is None and array.size:
+        allocation = array._allocation
+        start, stop = numpy.lib.array_utils.byte_bounds(array._host)
+        if writes:
+            machine.check_not_on_the_way(start, stop)
+        start, stop = start - allocation.address, stop - allocation.address
+        machine.check_seen(machine.stream, allocation, "work", start, stop)
 
 
 def wrapped(host, of=None) -> ndarray:
@@ -351,14 +363,17 @@ def wrapped(host, of=None) -> ndarray:
     return self
 
 
-def made(make, of=None) -> ndarray:
+def made(make, of=None, name="copy") -> ndarray:
     """What make() of NumPy returns, as an array of ours; `of` as in `wrapped`. It is made again by
     a graph.
+
+    name   of what is launched, unless it is a view
     """
     with numpy.errstate(all="ignore"):
         host = numpy.asarray(make())
     if of is not None and host.base is not None and root(host) is root(of._host):
         return wrapped(host, of)
+    machine.launched(name)
     lease = machine.lease(host.nbytes)
     if lease is None:
         return wrapped(host)
@@ -404,9 +419,11 @@ def computed(function, *operands, out=None, **settings):
     if out is not None and not isinstance(out, ndarray):
         raise TypeError(f"return arrays must be of ArrayType, got {type(out)}")
     machine.begin()
+    name = getattr(function, "__name__", "function")
     if out is None:
-        return made(lambda: function(*operands, **settings))
-    _check_device(out)
+        return made(lambda: function(*operands, **settings), name=name)
+    check_use(out, writes=True)
+    machine.launched(name)
     host = out._host
     with numpy.errstate(all="ignore"):
         machine.perform(lambda: function(*operands, out=host, **settings))
@@ -425,7 +442,7 @@ def _index(index):
     if isinstance(index, tuple):
         return tuple(map(_index, index))
     if isinstance(index, ndarray):
-        _check_device(index)
+        check_use(index)
         return index._host
     if isinstance(index, (bool, *_INDEX_PARTS)):
         return index
@@ -440,6 +457,8 @@ def _operator(name, reflected=False):
     def method(self, other):
         if not isinstance(other, (ndarray, numpy.ndarray, *_SCALARS)):
             return NotImplemented
+        if name == "matmul":
+            return sys.modules[__package__].matmul(*((other, self) if reflected else (self, other)))
         return computed(getattr(numpy, name), *((other, self) if reflected else (self, other)))
 
     return method

@@ -7,6 +7,7 @@ import numpy
 from . import _array
 from ._array import computed, made, ndarray, unwrapped, wrapped, written
 from ._machine import machine
+from .cuda import cublas
 
 SIGNATURES = {
     "arange": "start, stop=None, step=1, dtype=None",
@@ -75,6 +76,7 @@ class ufunc:
     def at(self, a, indices, b=None):
         host, value, index = unwrapped(a), unwrapped(b), _array._index(indices)
         machine.begin()
+        machine.launched(f"{self.name}.at")
         machine.perform(lambda: self._function.at(host, index, value))
         written(a)
 
@@ -145,6 +147,8 @@ def _copyto(name, original, given):
         },
     )
     machine.begin()
+    _array.check_use(dst, writes=True)
+    machine.launched("copyto")
     machine.perform(lambda: original(**arguments))
     written(dst)
 
@@ -181,6 +185,8 @@ def _take_along_axis(name, original, given):
 def _matmul(name, original, given):
     if not all(isinstance(operand, ndarray) for operand in given.args):
         raise TypeError(f"Unsupported type {[type(operand) for operand in given.args]}")
+    if all(operand.dtype.kind in "fcV" for operand in given.args):
+        cublas.multiplied_by_cupy(machine.begin())
     return computed(original, *given.args, out=given.arguments.get("out"))
 
 
@@ -235,7 +241,7 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
     if isinstance(obj, (list, tuple)) and any(isinstance(part, ndarray) for part in obj):
         return FUNCTIONS["stack"]([part if dtype is None else part.astype(dtype) for part in obj])
     host = numpy.array(obj, dtype, order=order, ndmin=ndmin)
-    machine.waits()
+    machine.refuse_capture()
     machine.begin()
     machine.note("to device", host.nbytes)
     return wrapped(host)

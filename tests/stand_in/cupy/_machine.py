@@ -3,6 +3,9 @@ everything that happens.
 
     transfers    every copy between host and GPU: what kind, how many bytes, from which line of
                  whose code
+    launches     how often each kernel, operation, copy or graph was launched; what is captured is
+                 not, and neither are copies between host and GPU
+    host_waits   the lines of code where the host waited for the GPU, each time
     mistakes     what a real GPU would not report, but answer with wrong numbers: memory that is
                  read before what fills it was waited for, or given back while a copy is still on
                  the way
@@ -15,6 +18,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right, insort
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +60,7 @@ class Allocation:
             written,
         )
         self.parts: list[tuple] = []
+        self.used_bytes = machine.used_bytes
         self.address = memory.__array_interface__["data"][0]
 
     @property
@@ -107,6 +112,8 @@ class Machine:
         self.num_devices, self.capacity_bytes = 1, 1 << 30
         self.here = threading.local()
         self.transfers: list[Transfer] = []
+        self.launches: Counter = Counter()
+        self.host_waits: list[tuple[str, str]] = []  # (place, name of the thread)
         self.mistakes: list[str] = []
         self.streams = weakref.WeakValueDictionary()  # address -> Queue of those that were made
         self.busy: set[Queue] = set()  # those with work that is still to be done
@@ -130,9 +137,21 @@ class Machine:
         self.num_devices, self.capacity_bytes, self.device = num_devices, capacity_bytes, 0
         self.here.streams = {}
         self.limit_bytes.clear()
-        self.peak_bytes = dict(self.used_bytes)
-        self.transfers.clear()
+        self.used_bytes, self.peak_bytes = {}, {}  # what others still hold is of another machine
+        self.forget()
         self.mistakes.clear()
+
+    def forget(self):
+        """Count transfers, launches and waits from here."""
+        self.transfers.clear()
+        self.launches.clear()
+        self.host_waits.clear()
+
+    def launched(self, name):
+        """Work of this name goes to the current stream."""
+        if self.stream.capture is None:
+            with self.lock:
+                self.launches[name] += 1
 
     def note(self, kind, num_bytes):
         """A transfer has been asked for."""
@@ -158,7 +177,11 @@ class Machine:
     @property
     def stream(self):
         """The current one of this thread and device."""
-        return getattr(self.here, "streams", {}).get(self.device) or self.null_stream(self.device)
+        return self.stream_of(self.device)
+
+    def stream_of(self, device):
+        """The current one of this thread and this device."""
+        return getattr(self.here, "streams", {}).get(device) or self.null_stream(device)
 
     def use_stream(self, queue):
         """Make it the current one."""
@@ -186,11 +209,13 @@ class Machine:
                 if queue.device == device
             ]
 
-    def begin(self):
+    def begin(self, device=None):
         """Before work on arrays in this thread: what its stream was told to do first is done.
         Returns the stream.
+
+        device   whose stream; None: the current one's
         """
-        stream = self.stream
+        stream = self.stream if device is None else self.stream_of(device)
         stream.finish_before()
         return stream
 
@@ -203,9 +228,17 @@ class Machine:
             capture.works.append(work)
 
     def waits(self, stream=None):
-        """The host is to wait for this stream, or the current one, or for a number that it makes.
+        """The host waits for this stream, or the current one, or for a number that it makes.
         Errors: if it is captured.
         """
+        self.refuse_capture(stream)
+        self.note_wait()
+
+    def note_wait(self):
+        self.host_waits.append((_caller(), threading.current_thread().name))
+
+    def refuse_capture(self, stream=None):
+        """Errors: if this stream, or the current one, is captured."""
         capture = (self.stream if stream is None else stream).capture
         if capture is not None:
             capture.is_valid = False
@@ -245,9 +278,10 @@ class Machine:
             self.used_bytes[device] = used
             self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), used)
         if memory is None:
-            memory = numpy.full(max(num_bytes, 1), 0xFF, numpy.uint8)  # NaN, for those who read it
+            memory = _aligned(max(num_bytes, 1))
         stream = self.stream
-        allocation = Allocation(self, memory, device, size, (stream, stream.tick))
+        before = stream.tick if stream.capture is None else -1  # what is captured is not done yet
+        allocation = Allocation(self, memory, device, size, (stream, before))
         with self.lock:
             insort(self._addresses, (allocation.address, max(num_bytes, 1)))
             self._allocations[allocation.address] = weakref.ref(allocation)
@@ -256,7 +290,8 @@ class Machine:
     def give_back(self, allocation):
         """Its last user is gone."""
         with self.lock:
-            self.used_bytes[allocation.device] -= allocation.size
+            if allocation.used_bytes is self.used_bytes:
+                self.used_bytes[allocation.device] -= allocation.size
             at = bisect_right(self._addresses, (allocation.address, float("inf"))) - 1
             _, num_bytes = self._addresses.pop(at)
             del self._allocations[allocation.address]
@@ -304,6 +339,23 @@ class Machine:
             self.mistake(
                 f"{what} on a stream that has not waited for the work that writes this memory"
             )
+
+    def check_not_on_the_way(self, start, stop):
+        """Errors: RuntimeError if a copy still reads or writes a byte of these addresses."""
+        with self.lock:
+            found = any(at < stop and start < at + size for at, size in self.on_the_way)
+        if found:
+            self.mistake("memory is overwritten while a copy of it is on the way")
+
+    def check_host_has_waited(self, address, num_bytes, what):
+        """Errors: RuntimeError unless the host has waited for what wrote these bytes, which it now
+        gives to somebody who knows no streams.
+        """
+        allocation = self.find(address, max(num_bytes, 1))
+        if allocation is not None and num_bytes:
+            start = address - allocation.address
+            nobody = Queue(self, allocation.device, -1, non_blocking=True)
+            self.check_seen(nobody, allocation, what, start, start + num_bytes)
 
     def _has_seen(self, stream, writer, tick):
         if (
@@ -388,12 +440,23 @@ class Queue:
     def synchronize(self):
         """The host waits for all of it."""
         self.machine.waits(self)
+        self.complete()
+
+    def complete(self):
+        """All of it is done, and the host knows."""
         self.finish_before()
         with self.machine.lock:
             for stream, tick in {**self.seen, self: self.tick}.items():
                 self.machine.known_to_host[stream] = max(
                     self.machine.known_to_host.get(stream, -1), tick
                 )
+
+
+def _aligned(num_bytes):
+    """Bytes that begin where the pool lets a block begin; NaN, for those who read them."""
+    block = numpy.full(num_bytes + _UNIT, 0xFF, numpy.uint8)
+    start = -block.ctypes.data % _UNIT
+    return block[start : start + num_bytes]
 
 
 def _caller() -> str:

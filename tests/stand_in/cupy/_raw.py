@@ -4,7 +4,7 @@ import threading
 
 import numpy
 
-from ._array import _check_device, ndarray, written
+from ._array import check_use, ndarray, written
 from ._machine import machine
 
 _one_at_a_time = threading.Lock()
@@ -81,9 +81,10 @@ class Function:
             )
         self._run.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
         machine.begin()
+        machine.launched(self.name)
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:
-            _check_device(array)
+            check_use(array, writes=True)
         memory, arguments = [array._host for array in arrays], tuple(map(_argument, args))
         machine.perform(
             lambda memory=memory: self._run(tuple(grid), tuple(block), arguments, shared_mem)

@@ -6,7 +6,7 @@ from .._machine import machine
 from . import cublas, device, graph, memory, nvrtc, pinned_memory, runtime, stream
 from .graph import Graph
 from .memory import Memory, MemoryPointer, MemoryPool, UnownedMemory
-from .pinned_memory import PinnedMemory, PinnedMemoryPool
+from .pinned_memory import PinnedMemory, PinnedMemoryPointer, PinnedMemoryPool
 from .stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
 
 
@@ -85,6 +85,7 @@ __all__ = [
     "MemoryPointer",
     "MemoryPool",
     "PinnedMemory",
+    "PinnedMemoryPointer",
     "PinnedMemoryPool",
     "Stream",
     "UnownedMemory",

@@ -23,6 +23,7 @@ class Graph:
     def launch(self, stream=None):
         queue = machine.stream if stream is None else stream._queue
         queue.finish_before()
+        machine.launched("graph")
         with numpy.errstate(all="ignore"):
             for work in self._capture.works:
                 work()

@@ -57,6 +57,9 @@ class MemoryPointer:
     def __init__(self, mem, offset):
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
+    def __add__(self, offset):
+        return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
 
 class MemoryPool:
     """Blocks that are used again. The one that all have counts what a pool that never gives a block

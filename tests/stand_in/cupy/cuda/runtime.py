@@ -69,8 +69,9 @@ def setDevice(device):
 
 
 def deviceSynchronize():
+    machine.waits()
     for queue in machine.all_streams(machine.device):
-        queue.synchronize()
+        queue.complete()
 
 
 def deviceCanAccessPeer(device, peerDevice):

@@ -120,6 +120,7 @@ class Point:
 
     def synchronize(self):
         """The host waits for it."""
+        machine.note_wait()
         self.reach()
         for stream, tick in self.seen.items():
             machine.known_to_host[stream] = max(machine.known_to_host.get(stream, -1), tick)

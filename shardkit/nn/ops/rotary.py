@@ -1,0 +1,83 @@
+"""Rotary positions, whose tables are kept: all layers and steps turn by the same angles."""
+
+import functools
+from typing import Any
+
+import numpy
+
+from ...array import fresh, kernels
+from ...array.backend import xp_of
+from ...array.dtypes import wide
+from ...array.graphs import kept_for_graph, outside_of_graphs
+from ...errors import ShapeError
+from ..autograd import Tensor, array_of, record
+
+MAX_TABLES = 32  # that are kept: of lengths, models and dtypes in use at the same time
+
+
+def rotary(
+    x: Tensor, positions: Any = None, base: float = 10000.0, scaling: tuple[float, ...] | None = None
+) -> Tensor:
+    """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
+
+    Parameters
+    ----------
+    x
+        [batch, heads, S, D], D even.
+    positions
+        [S] integers, an array or Tensor; None: 0 to S - 1, whose tables are kept.
+    base
+        Of the wavelengths.
+    scaling
+        (factor,) or (factor, low, high, length), see transformer.check_scaling; None: none.
+
+    Notes
+    -----
+    gradient: the same, turned back
+
+    References
+    ----------
+    arXiv 2104.09864.
+    """
+    array = x.array
+    num_positions = None
+    if positions is not None:
+        positions = fresh.placed(array_of(positions), xp_of(array))
+        num_positions = positions.shape
+    if x.ndim != 4 or x.shape[3] % 2 or num_positions not in (None, x.shape[2:3]):
+        raise ShapeError(
+            f"rotary of x {x.shape} at positions {num_positions}; wanted x [batch, heads, S, D] "
+            "with D even and one position per S"
+        )
+    form = x.shape[3], base, wide(x.dtype), None if scaling is None else tuple(scaling)
+    if positions is None:
+        cos, sin, back = _kept_tables(xp_of(array), _device_of(array), x.shape[2], *form)
+        kept_for_graph(cos, sin, back)
+    else:
+        cos, sin, back = _tables(positions, *form)
+
+    def backward(gradient, wanted):
+        return (kernels.rotary(gradient, cos, back),)
+
+    return record(kernels.rotary(array, cos, sin), (x,), backward)
+
+
+def _tables(positions, head_dim, base, dtype, scaling):
+    """Return cos, sin and -sin [S, D/2] of these positions [S]."""
+    cos, sin = kernels.rotary_tables(positions, head_dim, base, dtype, scaling)
+    return cos, sin, -sin
+
+
+@functools.lru_cache(maxsize=MAX_TABLES)
+def _kept_tables(xp, device, num_positions, *form):
+    """Return _tables of positions 0 to num_positions - 1, ready for every stream."""
+    outside_of_graphs("tables of rotary positions have to be made by a step before")
+    tables = _tables(xp.arange(num_positions), *form)
+    if xp is not numpy:
+        xp.cuda.get_current_stream().synchronize()
+    return tables
+
+
+def _device_of(array):
+    """Return the number of the GPU that holds the array; None: the host does."""
+    return None if isinstance(array, numpy.ndarray) else array.data.device_id

@@ -1,0 +1,82 @@
+"""NVRTC by ctypes, which compiles for GPUs without one; with the options that CuPy adds.
+
+resources = compiled(text, options, arch)      -> {kernel: Resources}, read from what ptxas says
+"""
+
+import ctypes
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+# CuPy compiles every RawModule so: denormal float32 numbers are zero in all arithmetic.
+OPTIONS_OF_CUPY = ("-ftz=true",)
+
+
+class Resources(NamedTuple):
+    """What a thread of a kernel takes: registers, and bytes of its stack and of spilled values."""
+
+    registers: int
+    stack_bytes: int
+    spilled_bytes: int
+
+
+@functools.cache
+def library():
+    """Return the library, of a wheel or of the system; None where there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else list(spec.submodule_search_locations)
+    found = [path for folder in folders for path in Path(folder).rglob("libnvrtc.so.*")]
+    for name in (*map(str, found), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def compiled(text: str, options: tuple[str, ...], arch: str) -> dict[str, Resources]:
+    """Compile to machine code. Errors: RuntimeError with what NVRTC says."""
+    program = ctypes.c_void_p()
+    flags = [*options, *OPTIONS_OF_CUPY, f"-arch=sm_{arch}", "--ptxas-options=-v"]
+    encoded = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
+    nvrtc = library()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"k.cu", 0, None, None))
+    try:
+        status = nvrtc.nvrtcCompileProgram(program, len(flags), encoded)
+        log = _log(nvrtc, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    if status or "warning" in log:
+        raise RuntimeError(log)
+    return resources_in(log)
+
+
+def resources_in(log: str) -> dict[str, Resources]:
+    """Return {kernel: Resources} of the report of ptxas -v, for one architecture."""
+    found = {}
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        numbers = [
+            int(re.search(pattern, part)[1])
+            for pattern in (
+                r"Used (\d+) registers",
+                r"(\d+) bytes stack frame",
+                r"(\d+) bytes spill stores",
+            )
+        ]
+        found[part.partition("'")[0]] = Resources(*numbers)
+    return found
+
+
+def _log(nvrtc, program):
+    size = ctypes.c_size_t()
+    _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+    log = ctypes.create_string_buffer(size.value)
+    _check(nvrtc.nvrtcGetProgramLog(program, log))
+    return log.value.decode()
+
+
+def _check(status):
+    if status:
+        raise RuntimeError(f"NVRTC returns {status}")
