@@ -216,18 +216,18 @@ class Sections:
                 name for name in keys if name.startswith(f"{section.name}.") and name not in common
             ]
             if rest:
-                parts += ["", f"[{section.name}]{_meaning(section.type)}"]
+                parts += ["", f"[{section.name}]{_meaning(cast(type, section.type))}"]
                 parts += [_help_line(name, keys[name]) for name in rest]
         return "\n".join(parts)
 
     def toml_text(self) -> str:
         """Return all settings as a TOML file that reads as these."""
-        lines = []
+        lines: list[str] = []
         for section in dataclasses.fields(self):
             lines += [""] * bool(lines) + [f"[{section.name}]"]
             lines += [
                 f"{field.name} = {_toml(self.value(f'{section.name}.{field.name}'))}"
-                for field in dataclasses.fields(section.type)
+                for field in dataclasses.fields(cast(type, section.type))
             ]
         return "\n".join(lines) + "\n"
 

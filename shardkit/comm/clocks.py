@@ -53,7 +53,8 @@ def clock_offset(
         elif backend.rank == asking:
             mine = _ask(backend, now)
     of_leaders = backend.all_gather_object(mine)
-    return ClockOffset(now(), *of_leaders[leader], nodes[backend.rank])
+    seconds, uncertainty = of_leaders[leader]
+    return ClockOffset(now(), seconds, uncertainty, nodes[backend.rank])
 
 
 def _node(rank: int) -> str:

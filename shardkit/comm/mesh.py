@@ -59,7 +59,7 @@ class Mesh:
         self._hosts = _agreed_hosts(backend, shape)
         self._groups = {axis: self._split(axis) for axis in AXES}
         self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
-        self._transport = "staged", True
+        self._transport: tuple[str, bool] | None = "staged", True
         self._num_users = 1
 
     @property
@@ -126,7 +126,7 @@ class Mesh:
             return (data,)
         if size not in self._cuts:
             run, place = divmod(data.rank, size)
-            self._cuts[size] = data.split(run, place), data.split(place, run)
+            self._cuts[size] = self._part(data, run, place), self._part(data, place, run)
             self._transport = None  # these groups have none yet
         return self._cuts[size]
 
@@ -228,7 +228,13 @@ class Mesh:
             self._cuts.clear()
 
     def _split(self, axis):
-        return self.world.split(self.ranks(axis)[0], getattr(self.coordinates, axis))
+        return self._part(self.world, self.ranks(axis)[0], getattr(self.coordinates, axis))
+
+    @staticmethod
+    def _part(backend: CommunicationBackend, color: int, key: int) -> CommunicationBackend:
+        part = backend.split(color, key)
+        assert part is not None  # since every rank has a color
+        return part
 
     def _row(self, rank, host):
         coordinates = self.shape.coordinates(rank)

@@ -138,7 +138,7 @@ def _legend_width(slot) -> float:
 
 
 def _draw_legend(drawing, layout: FlatLayout, y: float) -> None:
-    x = _LEFT
+    x: float = _LEFT
     for number, slot in enumerate(layout.slots):
         drawing.rectangle(x, y - 10, 12, 12, COLORS[number % len(COLORS)])
         drawing.words(x + 18, y, _legend_text(slot), size=11)
@@ -159,7 +159,7 @@ def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) 
     sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
     scale = 500 / (parameter_count * sum(sizes.values()))
     for at, policy in enumerate(map(policy_named, policies)):
-        left, top = 80, 40 + 34 * at
+        left, top = 80.0, 40 + 34 * at
         drawing.words(70, top + 17, policy.name, anchor="end")
         for color, part in zip(COLORS, sizes):
             of_one = {**nothing, part: sizes[part]}
@@ -169,7 +169,7 @@ def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) 
             left += part_bytes * scale
         whole = policy.bytes_per_rank(parameter_count, num_ranks, **sizes)
         drawing.words(left + 8, top + 17, f"{whole / 1e6:,.1f}")
-    x = 80
+    x = 80.0
     for color, part in zip(COLORS, ("parameters", "gradients", "optimizer state")):
         drawing.rectangle(x, drawing.height - 22, 12, 12, color)
         drawing.words(x + 18, drawing.height - 12, part, size=11)

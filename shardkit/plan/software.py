@@ -118,8 +118,9 @@ class Software:
 
     def bytes_gathered(self, block: str) -> int:
         """Return the bytes of a parameter of such a block on its way between data ranks."""
-        is_cast = self.gather_bytes is not None and block == "layer"
-        return self.gather_bytes if is_cast else self.parameter_bytes
+        if self.gather_bytes is None or block != "layer":
+            return self.parameter_bytes
+        return self.gather_bytes
 
     def gathers(self, data: int, tensor: int, sharing: int) -> bool:
         """Return whether parameters sharded over this many data ranks are gathered into a buffer.

@@ -59,7 +59,7 @@ class Reporter:
         self._metrics_path = folder / "metrics.jsonl"
         self._console = console_of(stream or sys.stdout) if is_writer else None
         self._bar = None
-        if is_writer and self._console.is_terminal:
+        if self._console is not None and self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("step"),
                 BarColumn(16),
@@ -82,7 +82,7 @@ class Reporter:
     def line(self, text: str):
         """Write one line for people."""
         self._log.line(text)
-        if self._is_writer:
+        if self._console is not None:
             self._console.print(text, markup=False)
 
     def progress(self, step: int, text: str | None = None):

@@ -44,8 +44,7 @@ MOST_SPILLED_BYTES, MOST_STACK_BYTES, MOST_REGISTERS = 16, 32, 255
 def all_sources():
     """Every source in a namespace of its own, for one run of the compiler."""
     return "\n".join(
-        f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}"
-        for file in PLAIN_FILES
+        f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}" for file in PLAIN_FILES
     )
 
 

@@ -80,8 +80,8 @@ def launch(
     """
     if 0 in grid:
         return
-    macros = tuple(macros.items()) if macros else ()
+    defined = tuple(macros.items()) if macros else ()
     dtype = x.dtype if dtype is None else numpy.dtype(dtype)
-    function = _function(file, name, dtype, x.data.device_id, shared_bytes, macros)
+    function = _function(file, name, dtype, x.data.device_id, shared_bytes, defined)
     arguments = tuple([NULL if value is None else value for value in args])
     function(grid, block, arguments, shared_mem=shared_bytes)

@@ -61,7 +61,7 @@ class Node:
         members, seats, sees_all = zip(*places)
         if not all(sees_all):
             return None
-        return cls(heap, mappings, list(members), has_cores=have_cores(seats))
+        return cls(heap, mappings, list(members), has_cores=have_cores(list(seats)))
 
     def channel(self, messages, **options) -> SharedMemoryChannel | None:
         """Return the channel of a group within the node, around its messages.

@@ -16,7 +16,10 @@ MAX_TABLES = 32  # that are kept: of lengths, models and dtypes in use at the sa
 
 
 def rotary(
-    x: Tensor, positions: Any = None, base: float = 10000.0, scaling: tuple[float, ...] | None = None
+    x: Tensor,
+    positions: Any = None,
+    base: float = 10000.0,
+    scaling: tuple[float, ...] | None = None,
 ) -> Tensor:
     """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
 
