@@ -23,6 +23,7 @@ RUNS = {
     "zero1": ((1, 3, 1), "zero1", "1f1b", {}),
     "zero2": ((1, 2, 1), "zero2", "1f1b", {"activation_checkpointing": True}),
     "fsdp": ((1, 4, 1), "fsdp", "1f1b", {}),
+    "hsdp": ((1, 4, 1), "hsdp", "1f1b", {}),
     "not deterministic": ((1, 3, 1), "fsdp", "1f1b", {"deterministic": False}),
     "tensor": ((1, 1, 3), "ddp", "1f1b", {}),
     "sequence": ((1, 1, 2), "fsdp", "1f1b", {"sequence_parallel": True}),

@@ -131,3 +131,25 @@ def test_in_checked_mode_arrays_are_staged_since_there_calls_are_compared(monkey
 def test_numpy_runs_do_not_look_for_gpus():
     losses = sk.run_ranks(2, lambda backend: train("FSDP", backend, 1, gpu_transport="nccl")[1])
     assert losses[0] == losses[1] and numpy.isfinite(losses[0])
+
+
+@pytest.mark.parametrize("transport", ["nccl", "ipc"])
+def test_groups_of_data_ranks_have_the_transport_too(transport):
+    """HSDP, 2 x 2: with the bits of staged arrays."""
+
+    def work(name):
+        def on_rank(backend):
+            settings = {"device": "cuda", "gpu_transport": name, "micro_batch": 3}
+            model, losses = train("HSDP", backend, 1, **settings)
+            kinds = {type(g.gpu_transport).__name__ for g in model.mesh.carriers("data")}
+            assert len(model.mesh.carriers("data")) == 3
+            parameters = model.gather_full_parameters().tobytes()
+            model.mesh.close()
+            return losses, parameters, kinds
+
+        return on_rank
+
+    gpus = 1 if transport == "ipc" else 4
+    staged, ours = [on_gpus(4, work(name), gpus)[0] for name in ("staged", transport)]
+    assert [result[:2] for result in ours] == [result[:2] for result in staged]
+    assert len(ours[0][2]) == 1 and ours[0][2] != staged[0][2] == {"NoneType"}
