@@ -10,7 +10,7 @@ from stand_in import pretended_gpu
 
 import shardkit as sk
 from shardkit.array.device import Device
-from shardkit.checkpoint.background import _Task
+from shardkit.checkpoint.background import Snapshot, _Task
 from shardkit.checkpoint.tools.convert import to_safetensors
 from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 
@@ -138,6 +138,14 @@ def test_writing_takes_two_page_locked_blocks_and_reading_two(gpu, tmp_path):
         assert device.bytes_in_use("checkpoint snapshot") >= 3 * 4 * model.parameter_count
 
     sk.run_ranks(1, on_rank)
+
+
+def test_arrays_may_change_as_soon_as_a_snapshot_is_taken(gpu):
+    array = gpu.device.from_host(numpy.arange(1000.0))
+    (copied,), done = Snapshot(gpu.device).take([("weights", None, array)])
+    array += 1
+    done.wait()
+    assert copied[2].tolist() == list(range(1000))
 
 
 def test_the_thread_that_writes_is_on_the_device_of_its_rank():
