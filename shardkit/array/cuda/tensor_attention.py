@@ -53,7 +53,12 @@ class Tiles:
 # their numbers in registers (tests/pure/test_cuda_sources.py). The smallest fit into 99 KB.
 TILES = {
     FORWARD: {
-        2: {64: [Tiles(4, 2, 64)], 128: [Tiles(4, 2, 32)], 256: [Tiles(4, 1, 32)]},
+        2: {
+            64: [Tiles(4, 2, 64)],
+            128: [Tiles(4, 2, 32)],
+            192: [Tiles(4, 1, 32)],
+            256: [Tiles(4, 1, 16)],
+        },
         4: {64: [Tiles(4, 2, 32)], 128: [Tiles(4, 1, 32)], 192: [Tiles(4, 1, 16)]},
     },
     FOR_QUERIES: {
