@@ -36,19 +36,16 @@ def _settings():
         "those of another task."
     )
     yield ""
-    section = None
     for line in configuration_of(load_task(DEFAULT_TASK)).help_text().splitlines():
-        found = re.match(r"\s*--(\w+)\.(\w+)\s+(.*)", line)
-        if found[1] != section:
-            section = found[1]
-            yield from (
-                "",
-                f"### [{section}]",
-                "",
-                "| setting | default and meaning |",
-                "|---|---|",
-            )
-        yield f"| `{section}.{found[2]}` | {_cell(found[3])} |"
+        setting = re.match(r"\s*--(\w+\.\w+)\s+(.*)", line)
+        if setting:
+            yield f"| `{setting[1]}` | {_cell(setting[2])} |"
+        elif line:
+            title, _, meaning = line.partition("] ")
+            yield f"### {title}{']' if meaning else ''}".rstrip(":")
+            yield from ("", meaning, "", "| setting | default and meaning |", "|---|---|")
+        else:
+            yield ""
 
 
 def _cell(text: str) -> str:
