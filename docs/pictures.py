@@ -51,6 +51,7 @@ def pictures() -> dict[str, str]:
         "ddp.svg": draw_policies(block(4), ["ddp"]),
         "zero.svg": draw_policies(block(4), ["zero1", "zero2"]),
         "fsdp.svg": draw_policies(block(4), ["fsdp"]),
+        "hsdp.svg": draw_policies(block(2), ["hsdp"], num_ranks=4),
         "memory.svg": draw_memory(100_000_000, 4, FOUR),
         "tensor.svg": draw_boxes(tensor),
         "sequence.svg": draw_boxes(sequence),
