@@ -96,9 +96,9 @@ ArXiv 2407.21783, table 4: 8 tensor ranks, 16 pipeline ranks, sequences of 8192.
 embedding alone, the last the head, and the others a layer each.
 
 """
-_PLANS = """What `shardkit plan` prints for it, as `mixed`, the first three meshes. Meta ran 16 x 128 x 8 on
-16,384 GPUs and reached 400; it computed nothing again (section 3.3.2), which `mixed` does where its
-memory is more than 76 GB.
+_PLANS = """What `shardkit plan` prints for it, as `mixed`, the first three meshes. Meta ran
+16 x 128 x 8 on 16,384 GPUs and reached 400; it computed nothing again (section 3.3.2), which
+`mixed` does where its memory is more than 76 GB.
 
 """
 _BAND = """## The band
