@@ -12,6 +12,8 @@ the policy shards them) are kept for the next step but are no part of the state;
 strategies bound them.
 """
 
+import tracemalloc
+
 import numpy
 import pytest
 from hybrids import POLICIES, gpt, hybrid, step_once
@@ -94,3 +96,17 @@ def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):
     assert max(own for _, own, _ in of_stages) < 1.3 * sum(sizes.values()) / pipeline
     for rank, (_, _, over_formula) in enumerate(results):
         assert abs(over_formula - 1) < 0.05, f"rank {rank} holds {over_formula:.3f} x the formula"
+
+
+def test_metadata_copies_no_parameters():
+    """A copy of what a rank keeps would be the peak of its memory between two steps."""
+    backend = sk.InMemoryCommunicationBackend(0, 1, "metadata")
+    config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+    model = sk.DDPModel(sk.models.MLP([512, 1024, 512]), config)
+    model.get_model_metadata()  # what is imported or made once
+    tracemalloc.start()
+    about = model.get_model_metadata()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert about["shard_size"] == model.local_parameter_shard.size == model.parameter_count
+    assert most < about["parameter_bytes"] / 10

@@ -24,7 +24,7 @@ def metadata_of(model) -> dict:
         **{f"{axis}_parallel_size": mesh.size(axis) for axis in AXES},
         **{f"{axis}_parallel_rank": getattr(mesh.coordinates, axis) for axis in AXES},
         "parameter_count": model.parameter_count,
-        "shard_size": engine.weights.local().size,
+        "shard_size": engine.weights.num_local,
         "shard_ranks": _shard_ranks(engine),
         "num_units": len(engine.units),
         "compiled": engine.compilation.is_on,

@@ -116,15 +116,24 @@ class Weights:
 
     def local(self):
         """Return what this rank updates, 1-D, a copy. No communication."""
+        return numpy.concatenate([to_host(part) for part in self._local_parts()])
+
+    @property
+    def num_local(self) -> int:
+        """The length of local(), without the copy."""
+        return sum(part.size for part in self._local_parts())
+
+    def _local_parts(self) -> list:
+        """Return what this rank updates, in pieces where they lie."""
         if not self.units[0].updates_all:
-            return numpy.concatenate([to_host(unit.updated_parameters) for unit in self._own_units])
+            return [unit.updated_parameters for unit in self._own_units]
         slots = {
             slot.name: unit.updated_parameters[slot.offset : slot.stop]
             for unit in self._own_units
             for slot in unit.layout.slots
         }
         order = [name for name in self._model.named_parameters() if name in slots]
-        return numpy.concatenate([to_host(slots[name]) for name in order])
+        return [slots[name] for name in order]
 
     def set(self, vector) -> None:
         """Take what each rank owns from the same whole vector: the inverse of gather().
