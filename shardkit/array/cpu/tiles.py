@@ -84,6 +84,7 @@ class Lanes:
 
 
 def smaller(builder, x, y):
+    """Return the smaller of two integers, signed."""
     return builder.select(builder.icmp_signed("<", x, y), x, y)
 
 
