@@ -119,7 +119,12 @@ class Mesh:
         """Return the groups that the data axis is made of: first this rank's run of `size`
         neighbors, then, if there are several runs, the ranks at its place in each.
 
-        Collective over the backend the first time for each size, which divides the data ranks.
+        Collective over the backend the first time for each size.
+
+        Parameters
+        ----------
+        size
+            Of a run; it divides the data ranks.
         """
         data = self.group("data")
         if size == data.world_size:
@@ -133,7 +138,15 @@ class Mesh:
     def carriers(self, axis: str) -> tuple[CommunicationBackend, ...]:
         """Return all groups that carry messages along the axis: its own, and those it is cut into.
 
-        Errors: MeshError on an unknown axis.
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
+
+        Raises
+        ------
+        MeshError
+            On an unknown axis.
         """
         cuts = self._cuts.values() if axis == "data" else ()
         return self.group(axis), *(group for groups in cuts for group in groups)
@@ -142,6 +155,11 @@ class Mesh:
         """Return how many neighbors along the axis each node has; None if they differ.
 
         The same on all ranks; no communication.
+
+        Parameters
+        ----------
+        axis
+            "pipeline", "data" or "tensor".
         """
         lengths = {
             len(list(run))

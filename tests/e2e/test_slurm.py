@@ -157,7 +157,8 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
     it. The second start must not be warned again before the test is done with it: it has a later
     limit.
     """
-    subprocess.run([sys.executable, ROOT / "jobs" / "surrogate_table.py", "table.h5"], cwd=folder)
+    table = ROOT / "examples" / "surrogate_table.py"
+    subprocess.run([sys.executable, table, "table.h5"], cwd=folder, check=True)
     script = render(
         folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, settings=OWN
     )

@@ -12,6 +12,7 @@ from kernel_table import ATTENTION
 from shardkit import nn
 from shardkit.array import halves, kernels, products
 from shardkit.array.arena import Arena
+from shardkit.array.cpu.panel_tiles import HAS_PAIRS
 from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named, is_floating, is_half, wide
 from shardkit.array.halves import rounded, widened
@@ -190,6 +191,10 @@ def arguments(half):
     }
 
 
+# Where the CPU multiplies pairs of bfloat16, products take rounded weights: two roundings.
+ROUNDS_WEIGHTS = ("causal_attention", "causal_attention_backward") if HAS_PAIRS else ()
+
+
 @EVERY_HALF
 @pytest.mark.parametrize("name", sorted(ROUNDED))
 def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):
@@ -205,7 +210,11 @@ def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):
         kept = "int32" if right.dtype.kind == "i" else "float32"
         assert result.dtype == (half if is_rounded else kept)
         tolerance = (HALF_A_LAST_BIT[half] if is_rounded else 0) + 20 * 2.0**-24
-        numpy.testing.assert_allclose(exact(result), right, rtol=tolerance, atol=20 * 2.0**-24)
+        rounds_weights = is_rounded and name in ROUNDS_WEIGHTS and half == "bfloat16"
+        more = abs(right).max() / 128 if rounds_weights else 0
+        numpy.testing.assert_allclose(
+            exact(result), right, rtol=tolerance, atol=20 * 2.0**-24 + more
+        )
 
 
 def exact_argument(value):
@@ -394,11 +403,16 @@ def test_attention_reads_and_writes_bfloat16_wherever_it_lies(shape, lies):
     y, log_sums = kernels.causal_attention(q, k, v, 0.4, first)
     wanted = right(*map(exact, (q, k, v)), 0.4, first)
     assert y.dtype == q.dtype and log_sums.dtype == "float32"
-    numpy.testing.assert_allclose(exact(y), wanted[0], rtol=2.0**-8, atol=1e-5)
+
+    def check(found, right, least):
+        more = abs(right).max(initial=0) / 128 if HAS_PAIRS else 0
+        numpy.testing.assert_allclose(exact(found), right, rtol=2.0**-8, atol=least + more)
+
+    check(y, wanted[0], 1e-5)
     numpy.testing.assert_allclose(log_sums, wanted[1], rtol=1e-5, atol=1e-5)
     given = g, q, k, v, y, log_sums
     found = kernels.causal_attention_backward(*given, 0.4, first)
     right = KERNELS["causal_attention_backward"].reference
     for mine, theirs in zip(found, right(*map(exact, given), 0.4, first)):
         assert mine.dtype == q.dtype
-        numpy.testing.assert_allclose(exact(mine), theirs, rtol=2.0**-8, atol=1e-4)
+        check(mine, theirs, 1e-4)

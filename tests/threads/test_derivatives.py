@@ -204,7 +204,8 @@ def test_rows_are_the_value_and_its_derivatives():
     net = sk.models.MLP([2, 8, 8, 3], "tanh", dtype="float64")
     x = rng.random((5, 2))
     rows = nn.Derivatives(net, order=2).predict(x)
-    assert (rows[:, 0] == net.predict(x)).all() and rows.shape == (5, 5, 3)
+    assert rows.shape == (5, 5, 3)
+    numpy.testing.assert_allclose(rows[:, 0], net.predict(x), rtol=1e-13)  # in products of others
     for along in range(2):
         for output in range(3):
             at = Tensor(x, requires_grad=True)

@@ -6,6 +6,7 @@ with model.trace("trace.json"):          # on all ranks
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -125,13 +126,25 @@ class Trace:
 class Traced:
     """The contract of what can be traced: it has engine, mesh, policy and checkpoints."""
 
-    def trace(self, path) -> Trace:
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Record from now on what each rank does, for a file that Perfetto opens. Collective.
 
-        path     of the file, which rank 0 writes
-        returns  a context manager; its close(), also collective, writes the file
         Actions of the program, verbs with their bytes and groups, and checkpoints, on the clock of
         rank 0. Of a compiled model: the same actions, each as long as the host takes to launch it.
-        Errors, on all ranks: OSError if the file cannot be written.
+
+        Parameters
+        ----------
+        path
+            Of the file, which rank 0 writes.
+
+        Returns
+        -------
+        Trace
+            A context manager; its close(), also collective, writes the file.
+
+        Raises
+        ------
+        OSError
+            On all ranks, if the file cannot be written.
         """
         return Trace(self, path)
