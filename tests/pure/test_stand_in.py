@@ -304,6 +304,16 @@ def test_memory_that_is_given_back_during_a_copy_is_found(machine):
     stream.synchronize()
 
 
+def test_memory_may_be_given_back_during_a_copy_on_its_own_stream(machine):
+    """What gets it next comes later on that stream."""
+    host = page_locked(3)
+    x, stream = stand_in.arange(3.0), stand_in.cuda.get_current_stream()
+    copy_later(x, host, stream)
+    assert numpy.isnan(host).all()
+    del x
+    assert not machine.mistakes and host.tolist() == [0, 1, 2]
+
+
 OVERWRITING = {
     "setitem": lambda x: x.__setitem__(0, 7),
     "fill": lambda x: x.fill(7),

@@ -59,6 +59,7 @@ class Allocation:
             size,
             written,
         )
+        self.stream = written[0]  # that of the pool's arena which lent it
         self.parts: list[tuple] = []
         self.used_bytes = machine.used_bytes
         self.address = memory.__array_interface__["data"][0]
@@ -288,8 +289,11 @@ class Machine:
         return allocation
 
     def give_back(self, allocation):
-        """Its last user is gone."""
+        """Its last user is gone. Copies on its own stream come before what is done with it next, as
+        in CuPy's pool.
+        """
         with self.lock:
+            allocation.stream.finish()
             if allocation.used_bytes is self.used_bytes:
                 self.used_bytes[allocation.device] -= allocation.size
             at = bisect_right(self._addresses, (allocation.address, float("inf"))) - 1
