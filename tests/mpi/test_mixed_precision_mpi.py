@@ -33,5 +33,5 @@ def test_half_floats_end_in_the_bits_of_the_serial_run(backend, strategy, half):
     serial = sk.run_ranks(1, lambda alone: run(alone, "DDP"))[0][0]
     found = backend.all_gather_object(run(backend, strategy))
     assert {bits for bits, _ in found} == {serial}
-    is_shared = strategy == "FSDP" and backend.world_size > 1 and backend.memory() is not None
+    is_shared = backend.world_size > 1 and backend.memory() is not None
     assert {shared for _, shared in found} == {is_shared}

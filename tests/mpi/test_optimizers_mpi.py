@@ -70,7 +70,7 @@ def test_a_whole_run_follows_the_serial_one(backend, kind, serial):
     [
         ("tensor", "optimizer/first_moment/blocks.0.attention_norm.weight"),
         ("DDP", "optimizer/second_moment/blocks.1.mlp.up.weight"),
-        ("ZeRO-1", "model/blocks.1.mlp.up.weight"),
+        ("DDP", "model/blocks.1.mlp.up.weight"),
     ],
 )
 def test_state_that_drifted_on_one_rank_is_reported_and_identical_again(backend, kind, tensor):

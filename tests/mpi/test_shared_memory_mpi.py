@@ -388,23 +388,25 @@ def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(node):
 
 
 @pytest.mark.parametrize("steps", ["train", "by hand"])
-def test_fsdp_in_common_memory_ends_in_the_bits_of_fsdp_by_messages(node, monkeypatch, steps):
+@pytest.mark.parametrize("policy", ["FSDP", "ZeRO-1", "ZeRO-2"])
+def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, monkeypatch, policy, steps):
     monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "1")
     apart = MPICommunicationBackend()
     apart.initialize()
     ends, common = [], []
     for backend in (node, apart):
-        model, _ = train("FSDP", backend, 2, samples=2 * backend.world_size)
+        model, _ = train(policy, backend, 2, samples=2 * backend.world_size)
+        seen = []
         for step in range(3):
             x, y = sk.split_batch(model.mesh, *token_batch(step, 2 * backend.world_size))
             if steps == "train":
                 model.train(x, y)
             else:
                 gradients = model.compute_gradients(x, y)
-                model.predict(x)  # a rank may still read when another one writes
+                seen.append(model.predict(x))
                 model.apply_gradients(gradients, 1e-2)
         common += [unit.is_common for unit in model.engine.units]
-        ends.append(model.gather_full_parameters())
+        ends.append(numpy.concatenate([model.gather_full_parameters(), *map(numpy.ravel, seen)]))
         model.close()
     apart.shutdown()
     units = len(common) // 2

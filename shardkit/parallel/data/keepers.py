@@ -5,7 +5,7 @@
                                                                          reduce-scatter
     Shard      its span                       all-gather to a buffer     reduce-scatter
                                               that release gives back
-    Window     its span, in memory that all   wait until all ranks       (a Shard keeps gradients)
+    Window     its span, in memory that all   wait until all ranks       (others keep gradients)
                ranks of the group share       have written
     Rounded    master weights, in a Whole     round to half floats,      (a keeper of float32 does)
                or a Shard                     then as their keeper
@@ -16,6 +16,8 @@ one of them, which writes it to checkpoints, and spread() copies it to the other
 
 KEEPERS maps the entries of layout.policy.POLICIES to the first two. Keepers.of picks those of a
 policy once, when a model is built: a unit calls its keepers, and nothing asks for the policy again.
+Where each rank updates its span, and all ranks of the group can see one memory, a Window takes the
+place of Whole or Shard for parameters: they lie there once, and nothing is sent to gather them.
 Another way to keep arrays (replicas of shards, an average of weights) is another class here.
 A `site` has the layout, the data axis and the memory of the unit (site.py).
 """
@@ -157,15 +159,8 @@ class Shard:
         return cls(site, site.zeros(site.layout.shard, "gradients"))
 
     @classmethod
-    def of_parameters(cls, site, dtype, *, is_rounded: bool) -> "Shard | Window":
-        """Keep parameters: in a window where all ranks share memory, else in an array of this rank.
-
-        Collective over the data axis. is_rounded   the values of this rank are kept elsewhere
-        """
-        is_on_cpu = site.pools.device.kind == "cpu"
-        window = site.movement.group.common(site.layout.size, dtype) if is_on_cpu else None
-        if window is not None:
-            return Window(site, window)
+    def of_parameters(cls, site, dtype, *, is_rounded: bool) -> "Shard":
+        """Keep parameters. is_rounded   the values of this rank are kept elsewhere"""
         return cls(site, None if is_rounded else site.zeros(site.layout.shard, "parameters", dtype))
 
     @staticmethod
@@ -263,16 +258,25 @@ class Window:
     """Parameters that lie once in memory that all ranks of the group share.
 
     whole   [layout.size], where each rank keeps, and alone writes, its shard
+    lasts   blocks may read them between two uses too, as in a Whole
     """
 
     is_whole = gathers_by_messages = is_on_its_way = False
-    is_released_after_use = is_common = True
+    is_common = True
 
-    def __init__(self, site, whole):
+    def __init__(self, site, whole, *, lasts: bool):
         self._site, self.whole = site, whole
+        self.is_released_after_use = not lasts
         self.array = self.shard = whole[site.shard]
         self.kept = whole[site.span]
         site.pools.device.accounts.watch(self.shard, "parameters").fill(0)
+
+    @classmethod
+    def opened(cls, site, dtype, *, lasts: bool) -> "Window | None":
+        """Return a window of the group; None if it shares no memory. Collective over the group."""
+        is_on_cpu = site.pools.device.kind == "cpu"
+        memory = site.movement.group.common(site.layout.size, dtype) if is_on_cpu else None
+        return None if memory is None else cls(site, memory, lasts=lasts)
 
     def part(self, elements: slice):
         """Return these elements of the layout, a view."""
@@ -371,5 +375,11 @@ class Keepers:
         """Return the keeper of a unit's parameters. Collective over the data axis."""
         dtype = site.pools.compute_dtype
         is_rounded = dtype != site.layout.dtype
-        kept = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
+        is_shared = self.parameters is Shard or self.state is Shard  # each writes its span alone
+        lasts = self.parameters is Whole
+        kept: Whole | Shard | Window | None = None
+        if is_shared:
+            kept = Window.opened(site, dtype, lasts=lasts)
+        if kept is None:
+            kept = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
         return Rounded(kept, self.state.of_state(site)) if is_rounded else kept
