@@ -1,5 +1,10 @@
-"""The GPU arrays of a group of one rank: copies within GPU memory, or nothing."""
+"""A group of one rank: copies, or nothing. No message is sent but to itself.
 
+AloneChannel      of host arrays, around the channel that carries such messages
+AloneTransport    of GPU arrays
+"""
+
+from .channel import WrappedChannel
 from .operations import CompleteHandle
 
 _VERBS = (
@@ -12,6 +17,49 @@ _VERBS = (
     "iall_gather",
     "ireduce_scatter",
 )
+
+
+class AloneChannel(WrappedChannel):
+    """All verbs but messages to itself. A sum over one rank is what it has, in any order."""
+
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return True
+
+    def barrier(self):
+        pass
+
+    def all_reduce(self, array, op):
+        pass
+
+    def broadcast(self, array, root):
+        pass
+
+    def all_gather(self, send, receive, counts):
+        receive[...] = send
+
+    def reduce_scatter(self, send, receive, counts, op):
+        receive[...] = send
+
+    def scatter(self, send, receive, root, counts):
+        receive[...] = send
+
+    def gather(self, send, receive, root, counts):
+        receive[...] = send
+
+    def all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
+        (count,), (source,), (target,) = send_counts, send_starts, receive_starts
+        receive[target : target + count] = send[source : source + count]
+
+    def iall_reduce(self, array, op):
+        return CompleteHandle()
+
+    def iall_gather(self, send, receive, counts):
+        receive[...] = send
+        return CompleteHandle()
+
+    def ireduce_scatter(self, send, receive, counts, op):
+        receive[...] = send
+        return CompleteHandle()
 
 
 class AloneTransport:

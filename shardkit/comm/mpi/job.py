@@ -9,6 +9,7 @@ from typing import Any
 
 from ...environment import checked_mode
 from ...errors import CommunicationError
+from ..alone import AloneChannel
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..failure.guard import JobGuard
 from ..node import open_node
@@ -79,8 +80,10 @@ class Job:
 
     def carrier(self, messages: MPIChannel):
         """Return the best channel for a group: memory of its node, levels, or its messages."""
+        if messages.size == 1:
+            return AloneChannel(messages)
         homes = [self._homes[rank] for rank in messages.members.world_ranks]
-        if messages.size > 1 and len(set(homes)) == 1 and homes[0] is not None:
+        if len(set(homes)) == 1 and homes[0] is not None:
             return self._node.channel(messages) or messages
         here = ranks_per_node(homes)
         return messages if here is None else self._levels(messages, here)
