@@ -45,11 +45,10 @@ class RunReport(Callback):
     def at_start(self, run):
         """Say what is trained, where, and which ranks do it; start the clock. Collective."""
         about, settings = self._model.get_model_metadata(), self._settings
-        mixed = (
-            f", computed in {about['compute_dtype']}"
-            if self._model.engine.numerics.is_mixed
-            else ""
-        )
+        computed, multiplied = about["compute_dtype"], about["product_dtype"]
+        mixed = f", computed in {computed}" if self._model.engine.numerics.is_mixed else ""
+        if multiplied != computed:
+            mixed += f" with products in {multiplied}"
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self._reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self._model.policy.name} on "

@@ -19,6 +19,7 @@ from shardkit.array.blas.probe import has_same_bits
 from shardkit.array.dtypes import dtype_named
 from shardkit.doctor.machine import check_products
 from shardkit.errors import ConfigurationError
+from shardkit.parallel.step.numerics import Numerics
 
 numbers = numpy.random.default_rng(3)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
@@ -313,6 +314,9 @@ def test_a_cpu_without_the_arithmetic_multiplies_bfloat16_in_float32(monkeypatch
     library = onednn.load_onednn.__wrapped__()
     x = numpy.ones((4, 4), dtype_named("bfloat16"))
     assert library.multiply(x, x, numpy.empty((4, 4), "float32")) is is_able
+    numerics = Numerics(numpy.dtype("float32"), x.dtype, blas=library)
+    assert str(numerics.product_dtype(is_on_gpu=False)) == ("bfloat16" if is_able else "float32")
+    assert numerics.product_dtype(is_on_gpu=True) == x.dtype
     with products.multiplied_by(library):
         assert (products.matmul(x, x) == 4).all()
 

@@ -530,7 +530,7 @@ def test_a_run_tells_of_the_scale_and_of_what_it_computes_in(tmp_path, capsys):
     sk.run_ranks(1, lambda backend: train_run(settings, backend))
     said, records = capsys.readouterr().out, (tmp_path / "run" / "metrics.jsonl").read_text()
     assert (
-        "computed in float16;" in said
+        "computed in float16 with products in float32;" in said
         and "the loss is scaled by 8.38861e+06 from now on" in said.replace("\n", " ")
     )
     assert '"loss_scale": 8388608.0' in records

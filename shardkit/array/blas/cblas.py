@@ -44,6 +44,7 @@ class CblasLibrary:
             many.restype = None
             many.argtypes = [enum, *[pointer] * 13, integer, pointer]
             self._functions[dtype] = one, many
+        self.multiplies_halves = halves
         self._of_halves = library.cblas_gemm_bf16bf16f32 if halves else None
         if halves:
             self._of_halves.restype = None

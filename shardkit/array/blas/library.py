@@ -6,10 +6,12 @@ from typing import Protocol
 class Library(Protocol):
     """Multiplies matrices on the CPU, the same bits in every run and at every address.
 
-    name   of the library and its version, for people
+    name                of the library and its version, for people
+    multiplies_halves   it multiplies bfloat16 as it is, on this CPU
     """
 
     name: str
+    multiplies_halves: bool
 
     def multiply(self, a, b, out) -> bool:
         """Compute out = a b and return True; return False, and do nothing, if it cannot.

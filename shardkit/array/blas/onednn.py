@@ -61,7 +61,7 @@ class OneDnnLibrary:
     def __init__(self, interface: Interface, halves: bool):
         self.name = f"oneDNN {interface.version_text}"
         self._interface = interface
-        self._halves = halves
+        self.multiplies_halves = halves
 
     def multiply(self, a, b, out) -> bool:
         """Compute out = a b, unless oneDNN cannot; see library.py."""
@@ -100,7 +100,7 @@ class OneDnnLibrary:
     def _takes(self, dtype, result) -> bool:
         if dtype == FLOAT32:
             return result == FLOAT32
-        return self._halves and dtype.name == "bfloat16" and result in (FLOAT32, dtype)
+        return self.multiplies_halves and dtype.name == "bfloat16" and result in (FLOAT32, dtype)
 
 
 def _is_for_gemm(layout: Layout, dtype) -> bool:

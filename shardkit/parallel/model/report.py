@@ -29,6 +29,7 @@ def metadata_of(model) -> dict:
         "num_units": len(engine.units),
         "compiled": engine.compilation.is_on,
         "compute_dtype": str(numerics.compute_dtype),
+        "product_dtype": str(numerics.product_dtype(engine.device.kind != "cpu")),
         "matmul_precision": numerics.precision,
         "blas": numerics.blas.name if numerics.blas else config.blas,
         "loss_scale": state.loss_scale.value,

@@ -82,6 +82,16 @@ class Numerics:
         """True if blocks read rounded copies of the master weights."""
         return self.compute_dtype != self.dtype
 
+    def product_dtype(self, is_on_gpu: bool) -> numpy.dtype:
+        """Return what matrices are multiplied in: a CPU multiplies half floats as float32, unless
+        it has bfloat16 and a library that uses it.
+        """
+        has_halves = self.blas is not None and self.blas.multiplies_halves
+        is_widened = self.is_mixed and not is_on_gpu
+        if is_widened and not (has_halves and self.compute_dtype.name == "bfloat16"):
+            return numpy.dtype("float32")
+        return self.compute_dtype
+
     @property
     def is_scaled(self) -> bool:
         """True if the loss is scaled."""
