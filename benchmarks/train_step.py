@@ -24,6 +24,7 @@ from contestants import Sizes, Spec, shardkit_gpt
 from race import Race
 from report import Table, machine, machine_text, save
 
+from shardkit.array.blas.processor import multiplies_bfloat16
 from shardkit.train.choice import measured_seconds, products_of_layers
 
 
@@ -167,7 +168,7 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
     """Race one group; return its table, its raw numbers, and what went wrong, in words."""
     print(f"{sizes.name} {group}", flush=True)
     began = time.monotonic()
-    specs = [spec for spec in groups()[group] if is_possible(spec)]
+    specs = [spec for spec in groups()[group] if not why_not(spec)]
     with Race(sizes) as race:
         race.enter(*specs)
         left = seconds - (time.monotonic() - began)
@@ -195,14 +196,22 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
     title = f"{sizes.name}, {TITLES[group].format(micro_batches=sizes.micro_batches)}"
     note = efficiency(race) if group == "ddp" else ""
     if specs != groups()[group]:
-        note = "torch.compile is left out: it needs a C++ compiler, and there is none."
+        note = "Left out: " + "; ".join(sorted({why_not(spec) for spec in groups()[group]} - {""}))
     return Table(title, COLUMNS, rows, note), {**raw, "failed": race.failed}, wrong
 
 
-def is_possible(spec: Spec) -> bool:
-    """Return whether it can run here: torch.compile needs a C++ compiler on CPUs."""
+def why_not(spec: Spec) -> str:
+    """Return why a contestant cannot run here; "" if it can."""
     compilers = os.environ.get("CXX", "g++"), "c++", "clang++"
-    return spec.library == "shardkit" or not spec.compiled or any(map(shutil.which, compilers))
+    if spec.library == "shardkit":
+        return ""
+    if spec.compute == "bfloat16" and not multiplies_bfloat16():
+        return (
+            "PyTorch in bfloat16, of which a step takes seconds on a CPU that does not multiply it"
+        )
+    if spec.compiled and not any(map(shutil.which, compilers)):
+        return "torch.compile, which needs a C++ compiler, and there is none"
+    return ""
 
 
 def row(race: Race, spec: Spec, first: str) -> list:
