@@ -8,15 +8,14 @@
 
 A graph has the addresses of all arrays in it: `buffers` must lie where they lay. Its work is
 captured on a stream of the memory's own, which others never wait for, and launched on the current
-one. What a kernel gives to `before_graph` is done before the graph; numbers of the host are what
-they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
+one; numbers of the host are what they were. An error of CUDA or CuPy in a capture ends it: it
+cannot be recorded.
 Source: CUDA Programming Guide, stream capture; cupy.cuda.Stream.begin_capture, whose default mode
 lets the pool grow meanwhile.
 """
 
 from contextlib import suppress
 from contextvars import ContextVar
-from math import prod
 
 import numpy
 
@@ -24,24 +23,6 @@ from ..errors import DeviceMemoryError, ShardingError
 from .device import Device
 
 _recorder: ContextVar = ContextVar("shardkit_graph_recorder", default=None)  # of this thread
-
-
-def before_graph(function, *args) -> None:
-    """Call function(*args); under capture, let it be called before each launch of the graph.
-
-    For what a graph cannot do. It may read what goes in, and write what is `reserved`.
-    """
-    recorder = _recorder.get()
-    if recorder is None:
-        function(*args)
-    else:
-        recorder.calls.before.append((function, args))
-
-
-def reserved(shape, dtype, xp):
-    """Return a new array of xp for `before_graph` to write; under capture it shares no memory."""
-    recorder = _recorder.get()
-    return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
 def outside_of_graphs(reason: str) -> None:
@@ -113,19 +94,13 @@ class GraphMemory:
         with self.in_use():
             return self._device.xp.empty(shape, dtype)
 
-    def reserved(self, shape, dtype):
-        """Return an array outside of the pool, for as long as it is referenced."""
-        pointer = self._device.xp.get_default_memory_pool().malloc(
-            prod(shape) * numpy.dtype(dtype).itemsize
-        )
-        return self._device.accounts.watch(
-            self._device.xp.ndarray(shape, dtype, pointer), self._purpose
-        )
-
     def workspace(self, num_bytes):
         """Return scratch outside of the pool, the same at each call."""
         if self._workspace is None or self._workspace.nbytes < num_bytes:
-            self._workspace = self.reserved((num_bytes,), numpy.uint8)
+            pointer = self._device.xp.get_default_memory_pool().malloc(num_bytes)
+            self._workspace = self._device.accounts.watch(
+                self._device.xp.ndarray((num_bytes,), numpy.uint8, pointer), self._purpose
+            )
         return self._workspace
 
     def same_place(self, array):
@@ -143,11 +118,10 @@ class GraphMemory:
 
 
 class GraphCalls:
-    """What was captured: calls that precede it, and a graph."""
+    """What was captured: a graph, and the arrays that it needs."""
 
     def __init__(self, buffers: dict):
         self._addresses = _addresses(buffers)
-        self.before: list[tuple] = []  # (function, arguments)
         self.kept: list = []  # arrays that others made and may forget
         self.graph = None
 
@@ -158,8 +132,6 @@ class GraphCalls:
                 "parameters or gradients have moved within a step that is replayed; make the model "
                 "anew and train it uncompiled"
             )
-        for function, arguments in self.before:
-            function(*arguments)
         self.graph.launch()
 
 
@@ -202,10 +174,6 @@ class GraphRecorder:
     def refuse(self, reason: str) -> None:
         """Note that it cannot be recorded; the first reason is kept."""
         self.reason = self.reason or reason
-
-    def reserved(self, shape, dtype):
-        """Return an array outside of the pool of graphs."""
-        return self._memory.reserved(shape, dtype)
 
     def workspace(self, num_bytes):
         """Return scratch outside of the pool of graphs, which all of them share."""

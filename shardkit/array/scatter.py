@@ -12,7 +12,6 @@ import numpy
 from . import kernels
 from .backend import xp_of
 from .dtypes import is_floating
-from .graphs import outside_of_graphs
 
 
 def add_at(whole, index, values) -> None:
@@ -27,7 +26,6 @@ def add_at(whole, index, values) -> None:
     if xp is numpy or not is_floating(whole.dtype):  # the order of integers does not matter
         xp.add.at(whole, index, values)
         return
-    outside_of_graphs("sums at places that are computed cannot be sorted within a graph")
     depth = _depth(index, whole.ndim)
     width = prod(whole.shape[depth:])
     num_rows = prod(whole.shape[:depth])

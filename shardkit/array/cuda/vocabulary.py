@@ -2,11 +2,11 @@
 
 import numpy
 
-from ..backend import is_device_array, xp_of
-from ..graphs import before_graph, reserved
+from ..backend import is_device_array
 from ..registry import on_cuda
 from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
-from .launch import MAX_BLOCKS, launch
+from .launch import launch
+from .sorting import sorted_by_row
 
 FILE = "rows.cu"
 
@@ -57,13 +57,10 @@ def _marks(targets, counts):
 def embedding_backward(gradient, ids, num_rows, out=None):
     width = gradient.shape[1]
     dtype = real_dtype(gradient)
-    assert num_rows <= MAX_BLOCKS
     sums = out
     if out is None or out.dtype != dtype:
         sums = new(gradient, (num_rows, width), dtype)
-    order = reserved(ids.shape, numpy.int64, xp_of(ids))
-    before_graph(_sort, ids, order)  # a graph cannot sort
-    ids = plain(ids.astype(numpy.int64, copy=False))
+    order, starts = sorted_by_row(ids, num_rows)
     threads = min(256, max(32, -(-width // pack(gradient) // 32) * 32))
     launch(
         gradient,
@@ -72,18 +69,12 @@ def embedding_backward(gradient, ids, num_rows, out=None):
         (num_rows if width else 0,),
         (threads,),
         plain(gradient),
-        ids[order],
         order,
+        starts,
         sums,
-        ids.size,
         width,
     )
     if out is None or out is sums:
         return sums
     out[...] = sums  # half floats: rounded once, after all is added
     return out
-
-
-def _sort(ids, order):
-    """Fill `order` with the places of the ids: equal ones side by side, in the order they came."""
-    order[...] = xp_of(ids).argsort(ids, kind="stable")
