@@ -52,4 +52,6 @@ def test_a_layer_adds_a_known_number_of_launches_and_no_casts_or_waits(book, sty
     assert sum(more.values()) / (2 * 2) <= MOST_LAUNCHES[style], more
     assert more.get("copy", 0) == 0  # where astype() is counted
     assert not {"cos", "sin", "power"} & set(many[0])  # of tables of rotary positions
-    assert len(many[1]) == len(few[1]) <= 2, many[1]  # loss and norm; none for the sorts of ids
+    assert len(many[1]) == len(few[1]) == 1, many[
+        1
+    ]  # loss and norm together; none for sorts of ids

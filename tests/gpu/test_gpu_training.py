@@ -12,9 +12,10 @@ import pytest
 from builders import small_gpt, token_batch, train
 from called_models import Odd, UNetLike, batch
 from half_floats import BFLOAT16
-from hybrids import gpt, layers_for, trained
+from hybrids import gpt, hybrid, layers_for, trained
 
 import shardkit as sk
+from shardkit.nn import ops
 
 TOLERANCE = 1e-11
 # (pipeline, data, tensor), policy, schedule, settings
@@ -183,6 +184,35 @@ def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
     (losses, parameters), (gpu_losses, gpu_parameters) = run("cpu"), run("cuda")
     numpy.testing.assert_allclose(gpu_losses, losses, rtol=1e-5)
     numpy.testing.assert_allclose(gpu_parameters, parameters, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+@pytest.mark.parametrize("mesh", [(1, 2, 1), (2, 1, 1)], ids=str)
+def test_a_bad_loss_on_one_rank_skips_the_step_on_all(gpu, mesh, clip):
+    """The losses are judged on the GPU, before the host knows them: gradients are good here."""
+
+    def on_rank(backend):
+        def loss(prediction, y):
+            is_bad = backend.rank == 1 and model.step_number == 1
+            return ops.cross_entropy(prediction, y) + (numpy.inf if is_bad else 0.0)
+
+        model = hybrid(
+            *(backend, mesh),
+            policy="ddp",
+            model=small_gpt(layers=2),
+            device="cuda",
+            max_gradient_norm=clip,
+            loss=loss,
+        )
+        skipped, losses = [], []
+        for step in range(3):
+            losses.append(model.train(*sk.split_batch(model.mesh, *token_batch(step, 4))))
+            skipped.append(model.engine.state.skips.last)
+        return losses, skipped
+
+    for losses, skipped in sk.run_ranks(2, on_rank):
+        assert numpy.isfinite(losses).tolist() == [True, False, True]
+        assert skipped[0] is skipped[2] is None and skipped[1].ranks == (1,)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ predictions and losses without learning are in evaluation.py.
 import time
 from dataclasses import replace
 from functools import cached_property
-from math import isfinite, nan
+from math import nan
 from operator import itemgetter
 
 import numpy
@@ -150,8 +150,8 @@ class Engine:
         began = time.perf_counter()
         self.exposure.begin_step()
         batch, inputs = self._prepare(x, y, ballot=self.ballot)
-        results, loss = self._compute(batch, inputs)
-        self._take_step(results, loss)
+        results = self._compute(batch, inputs)
+        loss = self._take_step(results, batch.items)
         self.state.samples_seen += batch.samples
         self.exposure.end_step()
         if not self.overlap.is_settled:
@@ -166,7 +166,8 @@ class Engine:
         batch, inputs = self._prepare(x, y, loss)
         if not batch.items:
             raise ShapeError(f"{NOTHING_COUNTS}; there is no mean gradient of nothing")
-        results, mean_loss = self._compute(batch, inputs)
+        results = self._compute(batch, inputs)
+        mean_loss = self._losses.mean_of(results, batch.items)
         self._check_failures(results)
         return mean_loss
 
@@ -309,31 +310,34 @@ class Engine:
         """
         return 1.0 / items / self.loss_scale.value if items else nan
 
-    def _compute(self, batch: AgreedBatch, inputs: Inputs) -> tuple[Results, float]:
-        """Run forward, backward and reduction; return the results, and the mean loss."""
+    def _compute(self, batch: AgreedBatch, inputs: Inputs) -> Results:
+        """Run forward, backward and reduction."""
         self.drop_gradients()
         self._items_reduced = batch.items
         results = self.runtime.run(self._program.gradients, inputs)
         self._has_gradients = True
-        return results, self._losses.mean_of(results, batch.items)
+        return results
 
     def _take_step(
-        self, computed: Results, loss: float | None = None, learning_rate: float | None = None
-    ):
+        self, computed: Results, items: float | None = None, learning_rate: float | None = None
+    ) -> float | None:
         """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or
-        infinite, or means of nothing.
+        infinite, or means of nothing. Return the mean loss over these items.
 
-        With clipping the gradient norm is the vote, without it one small message is.
+        With clipping the gradient norm is the vote, without it one small message is. Either way a
+        GPU's losses are fetched with what is judged, so that the host waits once.
         Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory, what a block
         of a rank raised; nothing has changed then.
         """
-        is_good = computed.failure is None and (loss is None or isfinite(loss))
-        update = Update(self.state.next_update, learning_rate, is_good=is_good)
+        is_empty = self._items_reduced == 0
+        is_good = computed.failure is None and not is_empty
+        update = Update(self.state.next_update, learning_rate, is_good=is_good, computed=computed)
         norm = self.runtime.run(self._program.clip, Inputs(update=update)).gradient_norm
         self.gradient_norm = norm
-        is_empty = self._items_reduced == 0
         skip = None
-        if is_agreed_good(self.mesh.world, norm, is_good, self.trained_units):
+        takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, self.trained_units)
+        loss = None if items is None else self._losses.mean_of(computed, items)
+        if takes_it:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
@@ -349,6 +353,7 @@ class Engine:
         if not is_empty:
             self.loss_scale.count(skip is None)
         self._finish_step()
+        return loss
 
     def _check_failures(self, results: Results):
         """Raise on all ranks what stopped one that had to go on with zeros; its gradients are of no

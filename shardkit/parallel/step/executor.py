@@ -12,9 +12,10 @@ out (shortage.py), messages that must move meanwhile (pump.py), a stopwatch (sto
 from collections.abc import Callable, Iterable
 
 from ...array.arena import Arena
-from ...array.backend import numbers_of
+from ...array.backend import is_device_array
 from ...schedule.actions import Action, Kind
 from .inputs import Inputs, Results
+from .votes import fetch
 
 
 class Executor:
@@ -64,7 +65,8 @@ class Runtime:
                 self.movement.begin_run()
                 self.executor.execute(actions, inputs, results)
                 self.flow.end()
-                results.losses = dict(zip(results.losses, numbers_of(results.losses.values())))
+                if not any(map(is_device_array, results.losses.values())):
+                    fetch(results)  # of the arena, which lends its memory again
         except BaseException:
             for part in (self.flow, self.movement, *self._units):
                 part.give_up()

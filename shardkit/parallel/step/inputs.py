@@ -14,6 +14,23 @@ class MicroBatch(NamedTuple):
     context: ForwardContext
 
 
+@dataclass
+class Results:
+    """What comes out of one run of a program, on this rank.
+
+    losses          {micro-batch: sum over its items}; arrays on a GPU until votes.fetch()
+    predictions     {micro-batch: output of the last unit}
+    gradient_norm   before clipping; None if nothing asked for it
+    failure         what went wrong while this rank computed; the rest of the program then went on
+                    with zeros
+    """
+
+    losses: dict[int, Any] = field(default_factory=dict)
+    predictions: dict[int, Any] = field(default_factory=dict)
+    gradient_norm: float | None = None
+    failure: Exception | None = None
+
+
 @dataclass(frozen=True)
 class Update:
     """What CLIP and STEP are given.
@@ -22,12 +39,14 @@ class Update:
     learning_rate   overrides the rule's own
     clip_factor     every gradient is multiplied by it
     is_good         False if this rank knows that the step must not be taken; CLIP tells all ranks
+    computed        what came out with the gradients: CLIP judges its losses, and fetches them
     """
 
     number: int = 1
     learning_rate: float | None = None
     clip_factor: float = 1.0
     is_good: bool = True
+    computed: Results = field(default_factory=Results)
 
 
 @dataclass(frozen=True)
@@ -48,20 +67,3 @@ class Inputs:
     gradient_scale: float = 1.0
     first_gradient: int = 0
     update: Update = Update()
-
-
-@dataclass
-class Results:
-    """What comes out of one run of a program, on this rank.
-
-    losses          {micro-batch: sum over its items}
-    predictions     {micro-batch: output of the last unit}
-    gradient_norm   before clipping; None if nothing asked for it
-    failure         what went wrong while this rank computed; the rest of the program then went on
-                    with zeros
-    """
-
-    losses: dict[int, Any] = field(default_factory=dict)
-    predictions: dict[int, Any] = field(default_factory=dict)
-    gradient_norm: float | None = None
-    failure: Exception | None = None

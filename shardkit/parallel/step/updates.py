@@ -3,13 +3,13 @@
 A unit's gradient is reduced when its last W is done, and the step is taken when all are.
 """
 
-from math import nan
+from math import isfinite, nan
 
 import numpy
 
 from ...array import fresh
 from ...array.arena import empty
-from ...array.backend import numbers_of, xp_of
+from ...array.backend import is_array, xp_of
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.mesh import Mesh
 from ...schedule.actions import Kind
@@ -17,6 +17,8 @@ from ..data.gradients import NORM_BLOCK
 from ..data.movement import Movement
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
+from .inputs import Update
+from .votes import fetch
 
 
 class Updates:
@@ -69,7 +71,7 @@ class Updates:
         self._transfers.add_over(ranks, self.units[place].gradients.updated, tag)
 
     def _clip(self, action, inputs, results):
-        results.gradient_norm = self._gradient_norm(inputs.update.is_good)
+        results.gradient_norm = self._gradient_norm(inputs.update)
 
     def _step(self, action, inputs, results):
         update = inputs.update
@@ -77,9 +79,9 @@ class Updates:
             update.number, update.clip_factor, update.learning_rate
         )
 
-    def _gradient_norm(self, is_good: bool) -> float:
+    def _gradient_norm(self, update: Update) -> float:
         """Return the norm of the reduced gradient of what is trained, each element counted once;
-        NaN if any rank is not good.
+        NaN if any rank is not good, or a loss of it is not finite.
 
         Collective over the mesh. Squares are summed per block of NORM_BLOCK elements, blocks in
         order, units by their sums: blocks never straddle two ranks, so the bits do not depend on
@@ -90,9 +92,10 @@ class Updates:
         local = [
             unit.gradients.squares() for unit in units.values()
         ]  # [blocks of this rank's shard] each
-        xp = xp_of(*local)
+        losses = update.computed.losses.values()
+        xp = xp_of(*local, *filter(is_array, losses))
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
-        xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
+        xp.concatenate([*local, _vote(xp, update.is_good, losses)], out=mine)
         everyones = empty((sharing.world_size, mine.size), mine.dtype, xp)
         sharing.all_gather(mine, everyones.reshape(-1))
         sums, column = [], 0
@@ -103,7 +106,7 @@ class Updates:
             used = -(-unit.layout.length // NORM_BLOCK)
             sums.append(in_order[:used].sum())
             column += blocks.size
-        *sums, nan_or_zero = numbers_of([*sums, everyones[:, -1].sum()])
+        *sums, nan_or_zero = fetch(update.computed, *sums, everyones[:, -1].sum())
         for group in self._movement.between:
             (nan_or_zero,) = ordered_sum(group, [nan_or_zero])
         return self._norm_over_stages(units, sums, nan_or_zero)
@@ -119,3 +122,16 @@ class Updates:
             of_units = of_ranks.sum(0)
         # By size: parts of units stand behind all units of their stage, so places differ by mesh.
         return sum(sorted(of_units.tolist())) ** 0.5
+
+
+def _vote(xp, is_good: bool, losses):
+    """Return an array [1]: 0, or NaN if the rank is not good or a loss is not finite.
+
+    Losses on a GPU are judged there, so that the host need not wait for them first.
+    """
+    on_host = [loss for loss in losses if not is_array(loss)]
+    vote = xp.full(1, 0.0 if is_good and all(map(isfinite, on_host)) else nan)
+    there = [loss for loss in losses if is_array(loss)]
+    if there:
+        vote += (0 * xp.stack(there)).sum()
+    return vote

@@ -15,7 +15,7 @@ from math import isfinite, nan
 
 import numpy
 
-from ...array.backend import numbers_of
+from ...array.backend import is_array, numbers_of
 from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import agree, raise_together
@@ -77,6 +77,17 @@ class Skips:
         self.in_a_row = self.in_a_row + 1 if skip is not None else 0
 
 
+def fetch(results: Results, *scalars) -> list[float]:
+    """Return these arrays of one element as Python numbers, and make the losses such too.
+
+    All that lies on a GPU comes in one transfer, which the host waits for.
+    """
+    waiting = [m for m, loss in results.losses.items() if is_array(loss)]
+    numbers = numbers_of([*scalars, *[results.losses[m] for m in waiting]])
+    results.losses.update(zip(waiting, numbers[len(scalars) :]))
+    return numbers[: len(scalars)]
+
+
 class StepLosses:
     """The losses that the last stage of each pipeline has, summed on all ranks.
 
@@ -92,6 +103,7 @@ class StepLosses:
 
         Losses of micro-batches, then of ranks, are summed in the tree order of their gradients.
         """
+        fetch(results)
         losses = results.losses  # of the last stage; others have none
         level = [losses[m] for m in sorted(losses)] or [0.0]
         while len(level) > 1:
@@ -115,7 +127,11 @@ def mean(total: float, items: float) -> float:
 
 
 def is_agreed_good(
-    world: CommunicationBackend, gradient_norm: float | None, is_good: bool, units
+    world: CommunicationBackend,
+    gradient_norm: float | None,
+    is_good: bool,
+    computed: Results,
+    units,
 ) -> bool:
     """Return whether the step is to be taken, the same on all ranks.
 
@@ -123,11 +139,13 @@ def is_agreed_good(
 
     gradient_norm   NaN if any rank is not good; None if nothing clips
     is_good         False if this rank knows that the step must not be taken
+    computed        whose losses are fetched with the gradients' squares, and have to be finite
     """
     if gradient_norm is not None:
         return isfinite(gradient_norm)
-    squares = [unit.gradients.squares().sum() for unit in units]
-    return not agree(world, not (is_good and all(map(isfinite, numbers_of(squares)))))
+    squares = fetch(computed, *[unit.gradients.squares().sum() for unit in units])
+    numbers = [*squares, *computed.losses.values()]
+    return not agree(world, not (is_good and all(map(isfinite, numbers))))
 
 
 def ranks_with_bad_losses(world: CommunicationBackend, losses) -> tuple[int, ...]:
