@@ -247,6 +247,24 @@ def check_rows_alone(xp, width):
             assert together[row : row + 1].tobytes() == single.tobytes()
 
 
+def check_odd_rows(xp, dtype, width, first):
+    """Check that rows at every distance from a multiple of 16 bytes have the bits of aligned ones,
+    and that nothing is written beside them.
+    """
+    rng = numpy.random.default_rng(width)
+    x = rng.standard_normal((17, width)).astype(dtype)
+    whole, out = [shifted(xp, xp.asarray(x), first) for _ in range(2)]
+    around = out.base
+    around[...] = 7
+    assert cuda.softmax(whole, out=out) is out
+    for row in range(len(x)):
+        alone = cuda.softmax(xp.asarray(x[row : row + 1]))
+        assert out[row].get().tobytes() == alone.get().tobytes(), row
+    beside = around.get().astype("float32")
+    beside[first : first + x.size] = 7
+    assert (beside == 7).all()
+
+
 # (width, kernels) of rows that blocks of all sizes take: more than the table has
 WIDE_ROWS = [
     (5000, "layer_norm layer_norm_backward rms_norm_backward softmax_backward cross_entropy"),

@@ -123,6 +123,14 @@ def test_wide_rows_are_shared_by_more_threads(cupy, width, names):
     checks.check_wide_rows(cupy, width, names)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("dtype, width", [("float32", 269), ("float64", 37), ("bfloat16", 269)])
+def test_rows_of_odd_width_have_the_bits_of_aligned_ones(cupy, dtype, width, first):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+    checks.check_odd_rows(cupy, dtype, width, first)
+
+
 @pytest.mark.parametrize("width", [1, 3, 64, 257, 700, 40_000])
 def test_each_row_has_the_bits_it_has_alone(cupy, width):
     checks.check_rows_alone(cupy, width)

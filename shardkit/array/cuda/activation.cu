@@ -19,24 +19,22 @@ __device__ __forceinline__ real silu_slope(real x, real s) { return s * fused(x,
 // ---- whole arrays [n] ----------------------------------------------------------------------------------------------
 
 template <class Rule> __device__ __forceinline__ void map(const STORED* x, STORED* out, long long n, Rule rule) {
-    bool aligned = is_aligned(x) && is_aligned(out);
     for_all_packs(n, [&](long long i, long long count) {
         real a[PACK];
-        load(a, x + i, count, aligned);
+        load(a, x + i, count);
         for (int j = 0; j < PACK; j++) a[j] = rule(a[j]);
-        store(out + i, a, count, aligned);
+        store(out + i, a, count);
     });
 }
 
 template <class Rule>
 __device__ __forceinline__ void map(const STORED* x, const STORED* y, STORED* out, long long n, Rule rule) {
-    bool aligned = is_aligned(x) && is_aligned(y) && is_aligned(out);
     for_all_packs(n, [&](long long i, long long count) {
         real a[PACK], b[PACK];
-        load(a, x + i, count, aligned);
-        load(b, y + i, count, aligned);
+        load(a, x + i, count);
+        load(b, y + i, count);
         for (int j = 0; j < PACK; j++) a[j] = rule(a[j], b[j]);
-        store(out + i, a, count, aligned);
+        store(out + i, a, count);
     });
 }
 
@@ -68,19 +66,18 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const STORED* gate, con
 
 extern "C" __global__ void __launch_bounds__(256)
 swiglu_backward(const STORED* gradient, const STORED* gate, const STORED* up, STORED* for_gate, STORED* for_up, long long n) {
-    bool aligned = is_aligned(gradient) && is_aligned(gate) && is_aligned(up) && is_aligned(for_gate) && is_aligned(for_up);
     for_all_packs(n, [&](long long i, long long count) {
         real g[PACK], a[PACK], b[PACK];
-        load(g, gradient + i, count, aligned);
-        load(a, gate + i, count, aligned);
-        load(b, up + i, count, aligned);
+        load(g, gradient + i, count);
+        load(a, gate + i, count);
+        load(b, up + i, count);
         for (int j = 0; j < PACK; j++) {
             real s = logistic(a[j]), for_this = g[j] * b[j] * silu_slope(a[j], s);
             b[j] = g[j] * a[j] * s;
             a[j] = for_this;
         }
-        store(for_gate + i, a, count, aligned);
-        store(for_up + i, b, count, aligned);
+        store(for_gate + i, a, count);
+        store(for_up + i, b, count);
     });
 }
 
@@ -89,16 +86,15 @@ swiglu_backward(const STORED* gradient, const STORED* gate, const STORED* up, ST
 extern "C" __global__ void __launch_bounds__(256)
 bias_gelu(const STORED* x, const STORED* bias, STORED* out, long long num_rows, long long width, long long rows) {
     long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
-    bool aligned = is_aligned(x) && is_aligned(out) && width % PACK == 0;
     if (count <= 0) return;
     real shift[PACK];
-    for (int k = 0; k < PACK; k++) shift[k] = k < count ? widened(bias[j + k]) : 0;
+    load(shift, bias + j, count);
     for (long long first = (long long)blockIdx.y * rows; first < num_rows; first += (long long)gridDim.y * rows) {
         for (long long row = first; row < first + rows && row < num_rows; row++) {
             real a[PACK];
-            load(a, x + row * width + j, count, aligned);
+            load(a, x + row * width + j, count);
             for (int k = 0; k < PACK; k++) a[k] = gelu_of(a[k] + shift[k]);
-            store(out + row * width + j, a, count, aligned);
+            store(out + row * width + j, a, count);
         }
     }
 }
@@ -108,21 +104,20 @@ extern "C" __global__ void __launch_bounds__(256)
 bias_gelu_backward(const STORED* gradient, const STORED* x, const STORED* bias, STORED* out, real* parts, long long num_rows,
                    long long width, long long rows) {
     long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
-    bool aligned = is_aligned(gradient) && is_aligned(x) && is_aligned(out) && width % PACK == 0;
     if (count <= 0) return;
     real shift[PACK];
-    for (int k = 0; k < PACK; k++) shift[k] = k < count ? widened(bias[j + k]) : 0;
+    load(shift, bias + j, count);
     for (long long first = (long long)blockIdx.y * rows; first < num_rows; first += (long long)gridDim.y * rows) {
         real sum[PACK] = {};
         for (long long row = first; row < first + rows && row < num_rows; row++) {
             real g[PACK], a[PACK];
-            load(g, gradient + row * width + j, count, aligned);
-            load(a, x + row * width + j, count, aligned);
+            load(g, gradient + row * width + j, count);
+            load(a, x + row * width + j, count);
             for (int k = 0; k < PACK; k++) {
                 a[k] = g[k] * gelu_slope(a[k] + shift[k]);
                 sum[k] += a[k];
             }
-            if (out) store(out + row * width + j, a, count, aligned);
+            if (out) store(out + row * width + j, a, count);
         }
         for (int k = 0; parts && k < PACK; k++)
             if (k < count) parts[first / rows * width + j + k] = sum[k];

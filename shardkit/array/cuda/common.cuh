@@ -81,10 +81,30 @@ template <class T> struct alignas(16) Packed { T item[16 / sizeof(T)]; };
 
 __device__ __forceinline__ bool is_aligned(const void* address) { return (unsigned long long)address % 16 == 0; }
 
-// `count` numbers, all of a pack in one load if they lie so; the rest is zero. Which thread reads what never depends on it.
-__device__ __forceinline__ void load(real (&x)[PACK], const STORED* from, long long count, bool aligned) {
-    if (aligned && count >= PACK) {
-        Packed<STORED> pack = *(const Packed<STORED>*)from;
+struct alignas(16) Words { unsigned word[4]; };
+
+// The pack at `from`, `bytes` behind a multiple of 16: out of the two loads that hold it. Each has a number of the pack in it, so
+// neither leaves the 16 bytes of memory that somebody owns; the neighbor's load of the same ones comes from the cache.
+__device__ __forceinline__ Packed<STORED> straddling(const STORED* from, int bytes) {
+    const Words* at = (const Words*)((const char*)from - bytes);
+    Words low = at[0], high = at[1];
+    unsigned w[8] = {low.word[0], low.word[1], low.word[2], low.word[3], high.word[0], high.word[1], high.word[2], high.word[3]};
+#pragma unroll
+    for (int i = 0; i < 6; i++) w[i] = bytes & 8 ? w[i + 2] : w[i];
+#pragma unroll
+    for (int i = 0; i < 5; i++) w[i] = bytes & 4 ? w[i + 1] : w[i];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = bytes & 2 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
+    union { Words words; Packed<STORED> pack; } both;
+    both.words = {w[0], w[1], w[2], w[3]};
+    return both.pack;
+}
+
+// `count` numbers, those of a whole pack by loads of 16 bytes; the rest is zero. Which thread has what depends on no address.
+__device__ __forceinline__ void load(real (&x)[PACK], const STORED* from, long long count) {
+    int bytes = (unsigned long long)from % 16;
+    if (count >= PACK) {
+        Packed<STORED> pack = bytes ? straddling(from, bytes) : *(const Packed<STORED>*)from;
 #pragma unroll
         for (int i = 0; i < PACK; i++) x[i] = widened(pack.item[i]);
     } else {
@@ -93,16 +113,36 @@ __device__ __forceinline__ void load(real (&x)[PACK], const STORED* from, long l
     }
 }
 
-__device__ __forceinline__ void store(STORED* to, const real (&x)[PACK], long long count, bool aligned) {
-    if (aligned && count >= PACK) {
-        Packed<STORED> pack;
+// Store the first COUNT numbers of a pack, which lie aligned, and bring the others to the front.
+template <int COUNT> __device__ __forceinline__ void put(STORED*& to, Packed<STORED>& pack) {
+    struct alignas(COUNT * sizeof(STORED)) Piece { STORED item[COUNT]; } piece;
 #pragma unroll
-        for (int i = 0; i < PACK; i++) pack.item[i] = rounded<STORED>(x[i]);
-        *(Packed<STORED>*)to = pack;
-    } else {
+    for (int i = 0; i < COUNT; i++) piece.item[i] = pack.item[i];
+#pragma unroll
+    for (int i = 0; i < PACK - COUNT; i++) pack.item[i] = pack.item[i + COUNT];
+    *(Piece*)to = piece;
+    to += COUNT;
+}
+
+// In the largest pieces that lie aligned: at most four of a pack of eight.
+__device__ __forceinline__ void store(STORED* to, const real (&x)[PACK], long long count) {
+    int behind = (unsigned long long)to % 16 / sizeof(STORED), before = PACK - behind;
+    Packed<STORED> pack;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) pack.item[i] = rounded<STORED>(x[i]);
+    if (count < PACK) {
 #pragma unroll
         for (int i = 0; i < PACK; i++)
-            if (i < count) to[i] = rounded<STORED>(x[i]);
+            if (i < count) to[i] = pack.item[i];
+    } else if (behind == 0) {
+        *(Packed<STORED>*)to = pack;
+    } else {
+        if (before & 1) put<1>(to, pack);
+        if constexpr (PACK > 2) if (before & 2) put<2>(to, pack);
+        if constexpr (PACK > 4) if (before & 4) put<4>(to, pack);
+        if constexpr (PACK > 4) if (behind & 4) put<4>(to, pack);
+        if constexpr (PACK > 2) if (behind & 2) put<2>(to, pack);
+        if (behind & 1) put<1>(to, pack);
     }
 }
 

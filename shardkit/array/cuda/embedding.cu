@@ -4,12 +4,11 @@
 extern "C" __global__ void __launch_bounds__(256)
 embedding_backward(const STORED* gradient, const long long* order, const long long* starts, real* out, long long width) {
     long long id = blockIdx.x, start = starts[id], stop = starts[id + 1];
-    bool aligned = is_aligned(gradient) && width % PACK == 0;
     for_packs(width, [&](long long j, long long count) {
         real sum[PACK] = {}, a[PACK];
 #pragma unroll 4
         for (long long i = start; i < stop; i++) {
-            load(a, gradient + order[i] * width + j, count, aligned);
+            load(a, gradient + order[i] * width + j, count);
             for (int k = 0; k < PACK; k++) sum[k] = i == start ? a[k] : sum[k] + a[k];
         }
         for (int k = 0; k < PACK; k++)
@@ -21,14 +20,13 @@ embedding_backward(const STORED* gradient, const long long* order, const long lo
 extern "C" __global__ void __launch_bounds__(256)
 segment_max(const STORED* x, const long long* order, const long long* starts, STORED* out, long long width) {
     long long id = blockIdx.x, start = starts[id], stop = starts[id + 1];
-    bool aligned = is_aligned(x) && is_aligned(out) && width % PACK == 0;
     for_packs(width, [&](long long j, long long count) {
         real top[PACK], a[PACK];
         for (int k = 0; k < PACK; k++) top[k] = -infinity();
         for (long long i = start; i < stop; i++) {
-            load(a, x + order[i] * width + j, count, aligned);
+            load(a, x + order[i] * width + j, count);
             for (int k = 0; k < PACK; k++) top[k] = a[k] > top[k] || a[k] != a[k] ? a[k] : top[k];
         }
-        store(out + id * width + j, top, count, aligned);
+        store(out + id * width + j, top, count);
     });
 }

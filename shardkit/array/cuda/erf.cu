@@ -6,12 +6,11 @@ __device__ __forceinline__ double erf_of(double x) { return erf(x); }
 constexpr real ROOT_HALF = 0.7071067811865476, SLOPE_AT_0 = 0.3989422804014327;         // sqrt(1/2), 1/sqrt(2 pi)
 
 template <class Rule> __device__ __forceinline__ void map(const STORED* x, STORED* out, long long n, Rule rule) {
-    bool aligned = is_aligned(x) && is_aligned(out);
     for_all_packs(n, [&](long long i, long long count) {
         real a[PACK];
-        load(a, x + i, count, aligned);
+        load(a, x + i, count);
         for (int j = 0; j < PACK; j++) a[j] = rule(a[j]);
-        store(out + i, a, count, aligned);
+        store(out + i, a, count);
     });
 }
 
@@ -25,15 +24,14 @@ extern "C" __global__ void __launch_bounds__(256) erf_gelu(const STORED* x, STOR
 
 extern "C" __global__ void __launch_bounds__(256)
 erf_gelu_backward(const STORED* gradient, const STORED* x, STORED* out, long long n) {
-    bool aligned = is_aligned(gradient) && is_aligned(x) && is_aligned(out);
     for_all_packs(n, [&](long long i, long long count) {
         real g[PACK], a[PACK];
-        load(g, gradient + i, count, aligned);
-        load(a, x + i, count, aligned);
+        load(g, gradient + i, count);
+        load(a, x + i, count);
         for (int j = 0; j < PACK; j++) {
             real density = SLOPE_AT_0 * exp_of((real)-0.5 * a[j] * a[j]);
             a[j] = g[j] * ((real)0.5 * (1 + erf_of(a[j] * ROOT_HALF)) + a[j] * density);
         }
-        store(out + i, a, count, aligned);
+        store(out + i, a, count);
     });
 }

@@ -7,20 +7,17 @@ extern "C" __global__ void __launch_bounds__(256)
 tree_sum(const STORED* b0, const STORED* b1, const STORED* b2, const STORED* b3, const STORED* b4, const STORED* b5,
          const STORED* b6, const STORED* b7, long long num_buffers, STORED* out, long long n) {
     const STORED* buffers[MAX_BUFFERS] = {b0, b1, b2, b3, b4, b5, b6, b7};
-    bool aligned = is_aligned(out);
-#pragma unroll
-    for (int b = 0; b < MAX_BUFFERS; b++) aligned = aligned && is_aligned(buffers[b]);
     for_all_packs(n, [&](long long i, long long count) {
         real x[MAX_BUFFERS][PACK];
 #pragma unroll
         for (int b = 0; b < MAX_BUFFERS; b++)
-            if (b < num_buffers) load(x[b], buffers[b] + i, count, aligned);
+            if (b < num_buffers) load(x[b], buffers[b] + i, count);
 #pragma unroll
         for (int step = 1; step < MAX_BUFFERS; step *= 2)
 #pragma unroll
             for (int b = 0; b + step < MAX_BUFFERS; b += 2 * step)
                 for (int k = 0; b + step < num_buffers && k < PACK; k++) x[b][k] += x[b + step][k];
-        store(out + i, x[0], count, aligned);
+        store(out + i, x[0], count);
     });
 }
 
@@ -51,10 +48,9 @@ __device__ __forceinline__ unsigned long long magnitude_bits(double x) {
 extern "C" __global__ void __launch_bounds__(256)
 largest_magnitude(const STORED* x, decltype(magnitude_bits(real()))* largest, long long n) {
     decltype(magnitude_bits(real())) most = 0;
-    bool aligned = is_aligned(x);
     for_all_packs(n, [&](long long i, long long count) {
         real a[PACK];
-        load(a, x + i, count, aligned);
+        load(a, x + i, count);
         for (int k = 0; k < PACK; k++) most = magnitude_bits(a[k]) > most ? magnitude_bits(a[k]) : most;
     });
     for (int pattern = 16; pattern; pattern /= 2) {
@@ -65,10 +61,10 @@ largest_magnitude(const STORED* x, decltype(magnitude_bits(real()))* largest, lo
 }
 
 extern "C" __global__ void __launch_bounds__(256) to_half(const STORED* x, double scale, half_number* out, long long n) {
-    bool aligned = is_aligned(x), out_aligned = is_aligned(out);
+    bool out_aligned = is_aligned(out);
     for_all_packs(n, [&](long long i, long long count) {
         real a[PACK];
-        load(a, x + i, count, aligned);
+        load(a, x + i, count);
         struct alignas(2 * PACK) Halves { half_number item[PACK]; } pack;
         for (int k = 0; k < PACK; k++) pack.item[k] = to_half_number(a[k] * (real)scale);
         if (out_aligned && count == PACK) *(Halves*)(out + i) = pack;
@@ -79,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) to_half(const STORED* x, doubl
 
 // STORED is the type of out
 extern "C" __global__ void __launch_bounds__(256) from_half(const half_number* x, STORED* out, long long n) {
-    bool aligned = is_aligned(out), x_aligned = is_aligned(x);
+    bool x_aligned = is_aligned(x);
     for_all_packs(n, [&](long long i, long long count) {
         struct alignas(2 * PACK) Halves { half_number item[PACK]; } pack;
         if (x_aligned && count == PACK) pack = *(const Halves*)(x + i);
@@ -87,6 +83,6 @@ extern "C" __global__ void __launch_bounds__(256) from_half(const half_number* x
             for (int k = 0; k < count; k++) pack.item[k] = x[i + k];
         real a[PACK];
         for (int k = 0; k < PACK; k++) a[k] = k < count ? widened(pack.item[k]) : 0;
-        store(out + i, a, count, aligned);
+        store(out + i, a, count);
     });
 }

@@ -3,14 +3,14 @@
 // branch, if it is not null, is added to x first and the sum written to total; a row is normalized as it is stored there.
 
 __device__ __forceinline__ const STORED*
-added(const STORED* x, const STORED* branch, STORED* total, long long width, bool aligned) {
+added(const STORED* x, const STORED* branch, STORED* total, long long width) {
     if (!branch) return x;
     for_packs(width, [&](long long j, long long count) {
         real a[PACK], b[PACK];
-        load(a, x + j, count, aligned);
-        load(b, branch + j, count, aligned);
+        load(a, x + j, count);
+        load(b, branch + j, count);
         for (int k = 0; k < PACK; k++) a[k] += b[k];
-        store(total + j, a, count, aligned);
+        store(total + j, a, count);
     });
     return total;
 }
@@ -20,25 +20,26 @@ layer_norm(const STORED* x, const STORED* branch, STORED* total, const STORED* w
            real* mean, real* inverse, long long num_rows, long long width) {
     long long row = row_number(), at = row * width;
     if (row >= num_rows) return;
-    bool aligned = is_aligned(x) && is_aligned(branch) && is_aligned(total) && is_aligned(y) && width % PACK == 0;
-    x = added(x + at, branch ? branch + at : branch, total + at, width, aligned);
+    x = added(x + at, branch ? branch + at : branch, total + at, width);
     real a[PACK], sum = 0, squares = 0;
     for_packs(width, [&](long long j, long long count) {
-        load(a, x + j, count, aligned);
+        load(a, x + j, count);
         for (int k = 0; k < PACK; k++) sum += a[k];
     });
     real middle = sum_over_row(sum) / (real)width;
     for_packs(width, [&](long long j, long long count) {
-        load(a, x + j, count, aligned);
+        load(a, x + j, count);
         for (int k = 0; k < PACK; k++)
             if (k < count) squares = fused(a[k] - middle, a[k] - middle, squares);
     });
     real scale = 1 / root_of(sum_over_row(squares) / (real)width + (real)eps);
     for_packs(width, [&](long long j, long long count) {
-        load(a, x + j, count, aligned);
-        for (int k = 0; k < PACK; k++)
-            if (k < count) a[k] = fused((a[k] - middle) * scale, widened(weight[j + k]), widened(bias[j + k]));
-        store(y + at + j, a, count, aligned);
+        real w[PACK], b[PACK];
+        load(a, x + j, count);
+        load(w, weight + j, count);
+        load(b, bias + j, count);
+        for (int k = 0; k < PACK; k++) a[k] = fused((a[k] - middle) * scale, w[k], b[k]);
+        store(y + at + j, a, count);
     });
     if (threadIdx.x == 0) mean[row] = middle, inverse[row] = scale;
 }
@@ -48,19 +49,19 @@ rms_norm(const STORED* x, const STORED* branch, STORED* total, const STORED* wei
          long long num_rows, long long width) {
     long long row = row_number(), at = row * width;
     if (row >= num_rows) return;
-    bool aligned = is_aligned(x) && is_aligned(branch) && is_aligned(total) && is_aligned(y) && width % PACK == 0;
-    x = added(x + at, branch ? branch + at : branch, total + at, width, aligned);
+    x = added(x + at, branch ? branch + at : branch, total + at, width);
     real a[PACK], squares = 0;
     for_packs(width, [&](long long j, long long count) {
-        load(a, x + j, count, aligned);
+        load(a, x + j, count);
         for (int k = 0; k < PACK; k++) squares = fused(a[k], a[k], squares);
     });
     real scale = 1 / root_of(sum_over_row(squares) / (real)width + (real)eps);
     for_packs(width, [&](long long j, long long count) {
-        load(a, x + j, count, aligned);
-        for (int k = 0; k < PACK; k++)
-            if (k < count) a[k] = a[k] * scale * widened(weight[j + k]);
-        store(y + at + j, a, count, aligned);
+        real w[PACK];
+        load(a, x + j, count);
+        load(w, weight + j, count);
+        for (int k = 0; k < PACK; k++) a[k] = a[k] * scale * w[k];
+        store(y + at + j, a, count);
     });
     if (threadIdx.x == 0) inverse[row] = scale;
 }

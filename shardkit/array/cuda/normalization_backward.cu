@@ -5,24 +5,22 @@
 extern "C" __global__ void __launch_bounds__(512)
 norm_backward(const STORED* gradient, const STORED* x, const STORED* weight, const real* mean, const real* inverse, STORED* for_x,
               real* for_weight, real* for_bias, long long num_rows, long long width, long long rows) {
-    bool aligned = is_aligned(gradient) && is_aligned(x) && is_aligned(for_x) && width % PACK == 0;
     real weight_sum[PACKS][PACK] = {}, bias_sum[PACKS][PACK] = {};
     real n[PACKS][PACK], g[PACKS][PACK], w[PACKS][PACK];
     long long piece = blockIdx.x, step = (long long)blockDim.x * PACK;
 #pragma unroll
-    for (int p = 0; p < PACKS; p++)
-        for (int k = 0; k < PACK; k++) {
-            long long j = threadIdx.x * PACK + p * step + k;
-            w[p][k] = j < width ? widened(weight[j]) : 0;
-        }
+    for (int p = 0; p < PACKS; p++) {
+        long long j = threadIdx.x * PACK + p * step;
+        load(w[p], weight + j, width - j);
+    }
     for (long long row = piece * rows; row < (piece + 1) * rows && row < num_rows; row++) {
         real middle = mean ? mean[row] : 0, scale = inverse[row], level = 0, along = 0;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             long long j = threadIdx.x * PACK + p * step, count = width - j;
             if (count <= 0) break;
-            load(n[p], x + row * width + j, count, aligned);
-            load(g[p], gradient + row * width + j, count, aligned);
+            load(n[p], x + row * width + j, count);
+            load(g[p], gradient + row * width + j, count);
 #pragma unroll
             for (int k = 0; k < PACK; k++) {
                 n[p][k] = (n[p][k] - middle) * scale;
@@ -42,7 +40,7 @@ norm_backward(const STORED* gradient, const STORED* x, const STORED* weight, con
             if (count <= 0) break;
 #pragma unroll
             for (int k = 0; k < PACK; k++) g[p][k] = (g[p][k] - level - n[p][k] * along) * scale;
-            store(for_x + row * width + j, g[p], count, aligned);
+            store(for_x + row * width + j, g[p], count);
         }
     }
 #pragma unroll

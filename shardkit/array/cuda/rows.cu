@@ -15,11 +15,11 @@ struct Join {
     }
 };
 
-__device__ __forceinline__ Soft soft_of_row(const STORED* x, long long width, bool aligned) {
+__device__ __forceinline__ Soft soft_of_row(const STORED* x, long long width) {
     Soft soft = {-infinity(), 0};
     for_packs(width, [&](long long j, long long count) {
         real a[PACK], top = soft.top;
-        load(a, x + j, count, aligned);
+        load(a, x + j, count);
         for (int k = 0; k < PACK; k++)
             if (k < count) top = larger(top, a[k]);
         soft.total *= weight(soft.top, top);
@@ -33,14 +33,13 @@ __device__ __forceinline__ Soft soft_of_row(const STORED* x, long long width, bo
 extern "C" __global__ void __launch_bounds__(1024) softmax(const STORED* x, STORED* out, long long num_rows, long long width) {
     long long row = row_number();
     if (row >= num_rows) return;
-    bool aligned = is_aligned(x) && is_aligned(out) && width % PACK == 0;
     x += row * width, out += row * width;
-    Soft soft = soft_of_row(x, width, aligned);
+    Soft soft = soft_of_row(x, width);
     for_packs(width, [&](long long j, long long count) {
         real a[PACK];
-        load(a, x + j, count, aligned);
+        load(a, x + j, count);
         for (int k = 0; k < PACK; k++) a[k] = exp_of(a[k] - soft.top) / soft.total;
-        store(out + j, a, count, aligned);
+        store(out + j, a, count);
     });
 }
 
@@ -48,20 +47,19 @@ extern "C" __global__ void __launch_bounds__(1024)
 softmax_backward(const STORED* gradient, const STORED* y, STORED* out, long long num_rows, long long width) {
     long long row = row_number();
     if (row >= num_rows) return;
-    bool aligned = is_aligned(gradient) && is_aligned(y) && is_aligned(out) && width % PACK == 0;
     gradient += row * width, y += row * width, out += row * width;
     real sum = 0, g[PACK], a[PACK];
     for_packs(width, [&](long long j, long long count) {
-        load(g, gradient + j, count, aligned);
-        load(a, y + j, count, aligned);
+        load(g, gradient + j, count);
+        load(a, y + j, count);
         for (int k = 0; k < PACK; k++) sum = fused(g[k], a[k], sum);
     });
     sum = sum_over_row(sum);
     for_packs(width, [&](long long j, long long count) {
-        load(g, gradient + j, count, aligned);
-        load(a, y + j, count, aligned);
+        load(g, gradient + j, count);
+        load(a, y + j, count);
         for (int k = 0; k < PACK; k++) a[k] *= g[k] - sum;
-        store(out + j, a, count, aligned);
+        store(out + j, a, count);
     });
 }
 
@@ -72,7 +70,7 @@ cross_entropy(const STORED* logits, const long long* targets, const unsigned cha
     long long row = row_number();
     if (row >= num_rows) return;
     const STORED* x = logits + row * width;
-    Soft soft = soft_of_row(x, width, is_aligned(logits) && width % PACK == 0);
+    Soft soft = soft_of_row(x, width);
     if (threadIdx.x != 0) return;
     real log_sum = soft.top + log_of(soft.total);
     long long target = targets[row];
@@ -86,17 +84,16 @@ cross_entropy_backward(const real* factor_at, double factor, const STORED* logit
                        const real* log_sums, const unsigned char* counts, STORED* out, long long num_rows, long long width) {
     long long row = row_number();
     if (row >= num_rows) return;
-    bool aligned = is_aligned(logits) && is_aligned(out) && width % PACK == 0;
     real times = factor_at ? *factor_at : (real)factor, log_sum = log_sums[row];
     long long target = targets[row];
     bool is_counted = !counts || counts[row];
     for_packs(width, [&](long long j, long long count) {
         real a[PACK];
-        load(a, logits + row * width + j, count, aligned);
+        load(a, logits + row * width + j, count);
         for (int k = 0; k < PACK; k++) {
             real p = exp_of(a[k] - log_sum);
             a[k] = is_counted ? (j + k == target ? p - 1 : p) * times : 0;
         }
-        store(out + row * width + j, a, count, aligned);
+        store(out + row * width + j, a, count);
     });
 }

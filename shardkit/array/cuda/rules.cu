@@ -7,32 +7,30 @@ __device__ __forceinline__ real scaled(real gradient, real p, real decay, real g
 
 extern "C" __global__ void __launch_bounds__(256)
 sgd(STORED* parameters, const STORED* gradients, double lr, double decay, double gradient_scale, long long n) {
-    bool aligned = is_aligned(parameters) && is_aligned(gradients);
     for_all_packs(n, [&](long long i, long long count) {
         real p[PACK], g[PACK];
-        load(p, parameters + i, count, aligned);
-        load(g, gradients + i, count, aligned);
+        load(p, parameters + i, count);
+        load(g, gradients + i, count);
         for (int k = 0; k < PACK; k++) p[k] -= (real)lr * scaled(g[k], p[k], decay, gradient_scale);
-        store(parameters + i, p, count, aligned);
+        store(parameters + i, p, count);
     });
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 momentum(STORED* parameters, const STORED* gradients, STORED* velocity, double lr, double beta, long long nesterov, double decay,
          double gradient_scale, long long n) {
-    bool aligned = is_aligned(parameters) && is_aligned(gradients) && is_aligned(velocity);
     for_all_packs(n, [&](long long i, long long count) {
         real p[PACK], g[PACK], v[PACK];
-        load(p, parameters + i, count, aligned);
-        load(g, gradients + i, count, aligned);
-        load(v, velocity + i, count, aligned);
+        load(p, parameters + i, count);
+        load(g, gradients + i, count);
+        load(v, velocity + i, count);
         for (int k = 0; k < PACK; k++) {
             real scaled_g = scaled(g[k], p[k], decay, gradient_scale);
             v[k] = v[k] * (real)beta + scaled_g;
             p[k] -= (real)lr * (nesterov ? scaled_g + (real)beta * v[k] : v[k]);
         }
-        store(velocity + i, v, count, aligned);
-        store(parameters + i, p, count, aligned);
+        store(velocity + i, v, count);
+        store(parameters + i, p, count);
     });
 }
 
@@ -40,13 +38,12 @@ momentum(STORED* parameters, const STORED* gradients, STORED* velocity, double l
 extern "C" __global__ void __launch_bounds__(256)
 adam(STORED* parameters, const STORED* gradients, STORED* m, STORED* v, double step_size, double root_correction, double keep1,
      double beta2, double keep2, double eps, double shrink, double decay, double gradient_scale, long long n) {
-    bool aligned = is_aligned(parameters) && is_aligned(gradients) && is_aligned(m) && is_aligned(v);
     for_all_packs(n, [&](long long i, long long count) {
         real p[PACK], g[PACK], first[PACK], second[PACK];
-        load(p, parameters + i, count, aligned);
-        load(g, gradients + i, count, aligned);
-        load(first, m + i, count, aligned);
-        load(second, v + i, count, aligned);
+        load(p, parameters + i, count);
+        load(g, gradients + i, count);
+        load(first, m + i, count);
+        load(second, v + i, count);
         for (int k = 0; k < PACK; k++) {
             real scaled_g = scaled(g[k], p[k], decay, gradient_scale);
             p[k] *= (real)shrink;
@@ -54,9 +51,9 @@ adam(STORED* parameters, const STORED* gradients, STORED* m, STORED* v, double s
             second[k] = second[k] * (real)beta2 + (real)keep2 * scaled_g * scaled_g;
             p[k] -= (real)step_size * first[k] / (root_of(second[k]) / (real)root_correction + (real)eps);
         }
-        store(m + i, first, count, aligned);
-        store(v + i, second, count, aligned);
-        store(parameters + i, p, count, aligned);
+        store(m + i, first, count);
+        store(v + i, second, count);
+        store(parameters + i, p, count);
     });
 }
 
@@ -64,12 +61,11 @@ adam(STORED* parameters, const STORED* gradients, STORED* m, STORED* v, double s
 extern "C" __global__ void __launch_bounds__(256)
 lion(STORED* parameters, const STORED* gradients, STORED* m, double lr, double keep1, double keep2, double shrink,
      double gradient_scale, long long n) {
-    bool aligned = is_aligned(parameters) && is_aligned(gradients) && is_aligned(m);
     for_all_packs(n, [&](long long i, long long count) {
         real p[PACK], g[PACK], first[PACK];
-        load(p, parameters + i, count, aligned);
-        load(g, gradients + i, count, aligned);
-        load(first, m + i, count, aligned);
+        load(p, parameters + i, count);
+        load(g, gradients + i, count);
+        load(first, m + i, count);
         for (int k = 0; k < PACK; k++) {
             real change = g[k] * (real)gradient_scale - first[k];
             real mixed = first[k] + (real)keep1 * change;
@@ -77,7 +73,7 @@ lion(STORED* parameters, const STORED* gradients, STORED* m, double lr, double k
             p[k] = p[k] * (real)shrink - (real)lr * sign;
             first[k] += (real)keep2 * change;
         }
-        store(m + i, first, count, aligned);
-        store(parameters + i, p, count, aligned);
+        store(m + i, first, count);
+        store(parameters + i, p, count);
     });
 }
