@@ -140,6 +140,49 @@ def check_half_parity(xp, name, line, shape, dtype, of_half=None):
         )
 
 
+def logistic(x):
+    return 1 / (1 + numpy.exp(-x))
+
+
+def twice_u(x):
+    return x * numpy.sqrt(8 / numpy.pi) * (1 + 0.044715 * x * x)
+
+
+def gelu_slope(x):
+    s = logistic(twice_u(x))
+    return s + x * s * (1 - s) * numpy.sqrt(8 / numpy.pi) * (1 + 3 * 0.044715 * x * x)
+
+
+# in float64, without the cancellation that the plain twins have far below zero
+EXACTLY = {
+    "gelu": lambda x: x * logistic(twice_u(x)),
+    "gelu_backward": gelu_slope,
+    "sigmoid": logistic,
+    "silu": lambda x: x * logistic(x),
+}
+
+
+def check_every_half(xp, name, dtype):
+    """Check all half floats up to 10,000: rounded as float64 would be, but for a fiftieth
+    of a last bit, which approximations may cost.
+    """
+    import ml_dtypes
+
+    half = numpy.dtype(dtype)
+    x = numpy.arange(2**16, dtype="uint16").view(half)
+    x = x[abs(x.astype("float32")) < 1e4]
+    arguments = [numpy.ones_like(x), x] if name.endswith("_backward") else [x]
+    with numpy.errstate(over="ignore"):
+        wanted = EXACTLY[name](x.astype("float64"))
+    got = call(xp, name, on_device(xp, arguments))[0].get().astype("float64")
+    kind = ml_dtypes.finfo(half)
+    exponent = numpy.frexp(numpy.maximum(abs(wanted), float(kind.smallest_normal)))[1]
+    last_bit = numpy.ldexp(float(kind.eps), exponent - 1)
+    tiny = 1e-35  # what -ftz=true takes as zero, times the largest factor after it
+    is_fine = abs(got - wanted) <= 0.52 * last_bit + tiny
+    assert is_fine.all(), x[~is_fine]
+
+
 def is_float(x):
     return isinstance(x, numpy.ndarray) and x.dtype.kind == "f"
 

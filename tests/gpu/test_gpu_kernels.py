@@ -88,3 +88,18 @@ def test_half_floats_are_computed_in_float32_and_rounded(cupy, name, dtype):
     for line in TABLE[name]:
         for shape in line.shapes:
             checks.check_half_parity(cupy, name, line, shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", checks.HALVES)
+@pytest.mark.parametrize("name", ["gelu", "gelu_backward", "sigmoid", "silu"])
+def test_every_half_float_is_rounded_as_by_float64(cupy, name, dtype):
+    pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+    checks.check_every_half(cupy, name, dtype)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("dtype, width", [("float32", 50257), ("float64", 37), ("bfloat16", 50257)])
+def test_rows_of_odd_width_have_the_bits_of_aligned_ones(cupy, dtype, width, first):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+    checks.check_odd_rows(cupy, dtype, width, first)

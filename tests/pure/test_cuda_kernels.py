@@ -198,6 +198,13 @@ def test_half_floats_are_computed_in_float32_and_rounded(cupy, name, dtype):
         checks.check_half_parity(cupy, name, line, shape, dtype)
 
 
+@pytest.mark.parametrize("dtype", checks.HALVES)
+@pytest.mark.parametrize("name", ["gelu", "gelu_backward", "sigmoid", "silu"])
+def test_every_half_float_is_rounded_as_by_float64(cupy, name, dtype):
+    pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+    checks.check_every_half(cupy, name, dtype)
+
+
 def test_a_sum_of_more_buffers_than_a_launch_takes_is_the_same_tree(cupy):
     for count in (9, 16, 17, 21):
         line = TABLE["tree_sum"][0]

@@ -159,6 +159,22 @@ __device__ __forceinline__ double root_of(double x) { return sqrt(x); }
 __device__ __forceinline__ float larger(float x, float y) { return fmaxf(x, y); }                  // a NaN is passed over
 __device__ __forceinline__ double larger(double x, double y) { return fmax(x, y); }
 
+// One instruction each, whose relative error is at most 2^-22: PTX ISA, ex2.approx and rcp.approx. Denormal results are zero. Tests
+// on CPUs provide functions of these names.
+#ifdef __CUDACC__
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float one_over(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
 __device__ __forceinline__ real infinity() { return (real)bits_as_float(0x7F800000u); }
 
 // ---- a row --------------------------------------------------------------------------------------------------------

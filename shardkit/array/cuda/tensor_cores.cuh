@@ -81,11 +81,4 @@ __device__ __forceinline__ unsigned pair_of(half_number, float low, float high) 
     return bits;
 }
 
-// 2^x, within two units in the last place.
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 #endif

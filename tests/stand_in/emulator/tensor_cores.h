@@ -169,7 +169,9 @@ inline void finish_copies() {
 
 inline unsigned as_tf32(float x) { return x == x ? (emulator::bits_of(x) + 0x1000) & 0xFFFFE000u : 0x7FFFFFFFu; }
 
-inline float power_of_2(float x) {
-    float y = exp2f(x);
-    return std::fabs(y) < 1.17549435e-38f ? 0 : y;                   // .ftz
+// What the GPU may get wrong by 2^-22 is wrong by 2^-23 here, and denormal results are zero.
+inline float approximate(float y) {
+    return std::fabs(y) < 1.17549435e-38f ? 0 : emulator::bits_as<float>(emulator::bits_as<unsigned>(y) & ~1u);
 }
+inline float power_of_2(float x) { return approximate(exp2f(x)); }
+inline float one_over(float x) { return approximate(1 / x); }
