@@ -5,6 +5,7 @@ attention have them, so that no permute has to copy. Inputs may have any strides
 lie in one piece.
 """
 
+from itertools import chain
 from math import prod
 
 from ..reference.attention import rotary_tables
@@ -39,7 +40,7 @@ def causal_attention(q, k, v, scale, first_query, out=None):
             q,
             3,
             _numbers(q, k, scale, first_query),
-            *_described(q, k, v, y),
+            *chain(*_described(q, k, v, y)),
             log_sums,
         )
     return y, log_sums
@@ -58,20 +59,19 @@ def causal_attention_backward(
     along = new(q, q.shape[:3], real_dtype(q))
     log_sums = real(log_sums, q)
     rows = prod(q.shape[:3])
-    gradient, q, k, v, y = [
-        _with_rows(x.astype(q.dtype, copy=False)) for x in (gradient, q, k, v, y)
-    ]
+    of_q, of_k, of_v, of_gradient, of_y = _described(q, k, v, gradient, y)
     launch(
         q,
         "attention_along.cu",
         "attention_along",
         spread(rows, THREADS // 32),
         (32, THREADS // 32),
-        *_described(gradient, y),
+        *of_gradient,
+        *of_y,
         along,
         *q.shape,
     )
-    inputs = *_described(gradient, q, k, v), log_sums, along
+    inputs = *of_gradient, *of_q, *of_k, *of_v, log_sums, along
     numbers = _numbers(q, k, scale, first_query)
     _launch(
         "attention_for_queries",
@@ -80,7 +80,7 @@ def causal_attention_backward(
         4,
         numbers,
         *inputs,
-        *_described(for_q),
+        *_described(for_q)[0],
     )
     _launch(
         "attention_for_keys",
@@ -89,7 +89,7 @@ def causal_attention_backward(
         4,
         numbers,
         *inputs,
-        *_described(for_k, for_v),
+        *chain(*_described(for_k, for_v)),
     )
     return for_q, for_k, for_v
 
@@ -123,19 +123,23 @@ def _numbers(q, k, scale, first_query):
 
 
 def _described(*arrays):
-    """Return each array, in the dtype of the first, with its strides of samples, heads and rows.
+    """Return for each array, in the dtype of the first, (array, strides of samples, heads and
+    rows).
 
-    Strides are in elements.
+    Strides are in elements. Arrays whose rows [D] do not lie in one piece are copied.
     """
-    arrays = [_with_rows(x.astype(arrays[0].dtype, copy=False)) for x in arrays]
-    return [
-        value for x in arrays for value in (x, *[stride // x.itemsize for stride in x.strides[:3]])
-    ]
-
-
-def _with_rows(x):
-    """Return x itself if its rows [D] lie in one piece each, else a copy."""
-    return x if x.strides[3] == x.itemsize or x.shape[3] <= 1 else plain(x)
+    dtype = arrays[0].dtype
+    itemsize = dtype.itemsize
+    found = []
+    for x in arrays:
+        if x.dtype != dtype:
+            x = x.astype(dtype)
+        samples, heads, rows, element = x.strides
+        if element != itemsize and x.shape[3] > 1:
+            x = plain(x)
+            samples, heads, rows, _ = x.strides
+        found.append((x, samples // itemsize, heads // itemsize, rows // itemsize))
+    return found
 
 
 def _macros(q):
@@ -174,7 +178,7 @@ def rotary(x, cos, sin, out=None):
         out = _by_position(x) if x.swapaxes(1, 2).flags.c_contiguous else new(x)
     samples, num_heads, num_positions, head_dim = x.shape
     grid = samples * num_positions if x.size else 0
-    (x, *x_strides), (y, *y_strides) = _described(x), _described(out)
+    ((x, *x_strides),), ((y, *y_strides),) = _described(x), _described(out)
     launch(
         x,
         "rotary.cu",

@@ -103,8 +103,33 @@ def limits(xp, ordinal: int) -> Limits:
 
 def is_served(q) -> bool:
     """Return True if tensor cores compute attention of arrays like q [B, H, S, D]."""
-    has_cores = limits(xp_of(q), q.device.id).capability >= FIRST_CAPABILITY
+    has_cores = limits(xp_of(q), q.data.device_id).capability >= FIRST_CAPABILITY
     return has_cores and q.shape[3] <= WIDEST_HEAD.get(q.dtype.itemsize, -1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel is launched for heads of one width."""
+
+    rows: int  # that a block holds
+    slices: int  # blocks for the columns of a head
+    block: tuple[int, int]
+    shared_bytes: int
+    macros: dict
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(name: str, itemsize: int, head_dim: int, count: int, device: Limits) -> Plan:
+    """Return how a kernel that makes a number of so many products is launched on a device."""
+    dim = padded(head_dim)
+    tiles = chosen(name, itemsize, dim, device)
+    return Plan(
+        tiles.held,
+        -(-dim // _columns(name, dim)),
+        (32, tiles.warps),
+        shared_bytes(name, itemsize, dim, tiles),
+        macros(name, dim, tiles, count),
+    )
 
 
 def run(name: str, q, rows, numbers: tuple, *args) -> None:
@@ -112,21 +137,19 @@ def run(name: str, q, rows, numbers: tuple, *args) -> None:
 
     numbers   its last arguments: ints, which have 32 bits there, and floats
     """
-    device = limits(xp_of(q), q.device.id)
-    dim = padded(q.shape[3])
-    tiles = chosen(name, q.dtype.itemsize, dim, device)
-    columns = _columns(name, dim)
+    device = limits(xp_of(q), q.data.device_id)
+    plan = _plan(name, q.dtype.itemsize, q.shape[3], num_products(q), device)
     samples, heads, num_rows = rows.shape[:3]
     launch(
         q,
         f"{name}.cu",
         name,
-        (samples * heads * -(-num_rows // tiles.held) * -(-dim // columns),),
-        (32, tiles.warps),
+        (samples * heads * -(-num_rows // plan.rows) * plan.slices,),
+        plan.block,
         *args,
-        *[numpy.int32(value) if isinstance(value, int) else value for value in numbers],
-        shared_bytes=shared_bytes(name, q.dtype.itemsize, dim, tiles),
-        **macros(name, dim, tiles, num_products(q)),
+        *[numpy.int32(value) if type(value) is int else value for value in numbers],
+        shared_bytes=plan.shared_bytes,
+        **plan.macros,
     )
 
 
