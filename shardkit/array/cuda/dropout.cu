@@ -15,13 +15,20 @@ __device__ __forceinline__ Four philox(unsigned long long counter, unsigned long
     return {{c0, c1, c2, c3}};
 }
 
-// each(first element, lane of its number, how many, the numbers) for every counter that elements [start, start + n) need
+// The numbers from this one on, with no index that is known only when it runs: arrays of such have to lie in memory.
+__device__ __forceinline__ Four from_number(Four x, int first) {
+    if (first & 2) x = {{x.number[2], x.number[3], x.number[0], x.number[1]}};
+    if (first & 1) x = {{x.number[1], x.number[2], x.number[3], x.number[0]}};
+    return x;
+}
+
+// each(first element, how many, their numbers) for every counter that elements [start, start + n) need
 template <class Each>
 __device__ __forceinline__ void for_counters(long long start, long long n, unsigned long long key, Each each) {
     long long last = (start + n + 3) / 4, step = (long long)gridDim.x * blockDim.x;
     for (long long c = start / 4 + blockIdx.x * (long long)blockDim.x + threadIdx.x; c < last; c += step) {
         long long begin = 4 * c - start, from = begin < 0 ? 0 : begin, stop = begin + 4 < n ? begin + 4 : n;
-        each(from, (int)(from - begin), (int)(stop - from), philox(c, key));
+        each(from, (int)(stop - from), from_number(philox(c, key), (int)(from - begin)));
     }
 }
 
@@ -29,25 +36,31 @@ extern "C" __global__ void __launch_bounds__(256)
 dropout(const STORED* x, unsigned long long key, long long start, unsigned dropped, double scale, STORED* out, long long n) {
     struct alignas(4 * sizeof(STORED) > 16 ? 16 : 4 * sizeof(STORED)) Elements { STORED item[4]; };
     bool aligned = is_aligned(x) && is_aligned(out) && start % 4 == 0;
-    for_counters(start, n, key, [&](long long i, int lane, int count, Four numbers) {
+    for_counters(start, n, key, [&](long long i, int count, Four numbers) {
         Elements a;
         if (aligned && count == 4) a = *(const Elements*)(x + i);
         else
-            for (int k = 0; k < count; k++) a.item[k] = x[i + k];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (k < count) a.item[k] = x[i + k];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            real value = numbers.number[lane + k & 3] >= dropped ? widened(a.item[k]) * (real)scale : 0;
+            real value = numbers.number[k] >= dropped ? widened(a.item[k]) * (real)scale : 0;
             if (k < count) a.item[k] = rounded<STORED>(value);
         }
         if (aligned && count == 4) *(Elements*)(out + i) = a;
         else
-            for (int k = 0; k < count; k++) out[i + k] = a.item[k];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (k < count) out[i + k] = a.item[k];
     });
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 dropout_mask(unsigned long long key, long long start, unsigned dropped, unsigned char* out, long long n) {
-    for_counters(start, n, key, [&](long long i, int lane, int count, Four numbers) {
-        for (int k = 0; k < count; k++) out[i + k] = numbers.number[lane + k & 3] >= dropped;
+    for_counters(start, n, key, [&](long long i, int count, Four numbers) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (k < count) out[i + k] = numbers.number[k] >= dropped;
     });
 }
