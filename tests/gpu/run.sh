@@ -15,6 +15,19 @@ status=0
 exec > >(tee "${LOG:-gpu-tests.log}") 2>&1
 options=(-q -p no:benchmark -o timeout_method=signal)
 
+"$python" - <<'END'
+from shardkit.array.device import Device
+from shardkit.errors import DeviceError
+
+try:
+    device = Device("cuda")
+except DeviceError as error:
+    print(f"== NO GPU: {error}")
+    print("== tests run on the stand-in for CuPy; those that need a device are skipped, and nothing is shown about one")
+else:
+    print(f"== on {device}: {device.memory()}")
+END
+
 echo "== one process"
 "$python" -m pytest "${options[@]}" tests/gpu "$@" || status=$?
 

@@ -138,6 +138,16 @@ def test_nvrtc_takes_every_source_as_cupy_gives_it(dtype, arch):
 
 
 @pytest.mark.skipif(library() is None, reason="NVRTC was not found")
+@pytest.mark.parametrize("dtype, count, arch", [("bfloat16", 1, "90"), ("float32", 3, "80")])
+@pytest.mark.parametrize("name", tensor_attention.TILES)
+def test_nvrtc_takes_attention_on_tensor_cores_and_has_no_stack(name, dtype, count, arch):
+    tiles = tensor_attention.candidates(name, 4 if dtype == "float32" else 2, 128)[0]
+    macros = options(dtype, **tensor_attention.macros(name, 128, tiles, count))
+    (taken,) = compiled(source(f"{name}.cu"), macros, arch).values()
+    assert (taken.stack_bytes, taken.spilled_bytes) == (0, 0)
+
+
+@pytest.mark.skipif(library() is None, reason="NVRTC was not found")
 def test_nvrtc_has_no_headers_and_says_so():
     with pytest.raises(RuntimeError, match="INFINITY"):
         text = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
