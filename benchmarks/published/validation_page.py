@@ -121,8 +121,9 @@ rows of 8B are two programs on two sizes, so that each half has both programs.
 
 Rows that are far off have memory predicted above the 76 GB that the hardware files leave a rank,
 and on all rows of the judging half of A100 the largest error is not below a quarter because of
-them. There PyTorch's allocator gives blocks back and asks for them again, which may be the cause; it
-is not shown. A cost by memory would have to be chosen on the choosing half, which has none:
+them. There PyTorch's allocator gives blocks back and asks for them again, which may be the
+cause; it is not shown. A cost by memory would have to be chosen on the choosing half, which has
+none:
 {full}
 So no such cost is predicted, and `shardkit plan` offers no layout of such memory.
 
