@@ -17,6 +17,7 @@ cost.seconds, cost.parts["bubble"]
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule.catalog import ORDERS
@@ -91,10 +92,14 @@ def step_cost(
         for stage, count in dict.fromkeys(zip(units, again))
     }
     stages = [unlike[stage] for stage in zip(units, again)]
+    contention = cluster.device.contention
     latency, busy = _transfer(layout, shape, software, cluster)
     once = _gathers_once(layout)
-    contention = cluster.device.contention
-    exposed = [Exposed() if once else exposed_of(of, software, contention) for of in stages]
+    open_of = {
+        stage: Exposed() if once else exposed_of(of, software, contention)
+        for stage, of in unlike.items()
+    }
+    exposed = [open_of[stage] for stage in zip(units, again)]
     seconds = _stage_seconds(stages, exposed, software, busy)
     run = replayed if is_exact else estimated
     pipeline = run(
@@ -211,25 +216,22 @@ def _end_of_step(
     most = max(range(layout.pipeline), key=lambda rank: elements[rank])
     count = elements[most]
 
-    inside, between = data.cut(layout.sharing)
-
-    def travel(operation, num_bytes, group=inside):
-        return data_seconds(cluster, software, operation, num_bytes, messages[most], group)
-
     of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
     units = sum(stage.units for stage in of_rank)
     contention = cluster.device.contention
-    spread = 0.0
-    operation = ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER
-    reduction = travel(operation, count * software.wire_bytes)
-    reduction += travel(ALL_REDUCE, count * software.wire_bytes / layout.sharing, between)
-    if policy.parameters is SHARD:
-        spread = _meetings(messages[most], software, inside, cluster)
-    elif policy.state is SHARD:
-        spread = travel(ALL_GATHER, sum(stage.gather_bytes for stage in of_rank))
-        if software.overlaps_gathers:  # with the first forward
-            forward = sum(stage.forward for stage in of_rank)
-            spread = exposed_seconds(forward, spread, contention, spread / units)
+    reduction, spread, update = _ends_of_rank(
+        count,
+        messages[most],
+        sum(stage.gather_bytes for stage in of_rank),
+        data,
+        layout.sharing,
+        layout.policy,
+        software,
+        cluster,
+    )
+    if software.overlaps_gathers and policy.parameters is WHOLE and policy.state is SHARD:
+        forward = sum(stage.forward for stage in of_rank)  # the first of the next step
+        spread = exposed_seconds(forward, spread, contention, spread / units)
     if not software.overlaps_reductions:
         reduction *= layout.micro_batches if reduces_each(policy, software) else 1
     elif reduces_each(policy, software):
@@ -242,15 +244,50 @@ def _end_of_step(
         table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
         reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
-    owned = count / (layout.sharing if policy.state is SHARD else 1)
+    update += collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
+    return reduction + spread, update
+
+
+@lru_cache(maxsize=65536)
+def _ends_of_rank(
+    count: int,
+    messages: int,
+    gather_bytes: float,
+    data: RankGroup,
+    sharing: int,
+    policy_name: str,
+    software: Software,
+    cluster: Cluster,
+) -> tuple[float, float, float]:
+    """Return the seconds of reducing all gradients of a rank once, of spreading its parameters, and
+    of its optimizer, with nothing beside them.
+
+    count          of its parameters
+    messages       that they travel in
+    gather_bytes   of all of them on their way
+    """
+    policy = POLICIES[policy_name]
+    inside, between = data.cut(sharing)
+
+    def travel(operation, num_bytes, group=inside):
+        return data_seconds(cluster, software, operation, num_bytes, messages, group)
+
+    operation = ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER
+    reduction = travel(operation, count * software.wire_bytes)
+    reduction += travel(ALL_REDUCE, count * software.wire_bytes / sharing, between)
+    spread = 0.0
+    if policy.parameters is SHARD:
+        spread = _meetings(messages, software, inside, cluster)
+    elif policy.state is SHARD:
+        spread = travel(ALL_GATHER, gather_bytes)
+    owned = count / (sharing if policy.state is SHARD else 1)
     agreed = 1 if software.gather_bytes is None else 2  # on the norm, on the scales of casts
     update = (
         cluster.device.pass_seconds(owned * software.update_bytes)
         + agreed * collective_seconds(cluster, ALL_REDUCE, 8, data)
-        + collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
-        + messages[most] * cluster.device.call_seconds
+        + messages * cluster.device.call_seconds
     )
-    return reduction + spread, update
+    return reduction, spread, update
 
 
 def _meetings(number: int, software: Software, data: RankGroup, cluster: Cluster) -> float:
@@ -283,6 +320,7 @@ def _parts(
     }
 
 
+@lru_cache(maxsize=256)
 def checkpoint_bytes(shape: Shape, software: Software) -> float:
     """Return the bytes of parameters and optimizer state in a checkpoint.
 

@@ -9,7 +9,7 @@ units in parallel/data/unit.py and the sums in parallel/data/gradient_sum.py. Fo
 they follow the formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..layout.flat import FlatLayout
@@ -53,7 +53,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, part.name) for part in fields(self))
+        return self.state + self.gathered + self.in_flight + self.activations + self.buffers
 
     @property
     def state(self) -> float:

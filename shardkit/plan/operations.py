@@ -10,8 +10,8 @@ Backward has two parts: the gradient of the input, which the stage before waits 
 the weights. Inside and outside of a region count as in arXiv 2205.05198, section 4.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache, singledispatch
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache, singledispatch
 
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
@@ -76,7 +76,7 @@ class Setting:
 
     def cast(self, count: float) -> float:
         """Return the seconds to cast so many elements for products, and to scale them."""
-        return self.cluster.device.pass_seconds(count * self.software.cast_bytes)
+        return cast_seconds(self.cluster, self.software, count)
 
     def elements(self, count: float) -> float:
         """Return the seconds to move this many activations."""
@@ -89,6 +89,18 @@ class Setting:
 
     def calls(self, count: float) -> float:
         return count * self.cluster.device.call_seconds
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __hash__(self):  # cached, since caches look it up all the time
+        return self._hash
+
+
+def cast_seconds(cluster: Cluster, software: Software, count: float) -> float:
+    """Return the seconds to cast so many elements for products, and to scale them."""
+    return cluster.device.pass_seconds(count * software.cast_bytes)
 
 
 @lru_cache(maxsize=16384)

@@ -8,8 +8,9 @@ from functools import lru_cache
 from ..layout.policy import POLICIES, SHARD, Policy
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
-from .operations import Setting, block_seconds
+from .operations import Setting, block_seconds, cast_seconds
 from .overlap import exposed_seconds
+from .shape import Shape
 from .software import Software
 from .stages import StageUnits, marked_blocks
 
@@ -50,7 +51,6 @@ class Exposed:
     reduction: float = 0.0
 
 
-@lru_cache(maxsize=65536)
 def stage_cost(
     units: StageUnits, at: Setting, data: RankGroup, sharing: int, policy: str, again: int
 ) -> StageCost:
@@ -58,59 +58,75 @@ def stage_cost(
 
     sharing   of the data ranks share one copy
     """
-    inside, between = data.cut(sharing)
+    travel = _travel_seconds(
+        units, at.shape, at.software, at.cluster, at.tensor, data, sharing, policy
+    )
+    return StageCost(*_compute_seconds(units, at, again), *travel)
+
+
+@lru_cache(maxsize=65536)
+def _compute_seconds(units: StageUnits, at: Setting, again: int) -> tuple[float, ...]:
+    """Return the seconds of forward, of backward, of weight gradients, and of collectives of tensor
+    ranks among them.
+    """
     once = replace(at, recomputation="none") if at.recomputation == "full" else at
     marked = marked_blocks(units, again, at.shape, at.software)
     blocks = [
         block_seconds(block, at if twice else once) for unit in marked for block, twice in unit
     ]
-    elements = [sum(at.shape.block_elements(block, at.tensor) for block in unit) for unit in units]
+    return tuple(
+        sum(getattr(block, part) for block in blocks)
+        for part in ("forward", "backward", "weight", "communication")
+    )
+
+
+@lru_cache(maxsize=65536)
+def _travel_seconds(
+    units: StageUnits,
+    shape: Shape,
+    software: Software,
+    cluster: Cluster,
+    tensor: int,
+    data: RankGroup,
+    sharing: int,
+    policy: str,
+) -> tuple:
+    """Return the fields of StageCost from `gather` on; none of them depends on the micro-batch."""
+    inside, between = data.cut(sharing)
+    elements = [sum(shape.block_elements(block, tensor) for block in unit) for unit in units]
     messages = [
-        sum(at.software.messages_per_layer if block == "layer" else 1 for block in unit)
+        sum(software.messages_per_layer if block == "layer" else 1 for block in unit)
         for unit in units
     ]
 
     def travel(operation, num_bytes, number, group):
-        return data_seconds(at.cluster, at.software, operation, num_bytes, number, group)
+        return data_seconds(cluster, software, operation, num_bytes, number, group)
 
     gather = reduce = 0.0
-    gathered = _bytes_gathered(units, at)
+    gathered = _bytes_gathered(units, shape, software, tensor)
     kept = POLICIES[policy]
-    if kept.parameters is SHARD and at.software.gathers(sharing, data.stride, at.cluster.sharing):
+    if kept.parameters is SHARD and software.gathers(sharing, data.stride, cluster.sharing):
         gather = sum(
             travel(ALL_GATHER, num_bytes, number, inside)
             for num_bytes, number in zip(gathered, messages)
         )
-        if at.software.gather_bytes is not None:
-            gather += at.cast(sum(elements) / sharing)
-    if reduces_each(kept, at.software) and at.software.overlaps_reductions:
+        if software.gather_bytes is not None:
+            gather += cast_seconds(cluster, software, sum(elements) / sharing)
+    if reduces_each(kept, software) and software.overlaps_reductions:
         reduce = sum(
-            travel(REDUCE_SCATTER, count * at.software.wire_bytes, number, inside)
-            + travel(ALL_REDUCE, count * at.software.wire_bytes / sharing, number, between)
+            travel(REDUCE_SCATTER, count * software.wire_bytes, number, inside)
+            + travel(ALL_REDUCE, count * software.wire_bytes / sharing, number, between)
             for count, number in zip(elements, messages)
         )
-
-    def total(part):
-        return sum(getattr(block, part) for block in blocks)
-
-    return StageCost(
-        *(total(part) for part in ("forward", "backward", "weight", "communication")),
-        gather,
-        reduce,
-        len(units),
-        sum(elements),
-        sum(messages),
-        sum(gathered),
-    )
+    return gather, reduce, len(units), sum(elements), sum(messages), sum(gathered)
 
 
-def _bytes_gathered(units: StageUnits, at: Setting) -> list[float]:
+def _bytes_gathered(
+    units: StageUnits, shape: Shape, software: Software, tensor: int
+) -> list[float]:
     """Return the bytes of the parameters of each unit on their way."""
     return [
-        sum(
-            at.shape.block_elements(block, at.tensor) * at.software.bytes_gathered(block)
-            for block in unit
-        )
+        sum(shape.block_elements(block, tensor) * software.bytes_gathered(block) for block in unit)
         for unit in units
     ]
 

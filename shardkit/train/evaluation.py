@@ -23,7 +23,7 @@ from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
 from .folder import has_checkpoints, stored_settings
 from .model import make_model
-from .ranks import num_replicas
+from .ranks import makes_groups, num_replicas
 from .settings import RunConfiguration, resumed
 
 
@@ -135,8 +135,8 @@ def on_these_ranks(
     if num_ranks % (settings.mesh.pipeline * settings.mesh.tensor) and not given.keys() & set(axes):
         settings = settings.replace(dict.fromkeys(axes, 1))
     replicas = num_replicas(settings, num_ranks)
-    groups = settings.parallel.shard_ranks
-    if groups is not None and replicas % groups and "parallel.shard_ranks" not in given:
+    chosen = "parallel.policy", "parallel.shard_ranks"
+    if not given.keys() & set(chosen) and not makes_groups(settings, replicas):
         settings = settings.replace({"parallel.policy": "fsdp", "parallel.shard_ranks": None})
     return settings.replace({"batch.sequences": settings.batch.micro_batch * replicas})
 

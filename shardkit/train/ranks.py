@@ -54,6 +54,15 @@ def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
     _check_groups(settings, replicas)
 
 
+def makes_groups(settings: RunConfiguration, replicas: int) -> bool:
+    """Return whether so many data ranks make the groups of the settings, if they name any."""
+    try:
+        _check_groups(settings, replicas)
+    except ConfigurationError:
+        return False
+    return True
+
+
 def _check_groups(settings: RunConfiguration, replicas: int) -> None:
     parallel = settings.parallel
     if parallel.shard_ranks is not None:

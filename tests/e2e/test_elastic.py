@@ -252,19 +252,30 @@ def environment():
     return os.environ | OPEN_MPI_SETTINGS | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def test_the_command_line_trains_on_when_a_process_is_killed(folder):
-    """Three ranks; the batch divides by two only, so one is a spare, which takes the place of the
-    dead.
+GROUPS_OF_TWO = "--parallel.policy=hsdp", "--parallel.shard_ranks=2"
+
+
+@pytest.mark.parametrize(
+    "num_ranks, options, left",
+    [
+        (3, (), "2 live, 2 of them train"),
+        (4, GROUPS_OF_TWO, "3 live, 2 of them train, 1 waits as spare"),
+    ],
+    ids=["a spare steps in", "a group is left"],
+)
+def test_the_command_line_trains_on_when_a_process_is_killed(folder, num_ranks, options, left):
+    """The batch divides by two and four only: of three ranks one is a spare, which takes the place
+    of the dead.
     """
     steps = 40
     for _ in range(TRIES):
-        code, output = train_and_kill(folder, steps)
+        code, output = train_and_kill(folder, steps, num_ranks, options)
         if FAULT not in output:
             break
         shutil.rmtree(folder / "run")
     assert code == 0, output
     assert re.search(
-        r"step \d+/40  rank 1 died; 2 live, 2 of them train; state of step \d+ from memory; "
+        rf"step \d+/40  rank 1 died; {left}; state of step \d+ from memory; "
         r"[\d.]+ m?s",
         output,
     )
@@ -286,10 +297,10 @@ def test_the_command_line_trains_on_when_a_process_is_killed(folder):
     ).is_equal
 
 
-def train_and_kill(folder, steps):
+def train_and_kill(folder, steps, num_ranks, options):
     """(exit code, output after step 3) of a run whose rank 1 is killed after that."""
     with subprocess.Popen(
-        train_command("Open MPI", 3, steps),
+        train_command("Open MPI", num_ranks, steps, *options),
         cwd=folder,
         env=environment(),
         text=True,

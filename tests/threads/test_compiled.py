@@ -8,10 +8,20 @@ import shardkit as sk
 from shardkit.errors import ShardingError
 
 
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)
-def test_on_cpus_it_is_refused_with_the_reason_on_all_ranks(mesh):
+@pytest.mark.parametrize(
+    "mesh, policy",
+    [
+        ((1, 1, 1), "fsdp"),
+        ((2, 1, 1), "fsdp"),
+        ((1, 2, 1), "fsdp"),
+        ((1, 1, 2), "fsdp"),
+        ((1, 4, 1), "hsdp"),
+    ],
+    ids=str,
+)
+def test_on_cpus_it_is_refused_with_the_reason_on_all_ranks(mesh, policy):
     def on_rank(backend):
-        model = hybrid(backend, mesh)
+        model = hybrid(backend, mesh, policy)
         assert not model.supports_compilation
         with pytest.raises(ShardingError) as refused:
             model.compile()

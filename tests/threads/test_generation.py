@@ -16,6 +16,8 @@ MESHES = {  # pipeline, tensor, policy, number of ranks
     "tensor": (1, 2, "ddp", 2),
     "pipeline": (2, 1, "ddp", 2),
     "all": (2, 2, "fsdp", 8),
+    "groups": (1, 1, "hsdp", 4),
+    "groups of stages": (2, 1, "hsdp", 8),
 }
 
 
@@ -36,7 +38,8 @@ def on_mesh(mesh, task, style="llama", **options):
     pipeline, tensor, policy, num_ranks = MESHES[mesh]
 
     def on_rank(backend):
-        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1), **options)
+        groups = {"shard_ranks": 2} if policy == "hsdp" else {}
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1), **groups, **options)
         model = sk.HybridShardedModel(gpt(style), config, pipeline, tensor, policy=policy)
         return task(model)
 

@@ -393,6 +393,38 @@ def test_what_else_changes_the_bits_is_said_too(settings, num_ranks, words):
     assert words in bits_text(RunConfiguration().replace(settings), num_ranks)
 
 
+@pytest.mark.parametrize(
+    "groups, given, num_ranks, sharing",
+    [
+        (2, {}, 2, 2),
+        (2, {}, 4, 2),
+        (2, {}, 3, None),  # no groups of two
+        (3, {}, 6, None),  # no branches of the tree of sums
+        (2, {"parallel.shard_ranks": 1}, 3, 1),
+    ],
+)
+def test_a_run_in_groups_is_evaluated_in_its_groups_or_as_one(
+    folder, groups, given, num_ranks, sharing
+):
+    settings = {"parallel__policy": "hsdp", "parallel__shard_ranks": groups}
+    run(settings_of(folder, batch__sequences=12, **settings), num_ranks=groups)
+
+    def measure(num_ranks, given):
+        def on_rank(backend):
+            trained = TrainedRun(folder / "run", given, backend)
+            figures = evaluate(trained, trained.samples(str(folder / "other.txt")))
+            facts = trained.model.get_model_metadata()
+            trained.close()
+            return figures, facts["shard_ranks"] if trained.model.policy.in_groups else None
+
+        (found, *others) = sk.run_ranks(num_ranks, on_rank)
+        assert all(other == found for other in others)
+        return found
+
+    figures, found = measure(num_ranks, given)
+    assert found == sharing and figures == measure(groups, {})[0]
+
+
 def test_a_run_of_text_is_evaluated_on_other_text_alike_on_any_number_of_ranks(folder):
     run(settings_of(folder))
 
