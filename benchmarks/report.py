@@ -280,7 +280,7 @@ WANTED = {
     "M, 2 ranks, pipeline, 4 micro-batches": 1.35,
     "S, 2 ranks, pipeline, 4 micro-batches": 1.25,
 }
-MACHINES = ("train_step", "train_step_amd")
+MACHINES = ("train_step", "train_step_amd", "train_step_amd_avx2")
 
 
 def beside_parts() -> list[str]:
