@@ -25,6 +25,8 @@ PLAIN, TRANSPOSED = (0, 1), (1, 0)
 class Slow:
     """A library that multiplies as NumPy does, after a while."""
 
+    multiplies_halves = False
+
     def __init__(self, name, seconds):
         self.name, self._seconds = name, seconds
 
