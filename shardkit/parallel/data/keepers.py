@@ -375,11 +375,9 @@ class Keepers:
         """Return the keeper of a unit's parameters. Collective over the data axis."""
         dtype = site.pools.compute_dtype
         is_rounded = dtype != site.layout.dtype
-        is_shared = self.parameters is Shard or self.state is Shard  # each writes its span alone
-        lasts = self.parameters is Whole
         kept: Whole | Shard | Window | None = None
-        if is_shared:
-            kept = Window.opened(site, dtype, lasts=lasts)
+        if Shard in (self.parameters, self.state):  # each rank writes its span alone
+            kept = Window.opened(site, dtype, lasts=self.parameters is Whole)
         if kept is None:
             kept = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
         return Rounded(kept, self.state.of_state(site)) if is_rounded else kept
