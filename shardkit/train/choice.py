@@ -8,7 +8,7 @@ the run and into its checkpoints: a run that goes on multiplies as it began, wit
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from math import prod
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def kept_blas(settings: RunConfiguration, backend: CommunicationBackend) -> RunC
     return settings.replace({"parallel.blas": known[0]}) if known else settings
 
 
-def products_of_step(task: Task) -> Counter[Product]:
+def products_of_step(task: Task) -> dict[Product, float]:
     """Return products_of_layers() for a micro-batch of this task, which is open."""
     parallel, model = task.settings.parallel, task.make_model()
     dtype = dtype_named(parallel.compute_dtype or str(model.parameters()[0].dtype))
@@ -84,13 +84,14 @@ def products_of_step(task: Task) -> Counter[Product]:
     return products_of_layers(model, max(map(_num_rows, leaves(x))), str(dtype))
 
 
-def products_of_layers(model: Module, num_rows: int, dtype: str) -> Counter[Product]:
+def products_of_layers(model: Module, num_rows: int, dtype: str) -> dict[Product, float]:
     """Return how often each product of a layer with its weight is made for so many rows of input.
 
     Those of a layer's forward, of the gradient of its input, and of that of its weight; without a
-    tensor axis.
+    tensor axis. One that has fewer rows here, since all would take too long, counts as often as it
+    takes to make all.
     """
-    found: Counter[Product] = Counter()
+    found: dict[Product, float] = defaultdict(float)
     for weight in [each for _, block in blocks_of(model) for each in multiplied_weights(block)]:
         num_out, num_in = weight.shape[0], prod(weight.shape[1:])
         rows = max(2, min(num_rows, int(LARGEST / (2 * num_out * num_in))))
@@ -100,7 +101,7 @@ def products_of_layers(model: Module, num_rows: int, dtype: str) -> Counter[Prod
             ((rows, num_out), plain, (num_out, num_in), plain),
             ((num_out, rows), transposed, (rows, num_in), plain),
         ):
-            found[Product(a, order, b, other, dtype)] += 1
+            found[Product(a, order, b, other, dtype)] += num_rows / rows
     return found
 
 
@@ -110,20 +111,25 @@ def _num_rows(x) -> int:
     return prod(shape[:-1] if len(shape) > 1 and x.dtype.kind == "f" else shape)
 
 
-def measured_seconds(found: Counter[Product], seconds: float = SECONDS) -> dict[str, float]:
+def measured_seconds(found: dict[Product, float], seconds: float = SECONDS) -> dict[str, float]:
     """Return {name: seconds of all these products} for each library of this node.
 
-    The libraries take turns for so many seconds, at least twice; the fastest turn counts, and the
-    first loads and prepares.
+    The libraries take turns for so many seconds, at least twice. The fastest turn of each product
+    counts, and the first loads and prepares.
     """
     libraries = installed_libraries()
-    fastest = dict.fromkeys(libraries, float("inf"))
+    fastest = {name: dict.fromkeys(found, float("inf")) for name in libraries}
     end, num_turns = time.perf_counter() + seconds, 0
     while num_turns < 2 or found and time.perf_counter() < end:
-        for name, library in libraries.items():
-            fastest[name] = min(fastest[name], _seconds_of(found, library))
+        for product in found:
+            for name, library in libraries.items():
+                taken = _seconds_of(product, library)
+                fastest[name][product] = min(fastest[name][product], taken)
         num_turns += 1
-    return fastest
+    return {
+        name: sum(count * of_product[product] for product, count in found.items())
+        for name, of_product in fastest.items()
+    }
 
 
 def installed_libraries() -> dict[str, Library | None]:
@@ -137,9 +143,6 @@ def installed_libraries() -> dict[str, Library | None]:
     return found
 
 
-def _seconds_of(found: Counter[Product], library: Library | None) -> float:
-    device = Device("cpu")
+def _seconds_of(product: Product, library: Library | None) -> float:
     with products.multiplied_by(library):
-        return sum(
-            count * product.seconds_alone(device, repeats=1) for product, count in found.items()
-        )
+        return product.seconds_alone(Device("cpu"), repeats=1)

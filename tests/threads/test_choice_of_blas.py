@@ -1,7 +1,6 @@
 """parallel.blas = "auto": what is measured, what a run keeps, and what it refuses."""
 
 import time
-from collections import Counter
 
 import numpy
 import pytest
@@ -14,7 +13,7 @@ from shardkit.errors import ConfigurationError
 from shardkit.parallel.step.stopwatch import Product
 from shardkit.task.language import Language
 from shardkit.train import train_run
-from shardkit.train.choice import kept_blas, measured_seconds, products_of_step
+from shardkit.train.choice import kept_blas, measured_seconds, products_of_layers, products_of_step
 from shardkit.train.folder import stored_settings
 from shardkit.train.settings import configuration_of, resumed
 
@@ -154,10 +153,17 @@ def test_the_products_are_those_of_the_layers_with_their_weights(tmp_path):
     assert all(product.flops <= 2e9 for product in found)
 
 
+def test_a_product_too_large_to_be_tried_has_fewer_rows_and_counts_more_often():
+    model = sk.models.MLP([1000, 1000, 10]).finish(0)
+    found = products_of_layers(model, 4000, "float32")
+    assert found[Product((1000, 1000), PLAIN, (1000, 1000), TRANSPOSED, "float32")] == 4
+    assert found[Product((4000, 1000), PLAIN, (1000, 10), TRANSPOSED, "float32")] == 1
+
+
 def test_a_library_is_timed_by_the_sum_of_its_products(libraries):
     libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("slow", 1e-2))
     product = Product((4, 4), PLAIN, (4, 4), PLAIN, "float32")
-    found = measured_seconds(Counter({product: 3}), seconds=0.1)
+    found = measured_seconds({product: 3.0}, seconds=0.1)
     assert found.keys() == {"numpy", "onednn"}
     assert 0.03 <= found["onednn"] < 0.3 and 0.006 <= found["numpy"] < found["onednn"]
     assert numpy.isfinite([*found.values()]).all()
