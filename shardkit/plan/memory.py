@@ -83,43 +83,52 @@ def rank_memory(
     layout: RunLayout, shape: Shape, software: Software, rank: int, sharing: int = 1
 ) -> MemoryEstimate:
     """Return the memory of this pipeline rank."""
-    all_stages = stage_units(shape, software, layout.num_stages, layout.tensor)
-    stages = stages_of_rank(layout.schedule, layout.pipeline, layout.virtual, rank)
-    elements = [_unit_elements(all_stages, stage, layout, shape) for stage in stages]
-    own = [all_stages[stage] for stage in stages]
-    again = recomputed_of_stages(
-        all_stages, layout.schedule, layout.virtual, layout.recomputed, shape, software
-    )
+    place = layout.schedule, layout.pipeline, layout.virtual, layout.tensor, rank
+    elements, borrowed = _rank_elements(*place, shape, software)
     state = _padded_state if software.sums_in_tree else _formula_state
-    borrowed = shape.block_elements("embedding", layout.tensor) if _borrows(shape, own) else 0
-    parts = state(tuple(elements), layout, rank, software, borrowed)
+    parts = state(elements, layout, rank, software, borrowed)
     if not software.gathers(layout.sharing, layout.tensor, sharing):
         parts["gathered"] = 0.0
     elif software.rounds_when_gathered and POLICIES[layout.policy].parameters is SHARD:
         parts["parameters"] = 0.0
     return MemoryEstimate(
         **parts,
-        activations=_activations(layout, shape, software, rank, own, [again[s] for s in stages]),
+        activations=_activations(layout, shape, software, rank),
         buffers=_buffers(layout, shape, software),
     )
+
+
+@lru_cache(maxsize=4096)
+def _rank_elements(
+    schedule: str,
+    pipeline: int,
+    virtual: int,
+    tensor: int,
+    rank: int,
+    shape: Shape,
+    software: Software,
+) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """Return the parameters of the units of each stage of a rank, and those of a unit that its tied
+    head borrows.
+
+    A tied head on another rank than the embedding has a replica of that before it.
+    """
+    all_stages = stage_units(shape, software, pipeline * virtual, tensor)
+    stages = [all_stages[stage] for stage in stages_of_rank(schedule, pipeline, virtual, rank)]
+    elements = [_elements(stage, shape, tensor) for stage in stages]
+    if shape.tied and order_ranks(schedule, pipeline, virtual)[0] != rank:
+        replica = _elements(all_stages[0][:1], shape, tensor)
+        elements = [
+            (*replica, *own) if any("head" in unit for unit in stage) else own
+            for stage, own in zip(stages, elements)
+        ]
+    borrowed = shape.block_elements("embedding", tensor) if _borrows(shape, stages) else 0
+    return tuple(elements), borrowed
 
 
 @lru_cache(maxsize=65536)
 def _elements(units: StageUnits, shape: Shape, tensor: int) -> tuple[int, ...]:
     return tuple(sum(shape.block_elements(block, tensor) for block in unit) for unit in units)
-
-
-def _unit_elements(all_stages, stage: int, layout: RunLayout, shape: Shape) -> tuple[int, ...]:
-    """Return the parameters of the units of a stage.
-
-    A tied head on another rank than the embedding has a replica of that before it.
-    """
-    own = _elements(all_stages[stage], shape, layout.tensor)
-    rank_of = order_ranks(layout.schedule, layout.pipeline, layout.virtual)
-    is_apart = rank_of[stage] != rank_of[0]
-    if shape.tied and is_apart and any("head" in unit for unit in all_stages[stage]):
-        return (*_elements(all_stages[0][:1], shape, layout.tensor), *own)
-    return own
 
 
 def _borrows(shape: Shape, stages: list[StageUnits]) -> bool:
@@ -251,39 +260,63 @@ def _weight_turns(
 # ---- activations ---------------------------------------------------------------------------------
 
 
-def _activations(
-    layout: RunLayout,
+def _activations(layout: RunLayout, shape: Shape, software: Software, rank: int) -> float:
+    """Return what all live micro-batches keep, and the most working memory of a backward."""
+    kept, working = _mean_kept_and_working(
+        layout.schedule,
+        layout.pipeline,
+        layout.virtual,
+        layout.tensor,
+        rank,
+        layout.micro_batch,
+        layout.recomputation,
+        layout.recomputed,
+        layout.is_sequence_parallel,
+        shape,
+        software,
+    )
+    alive = ORDERS[layout.schedule].most_alive(
+        layout.pipeline, layout.virtual, layout.micro_batches, rank
+    )
+    return software.arena_share * (alive * kept + working)
+
+
+@lru_cache(maxsize=65536)
+def _mean_kept_and_working(
+    schedule: str,
+    pipeline: int,
+    virtual: int,
+    tensor: int,
+    rank: int,
+    micro_batch: int,
+    recomputation: str,
+    recomputed: int | None,
+    is_sequence_parallel: bool,
     shape: Shape,
     software: Software,
-    rank: int,
-    stages: list[StageUnits],
-    again: list[int],
-) -> float:
-    """Return what all live micro-batches keep, and the most working memory of a backward.
-
-    again   blocks of each of the rank's stages that are run again
+) -> tuple[float, float]:
+    """Return the bytes that a stage of this rank keeps of a micro-batch, as a mean of its stages,
+    and the most working memory of one.
     """
+    units = stage_units(shape, software, pipeline * virtual, tensor)
+    again = recomputed_of_stages(units, schedule, virtual, recomputed, shape, software)
     sizes = [
         _stage_bytes(
-            stage,
-            layout.micro_batch,
-            layout.tensor,
-            layout.recomputation,
-            layout.is_sequence_parallel,
+            units[stage],
+            micro_batch,
+            tensor,
+            recomputation,
+            is_sequence_parallel,
             shape,
             software,
-            count,
+            again[stage],
         )
-        for stage, count in zip(stages, again)
+        for stage in stages_of_rank(schedule, pipeline, virtual, rank)
     ]
     kept = [stage.kept for stage in sizes]
-    order = ORDERS[layout.schedule]
-    alive = order.most_alive(layout.pipeline, layout.virtual, layout.micro_batches, rank)
-    if order.delays_weights:  # weight gradients wait, and with them the arrays that they need
+    if ORDERS[schedule].delays_weights:  # they wait, and with them the arrays that they need
         kept = [max(stage.kept, stage.deferred) for stage in sizes]
-    return software.arena_share * (
-        alive * sum(kept) / len(kept) + max(stage.working for stage in sizes)
-    )
+    return sum(kept) / len(kept), max(stage.working for stage in sizes)
 
 
 @lru_cache(maxsize=65536)

@@ -1,6 +1,5 @@
 """The search: complete, quick, and plain about what it did not take."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -26,25 +25,36 @@ SHAPE = ModelShape(6, 96, 6, 96, 32)
 CPU = read_cluster("cpu-node")
 
 
-def test_a_trillion_parameters_on_3072_devices_take_less_than_ten_seconds():
-    began = time.process_time()  # of this process, since others may use the machine
+@pytest.fixture
+def replays(monkeypatch):
+    """The layouts whose schedules a search has replayed, which is what takes it long."""
+    layouts = []
+
+    def counted(layout, *arguments, is_exact=True):
+        layouts.extend([layout] * is_exact)
+        return step_cost(layout, *arguments, is_exact=is_exact)
+
+    monkeypatch.setattr("shardkit.plan.search.step_cost", counted)
+    return layouts
+
+
+def test_few_of_the_layouts_of_a_trillion_parameters_are_replayed(replays):
     found = search(gpt(128, 25600, 160), MIXED, read_cluster("a100-80gb-hdr"), 3072, 3072)
-    assert time.process_time() - began < 10
-    assert found.considered > 5000 and found.best.layout.devices == 3072
+    assert found.considered > 5000 and 16 <= len(replays) <= 100
+    assert found.best.layout.devices == 3072
     assert (
         found.best.layout.tensor == 8 and found.best.layout.pipeline >= 8
     )  # what such runs are known to take
 
 
 @pytest.mark.parametrize("devices", [512, 16384])
-def test_a_model_of_126_layers_is_planned_with_pipelines(devices):
+def test_a_model_of_126_layers_is_planned_with_pipelines(devices, replays):
     """The sizes of Llama 3 405B (arXiv 2407.21783)."""
     shape = ModelShape(
         126, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
     )
-    began = time.process_time()
     found = search(shape, MIXED, read_cluster("h100-80gb-roce"), devices, 2048)
-    assert time.process_time() - began < 10
+    assert 16 <= len(replays) <= 100
     firsts = [row.layout for row in found.rows(3)]
     assert any(layout.pipeline in (8, 16) for layout in firsts)
 
