@@ -100,8 +100,8 @@ def _multiply(xp, a, b, c, leading, is_tf32, is_added):
     if leading and b.ndim == 2 and a.flags.c_contiguous and c.flags.c_contiguous:
         # one product of all rows
         a, c, leading = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1]), ()
-    a, a_form, a_row, a_step = _as_it_lies(xp, a, leading)
-    b, b_form, b_row, b_step = _as_it_lies(xp, b, leading)
+    a, a_form, a_row, a_step = as_it_lies(xp, a, leading)
+    b, b_form, b_row, b_step = as_it_lies(xp, b, leading)
     rows, columns = c.shape[-2:]
     c_row, c_step = _written(c)
     kind, c_kind = DATA_TYPES[a.dtype.name], DATA_TYPES[c.dtype.name]
@@ -120,7 +120,7 @@ def _multiply(xp, a, b, c, leading, is_tf32, is_added):
         status = library.cublasGemmStridedBatchedEx(*start, *operands, beta, *result, *last)
     del workspace
     if status:
-        _refused(status, f"a product of {a.shape} and {b.shape} of {a.dtype}")
+        refused(status, f"a product of {a.shape} and {b.shape} of {a.dtype}")
 
 
 def _arithmetic(kind, is_tf32):
@@ -130,11 +130,12 @@ def _arithmetic(kind, is_tf32):
     return COMPUTE_32F_FAST_TF32 if is_tf32 else COMPUTE_32F, _FACTORS["float32"]
 
 
-def _refused(status, what):
+def refused(status, what):
+    """Raise DeviceError: the library refuses this with a status."""
     raise DeviceError(f"cuBLAS refuses {what} with status {status} (cublasStatus_t)")
 
 
-def _as_it_lies(xp, x, leading):
+def as_it_lies(xp, x, leading):
     """Return (x, KEEP or TRANSPOSE, elements between rows, elements between matrices).
 
     x is a copy if cuBLAS cannot read the original.
@@ -208,21 +209,27 @@ def library_of(xp):
     return library
 
 
-def _ready(xp, device):
-    """Return (library, handle, workspace), with stream, workspace and math mode set."""
+def at_work(xp, device):
+    """Return (library, handle of this thread, current stream, workspace on it)."""
     library = library_of(xp)
     handle = xp.cuda.device.get_cublas_handle()
     stream = xp.cuda.get_current_stream().ptr
     memory = current_workspace(WORKSPACE_BYTES)
     if memory is None:
         memory = _workspace(xp, device, stream)
+    return library, handle, stream, memory
+
+
+def _ready(xp, device):
+    """Return (library, handle, workspace), with stream, workspace and math mode set."""
+    library, handle, stream, memory = at_work(xp, device)
     status = (
         library.cublasSetStream_v2(handle, stream)
         or library.cublasSetWorkspace_v2(handle, memory.data.ptr, WORKSPACE_BYTES)
         or library.cublasSetMathMode(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
     )
     if status:
-        _refused(status, "its stream, workspace or math mode")
+        refused(status, "its stream, workspace or math mode")
     return library, handle, memory
 
 

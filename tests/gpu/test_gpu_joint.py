@@ -148,8 +148,7 @@ def test_products_and_sums_are_few(gpu, cupy, form):
         return before, dict(gpu.machine.launches)
 
     (forward, backward), (three, of_three) = launches(by_one), launches(by_three)
-    assert forward == {"gemm": 1, **({"add": 1} if biases else {})}
-    assert three == {"gemm": 3, **({"add": 3} if biases else {})}
+    assert forward == {"gemm": 1} and three == {"gemm": 3}  # with their biases
     assert forward["gemm"] + backward["gemm"] == num_products
     assert of_three["gemm"] == 6
     assert backward["add"] == of_three["add"] - 2  # those of the gradients of x

@@ -55,9 +55,8 @@ def joint_linear(
     leading, width = x.shape[:-1], x.shape[-1]
     num_rows = prod(leading)
     read = form.seen([weight.array for weight in weights])
-    whole = products.matmul(x.array.reshape(num_rows, width), read.swapaxes(-1, -2))
-    if biases[0] is not None:
-        _add(form, whole, [bias.array for bias in biases if bias is not None])
+    rows = x.array.reshape(num_rows, width)
+    whole = _product(form, rows, read, [bias.array for bias in biases if bias is not None])
     again, needs = kept(x) if weights[0].requires_grad else (None, ())
     dtype, xp = whole.dtype, xp_of(whole)
 
@@ -124,11 +123,6 @@ class _Joined:
         """Return what belongs to each part of the gradients [columns of all, ...]."""
         return [whole[span] for span in self._spans]
 
-    @staticmethod
-    def across(bias):
-        """Return biases [columns of all] as they are added."""
-        return bias
-
 
 class _Stacked:
     """Weights of one size, evenly spaced: [number, rows, columns]."""
@@ -146,10 +140,6 @@ class _Stacked:
         return [whole[number] for number in range(self._number)]
 
     parts_of_sum = parts
-
-    @staticmethod
-    def across(bias):
-        return bias[:, None]
 
 
 def _form_of(x, weights, biases, is_dense):
@@ -172,14 +162,16 @@ def _form_of(x, weights, biases, is_dense):
 # ---- arithmetic ----------------------------------------------------------------------------------
 
 
-def _add(form, whole, biases):
-    """Add the biases, at once if they lie as their weights do."""
-    at_once = form.seen(biases)
+def _product(form, rows, weights, biases):
+    """Return the output of all parts; biases are added at once if they lie as their weights do."""
+    turned = weights.swapaxes(-1, -2)
+    at_once = form.seen(biases) if biases else None
     if at_once is not None:
-        whole += form.across(at_once)
-        return
+        return products.matmul_and_row(rows, turned, at_once)
+    whole = products.matmul(rows, turned)
     for part, bias in zip(form.parts(whole), biases):
         part += bias
+    return whole
 
 
 def _for_x(form, gradient, weights):
