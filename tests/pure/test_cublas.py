@@ -116,11 +116,14 @@ def test_a_result_that_is_not_contiguous_is_written_too(cupy, is_added):
 
 @pytest.mark.parametrize("num_rows", [1, 5])
 @pytest.mark.parametrize("is_added", [False, True])
-def test_a_result_with_gaps_is_written_where_it_lies(cupy, is_added, num_rows):
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_result_with_gaps_is_written_where_it_lies(cupy, is_turned, is_added, num_rows):
     """Gaps between rows, and between matrices."""
-    a, b = numbers((3, 7, num_rows)).swapaxes(1, 2), numbers((7, 4), seed=1)
+    a, b = numbers((3, num_rows, 7)), numbers((7, 4), seed=1)
+    there = cupy.asarray(a), cupy.asarray(b)
+    if is_turned:
+        there = cupy.asarray(a.swapaxes(1, 2)).swapaxes(1, 2), there[1]
     whole = cupy.ones((3, num_rows + 2, 6), "float32")
-    there = cupy.asarray(a.swapaxes(1, 2)).swapaxes(1, 2), cupy.asarray(b)
     cupy._machine.forget()
     function = products.add_product if is_added else products.matmul
     function(*there, whole[:, :num_rows, 1:5])
