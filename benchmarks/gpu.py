@@ -9,7 +9,8 @@ step       GPT of width 1024, 16 heads, 12 layers, sequence 1024, vocabulary 327
            with fused attention and fused AdamW takes turns with shardkit, on the same weights and
            batches; a step is everything: batch, forward, backward, clipping to norm 1, AdamW, and
            the loss as a number on the host
-products   matrices of 4096 x 4096: the limit that attention and steps are measured by
+products   matrices of 4096 x 4096: the limit that attention and steps are measured by; products
+           with biases, and of several weights, at once and one by one
 kernels    each by the bytes that it must read and write, beside a copy of GPU memory in the same
            minute; attention by its multiplications, beside the products
 copies     what checkpoints and messages reach between GPU and host, beside one page-locked copy of
@@ -33,6 +34,7 @@ from report import Table, interleaved, machine, machine_text, save
 
 import shardkit as sk
 from shardkit.array import kernels, products
+from shardkit.array.adjacent import stacked
 from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named
 
@@ -330,6 +332,44 @@ def _product(device: Device, shape, dtype: str, seed: int):
     a, b = [random_array(device, shape, dtype, INPUTS * half + seed) for half in range(2)]
     out = device.xp.empty(shape, a.dtype)
     return lambda: products.matmul(a, b, out=out)
+
+
+def shared_products(device: Device, scale: Scale, dtype: str, seed: int) -> dict:
+    """Return {what: (function of one kernel, function of several that compute the same)}."""
+    width = scale.width
+    x = random_array(device, (scale.rows, width), dtype, seed)
+    unit = random_array(device, (3, width * width + width), dtype, seed + INPUTS)
+    weights = [part[: width * width].reshape(width, width) for part in unit]
+    biases = [part[width * width :] for part in unit]
+    turned = stacked(weights).swapaxes(1, 2)
+
+    def one_by_one(number):
+        for weight, bias in zip(weights[:number], biases):
+            y = products.matmul(x, weight.T)
+            y += bias
+
+    return {
+        "one layer, with its bias": (
+            lambda: products.matmul_and_row(x, weights[0].T, biases[0]),
+            lambda: one_by_one(1),
+        ),
+        "queries, keys and values": (
+            lambda: products.matmul_and_row(x, turned, stacked(biases)),
+            lambda: one_by_one(3),
+        ),
+    }
+
+
+def shared_table(device: Device, scale: Scale, watch: Stopwatch) -> Table:
+    """Return times of products that are made at once, beside those of one after the other."""
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        works = [shared_products(device, scale, dtype, seed) for seed in range(INPUTS)]
+        for name in works[0]:
+            times = [1e3 * watch.seconds(*[work[name][way] for work in works]) for way in range(2)]
+            rows.append([f"{name}, {dtype}", *times])
+    title = f"Products of {scale.rows} rows and {scale.width} columns at once"
+    return Table(title, ["product", "ms", "ms of several kernels"], rows)
 
 
 def copy_speed(device: Device, scale: Scale, watch: Stopwatch) -> float:
@@ -642,6 +682,8 @@ def measure(asked, device: Device, about: dict) -> list[str]:
                 [[name, speed / 1e12] for name, speed in speeds.items()],
             )
         )
+    if "products" in wanted:
+        tables.append(shared_table(device, scale, watch))
     if "kernels" in wanted:
         print("kernels ...", flush=True)
         tables += kernel_tables(device, scale, watch, speeds)

@@ -82,7 +82,7 @@ def matmul(a, b, out=None, *, is_tf32: bool = False, is_added: bool = False):
     if leading != b.shape[:-2]:
         leading = numpy.broadcast_shapes(leading, b.shape[:-2])
     c = out
-    if out is None or not out.flags.c_contiguous:
+    if out is None or _written(out) is None:
         c = xp.empty((*leading, a.shape[-2], b.shape[-1]), a.dtype if out is None else out.dtype)
         if is_added:
             c[...] = out
@@ -97,11 +97,13 @@ def matmul(a, b, out=None, *, is_tf32: bool = False, is_added: bool = False):
 
 
 def _multiply(xp, a, b, c, leading, is_tf32, is_added):
-    if leading and b.ndim == 2 and a.flags.c_contiguous:  # one product of all rows
+    if leading and b.ndim == 2 and a.flags.c_contiguous and c.flags.c_contiguous:
+        # one product of all rows
         a, c, leading = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1]), ()
-    a, a_form, a_row, a_step = _as_it_lies(xp, a, leading)
-    b, b_form, b_row, b_step = _as_it_lies(xp, b, leading)
+    a, a_form, a_row, a_step = as_it_lies(xp, a, leading)
+    b, b_form, b_row, b_step = as_it_lies(xp, b, leading)
     rows, columns = c.shape[-2:]
+    c_row, c_step = _written(c)
     kind, c_kind = DATA_TYPES[a.dtype.name], DATA_TYPES[c.dtype.name]
     arithmetic, (zero, one) = _arithmetic(kind, is_tf32)
     library, handle, workspace = _ready(xp, a.data.device_id)  # which lives until the launch
@@ -111,14 +113,14 @@ def _multiply(xp, a, b, c, leading, is_tf32, is_added):
     count = prod(leading)
     if count == 1:
         operands = (b.data.ptr, kind, b_row, a.data.ptr, kind, a_row)
-        status = library.cublasGemmEx(*start, *operands, beta, c.data.ptr, c_kind, columns, *last)
+        status = library.cublasGemmEx(*start, *operands, beta, c.data.ptr, c_kind, c_row, *last)
     else:
         operands = (b.data.ptr, kind, b_row, b_step, a.data.ptr, kind, a_row, a_step)
-        result = (c.data.ptr, c_kind, columns, rows * columns, count)
+        result = (c.data.ptr, c_kind, c_row, c_step, count)
         status = library.cublasGemmStridedBatchedEx(*start, *operands, beta, *result, *last)
     del workspace
     if status:
-        _refused(status, f"a product of {a.shape} and {b.shape} of {a.dtype}")
+        refused(status, f"a product of {a.shape} and {b.shape} of {a.dtype}")
 
 
 def _arithmetic(kind, is_tf32):
@@ -128,11 +130,12 @@ def _arithmetic(kind, is_tf32):
     return COMPUTE_32F_FAST_TF32 if is_tf32 else COMPUTE_32F, _FACTORS["float32"]
 
 
-def _refused(status, what):
+def refused(status, what):
+    """Raise DeviceError: the library refuses this with a status."""
     raise DeviceError(f"cuBLAS refuses {what} with status {status} (cublasStatus_t)")
 
 
-def _as_it_lies(xp, x, leading):
+def as_it_lies(xp, x, leading):
     """Return (x, KEEP or TRANSPOSE, elements between rows, elements between matrices).
 
     x is a copy if cuBLAS cannot read the original.
@@ -144,6 +147,17 @@ def _as_it_lies(xp, x, leading):
         return x, *rows, step
     x = xp.ascontiguousarray(x)
     return x, KEEP, x.shape[-1], x.shape[-2] * x.shape[-1]
+
+
+def _written(c):
+    """Return (elements between rows, elements between matrices) of a result; None if cuBLAS cannot
+    write it where it lies.
+    """
+    rows = _row(c, *c.shape[-2:], *c.strides[-2:])
+    step = _step(c, c.ndim - 2)
+    if rows is None or rows[0] != KEEP or step is None:
+        return None
+    return rows[1], step
 
 
 def _row(x, num_rows, num_columns, row, column):
@@ -195,21 +209,27 @@ def library_of(xp):
     return library
 
 
-def _ready(xp, device):
-    """Return (library, handle, workspace), with stream, workspace and math mode set."""
+def at_work(xp, device):
+    """Return (library, handle of this thread, current stream, workspace on it)."""
     library = library_of(xp)
     handle = xp.cuda.device.get_cublas_handle()
     stream = xp.cuda.get_current_stream().ptr
     memory = current_workspace(WORKSPACE_BYTES)
     if memory is None:
         memory = _workspace(xp, device, stream)
+    return library, handle, stream, memory
+
+
+def _ready(xp, device):
+    """Return (library, handle, workspace), with stream, workspace and math mode set."""
+    library, handle, stream, memory = at_work(xp, device)
     status = (
         library.cublasSetStream_v2(handle, stream)
         or library.cublasSetWorkspace_v2(handle, memory.data.ptr, WORKSPACE_BYTES)
         or library.cublasSetMathMode(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
     )
     if status:
-        _refused(status, "its stream, workspace or math mode")
+        refused(status, "its stream, workspace or math mode")
     return library, handle, memory
 
 

@@ -20,7 +20,6 @@ from contextvars import ContextVar
 import numpy
 
 from ..errors import DeviceMemoryError, ShardingError
-from .device import Device
 
 _recorder: ContextVar = ContextVar("shardkit_graph_recorder", default=None)  # of this thread
 
@@ -50,10 +49,11 @@ def current_workspace(num_bytes: int):
 class GraphMemory:
     """A pool of GPU memory that stays reserved after its arrays are gone, with a stream.
 
+    device    a Device
     purpose   what its bytes are counted under in device.accounts
     """
 
-    def __init__(self, device: Device, *, purpose: str):
+    def __init__(self, device, *, purpose: str):
         self._device, self._purpose = device, purpose
         self._cuda = device.xp.cuda
         self.stream = self._cuda.Stream(non_blocking=True)

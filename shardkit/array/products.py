@@ -5,6 +5,8 @@
                          multiplied_by (blas/)                  precision("tf32") in TF32
     float16, bfloat16    BLAS in float32, result rounded;       cuBLAS on half floats, sums in
                          libraries multiply bfloat16 itself     float32 (cublas.py)
+    with a row added                                            cuBLASLt (cublaslt.py), but for
+                                                                float64
     others               NumPy's product                        cupy.matmul, which no graph records
 
 TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: on tensor cores
@@ -16,7 +18,7 @@ from contextvars import ContextVar
 
 import numpy
 
-from . import cublas
+from . import cublas, cublaslt
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .blas import Library
@@ -55,11 +57,24 @@ def add_product(a, b, out) -> None:
     multiply(a, b, out, True)
 
 
-def _product(a, b, out, is_added=False):
+def matmul_and_row(a, b, row):
+    """Return a [..., m, k] times b [..., k, n] plus row [..., n], all on a GPU: in one kernel where
+    cublaslt.py has one.
+    """
+    act, multiply = _calls.get()
+    if act is not None:
+        act()
+    return multiply(a, b, None, False, row)
+
+
+def _product(a, b, out, is_added=False, row=None):
     """Return the product, computed by the library that the dtype and the user choose.
 
     is_added   it is added to what `out` holds
+    row        is added to the product, on a GPU alone
     """
+    if row is not None:
+        return _gpu_product_and_row(a, b, row)
     xp = xp_of(a, b)
     if xp is not numpy:
         return _gpu_product(xp, a, b, out, is_added)
@@ -87,6 +102,15 @@ def _gpu_product(xp, a, b, out, is_added):
         return xp.matmul(a, b, out=out)
     out += xp.matmul(a, b)
     return out
+
+
+def _gpu_product_and_row(a, b, row):
+    """Return the product of CuPy arrays plus the row."""
+    y = cublaslt.matmul(a, b, row, is_tf32=_precision.get() == "tf32")
+    if y is None:
+        y = _product(a, b, None)
+        y += row if row.ndim == 1 else row[..., None, :]
+    return y
 
 
 def _added(a, b, out):
@@ -156,7 +180,8 @@ def do_meanwhile() -> None:
 def wrapped_products(wrap):
     """Inside, wrap(multiply) computes each product of this thread.
 
-    It is called with (a, b, out), and with (a, b, out, True) to add the product to `out`.
+    It is called with (a, b, out), with (a, b, out, True) to add the product to `out`, and with (a,
+    b, None, False, row) to add a row to it.
     The seam for stopwatches; without one, a product pays nothing for it. See also
     registry.wrapped_kernels.
     """

@@ -18,7 +18,10 @@ slice of them needs no other change.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy
 
 from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
@@ -26,10 +29,11 @@ from ..errors import ConfigurationError
 from .autograd import Tensor
 from .context import current_context
 from .init import Initializer, Normal
-from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
+from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes, is_affine
 from .module import Module
 from .ops.activation import gelu, swiglu
 from .ops.attention import attention_to_all, causal_attention
+from .ops.joint import joint_linear
 from .ops.rotary import rotary
 from .ops.shape import permute, reshape
 
@@ -155,9 +159,7 @@ class SelfAttention(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute [batch, S, width] from x of that shape."""
         texts = current_context().texts  # that are being continued
-        q = self._split(self.query(x), self.head_dim, self.query_norm)  # [batch, heads, S, D]
-        k = self._split(self.key(x), self.head_dim, self.key_norm)  # [batch, kv_heads, S, D]
-        v = _by_head(self.value(x), self.head_dim)
+        q, k, v = self._projected(x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary:
             q, k = [self._turned(each, texts) for each in (q, k)]
         if texts is None:
@@ -167,6 +169,37 @@ class SelfAttention(Module):
         y = permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]
         y = reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
         return self.dropout(self.output(y))
+
+    def _projected(self, x):
+        """Return queries, keys and values by head, by one product where a GPU can make it."""
+        if type(x.array) is not numpy.ndarray:
+            at_once = self._projected_at_once(x)
+            if at_once is not None:
+                return at_once
+        q = self._split(self.query(x), self.head_dim, self.query_norm)
+        k = self._split(self.key(x), self.head_dim, self.key_norm)
+        return q, k, _by_head(self.value(x), self.head_dim)
+
+    def _projected_at_once(self, x):
+        """Return what _projected does, by one product; None where it takes three."""
+        layers = self.query, self.key, self.value
+        if not all(map(is_affine, layers)):
+            return None
+        by_head = partial(_seen_by_head, head_dim=self.head_dim)
+        has_norms = self.query_norm is not None
+        before_norms = _seen_as_it_is if has_norms else by_head
+        parts = joint_linear(
+            x,
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers],
+            [before_norms, before_norms, by_head],
+            is_dense=has_norms,
+        )
+        if parts is None or not has_norms:
+            return parts
+        q, k, v = parts
+        q = self._split(q, self.head_dim, self.query_norm)
+        return q, self._split(k, self.head_dim, self.key_norm), v
 
     def _turned(self, x, texts):
         """Return x [batch, heads, S, D], turned by its positions."""
@@ -178,6 +211,16 @@ class SelfAttention(Module):
         # Each text is at a position of its own: the texts take the place of S.
         turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
         return permute(turned, (2, 1, 0, 3))
+
+
+def _seen_by_head(array, head_dim: int):
+    """Return a view [batch, heads, S, D] of an array [batch, S, heads * D]."""
+    batch, length, width = array.shape
+    return array.reshape(batch, length, width // head_dim, head_dim).swapaxes(1, 2)
+
+
+def _seen_as_it_is(array):
+    return array
 
 
 def _by_head(x, head_dim: int, norm=None):

@@ -36,7 +36,7 @@ def test_every_part_is_measured_and_written(gpu, script, tmp_path, capsys):
     tables, result = cells(tmp_path)
     contestants = [row[0] for row in next(iter(tables.values()))]
     assert contestants[0] == "shardkit, float32" and ("torch, bfloat16" in contestants) == has_torch
-    assert len(tables) == 5 and sum(map(len, tables.values())) > 40
+    assert len(tables) == 6 and sum(map(len, tables.values())) > 40
     numbers = [
         cell for rows in tables.values() for row in rows for cell in row[1:] if cell is not None
     ]

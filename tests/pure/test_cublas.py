@@ -114,6 +114,25 @@ def test_a_result_that_is_not_contiguous_is_written_too(cupy, is_added):
     assert (whole.get()[:, 1::2] == 1).all()
 
 
+@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_result_with_gaps_is_written_where_it_lies(cupy, is_turned, is_added, num_rows):
+    """Gaps between rows, and between matrices."""
+    a, b = numbers((3, num_rows, 7)), numbers((7, 4), seed=1)
+    there = cupy.asarray(a), cupy.asarray(b)
+    if is_turned:
+        there = cupy.asarray(a.swapaxes(1, 2)).swapaxes(1, 2), there[1]
+    whole = cupy.ones((3, num_rows + 2, 6), "float32")
+    cupy._machine.forget()
+    function = products.add_product if is_added else products.matmul
+    function(*there, whole[:, :num_rows, 1:5])
+    assert dict(cupy._machine.launches) == {"gemm": 1}
+    right = numpy.ones(whole.shape, "float32")
+    right[:, :num_rows, 1:5] = a @ b + is_added
+    numpy.testing.assert_allclose(whole.get(), right, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("asked", ["0", "1"])
 def test_tf32_is_used_where_it_is_asked_for_and_not_where_cupy_uses_it(cupy, monkeypatch, asked):
     monkeypatch.setenv("CUPY_TF32", asked)

@@ -157,6 +157,7 @@ def test_a_driver_that_is_missing_is_the_error_that_the_door_expects(cupy):
 
 
 def test_the_functions_of_cublas_are_those_of_the_library_that_cupy_is_linked_with(cupy):
+    from shardkit.array import cublaslt
     from shardkit.array.cublas import _PROTOTYPES, library_of
 
     try:
@@ -164,8 +165,8 @@ def test_the_functions_of_cublas_are_those_of_the_library_that_cupy_is_linked_wi
     except ImportError:
         pytest.skip("there is no cuBLAS")
     library = library_of(cupy)
-    assert all(hasattr(library, name) for name in _PROTOTYPES)
-    assert all(hasattr(stand_in.cuda.cublas, name) for name in _PROTOTYPES)
+    for name in (*_PROTOTYPES, *cublaslt._PROTOTYPES):
+        assert hasattr(library, name) and hasattr(stand_in.cuda.cublas, name), name
 
 
 # ---- what it forgives ----------------------------------------------------------------------------

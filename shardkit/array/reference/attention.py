@@ -138,12 +138,13 @@ def rotary(x, cos, sin, out=None):
 
     cos and sin are [S, D/2]; -sin turns back.
 
-    out  not x; it may be strided if its rows [D] are contiguous
+    out  strided if its rows [D] are contiguous; x itself on a GPU alone
     """
     half = x.shape[-1] // 2
     first = x[..., :half]
     second = x[..., half:]
     y = empty_like(x, out)
-    y[..., :half] = first * cos - second * sin
+    turned = first * cos - second * sin
     y[..., half:] = second * cos + first * sin
+    y[..., :half] = turned
     return y

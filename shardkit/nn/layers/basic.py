@@ -3,6 +3,7 @@
 x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor or an array.
 """
 
+from functools import singledispatch
 from typing import Any
 
 from ...annotations import DTypeLike
@@ -60,6 +61,19 @@ class Linear(Module):
     def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Apply the layer and then `activation`, an op; None: nothing."""
         return linear(x, self.weight, self.bias, activation)
+
+
+@singledispatch
+def is_affine(layer: Module) -> bool:
+    """Return True if layer(x) is linear(x, layer.weight, layer.bias) and nothing else, so that one
+    product may compute several such layers; each class of them enters itself.
+    """
+    return False
+
+
+@is_affine.register
+def _(layer: Linear) -> bool:
+    return type(layer).forward is Linear.forward
 
 
 class DenseLayer(Linear):

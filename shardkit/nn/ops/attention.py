@@ -17,6 +17,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .activation import softmax
 from .elementwise import add, multiply, where
+from .joint import JointPart
 from .linear import matmul
 from .shape import cast, reshape, transpose
 
@@ -68,8 +69,9 @@ def _by_tiles(q, k, v, scale, first_query):
     y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, first_query)
 
     def backward(gradient, wanted):
+        out = tuple([x.place.take() if isinstance(x, JointPart) else None for x in (q, k, v)])
         return kernels.causal_attention_backward(
-            gradient, q.array, k.array, v.array, y, log_sums, scale, first_query
+            gradient, q.array, k.array, v.array, y, log_sums, scale, first_query, out=out
         )
 
     return record(y, (q, k, v), backward, needs=(q, k, v), needs_output=True)

@@ -53,9 +53,7 @@ def _linear(x, weight, bias=None):
     shape, num_out = x.shape, weight.shape[0]
     width = shape[-1]
     num_rows = prod(shape[:-1])
-    y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)  # [rows, out]
-    if bias is not None:
-        halves.add_row_in_place(y, bias.array)
+    y = _product_and_bias(x.array.reshape(num_rows, width), weight, bias)  # [rows, out]
     again, needs = kept(x) if weight.requires_grad else (None, ())
     bias_dtype = None if bias is None else bias.gradient_dtype
 
@@ -91,6 +89,15 @@ def _linear(x, weight, bias=None):
         needs=(*needs, weight),
         differentiable=differentiable,
     )
+
+
+def _product_and_bias(rows, weight, bias):
+    if bias is not None and type(rows) is not numpy.ndarray:
+        return products.matmul_and_row(rows, weight.array.T, bias.array)
+    y = products.matmul(rows, weight.array.T)
+    if bias is not None:
+        halves.add_row_in_place(y, bias.array)
+    return y
 
 
 def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bias_rows: slice):

@@ -11,6 +11,7 @@ from ...array.dtypes import wide
 from ...array.graphs import kept_for_graph, outside_of_graphs
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from .joint import JointPart
 
 MAX_TABLES = 32  # that are kept: of lengths, models and dtypes in use at the same time
 
@@ -59,10 +60,24 @@ def rotary(
     else:
         cos, sin, back = _tables(positions, *form)
 
+    if isinstance(x, JointPart):
+        return _turned_in_place(x, cos, sin, back)
+
     def backward(gradient, wanted):
         return (kernels.rotary(gradient, cos, back),)
 
     return record(kernels.rotary(array, cos, sin), (x,), backward)
+
+
+def _turned_in_place(x: JointPart, cos, sin, back) -> JointPart:
+    """Return the part, turned where it lies; its gradient is turned back where that belongs."""
+    place = x.place
+    turned = kernels.rotary(x.array, cos, sin, out=x.array)
+
+    def backward(gradient, wanted):
+        return (kernels.rotary(gradient, cos, back, out=place.take_after(gradient)),)
+
+    return JointPart.of(record(turned, (x,), backward, view_of=x), place)
 
 
 def _tables(positions, head_dim, base, dtype, scaling):

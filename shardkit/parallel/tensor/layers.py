@@ -24,7 +24,7 @@ from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor
-from ...nn.layers.basic import check_width, input_tensor
+from ...nn.layers.basic import check_width, input_tensor, is_affine
 from ...nn.module import Module, Parameter, members_of
 from ...nn.ops import reduction
 from ...nn.ops.linear import add_bias, linear
@@ -101,6 +101,12 @@ class ColumnParallelLinear(Module):
         self._enters = enters
         self._activation = activation
 
+    @property
+    def is_affine(self) -> bool:
+        """True if forward(x) is linear(x, weight, bias): x has entered, and nothing follows."""
+        is_own = type(self).forward is ColumnParallelLinear.forward
+        return is_own and not self._enters and self._activation is None
+
     def check_input(self, x):
         check_width("a column-parallel layer", x, self.weight.global_shape[1])
 
@@ -109,6 +115,11 @@ class ColumnParallelLinear(Module):
         if self._enters:
             x = self._axis.enter(x)
         return linear(x, self.weight, self.bias, activation or self._activation)
+
+
+@is_affine.register
+def _(layer: ColumnParallelLinear) -> bool:
+    return layer.is_affine
 
 
 class RowParallelLinear(Module):

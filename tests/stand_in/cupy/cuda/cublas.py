@@ -131,14 +131,19 @@ def _of(handle) -> _State:
 
 
 def _check_state(state, stream):
-    if state.stream != stream.address:
+    _check_workspace(stream, state.workspace, state.stream)
+
+
+def _check_workspace(stream, given, address):
+    """given: (address, bytes) or None; address: of the stream that the product was given."""
+    if address != stream.address:
         machine.mistake("a product on a stream that is not the current one")
-    if state.workspace is None or state.workspace[1] < _LEAST_WORKSPACE:
+    if given is None or given[1] < _LEAST_WORKSPACE:
         machine.mistake(
             "a product in the workspace that cuBLAS has for all streams, whose bits depend on what "
             "others do"
         )
-    workspace = machine.find(*state.workspace)
+    workspace = machine.find(*given)
     machine.check_seen(stream, workspace, "a product in a workspace of another stream")
 
 
@@ -191,3 +196,12 @@ def getVersion(handle):
     """What CuPy's own module has: a sign that the library was found."""
     _of(handle)
     return 130000
+
+
+def __getattr__(name):
+    """Symbols of cuBLASLt, which cuBLAS is linked with."""
+    from . import cublaslt
+
+    if name.startswith("cublasLt"):
+        return getattr(cublaslt, name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")
