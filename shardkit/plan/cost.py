@@ -276,9 +276,10 @@ def _ends_of_rank(
     reduction = travel(operation, count * software.wire_bytes)
     reduction += travel(ALL_REDUCE, count * software.wire_bytes / sharing, between)
     spread = 0.0
-    if policy.parameters is SHARD:
-        spread = _meetings(messages, software, inside, cluster)
-    elif policy.state is SHARD:
+    is_once = not software.gathers(inside.size, inside.stride, cluster.sharing)
+    if policy.state is SHARD and is_once:  # ranks wait until owners have written what all read
+        spread = messages * collective_seconds(cluster, ALL_GATHER, inside.size, inside)
+    elif policy.state is SHARD and policy.parameters is WHOLE:
         spread = travel(ALL_GATHER, gather_bytes)
     owned = count / (sharing if policy.state is SHARD else 1)
     agreed = 1 if software.gather_bytes is None else 2  # on the norm, on the scales of casts
@@ -288,15 +289,6 @@ def _ends_of_rank(
         + messages * cluster.device.call_seconds
     )
     return reduction, spread, update
-
-
-def _meetings(number: int, software: Software, data: RankGroup, cluster: Cluster) -> float:
-    """Return the seconds until owners have written the parameters that a node has once; 0 if each
-    gather waits for its own.
-    """
-    if software.gathers(data.size, data.stride, cluster.sharing):
-        return 0.0
-    return number * collective_seconds(cluster, ALL_GATHER, data.size, data)
 
 
 def _parts(

@@ -87,9 +87,12 @@ def rank_memory(
     elements, borrowed = _rank_elements(*place, shape, software)
     state = _padded_state if software.sums_in_tree else _formula_state
     parts = state(elements, layout, rank, software, borrowed)
+    policy = POLICIES[layout.policy]
     if not software.gathers(layout.sharing, layout.tensor, sharing):
         parts["gathered"] = 0.0
-    elif software.rounds_when_gathered and POLICIES[layout.policy].parameters is SHARD:
+        if policy.state is SHARD and policy.parameters is WHOLE:  # the ranks have them together
+            parts["parameters"] /= layout.sharing
+    elif software.rounds_when_gathered and policy.parameters is SHARD:
         parts["parameters"] = 0.0
     return MemoryEstimate(
         **parts,

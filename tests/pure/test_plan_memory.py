@@ -1,6 +1,7 @@
 """The planner's bytes: against published formulas, against the tape, against the schedules."""
 
 import types
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -196,6 +197,15 @@ def test_parameters_that_a_node_has_once_are_not_gathered(data, tensor, sharing,
     alone, shared = (memory_of(layout, LARGE, SHARDKIT, ranks) for ranks in (1, sharing))
     assert alone.gathered > 0 and shared.gathered == (alone.gathered if gathers else 0)
     assert shared.total - shared.gathered == alone.total - alone.gathered
+    assert memory_of(layout, LARGE, MIXED, sharing) == memory_of(layout, LARGE, MIXED)
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero2"])
+@pytest.mark.parametrize("sharing, is_once", [(1, False), (2, False), (4, True)])
+def test_whole_parameters_of_sharded_states_are_in_a_node_once(policy, sharing, is_once):
+    layout = RunLayout(1, 4, 1, policy, micro_batches=1, micro_batch=4)
+    alone, shared = (memory_of(layout, LARGE, SHARDKIT, ranks) for ranks in (1, sharing))
+    assert shared == replace(alone, parameters=alone.parameters / (4 if is_once else 1))
     assert memory_of(layout, LARGE, MIXED, sharing) == memory_of(layout, LARGE, MIXED)
 
 
