@@ -1,7 +1,9 @@
 """The planner against the runtime: predicted and measured time and memory of shardkit's own layouts
 on 2 and 4 ranks.
 
-    python benchmarks/planner.py [--model S] [--ranks 2,4] [--turns 7]
+    python benchmarks/planner.py [--model S] [--ranks 2,4] [--turns 7] [--run 1]
+
+With --run the tables get its number, and stand beside those of other runs in the results.
 
 The machine is measured first, by `shardkit bench hardware` on as many ranks. Times are ratios to
 the step of one rank, which takes turns with the layouts; that is predicted from the same
@@ -11,16 +13,18 @@ last line says whether the layout that was predicted to be the quickest is one o
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from os import getloadavg
 from pathlib import Path
 from statistics import mean
 
 from contestants import Spec
 from race import Race, mpiexec
-from report import Table, machine, machine_text, save
+from report import RESULTS, Table, machine, machine_text, save
 from train_step import MODELS, STEPS_PER_TURN, ratio
 
 ONE = "1 rank"
@@ -181,10 +185,12 @@ def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, d
         "memory": mean(abs(row[8]) for row in rows),
     }
     chosen = min(range(len(rows)), key=lambda at: rows[at][4])
+    errors["place"] = chosen + 1
+    errors["load"] = getloadavg()[1]
     note = (
         f"Mean error {errors['time']:.1%} in time (1 rank predicted as {alone * 1e3:.1f} ms), "
         f"{errors['memory']:.1%} in memory. Predicted to be the quickest: {rows[chosen][0]}, "
-        f"number {chosen + 1} as measured."
+        f"number {chosen + 1} as measured. Load {errors['load']:.1f}, these ranks with it."
     )
     return (
         Table(f"{sizes.name}, {ranks} ranks", COLUMNS, [_printed(row) for row in rows], note),
@@ -213,6 +219,16 @@ def _printed(row: list) -> list:
     return [f"{cell:+.1%}" if at in (5, 8) else cell for at, cell in enumerate(row)]
 
 
+def _of_other_runs(titles: list[str]) -> tuple[list[Table], dict]:
+    """Return the tables of the results but those of these titles, and what was measured."""
+    path = RESULTS / "planner.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tables": []}
+    tables = [Table(**table) for table in stored["tables"] if ", run " in table["title"]]
+    if not tables:  # a result of one run
+        return [], {}
+    return [table for table in tables if table.title not in titles], stored["measured"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -220,10 +236,12 @@ def main() -> int:
     parser.add_argument("--model", default="S", choices=MODELS)
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--run", type=int)
     asked = parser.parse_args()
     about = machine()
-    tables = []
-    measurements = {}
+    run = f", run {asked.run}" if asked.run else ""
+    every = [f"{asked.model}, {ranks} ranks{run}" for ranks in asked.ranks.split(",")]
+    tables, measurements = _of_other_runs(every) if run else ([], {})
     wrong = []
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
         for ranks in map(int, asked.ranks.split(",")):
@@ -231,8 +249,11 @@ def main() -> int:
             table, raw, errors, trouble = compare(
                 MODELS[asked.model], ranks, asked.turns, Path(folder)
             )
+            table = replace(table, title=table.title + run)
             tables.append(table)
-            measurements |= {**raw, f"errors on {ranks} ranks": errors}
+            tables.sort(key=lambda table: table.title)
+            measurements |= {f"{name}{run}": seconds for name, seconds in raw.items()}
+            measurements[f"errors on {ranks} ranks{run}"] = errors
             wrong += trouble
             print(table.markdown(), flush=True)
             save(

@@ -73,6 +73,7 @@ def step_cost(
     is_exact: bool = True,
 ) -> StepCost:
     """Return the cost of a step; is_exact replays the schedule, else the closed form is used."""
+    cluster = cluster.with_at_work(layout.devices)
     units = stage_units(shape, software, layout.num_stages, layout.tensor)
     setting = Setting(
         shape,
@@ -113,7 +114,9 @@ def step_cost(
     reduction, update = _end_of_step(layout, stages, shape, software, cluster)
     parts["reduction"] += reduction
     parts["update"] = update
-    parts["stragglers"] = pipeline * cluster.device.spread * slowest_of(layout.devices)
+    crowd = cluster.crowded_by(layout.devices)
+    late = cluster.device.spread * slowest_of(layout.devices) + crowd.lag
+    parts["stragglers"] = pipeline * late
     return StepCost(
         pipeline + reduction + update + parts["stragglers"],
         parts,

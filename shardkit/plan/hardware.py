@@ -7,7 +7,8 @@ A figure belongs to the hardware: none depends on the model that is planned.
 """
 
 from bisect import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import log
 
 from ..array.dtypes import FLOAT8
@@ -58,6 +59,8 @@ class DeviceModel:
                           caches, power
     spread                of the seconds that equal work takes on equal devices: the standard
                           deviation over the mean
+    unit_seconds          that shardkit's runtime adds to a unit and micro-batch, forward and
+                          backward, where it runs on this device; 0: not measured
     """
 
     name: str
@@ -71,9 +74,20 @@ class DeviceModel:
     attention: tuple[AttentionModel, ...] = ()
     contention: float = 0.0
     spread: float = 0.0
+    unit_seconds: float = 0.0
 
     def __post_init__(self):
         _check_curve(f"device {self.name}", self, "edges", "fractions")
+
+    def slowed(self, factor: float) -> "DeviceModel":
+        """Return the device where all that it computes takes this many times as long."""
+        return replace(
+            self,
+            peak={dtype: speed / factor for dtype, speed in self.peak.items()},
+            bytes_per_second=self.bytes_per_second / factor,
+            call_seconds=self.call_seconds * factor,
+            unit_seconds=self.unit_seconds * factor,
+        )
 
     def pass_seconds(self, num_bytes: float) -> float:
         """Return the seconds of a kernel that is bound by memory."""
@@ -230,6 +244,25 @@ class Measured:
     bytes_per_second: float
 
 
+@dataclass(frozen=True)
+class Crowding:
+    """What the same work costs with `ranks` ranks of a node at work, by whole steps of one rank
+    each.
+
+    slowdown   processor seconds of a rank, over those with all ranks of the node at work, as the
+               figures of the device were measured
+    lag        by which the last rank is later than if the cores shared the work evenly and lost
+               nothing, over that time
+    """
+
+    ranks: int
+    slowdown: float
+    lag: float
+
+
+_ALONE = Crowding(1, 1.0, 0.0)
+
+
 # equal only to itself, since caches look it up all the time
 @dataclass(frozen=True, eq=False)
 class Cluster:
@@ -247,6 +280,7 @@ class Cluster:
     watts          of one device, with its part of the node; 0: unknown
     price_per_hour    of one device, in your currency; 0: unknown
     measured       collectives, where there are measurements; they are used instead of the links
+    crowding       measured steps of ranks that share a node; none: they cost each other nothing
     levels         of switches between nodes, from below; without any the network is one switch
     """
 
@@ -263,12 +297,28 @@ class Cluster:
     price_per_hour: float = 0.0
     cores: int = 0
     measured: tuple[Measured, ...] = ()
+    crowding: tuple[Crowding, ...] = ()
     levels: tuple[SwitchLevel, ...] = ()
 
     @property
     def sharing(self) -> int:
         """Ranks of a node that see each other's memory: all, if they run on its processors."""
         return self.devices if self.cores else 1
+
+    @lru_cache(maxsize=1024)
+    def with_at_work(self, devices: int) -> "Cluster":
+        """Return the cluster with its devices as quick as they are with so many at work."""
+        slowdown = self.crowded_by(devices).slowdown
+        return self if slowdown == 1 else replace(self, device=self.device.slowed(slowdown))
+
+    def crowded_by(self, devices: int) -> Crowding:
+        """Return what so many devices cost each other: the measurement on the nearest number of
+        ranks that a node has of them.
+        """
+        here = min(devices, self.devices)
+        if not self.crowding:
+            return _ALONE
+        return min(self.crowding, key=lambda row: (abs(row.ranks - here), row.ranks))
 
     def storage_speed(self, devices: int) -> float:
         """Return the bytes per second to the file system from the nodes of a job; 0: unknown."""

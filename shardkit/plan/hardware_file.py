@@ -15,7 +15,15 @@ from pathlib import Path
 
 from ..arguments import is_integer, is_number, nearest
 from ..errors import ConfigurationError
-from .hardware import AttentionModel, Cluster, DeviceModel, LinkModel, Measured, SwitchLevel
+from .hardware import (
+    AttentionModel,
+    Cluster,
+    Crowding,
+    DeviceModel,
+    LinkModel,
+    Measured,
+    SwitchLevel,
+)
 
 FOLDER = Path(__file__).parent / "hardware"
 
@@ -46,7 +54,8 @@ _COUNT = partial(is_integer, at_least=1), "an integer, at least 1"
 _LIMITS = {  # {key: its own; all other numbers are finite and at least 0}
     "devices": _COUNT,
     "head_dim": _COUNT,
-    "ranks": (partial(is_integer, at_least=2), "an integer, at least 2"),
+    "ranks": _COUNT,
+    "slowdown": _ABOVE_0,
     "cores": (partial(is_integer, at_least=0), "an integer, at least 0"),
     "memory_bytes": _ABOVE_0,
     "bytes_per_second": _ABOVE_0,
@@ -99,6 +108,7 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
         "inside": _made(LinkModel, _table(rest, "inside", path), f"{path}: [inside]"),
         "between": _made(LinkModel, _table(rest, "between", path), f"{path}: [between]"),
         "measured": _rows(Measured, rest, "measured", path),
+        "crowding": _rows(Crowding, rest, "crowding", path),
         "levels": _rows(SwitchLevel, rest, "levels", path),
     }
     return _made(Cluster, {**rest, **parts}, str(path))

@@ -7,6 +7,7 @@ write it into a TOML file to plan with.
     products       square matrix products of growing size, through the function that a step calls
     attention      fused, of some sizes of heads and lengths (measure_attention.py)
     calls          a transformer block on tiny inputs
+    runtime        whole steps of a rank, and of several at once (measure_runtime.py)
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
     storage        a file that is forced to disk
 
@@ -38,6 +39,7 @@ from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from .hardware import Cluster
 from .hardware_file import cluster_from
 from .measure_attention import attention_rows, attention_speeds
+from .measure_runtime import crowding_rows, unit_seconds
 from .software import SHARDKIT
 
 EDGES = (32, 64, 128, 256, 512, 1024)
@@ -71,6 +73,10 @@ def measure_hardware(
         stream, fused = _everyones(backend, _memory_speeds)
         calls = _everyones(backend, _call_seconds)[0]
         attention = _everyones(backend, lambda: attention_speeds(_usual_seconds))
+        own = backend.split(backend.rank)
+        unit = _everyones(backend, lambda: [unit_seconds(own)])[0]
+        crowding = crowding_rows(backend, own, [1, *_group_sizes(hosts)], cores)
+        own.close()
     peak = {dtype: float(max(of_edges)) / 0.99 for dtype, of_edges in speeds.items()}
     measured = _collectives(backend, hosts)
     link = _link(measured, stream)
@@ -88,6 +94,7 @@ def measure_hardware(
             "bytes_per_second": float(stream),
             "memory_fraction": min(float(fused / stream), 1.0),
             "call_seconds": float(calls),
+            "unit_seconds": float(unit),
             "peak": peak,
             "products": {
                 "edges": list(EDGES),
@@ -98,6 +105,7 @@ def measure_hardware(
         "inside": link,
         "between": {**link, "bytes_per_second": link["bytes_per_second"] * here},
         "measured": measured,
+        "crowding": crowding,
     }
 
 
@@ -115,8 +123,9 @@ def to_toml(tables: dict) -> str:
             lines += ["", f"[{name}.products]", *_lines(inner)]
         for row in rows:
             lines += ["", f"[[{name}.attention]]", *_lines(row)]
-    for row in tables["measured"]:
-        lines += ["", "[[measured]]", *_lines(row)]
+    for name in ("measured", "crowding"):
+        for row in tables[name]:
+            lines += ["", f"[[{name}]]", *_lines(row)]
     return "\n".join(lines) + "\n"
 
 
@@ -158,12 +167,18 @@ def describe(tables: dict) -> str:
         f"attention      {max(row['forward'][-1] for row in device['attention']):.0%} of that "
         f"forward, {max(row['backward'][-1] for row in device['attention']):.0%} backward",
         f"calls          {device['call_seconds'] * 1e6:.1f} us each",
+        f"runtime        {device['unit_seconds'] * 1e6:.1f} us for a unit and micro-batch",
         f"storage        {tables['storage_bytes_per_second'] / 1e9:.2f} GB/s",
     ]
     for row in tables["measured"]:
         lines.append(
             f"{row['operation']:<15}{row['ranks']} ranks: {row['latency_seconds'] * 1e6:.1f} us, "
             f"{row['bytes_per_second'] / 1e9:.2f} GB/s"
+        )
+    for row in tables["crowding"]:
+        lines.append(
+            f"work at once   {row['ranks']} ranks: {row['slowdown']:.3f} times the processor time "
+            f"of all at once; the last {row['lag']:.1%} late"
         )
     return "\n".join(lines)
 
@@ -266,9 +281,15 @@ def _everyones(backend: CommunicationBackend, act: Callable[[], list[float]]):
 
 def _collectives(backend: CommunicationBackend, hosts: list[str]) -> list[dict]:
     """Measure each operation on each number of ranks of the first node. Collective."""
+    return [row for size in _group_sizes(hosts) for row in _of_size(backend, size)]
+
+
+def _group_sizes(hosts: list[str]) -> list[int]:
+    """Return the numbers of ranks above 1 to measure on the first node; none if its ranks are not
+    neighbors.
+    """
     here = hosts.count(hosts[0]) if hosts == sorted(hosts, key=hosts.index) else 0
-    sizes = sorted({size for size in (2, 3, 4, 8, 16, 32, 64, here) if 1 < size <= here})
-    return [row for size in sizes for row in _of_size(backend, size)]
+    return sorted({size for size in (2, 3, 4, 8, 16, 32, 64, here) if 1 < size <= here})
 
 
 def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:

@@ -74,10 +74,12 @@ def _compute_seconds(units: StageUnits, at: Setting, again: int) -> tuple[float,
     blocks = [
         block_seconds(block, at if twice else once) for unit in marked for block, twice in unit
     ]
-    return tuple(
+    forward, backward, weight, communication = (
         sum(getattr(block, part) for block in blocks)
         for part in ("forward", "backward", "weight", "communication")
     )
+    around = len(units) * at.cluster.device.unit_seconds / 3
+    return forward + around, backward + around, weight + around, communication
 
 
 @lru_cache(maxsize=65536)

@@ -51,6 +51,10 @@ def test_what_is_measured_can_be_planned_with(tmp_path, ranks, capsys):
     }
     assert operations == wanted | ({("send", 2)} if ranks > 1 else set())
     assert all(row.latency_seconds > 0 and row.bytes_per_second > 0 for row in cluster.measured)
+    assert [row.ranks for row in cluster.crowding] == list(range(1, ranks + 1))
+    assert cluster.crowding[-1].slowdown == 1 and 0.1 < cluster.crowding[0].slowdown < 10
+    assert all(row.lag >= 0 for row in cluster.crowding)
+    assert 0 <= cluster.device.unit_seconds < 0.1
     (tmp_path / "run.toml").write_text(
         "[model]\nwidth = 32\nlayers = 3\nheads = 4\nsequence_length = 32\n"
     )

@@ -196,6 +196,37 @@ def test_a_measured_collective_counts_where_it_was_measured():
     )  # between nodes: by the links
 
 
+def test_work_is_slower_and_later_with_the_ranks_that_share_the_node():
+    """As measured on the nearest number of ranks; a device alone is as quick as it was alone."""
+    rows = [
+        {"ranks": 1, "slowdown": 0.8, "lag": 0.0},
+        {"ranks": 2, "slowdown": 1.0, "lag": 0.1},
+    ]
+    shape = ModelShape(2, 64, 4, 128, 32)
+
+    def cost(devices, **more):
+        layout = RunLayout(data=devices, policy="ddp", micro_batch=4)
+        return step_cost(layout, shape, SHARDKIT, cluster_from({**MINIMAL, **more}))
+
+    assert cost(1, crowding=rows).seconds == pytest.approx(0.8 * cost(1).seconds)
+    crowded, plain = cost(2, crowding=rows), cost(2)
+    assert crowded.parts["compute"] == pytest.approx(plain.parts["compute"])
+    assert crowded.parts["stragglers"] == pytest.approx(0.1 * plain.parts["compute"])
+
+
+def test_the_runtime_adds_its_seconds_to_each_unit_and_micro_batch():
+    shape = ModelShape(2, 64, 4, 128, 32)
+    slow = {**MINIMAL, "device": {**MINIMAL["device"], "unit_seconds": 1e-3}}
+
+    def added(micro_batches):
+        layout = RunLayout(policy="ddp", micro_batch=1, micro_batches=micro_batches)
+        costs = [step_cost(layout, shape, SHARDKIT, cluster_from(t)) for t in (slow, MINIMAL)]
+        return costs[0].seconds - costs[1].seconds
+
+    units = 4  # embedding, two layers, head
+    assert added(1) == pytest.approx(units * 1e-3) and added(8) == pytest.approx(8 * units * 1e-3)
+
+
 # ---- hardware files ------------------------------------------------------------------------------
 
 
