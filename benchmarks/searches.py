@@ -11,26 +11,35 @@ import subprocess
 import sys
 from statistics import median
 
-SEARCHES = {  # name: layers, width, heads, cluster, devices, sequences of a batch
-    "1 trillion parameters, 3,072 A100": (128, 25600, 160, "a100-80gb-hdr", 3072, 3072),
-    "405 billion, 512 H100": (126, 16384, 128, "h100-80gb-roce", 512, 2048),
-    "405 billion, 16,384 H100": (126, 16384, 128, "h100-80gb-roce", 16384, 2048),
+LLAMA_3 = dict(  # arXiv 2407.21783
+    layers=126,
+    width=16384,
+    heads=128,
+    vocabulary=128256,
+    sequence_length=8192,
+    kv_heads=8,
+    hidden=53248,
+    style="llama",
+    tied=False,
+)
+# arXiv 2104.04473
+TRILLION = dict(layers=128, width=25600, heads=160, vocabulary=51200, sequence_length=2048)
+SEARCHES = {  # name: shape, cluster, devices, sequences of a batch
+    "1 trillion parameters, 3,072 A100": (TRILLION, "a100-80gb-hdr", 3072, 3072),
+    "405 billion, 512 H100": (LLAMA_3, "h100-80gb-roce", 512, 2048),
+    "405 billion, 16,384 H100": (LLAMA_3, "h100-80gb-roce", 16384, 2048),
 }
 
 
-def searched(layers, width, heads, cluster, devices, batch) -> tuple[float, int]:
+def searched(sizes: dict, cluster: str, devices: int, batch: int) -> tuple[float, int]:
     """Return the processor seconds of a search, and how many layouts it considered."""
     from time import process_time
 
     from shardkit.plan import MIXED, ModelShape, read_cluster, search
 
-    if layers == 126:  # Llama 3 (arXiv 2407.21783)
-        more = dict(kv_heads=8, hidden=53248, style="llama", tied=False)
-        shape = ModelShape(layers, width, heads, 128256, 8192, **more)
-    else:  # arXiv 2104.04473
-        shape = ModelShape(layers, width, heads, 51200, 2048)
+    shape, cluster = ModelShape(**sizes), read_cluster(cluster)
     began = process_time()
-    found = search(shape, MIXED, read_cluster(cluster), devices, batch)
+    found = search(shape, MIXED, cluster, devices, batch)
     return process_time() - began, found.considered
 
 

@@ -107,7 +107,7 @@ _BAND = """## The band
 of ten runs of a family were, by the rows that judge. A layout with more devices or parameters than
 the largest run of its family gets the widest. Those of ranks on processors are the layouts of
 `benchmarks/planner.py` as it was last run and stored, with the predictions of then: an older model
-of time, so this band is not that of today's predictions.
+of ZeRO-1 and ZeRO-2, else today's.
 
 """
 _FSDP = """## FSDP on A100 and H100
