@@ -130,16 +130,28 @@ class Shardkit:
         self.split_batch = sk.split_batch
         if spec.layout is not None:
             self.model = self._in_layout(sk, RunLayout(**spec.layout))
-            return
-        config = sk.ShardingConfiguration(
-            self.backend,
-            optimizer=sk.AdamW(lr=LEARNING_RATE),
-            max_gradient_norm=CLIP_NORM,
-            blas=spec.blas,
-            compute_dtype=spec.compute,
-            **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
-        )
-        self.model = models[spec.strategy](shardkit_gpt(sizes), config)
+        else:
+            config = sk.ShardingConfiguration(
+                self.backend,
+                optimizer=sk.AdamW(lr=LEARNING_RATE),
+                max_gradient_norm=CLIP_NORM,
+                blas=spec.blas,
+                compute_dtype=spec.compute,
+                **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
+            )
+            self.model = models[spec.strategy](shardkit_gpt(sizes), config)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make the first calls of each group, which ranks compare with each other: a long run has
+        them behind it.
+        """
+        from shardkit.comm.mpi.channel import COMPARED_CALLS
+
+        mesh = self.model.mesh
+        for group in (mesh.world, *map(mesh.group, mesh.shape.order)):
+            for _ in range(COMPARED_CALLS):
+                group.barrier()
 
     def _pipeline_options(self) -> dict:
         options = {"micro_batches": self.sizes.micro_batches, "schedule": self.spec.schedule}

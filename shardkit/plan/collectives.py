@@ -126,9 +126,8 @@ def _measured_seconds(
 
     None if there is no measurement, or the group leaves the node.
     """
-    size = 2 if operation == SEND else group.size
     rows = [row for row in cluster.measured if row.operation == operation]
     if not rows or group.size > group.on_node(cluster):
         return None
-    row = min(rows, key=lambda row: (abs(row.ranks - size), row.ranks))
+    row = min(rows, key=lambda row: (abs(row.ranks - group.size), row.ranks))
     return row.latency_seconds + num_bytes / row.bytes_per_second

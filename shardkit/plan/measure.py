@@ -9,11 +9,12 @@ write it into a TOML file to plan with.
     calls          a transformer block on tiny inputs
     runtime        whole steps of a rank, and of several at once (measure_runtime.py)
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
+                   (measure_collectives.py)
     storage        a file that is forced to disk
 
 The work of one rank is timed in processor time on one thread, so it is the speed of a core that the
 rank has to itself, except for shared caches: the median of some tries, then the mean over the
-ranks. A collective takes as long as its slowest rank, in the quickest of a few tries.
+ranks.
 """
 
 import os
@@ -30,15 +31,14 @@ from threadpoolctl import threadpool_limits
 from ..array import kernels, products
 from ..array.blas import Library, library_named
 from ..comm.backend import CommunicationBackend
-from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..comm.failure.agreement import collectively
 from ..comm.mpi.launch import all_seats
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
-from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from .hardware import Cluster
 from .hardware_file import cluster_from
 from .measure_attention import attention_rows, attention_speeds
+from .measure_collectives import collectives, group_sizes, link_of
 from .measure_runtime import crowding_rows, unit_seconds
 from .software import SHARDKIT
 
@@ -46,7 +46,6 @@ EDGES = (32, 64, 128, 256, 512, 1024)
 DTYPES = ("float32", "float64")
 _STREAM_ELEMENTS = 4 << 20  # of each of three arrays: 16 MiB, beyond the caches of a core
 _COLD_BYTES = 32 << 20  # of matrices between two uses of one
-_LARGE_BYTES = 4 << 20  # of a collective
 _TRIES = 5
 _PART_SECONDS = 0.5  # at least this long, and _TRIES times, unless a try is long
 _MEMORY_SHARE = 0.9  # of the memory that the system reports as available
@@ -75,11 +74,11 @@ def measure_hardware(
         attention = _everyones(backend, lambda: attention_speeds(_usual_seconds))
         own = backend.split(backend.rank)
         unit = _everyones(backend, lambda: [unit_seconds(own)])[0]
-        crowding = crowding_rows(backend, own, [1, *_group_sizes(hosts)], cores)
+        crowding = crowding_rows(backend, own, [1, *group_sizes(hosts)], cores)
         own.close()
     peak = {dtype: float(max(of_edges)) / 0.99 for dtype, of_edges in speeds.items()}
-    measured = _collectives(backend, hosts)
-    link = _link(measured, stream)
+    measured = collectives(backend, hosts)
+    link = link_of(measured, stream)
     name = f"{_processor()}, {cores} cores, {here} ranks on a node"
     if library:
         name += f", products by {library.name}"
@@ -277,110 +276,6 @@ def _everyones(backend: CommunicationBackend, act: Callable[[], list[float]]):
     everyones = numpy.empty((backend.world_size, mine.size))
     backend.all_gather(mine, everyones)
     return everyones.mean(0)
-
-
-def _collectives(backend: CommunicationBackend, hosts: list[str]) -> list[dict]:
-    """Measure each operation on each number of ranks of the first node. Collective."""
-    return [row for size in _group_sizes(hosts) for row in _of_size(backend, size)]
-
-
-def _group_sizes(hosts: list[str]) -> list[int]:
-    """Return the numbers of ranks above 1 to measure on the first node; none if its ranks are not
-    neighbors.
-    """
-    here = hosts.count(hosts[0]) if hosts == sorted(hosts, key=hosts.index) else 0
-    return sorted({size for size in (2, 3, 4, 8, 16, 32, 64, here) if 1 < size <= here})
-
-
-def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:
-    """Measure all operations on groups of `size` ranks that work at the same time, as in a step.
-
-    Collective.
-    """
-    group = backend.split(backend.rank // size, backend.rank)
-    rows = []
-    for operation, run in _OPERATIONS.items():
-        if operation == SEND and size > 2:
-            continue
-        empty = _slowest(backend, group, lambda run=run: run(group, 8 * size), size)
-        full = _slowest(backend, group, lambda run=run: run(group, _LARGE_BYTES), size)
-        rows.append(
-            {
-                "operation": operation,
-                "ranks": size,
-                "latency_seconds": empty,
-                "bytes_per_second": _LARGE_BYTES / max(full - empty, 1e-9),
-            }
-        )
-    group.close()
-    return rows
-
-
-def _slowest(backend, group, make, size: int) -> float:
-    """Return the seconds of the slowest rank of a whole group, in the quickest of some tries.
-
-    Collective over the backend.
-    """
-    act = make()
-    seconds = []
-    act()
-    for _ in range(3 * _TRIES):
-        backend.barrier()
-        began = time.perf_counter()
-        act()
-        seconds.append(time.perf_counter() - began)
-    mine = numpy.array(seconds if group.world_size == size else [0.0] * len(seconds))
-    everyones = numpy.empty((backend.world_size, mine.size))
-    backend.all_gather(mine, everyones)
-    return float(everyones.max(0).min())
-
-
-def _all_reduce(group, num_bytes):
-    whole = numpy.ones(num_bytes // 4, "float32")
-    return lambda: ordered_all_reduce(group, whole)
-
-
-def _all_gather(group, num_bytes):
-    own = numpy.ones(num_bytes // 4 // group.world_size, "float32")
-    whole = numpy.ones(own.size * group.world_size, "float32")
-    return lambda: group.all_gather(own, whole)
-
-
-def _reduce_scatter(group, num_bytes):
-    own = numpy.ones(num_bytes // 4 // group.world_size, "float32")
-    whole = numpy.ones(own.size * group.world_size, "float32")
-    return lambda: ordered_reduce_scatter(group, whole, own)
-
-
-def _send(group, num_bytes):
-    """Exchange arrays of this size between each even rank and the next."""
-    array = numpy.ones(num_bytes // 4, "float32")
-    other = group.rank ^ 1
-    incoming = numpy.empty_like(array)
-
-    def act():
-        if other < group.world_size:
-            handles = [group.irecv(incoming, other, 0), group.isend(array, other, 0)]
-            for handle in handles:
-                handle.wait()
-
-    return act
-
-
-_OPERATIONS = {
-    ALL_REDUCE: _all_reduce,
-    ALL_GATHER: _all_gather,
-    REDUCE_SCATTER: _reduce_scatter,
-    SEND: _send,
-}
-
-
-def _link(measured: list[dict], stream: float) -> dict:
-    """Return the link between two ranks by their messages; a single rank uses its memory speed."""
-    row = next((row for row in measured if row["operation"] == SEND), None)
-    if row is None:
-        return {"bytes_per_second": float(stream), "latency_seconds": 0.0}
-    return {"bytes_per_second": row["bytes_per_second"], "latency_seconds": row["latency_seconds"]}
 
 
 def _storage_speed(backend: CommunicationBackend, folder: Path) -> float:

@@ -28,6 +28,7 @@ _TINY_UNITS = _TINY_LAYERS + 2  # with embedding and head
 _MICRO_BATCHES = 9
 _TURNS = 25  # of the tiny steps
 _ROUNDS = 15  # of the steps of all numbers of ranks, which take turns
+_NAP_SECONDS = 0.01  # of a rank that waits, far more than it takes to look whether all have come
 
 
 def unit_seconds(own: CommunicationBackend) -> float:
@@ -104,8 +105,17 @@ def _steps_at_once(
                 began, processor_began = time.perf_counter(), time.thread_time()
                 model.train(tokens, tokens)
                 of_round[at] = time.perf_counter() - began, time.thread_time() - processor_began
+            _meet_asleep(backend)
     model.close()
     return seconds[1:]
+
+
+def _meet_asleep(backend: CommunicationBackend) -> None:
+    """Return when all ranks have come; those that wait leave the cores to the others."""
+    handle = backend.iall_reduce(numpy.zeros(1))
+    while not handle.test():
+        time.sleep(_NAP_SECONDS)
+    handle.wait()
 
 
 def _processor_seconds(act: Callable[[], object]) -> float:

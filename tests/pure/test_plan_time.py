@@ -196,6 +196,16 @@ def test_a_measured_collective_counts_where_it_was_measured():
     )  # between nodes: by the links
 
 
+def test_a_message_takes_as_long_as_in_the_ring_of_the_nearest_size():
+    rows = [
+        {"operation": "send", "ranks": n, "latency_seconds": n * 1e-3, "bytes_per_second": 1e6}
+        for n in (2, 4)
+    ]
+    cluster = cluster_from({**MINIMAL, "devices": 8, "measured": rows})
+    times = [collective_seconds(cluster, SEND, 1e3, RankGroup(n, 1)) for n in (2, 4, 8)]
+    assert times == pytest.approx([3e-3, 5e-3, 5e-3])
+
+
 def test_work_is_slower_and_later_with_the_ranks_that_share_the_node():
     """As measured on the nearest number of ranks; a device alone is as quick as it was alone."""
     rows = [
