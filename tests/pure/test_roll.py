@@ -1,6 +1,7 @@
 """The folder of a job, the roll of its ranks, and what a warden reads in it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from clean_fork import clean_context
 
 from shardkit import comm
 from shardkit.comm.checks import check_timeout
+from shardkit.comm.watch import folder as folder_module
 from shardkit.comm.watch.attendance import job_key
 from shardkit.comm.watch.folder import PREFIX, JobFolder, note_segments, remove_abandoned
 from shardkit.comm.watch.progress import Progress
@@ -74,6 +76,33 @@ def test_a_folder_that_nobody_uses_any_more_is_empty_when_it_is_opened_again(tmp
     folder = JobFolder.open(tmp_path / "job")
     assert [path.name for path in folder.path.iterdir()] == ["alive"]
     folder.close()
+
+
+@pytest.mark.parametrize("name", ["_check_own", "_has_alone", "_share"])
+def test_a_folder_that_another_job_removes_while_it_is_opened_is_made_again(
+    tmp_path, monkeypatch, name
+):
+    """Whatever of its opening that comes before."""
+    path = tmp_path / "job"
+    usual, removals = getattr(folder_module, name), [1, 1]
+
+    def removed_before(*arguments):
+        if removals:
+            removals.pop()
+            shutil.rmtree(path)
+        return usual(*arguments)
+
+    monkeypatch.setattr(folder_module, name, removed_before)
+    folder = JobFolder.open(path)
+    assert path.is_dir() and not removals
+    folder.close()
+    assert not path.exists()
+
+
+def test_a_folder_that_is_always_removed_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "_share", lambda lock: shutil.rmtree(tmp_path / "job"))
+    with pytest.raises(FileNotFoundError):
+        JobFolder.open(tmp_path / "job")
 
 
 def test_a_link_to_somebody_elses_folder_is_refused(tmp_path):

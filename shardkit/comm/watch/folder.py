@@ -12,11 +12,13 @@ import fcntl
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "shardkit-job-"
 LOCK_NAME, SEGMENTS_NAME = "alive", "segments-{}"
 SHARED_MEMORY = Path("/dev/shm")
+_TRIES = 100  # to open a folder that others remove
 _OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 
 
@@ -30,22 +32,10 @@ class JobFolder:
     def open(cls, path) -> "JobFolder":
         """Open the folder, made if missing, emptied if nobody uses it. Errors: OSError."""
         path = Path(path)
-        while True:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_own(path)
-            try:
-                lock = os.open(
-                    path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-                )
-            except FileNotFoundError:  # another process removed the folder in between
-                continue
-            if _has_alone(lock):
-                _remove_segments(path)
-                _empty(path)
-            _share(lock)
-            if _is_same(path / LOCK_NAME, lock):
-                return cls(path, lock)
-            os.close(lock)
+        for _ in range(_TRIES - 1):
+            with suppress(FileNotFoundError):  # another process removed the folder in between
+                return cls(path, _held(path))
+        return cls(path, _held(path))
 
     def close(self) -> None:
         """Release the folder and remove it if nobody else uses it; a second call does nothing."""
@@ -90,6 +80,24 @@ def note_segments(folder) -> None:
     if mine:
         text = "".join(f"{path.stat().st_ino} {path.name}\n" for path in mine)
         (Path(folder) / SEGMENTS_NAME.format(os.getpid())).write_text(text)
+
+
+def _held(path: Path) -> int:
+    """Return a shared lock on the folder. Errors: FileNotFoundError if it is removed meanwhile."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(path)
+    lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if _has_alone(lock) and _is_same(path / LOCK_NAME, lock):
+            _remove_segments(path)
+            _empty(path)
+        _share(lock)
+        if not _is_same(path / LOCK_NAME, lock):
+            raise FileNotFoundError(f"{path} was removed")
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _remove_segments(folder):
