@@ -8,9 +8,10 @@ contestants live in the same processes and take turns. MPICH is called in place 
 buffers. Bytes are those that one node's network device has sent per call, headers of packets
 included; the least is what any algorithm must send from a node: for an all-reduce the sums of the
 node; for a reduce-scatter its sums of what the other node gets; for an all-gather its own slices.
-The time is the slowest rank's time per call. Steps: model S, whole steps as in train_step.py;
-"messages only" is shardkit without shared memory of nodes (SHARDKIT_SHARED=0). The ranks of both
-nodes, and the link, share the cores of this machine.
+The time is the slowest rank's time per call. Steps: model S, whole steps as in train_step.py; hsdp
+shards within a node and replicates between the two; "messages only" is shardkit without shared
+memory of nodes (SHARDKIT_SHARED=0). The ranks of both nodes, and the link, share the cores of this
+machine.
 """
 
 import argparse
@@ -37,7 +38,7 @@ LINKS = ((2e-4, 1e9), (2e-3, 1e9))  # seconds one way, bits per second each way
 RANKS_PER_NODE, NODES = 2, 2
 RANKS = RANKS_PER_NODE * NODES
 SIZES = [8, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20]
-STRATEGIES = ("ddp", "fsdp")
+STRATEGIES = ("ddp", "fsdp", "hsdp")
 MPICH = "MPICH"
 MODES = {OURS: {}, "shardkit, messages only": {"SHARDKIT_SHARED": "0"}}
 TURN_SECONDS, MOST_CALLS = 0.2, 100

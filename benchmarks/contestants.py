@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy
 
@@ -50,14 +51,15 @@ class Spec:
     """Who runs, on how many ranks.
 
     library    "shardkit" or "torch"
-    strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1,
-               zero2
+    strategy   shardkit: ddp, zero1, zero2, fsdp, hsdp, tensor, pipeline; torch: the same without
+               zero1, zero2, hsdp
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     compiled   torch only: torch.compile
     blas       shardkit only: "numpy", "mkl" or "onednn"; PyTorch's wheels hold the last two
     compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
     layout     shardkit only: arguments of shardkit.plan.RunLayout, instead of a strategy
+    shard_ranks   of hsdp
     """
 
     name: str
@@ -71,6 +73,7 @@ class Spec:
     blas: str = "numpy"
     compute: str = "float32"
     layout: dict | None = None
+    shard_ranks: int = 2
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -121,6 +124,7 @@ class Shardkit:
             "zero1": sk.ZeRO1Model,
             "zero2": sk.ZeRO2Model,
             "fsdp": sk.FSDPModel,
+            "hsdp": partial(sk.HybridShardedModel, policy="hsdp"),
             "tensor": sk.TensorParallelModel,
             "pipeline": sk.PipelineParallelModel,
         }
@@ -138,6 +142,7 @@ class Shardkit:
                 blas=spec.blas,
                 compute_dtype=spec.compute,
                 **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
+                **({"shard_ranks": spec.shard_ranks} if spec.strategy == "hsdp" else {}),
             )
             self.model = models[spec.strategy](shardkit_gpt(sizes), config)
         self._settle()

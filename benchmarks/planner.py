@@ -132,7 +132,7 @@ def measured(sizes, specs: list[Spec], turns: int) -> tuple[dict, dict, dict]:
         race.run(turns=turns, steps=STEPS_PER_TURN[sizes.name])
         for name, contestant in race.contestants.items():
             raw[name] = contestant.turns
-            if contestant.turns:
+            if contestant.turns and race.contestants[ONE].turns:
                 found[name] = (
                     race.seconds(name) * 1e3,
                     ratio(race, ONE, name),

@@ -24,9 +24,8 @@ from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 _LARGE_BYTES = 4 << 20
 _MESSAGE_BYTES = 128 << 10  # a small one that both sides agree on first, as those of a pipeline are
 _TRIES = 15
-_PIECES = 10  # of work in a try
-_PIECE_EDGE = 256  # of the products of a piece: about a millisecond
-_PIECE_PRODUCTS = 4
+# A piece of work is longer than the system leaves a core to one rank.
+_PIECES, _PIECE_PRODUCTS, _PIECE_EDGE = 5, 16, 256
 
 
 def collectives(backend: CommunicationBackend, hosts: list[str]) -> list[dict]:
