@@ -15,7 +15,7 @@ from published_runs import CLUSTER, Point, halves, hardware, narayanan, zero3_ag
 
 from shardkit.plan.band import BEYOND, CUT, OWN, SHARDED
 
-_OWN_RUNS = Path(__file__).parents[1] / "results" / "planner.json"
+OWN_RUNS = Path(__file__).parents[1] / "results" / "planner.json"
 _OWN_DEVICES = 4  # of the layouts there
 # The model there is smaller; products of those up to this size are as quick as its own.
 _OWN_PARAMETERS = 10**8
@@ -104,5 +104,5 @@ def _nine_of_ten(ratios: list[float]) -> dict:
 
 def _own_ratios() -> list[float]:
     """Return measured over predicted seconds, both over those of one rank, on the own machine."""
-    tables = json.loads(_OWN_RUNS.read_text(encoding="utf-8"))["tables"]
+    tables = json.loads(OWN_RUNS.read_text(encoding="utf-8"))["tables"]
     return [row[3] / row[4] for table in tables for row in table["rows"]]

@@ -4,6 +4,7 @@ tables, and shardkit/plan/residuals.toml, the band that follows from them.
 python benchmarks/published/validation_page.py
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from published_runs import (
     zero3_large,
     zero_paper,
 )
-from residuals import float8_families, fsdp_families, residuals_text
+from residuals import OWN_RUNS, float8_families, fsdp_families, residuals_text
 
 from shardkit.plan import MIXED, read_cluster
 from shardkit.plan.band import RESIDUALS, bands
@@ -105,9 +106,16 @@ _BAND = """## The band
 
 `shardkit plan` prints a band around each time: between which factors of the predicted seconds nine
 of ten runs of a family were, by the rows that judge. A layout with more devices or parameters than
-the largest run of its family gets the widest. Those of ranks on processors are the layouts of
-`benchmarks/planner.py` as it was last run and stored, with the predictions of then: an older model
-of ZeRO-1 and ZeRO-2, else today's.
+the largest run of its family gets the widest. Those of ranks on processors are the layouts of the
+runs above, with the predictions that were made then.
+
+"""
+_OWN = """## Ranks on processors
+
+`benchmarks/planner.py` on {processor}, {cores} cores: layouts of shardkit itself, against one rank
+that takes turns with them, by the hardware file that `shardkit bench hardware` wrote before each
+run. No row of any run chose a constant. The place is that of the layout predicted to be the
+quickest among the measured ones; the load is that of the machine, the ranks with it.
 
 """
 _FSDP = """## FSDP on A100 and H100
@@ -194,6 +202,7 @@ def validation_page() -> str:
         _LLAMA + _table("run", "model TFLOP/s", llama3()),
         _PLANS + _plans(),
         _stops(),
+        _own(),
         _BAND + _bands(),
     ]
     return "\n\n".join(sections) + "\n"
@@ -233,6 +242,25 @@ def _stops() -> str:
         f"{shares[0]:.1%} if restarts took no time, {shares[1]:.1%} if they took 10\n"
         "minutes; how long they took is not published."
     )
+
+
+def _own() -> str:
+    """Return the section on the own machine, by the runs that are stored."""
+    stored = json.loads(OWN_RUNS.read_text(encoding="utf-8"))
+    cells = [("run", "mean error of time", "of memory", "place of the predicted best", "load")]
+    for table in stored["tables"]:
+        _, ranks, run = table["title"].split(", ")
+        errors = stored["measured"][f"errors on {ranks}, {run}"]
+        cells.append(
+            (
+                f"{len(table['rows'])} layouts on {ranks}, {run}",
+                f"{errors['time']:.1%}",
+                f"{errors['memory']:.1%}",
+                str(errors["place"]),
+                f"{errors['load']:.1f}",
+            )
+        )
+    return _OWN.format(**stored["machine"]) + _aligned(cells)
 
 
 def _bands() -> str:
