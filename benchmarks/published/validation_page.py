@@ -112,10 +112,12 @@ runs above, with the predictions that were made then.
 """
 _OWN = """## Ranks on processors
 
-`benchmarks/planner.py` on {processor}, {cores} cores: layouts of shardkit itself, against one rank
-that takes turns with them, by the hardware file that `shardkit bench hardware` wrote before each
-run. No row of any run chose a constant. The place is that of the layout predicted to be the
-quickest among the measured ones; the load is that of the machine, the ranks with it.
+`benchmarks/planner.py` on {processor}, {cores} cores: layouts of
+shardkit itself, against one rank that takes turns with them, by the hardware file that `shardkit
+bench hardware` wrote before each run. No row of any run chose a constant. The place is that of the
+layout predicted to be the quickest among the measured ones; the load is that of the machine, the
+ranks with it. Run 4 had another process of nice 5 at work beside it all the time, which takes of
+two ranks on two cores what the plan does not know of.
 
 """
 _FSDP = """## FSDP on A100 and H100
