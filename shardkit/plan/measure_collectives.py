@@ -21,7 +21,7 @@ from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatte
 from ..comm.mpi.channel import COMPARED_CALLS
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 
-_LARGE_BYTES = 4 << 20
+LARGE_BYTES = 4 << 20
 _MESSAGE_BYTES = 128 << 10  # a small one that both sides agree on first, as those of a pipeline are
 _TRIES = 15
 # A piece of work is longer than the system leaves a core to one rank.
@@ -63,21 +63,25 @@ def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:
     for operation, make in _OPERATIONS.items():
         empty, full = (
             min(_slowest(backend, group, make(group, num_bytes), size))
-            for num_bytes in (8 * size, _LARGE_BYTES)
+            for num_bytes in (8 * size, LARGE_BYTES)
         )
-        rows.append(_row(operation, size, empty, full, 8 * size))
+        rows.append(row_of(operation, size, empty, full, 8 * size))
     some, full = (
         _message_seconds(backend, group, num_bytes, size)
-        for num_bytes in (_MESSAGE_BYTES, _LARGE_BYTES)
+        for num_bytes in (_MESSAGE_BYTES, LARGE_BYTES)
     )
-    rows.append(_row(SEND, size, some, full, _MESSAGE_BYTES))
+    rows.append(row_of(SEND, size, some, full, _MESSAGE_BYTES))
     group.close()
     return rows
 
 
-def _row(operation: str, size: int, some: float, full: float, some_bytes: int) -> dict:
-    """Return the row of an operation that took these seconds with some bytes and with many."""
-    of_byte = max(full - some, 1e-9) / (_LARGE_BYTES - some_bytes)
+def row_of(operation: str, size: int, some: float, full: float, some_bytes: int) -> dict:
+    """Return the row of an operation that took these seconds with some bytes and with many; if
+    noise hides the difference, bytes are all that many took their time for.
+    """
+    of_byte = full / LARGE_BYTES
+    if full > some:
+        of_byte = (full - some) / (LARGE_BYTES - some_bytes)
     return {
         "operation": operation,
         "ranks": size,
@@ -92,7 +96,7 @@ def _settle(group: CommunicationBackend) -> None:
     The first of each group are compared between its ranks, and the first long array opens the
     memory that they share.
     """
-    act = _all_reduce(group, _LARGE_BYTES)
+    act = _all_reduce(group, LARGE_BYTES)
     for _ in range(COMPARED_CALLS):
         act()
 

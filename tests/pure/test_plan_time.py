@@ -27,6 +27,7 @@ from shardkit.plan.collectives import (
 )
 from shardkit.plan.hardware import SwitchLevel
 from shardkit.plan.hardware_file import cluster_from
+from shardkit.plan.measure_collectives import LARGE_BYTES, row_of
 from shardkit.plan.overlap import slowest_of
 from shardkit.plan.software import software_named
 from shardkit.plan.timeline import StageSeconds, _replay, estimated, replayed, simulated
@@ -204,6 +205,14 @@ def test_a_message_takes_as_long_as_in_the_ring_of_the_nearest_size():
     cluster = cluster_from({**MINIMAL, "devices": 8, "measured": rows})
     times = [collective_seconds(cluster, SEND, 1e3, RankGroup(n, 1)) for n in (2, 4, 8)]
     assert times == pytest.approx([3e-3, 5e-3, 5e-3])
+
+
+def test_what_was_measured_is_made_of_a_latency_and_a_speed():
+    row = row_of("send", 2, some=1.5e-3, full=5e-3, some_bytes=LARGE_BYTES // 8)
+    assert row["latency_seconds"] == pytest.approx(1e-3)
+    assert row["bytes_per_second"] == pytest.approx(LARGE_BYTES / 4e-3)
+    noisy = row_of("send", 2, some=4e-3, full=3e-3, some_bytes=16)
+    assert noisy["bytes_per_second"] == pytest.approx(LARGE_BYTES / 3e-3)
 
 
 def test_work_is_slower_and_later_with_the_ranks_that_share_the_node():
