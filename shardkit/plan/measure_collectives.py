@@ -58,6 +58,7 @@ def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:
     Collective.
     """
     group = backend.split(backend.rank // size, backend.rank)
+    assert group is not None  # every rank has a color
     _settle(group)
     rows = []
     for operation, make in _OPERATIONS.items():
@@ -101,7 +102,9 @@ def _settle(group: CommunicationBackend) -> None:
         act()
 
 
-def _message_seconds(backend: CommunicationBackend, group, num_bytes: int, size: int) -> float:
+def _message_seconds(
+    backend: CommunicationBackend, group: CommunicationBackend, num_bytes: int, size: int
+) -> float:
     """Return by how many seconds a piece of work and a message take longer than the work.
 
     Collective over the backend.
@@ -109,11 +112,11 @@ def _message_seconds(backend: CommunicationBackend, group, num_bytes: int, size:
     rows = numpy.ones((3, _PIECE_EDGE, _PIECE_EDGE), "float32")
     pass_on = _around(group, num_bytes)
 
-    def work():
+    def work() -> None:
         for _ in range(_PIECE_PRODUCTS):
             products.matmul(rows[0], rows[1].T, out=rows[2])
 
-    def run(*acts):
+    def run(*acts: Callable[[], object]) -> None:
         for _ in range(_PIECES):
             for act in acts:
                 act()
@@ -124,7 +127,10 @@ def _message_seconds(backend: CommunicationBackend, group, num_bytes: int, size:
 
 
 def _slowest(
-    backend: CommunicationBackend, group, act: Callable[[], object], size: int
+    backend: CommunicationBackend,
+    group: CommunicationBackend,
+    act: Callable[[], object],
+    size: int,
 ) -> list[float]:
     """Return the seconds of the slowest rank of a whole group in each try.
 
@@ -143,30 +149,30 @@ def _slowest(
     return everyones.max(0).tolist()
 
 
-def _all_reduce(group, num_bytes):
+def _all_reduce(group: CommunicationBackend, num_bytes: int) -> Callable[[], object]:
     whole = numpy.ones(num_bytes // 4, "float32")
     return lambda: ordered_all_reduce(group, whole)
 
 
-def _all_gather(group, num_bytes):
+def _all_gather(group: CommunicationBackend, num_bytes: int) -> Callable[[], object]:
     own = numpy.ones(num_bytes // 4 // group.world_size, "float32")
     whole = numpy.ones(own.size * group.world_size, "float32")
     return lambda: group.all_gather(own, whole)
 
 
-def _reduce_scatter(group, num_bytes):
+def _reduce_scatter(group: CommunicationBackend, num_bytes: int) -> Callable[[], object]:
     own = numpy.ones(num_bytes // 4 // group.world_size, "float32")
     whole = numpy.ones(own.size * group.world_size, "float32")
     return lambda: ordered_reduce_scatter(group, whole, own)
 
 
-def _around(group, num_bytes):
+def _around(group: CommunicationBackend, num_bytes: int) -> Callable[[], object]:
     """Send an array of this size to the next rank of a ring, and receive that of the one before."""
     array = numpy.ones(num_bytes // 4, "float32")
     incoming = numpy.empty_like(array)
     before, after = ((group.rank + step) % group.world_size for step in (-1, 1))
 
-    def act():
+    def act() -> None:
         handles = [group.irecv(incoming, before, 0), group.isend(array, after, 0)]
         for handle in handles:
             handle.wait()
