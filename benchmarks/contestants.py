@@ -16,6 +16,7 @@ import numpy
 
 LEARNING_RATE = 3e-4
 CLIP_NORM = 1.0
+SHARD_RANKS = 2  # of hsdp
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ class Spec:
     compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
     layout     shardkit only: arguments of shardkit.plan.RunLayout, instead of a strategy
-    shard_ranks   of hsdp
     """
 
     name: str
@@ -73,7 +73,6 @@ class Spec:
     blas: str = "numpy"
     compute: str = "float32"
     layout: dict | None = None
-    shard_ranks: int = 2
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -135,17 +134,23 @@ class Shardkit:
         if spec.layout is not None:
             self.model = self._in_layout(sk, RunLayout(**spec.layout))
         else:
-            config = sk.ShardingConfiguration(
-                self.backend,
-                optimizer=sk.AdamW(lr=LEARNING_RATE),
-                max_gradient_norm=CLIP_NORM,
+            config = self._configuration(
+                sk,
                 blas=spec.blas,
                 compute_dtype=spec.compute,
                 **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
-                **({"shard_ranks": spec.shard_ranks} if spec.strategy == "hsdp" else {}),
+                **({"shard_ranks": SHARD_RANKS} if spec.strategy == "hsdp" else {}),
             )
             self.model = models[spec.strategy](shardkit_gpt(sizes), config)
         self._settle()
+
+    def _configuration(self, sk, **settings):
+        return sk.ShardingConfiguration(
+            self.backend,
+            optimizer=sk.AdamW(lr=LEARNING_RATE),
+            max_gradient_norm=CLIP_NORM,
+            **settings,
+        )
 
     def _settle(self) -> None:
         """Make the first calls of each group, which ranks compare with each other: a long run has
@@ -172,10 +177,8 @@ class Shardkit:
         }
 
     def _in_layout(self, sk, layout):
-        config = sk.ShardingConfiguration(
-            self.backend,
-            optimizer=sk.AdamW(lr=LEARNING_RATE),
-            max_gradient_norm=CLIP_NORM,
+        config = self._configuration(
+            sk,
             micro_batches=layout.micro_batches,
             schedule=layout.schedule,
             virtual_stages=layout.virtual,

@@ -116,8 +116,8 @@ _OWN = """## Ranks on processors
 shardkit itself, against one rank that takes turns with them, by the hardware file that `shardkit
 bench hardware` wrote before each run. No row of any run chose a constant. The place is that of the
 layout predicted to be the quickest among the measured ones; the load is that of the machine, the
-ranks with it. Run 4 had another process of nice 5 at work beside it all the time, which takes of
-two ranks on two cores what the plan does not know of.
+ranks with it. Run 4 had another process of nice 5 at work beside it all the time. No plan knows of
+that: it takes a part of a core from two ranks that have one each.
 
 """
 _FSDP = """## FSDP on A100 and H100
