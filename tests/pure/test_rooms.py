@@ -14,6 +14,7 @@ LEVEL = {
     "annotations": -2,
     "arguments": -1,
     "environment": -1,
+    "files": 0,
     "tree": -1,
     "settings": 0,
     "layout": 1,
