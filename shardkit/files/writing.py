@@ -20,6 +20,7 @@ from .removing import remove_file
 
 _TRIES = 10  # to find a name that is free
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED_MEMORY = Path("/dev/shm")  # has ordinary files
 _OF_THE_SYSTEM = Path("/dev"), Path("/proc")  # /dev/stdout is written to, and never replaced
 
 
@@ -39,7 +40,7 @@ def whole_file(path, *, durable: bool = False, mode: int = 0o666) -> Iterator[IO
     """Yield a file to write to, which gets this name at the end; as write_whole."""
     path = Path(path)
     if _is_of_the_system(path):
-        with open(path, "wb") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
             yield file
         return
     temporary = fresh_file(path, mode)
@@ -82,6 +83,13 @@ def give_name(temporary: Path, path: Path) -> None:
     """
     with named_errors(path):
         os.rename(temporary, path)
+
+
+def check_can_write(path) -> None:
+    """Raise OSError if no file of this name can be written; what is there stays as it is."""
+    path = Path(path)
+    if not _is_of_the_system(path):
+        remove_file(fresh_file(path))
 
 
 def open_new(path: Path) -> IO[bytes]:
@@ -141,6 +149,6 @@ def named_errors(path: Path) -> Iterator[Any]:
 def _is_of_the_system(path: Path) -> bool:
     """Return True for /dev/stdout and its like."""
     folder = Path(os.path.realpath(path.parent))
-    return any(folder == above or above in folder.parents for above in _OF_THE_SYSTEM) and not str(
-        folder
-    ).startswith("/dev/shm")
+    if _SHARED_MEMORY in (folder, *folder.parents):
+        return False
+    return any(above in (folder, *folder.parents) for above in _OF_THE_SYSTEM)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ..files.writing import open_to_append, write_whole
 from .terminal import console_of
 
 
@@ -25,7 +26,7 @@ class RankLog:
     def __init__(self, folder: Path, rank: int):
         path = folder / "logs" / f"rank-{rank:05d}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", buffering=1, encoding="utf-8")
+        self._file = open_to_append(path)
 
     def line(self, text: str):
         """Write the text with date and time."""
@@ -101,7 +102,7 @@ class Reporter:
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:
-            with open(self._metrics_path, "a", encoding="utf-8") as file:
+            with open_to_append(self._metrics_path) as file:
                 file.write(json.dumps(values) + "\n")
 
     def recorded(self, name: str) -> list:
@@ -113,9 +114,8 @@ class Reporter:
         """Remove the records after this step: a resumed run writes them again."""
         if self._is_writer and self._metrics_path.exists():
             kept = [record for record in read_metrics(self._metrics_path) if record["step"] <= step]
-            self._metrics_path.write_text(
-                "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
-            )
+            text = "".join(json.dumps(record) + "\n" for record in kept)
+            write_whole(self._metrics_path, text.encode())
 
 
 def read_metrics(path: Path) -> list[dict]:

@@ -8,10 +8,10 @@ import json
 import resource
 import time
 
-from ..checkpoint.format.files import write_whole
 from ..comm.failure.agreement import collectively
 from ..comm.mpi.launch import all_seats, ranks_text
 from ..environment import slurm_node
+from ..files.writing import write_whole
 from ..layout.mesh_shape import AXES
 from ..parallel.model.callback import Callback
 

@@ -11,10 +11,10 @@ import json
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from ..checkpoint.format.files import write_whole
 from ..comm.clocks import clock_offset, on_first_clock
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from ..parallel.model.callback import Callback
 from ..parallel.model.tracing import Trace, spans_of
 from ..parallel.step.trace import STEP, Recorder, recording
@@ -107,7 +107,7 @@ class Tracing(Callback):
     def _path(self):
         folder = self._run.folder / "traces"
         with collectively(self._run.backend):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         return folder / f"steps-{self._steps.first}-{self._steps.last}.json"
 
     def _end(self):

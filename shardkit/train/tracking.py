@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from ..parallel.model.callback import Callback
 
 _ID_FILE = "tracking.json"  # in the run folder: under which name a tracker knows the run
@@ -118,4 +119,4 @@ def _known_id(folder: Path) -> str | None:
 
 
 def _keep_id(folder: Path, own: str) -> None:
-    (folder / _ID_FILE).write_text(json.dumps({"id": own}))
+    write_whole(folder / _ID_FILE, json.dumps({"id": own}).encode())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PeerError, ShardkitError
+from ...files.writing import write_whole
 from .agreement import describe_error
 
 INTERRUPTED_CODE = 130  # the exit code after Ctrl-C, a convention of shells
@@ -116,7 +117,8 @@ def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"error-rank-{rank:05d}.txt"
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    path.write_text(f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}")
+    text = f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}"
+    write_whole(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 

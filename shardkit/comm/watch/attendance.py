@@ -26,6 +26,7 @@ from math import inf
 from pathlib import Path
 
 from ...environment import launcher
+from ...files.writing import write_whole
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
 from .roll import Entry, Roll
 
@@ -43,9 +44,14 @@ LAUNCHERS = (
 )
 POLL_SECONDS = 0.01
 NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
-_WARDEN = (
-    "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
-)
+_WARDEN = """\
+import sys, types
+for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):  # not their __init__.py
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[2] + folder]
+from shardkit.comm.watch.warden import main
+main(sys.argv[1])
+"""
 
 
 @cache
@@ -122,7 +128,7 @@ class Attendance:
                 "-c",
                 _WARDEN,
                 json.dumps(arguments),
-                os.path.dirname(os.path.dirname(__file__)),
+                str(Path(__file__).parents[2]),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -242,8 +248,7 @@ class Attendance:
             self.folder / f"note-{self._num_exchanges}-{rank:05d}" for rank in range(self.num_ranks)
         ]
         own = paths[self.rank]
-        own.with_suffix(".new").write_bytes(pickle.dumps(note))
-        own.with_suffix(".new").rename(own)
+        write_whole(own, pickle.dumps(note))
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while not all(path.exists() for path in paths):
             if time.monotonic() > deadline:

@@ -20,6 +20,7 @@ from sys import _getframe
 import numpy
 
 from ...errors import CheckpointError
+from ...files.writing import open_new
 
 MAGIC = b"sklgr\x00\x00\x01"  # the last byte is the version
 NUM_RECORDS = 256
@@ -152,7 +153,7 @@ class Ledger:
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "wb+") as file:
+        with open_new(self.path) as file:
             file.truncate(_RING_START + NUM_RECORDS * _RECORD.size)
             self._map = mmap.mmap(file.fileno(), 0)
         self._clock = time.time() - time.monotonic()

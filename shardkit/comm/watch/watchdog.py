@@ -19,6 +19,8 @@ import time
 from math import inf
 from pathlib import Path
 
+from ...files.removing import remove_file
+from ...files.writing import open_new
 from ..failure.agreement import describe_error
 from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
@@ -63,9 +65,9 @@ class Watchdog:
         self.ledger = Ledger(
             self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
         )
-        self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
+        self._stacks = open_new(self.folder / STACKS_NAME.format(rank))
         self._hang = self.folder / HANG_NAME
-        self._hang.unlink(missing_ok=True)  # left by an earlier run in this folder
+        remove_file(self._hang)  # left by an earlier run in this folder
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         progress.ledger = self.ledger
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
