@@ -36,11 +36,11 @@ from pathlib import Path
 
 from ..environment import batch_job
 from ..errors import ConfigurationError
-from .removing import TEMPORARY, remove_file
-from .writing import fresh_file, give_name
+from .removing import remove_file
+from .writing import give_name, named_errors
 
 OWNER_NAME = "owner.json"
-OWNER_NAMES = rf"owner\.json(\.[0-9a-f]{{16}})?|{TEMPORARY}"  # all that this file makes
+OWNER_NAMES = r"owner\.json(\.[0-9a-f]{16}(\.new)?)?"  # all that this file makes
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
 _POLL_SECONDS = 0.5
@@ -182,6 +182,9 @@ class Ownership:
     # ---- taking ----------------------------------------------------------------------------------
 
     def _take(self, say) -> None:
+        found = self._last()
+        if found is not None and self._judge(found) is False:
+            raise self._refusal(found)  # nothing is written there
         new = self._written()
         try:
             while not self._has_taken(new, say):
@@ -190,10 +193,16 @@ class Ownership:
             remove_file(new)
             raise
 
+    def _refusal(self, found: "_Found") -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.folder} belongs to {found.owner}, and this is {self.me}; {self._advice}"
+        )
+
     def _written(self) -> Path:
         """Return the path of a file that names this process, locked if that is possible."""
-        new = fresh_file(self._path)
-        file = os.open(new, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        new = self._path.with_name(f"{OWNER_NAME}.{self.me.token}.new")
+        with named_errors(self._path):
+            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.me = replace(self.me, is_locked=True)
@@ -211,9 +220,7 @@ class Ownership:
         if not chain:
             return self._wins(new, self._path)
         if not self._is_gone(chain[-1], say):
-            raise ConfigurationError(
-                f"{self.folder} belongs to {chain[-1].owner}, and this is {self.me}; {self._advice}"
-            )
+            raise self._refusal(chain[-1])
         claim = self._claim(chain[-1].owner)
         if not self._wins(new, claim, keeps=True):
             return False
@@ -310,11 +317,9 @@ class Ownership:
 
     def _now(self) -> float:
         """Return what the clock of the file system says."""
-        new = fresh_file(self._path)
-        try:
-            return os.stat(new).st_mtime
-        finally:
-            remove_file(new)
+        assert self._file is not None
+        os.utime(self._file)
+        return os.fstat(self._file).st_mtime
 
 
 @dataclass(frozen=True)

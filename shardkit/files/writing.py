@@ -10,6 +10,7 @@ link. The folder may be a link: the user has chosen it.
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 from .removing import remove_file
 
+_PIECE_BYTES = 1 << 20
 _TRIES = 10  # to find a name that is free
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED_MEMORY = Path("/dev/shm")  # has ordinary files
@@ -83,6 +85,18 @@ def give_name(temporary: Path, path: Path) -> None:
     """
     with named_errors(path):
         os.rename(temporary, path)
+
+
+def move_file(temporary: Path, path: Path) -> None:
+    """Give a file that shardkit made its name, which may be on another disk; as give_name."""
+    try:
+        give_name(temporary, path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with open(temporary, "rb") as old, whole_file(path, durable=True) as new:
+            shutil.copyfileobj(old, new, _PIECE_BYTES)
+        remove_file(temporary)
 
 
 def check_can_write(path) -> None:

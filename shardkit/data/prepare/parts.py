@@ -37,7 +37,6 @@ _CLAIMS = {r"\d{8,}|failed": FILE}
 _UNFINISHED = {  # of an attempt, which no other one can use
     "claims-[0-9a-f]{32}": _CLAIMS,
     r"unfinished-[0-9a-f]{32}\.h5": FILE,
-    TEMPORARY: FILE,
 }
 _NAMES = {
     **_UNFINISHED,
@@ -106,7 +105,8 @@ class PartsFolder:
         make_folder(self.path)
         owned = Ownership.take(self.path, _ADVICE, say=say)
         try:
-            clear_folder(self.path, _UNFINISHED)
+            others = {} if self.path.is_symlink() else {TEMPORARY: FILE}
+            clear_folder(self.path, {**_UNFINISHED, **others})
             self._claims.mkdir()
         except BaseException:
             owned.release()
