@@ -9,6 +9,7 @@ from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
 from ..environment import share_tokenizer_threads
+from ..files.notes import Screen
 from ..train.log import duration_text
 from .arguments import count
 from .job import job, mpi_backend
@@ -81,6 +82,7 @@ def _prepare(known, overrides) -> int:
                 f"{known.output}: {totals.num_tokens:,} tokens in {totals.num_documents:,} "
                 f"documents, in {duration_text(time.monotonic() - began)}"
             )
+        line.close()
     return 0
 
 
@@ -95,7 +97,8 @@ class _Line:
     """One line of progress: written over on a terminal, elsewhere written now and then."""
 
     def __init__(self):
-        self._is_terminal = sys.stdout.isatty()
+        self._screen = Screen(sys.stdout)
+        self._is_terminal = self._screen.isatty()
         self._width = 0
         self._shown = time.monotonic()
 
@@ -106,13 +109,17 @@ class _Line:
             f"{duration_text(progress.seconds_left)} left"
         )
         if self._is_terminal:
-            print(f"\r{text:<{self._width}}", end="", flush=True)
+            self._screen.write(f"\r{text:<{self._width}}")
             self._width = len(text)
         elif time.monotonic() - self._shown >= _REPORT_SECONDS:
-            print(text, flush=True)
+            self._screen.write(f"{text}\n")
             self._shown = time.monotonic()
 
     def end(self, text: str) -> None:
         """Write a line that stays."""
-        print(f"\r{text:<{self._width}}" if self._width else text, flush=True)
+        self._screen.write(f"\r{text:<{self._width}}\n" if self._width else f"{text}\n")
         self._width = 0
+
+    def close(self) -> None:
+        """Write what standard output has not taken yet, or say what is lost."""
+        self._screen.close()

@@ -2,11 +2,11 @@
 
 import argparse
 import os
-import sys
 
 from ..comm.failure.signals import StopSignals
 from ..environment import launcher
 from ..errors import ShardkitError, StopVoted
+from ..files.notes import settle_output
 from ..train.loop import train_run
 from ..train.settings import RunConfiguration
 from ..train.start import StartClock
@@ -73,6 +73,7 @@ def _train(known, overrides) -> int:
         how = {"program": program, "signals": signals, "start": start}
         result = train_run(settings, backend, resume=resume, **how)
     signals.ignore()
+    settle_output()  # the run has its own records: a full disk behind standard output fails nothing
     return StopVoted.exit_code if result.is_interrupted else 0
 
 
@@ -89,7 +90,7 @@ def _train_elastic(known, overrides, signals, start) -> int:
     start.note("MPI")
     result = run.go()
     code = StopVoted.exit_code if result is not None and result.is_interrupted else 0
-    sys.stdout.flush()
+    settle_output()
     if run.has_lost_ranks:
         os._exit(code)  # MPI_Finalize may wait for dead ranks
     signals.ignore()

@@ -11,12 +11,14 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 import sys
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from operator import index
 from pathlib import Path
 from typing import Any
 
 from ..annotations import Array, DTypeLike, FilePath
+from ..files.notes import tell
 from . import checks, objects
 from .channel import Channel
 from .staging import Staging
@@ -204,9 +206,9 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         message
             One line or several.
         """
-        sys.stdout.flush()
-        sys.stderr.write(f"shardkit: {message}\n")
-        sys.stderr.flush()
+        with suppress(OSError, ValueError, AttributeError):  # what it does not take is lost
+            sys.stdout.flush()
+        tell(message)
 
     # ---- memory ----------------------------------------------------------------------------------
 

@@ -121,10 +121,9 @@ def open_new(path: Path) -> IO[bytes]:
     return file
 
 
-def open_to_append(path: Path) -> IO[str]:
-    """Return a text file that lines are added to, made if it is missing; each is written at once.
+def open_to_append(path: Path) -> int:
+    """Return a descriptor that adds to a file, which is made if it is missing.
 
-    What the encoding lacks is written as an escape.
     Errors: OSError, also for a link and for what is no ordinary file (a FIFO has no reader, say).
     """
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -137,7 +136,7 @@ def open_to_append(path: Path) -> IO[str]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _no_ordinary_file(path)
-    return open(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    return descriptor
 
 
 def _no_ordinary_file(path: Path) -> OSError:

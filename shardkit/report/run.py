@@ -56,8 +56,7 @@ class RunRecord:
 
 def run_records(folder) -> list[dict]:
     """Return the records of metrics.jsonl; [] if the folder is no run folder."""
-    path = Path(folder) / "metrics.jsonl"
-    return read_metrics(path) if path.exists() else []
+    return read_metrics(Path(folder) / "metrics.jsonl")
 
 
 def read_run_folder(folder) -> RunRecord:

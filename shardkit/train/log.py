@@ -9,32 +9,30 @@ import json
 import math
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ..files.writing import open_to_append, write_whole
+from ..files.notes import Notes, Screen, read_note
 from .terminal import console_of
 
 
 class RankLog:
-    """The log file of one rank, written line by line.
+    """The log file of one rank, written line by line. A context manager that records an error.
 
-    A context manager that records an error and closes the file.
+    notes   the files of the run that this rank writes beside its work, this one among them
     """
 
     def __init__(self, folder: Path, rank: int):
-        path = folder / "logs" / f"rank-{rank:05d}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open_to_append(path)
+        self._path = folder / "logs" / f"rank-{rank:05d}.log"
+        self.notes = Notes()
 
     def line(self, text: str):
         """Write the text with date and time."""
         now = time.time()
-        self._file.write(
-            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  "
-            f"{text}\n"
-        )
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        self.notes.add(self._path, f"{stamp}.{int(now % 1 * 1000):03d}  {text}")
 
     def __enter__(self):
         return self
@@ -42,14 +40,14 @@ class RankLog:
     def __exit__(self, kind, error, traceback):
         if error is not None:
             self.line(f"failed: {kind.__name__}: {error}")
-        self._file.close()
+        self.notes.close()
 
 
 class Reporter:
     """Says how a run is going. On a terminal a progress bar stands below the lines; elsewhere there
     are only lines.
 
-    log        of this rank, which gets the lines too
+    log        of this rank, which gets the lines too, and whose notes have the records
     is_writer  False on all ranks but one: only the log is written then
     """
 
@@ -57,8 +55,9 @@ class Reporter:
         self, folder: Path, total_steps: int, log: RankLog, *, is_writer: bool, stream=None
     ):
         self._is_writer, self._log = is_writer, log
-        self._metrics_path = folder / "metrics.jsonl"
-        self._console = console_of(stream or sys.stdout) if is_writer else None
+        self._folder, self._metrics_path = folder, folder / "metrics.jsonl"
+        self._screen = Screen(sys.stdout if stream is None else stream)
+        self._console = console_of(self._screen) if is_writer else None
         self._bar = None
         if self._console is not None and self._console.is_terminal:
             self._bar = Progress(
@@ -79,6 +78,10 @@ class Reporter:
     def __exit__(self, *error):
         if self._bar is not None:
             self._bar.stop()
+
+    def close(self):
+        """Write what standard output has not taken yet, or say what is lost."""
+        self._screen.close()
 
     def line(self, text: str):
         """Write one line for people."""
@@ -102,31 +105,36 @@ class Reporter:
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:
-            with open_to_append(self._metrics_path) as file:
-                file.write(json.dumps(values) + "\n")
+            self._log.notes.add(self._metrics_path, json.dumps(values))
+
+    def write(self, name: str, text: str):
+        """Write this file of the run folder whole, if this rank is the writer."""
+        if self._is_writer:
+            self._log.notes.write(self._folder / name, text)
 
     def recorded(self, name: str) -> list:
         """Return the values of this name in metrics.jsonl, in their order."""
-        records = read_metrics(self._metrics_path) if self._metrics_path.exists() else []
+        records = read_metrics(self._metrics_path)
         return [record[name] for record in records if name in record]
 
     def drop_records_after(self, step: int):
         """Remove the records after this step: a resumed run writes them again."""
-        if self._is_writer and self._metrics_path.exists():
-            kept = [record for record in read_metrics(self._metrics_path) if record["step"] <= step]
-            text = "".join(json.dumps(record) + "\n" for record in kept)
-            write_whole(self._metrics_path, text.encode())
+        if not self._is_writer:
+            return
+        records = read_metrics(self._metrics_path)
+        kept = [record for record in records if record.get("step", 0) <= step]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        if text != read_note(self._metrics_path):
+            self._log.notes.write(self._metrics_path, text)
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the records of metrics.jsonl, without a last line that was cut short."""
+    """Return the records of metrics.jsonl, without lines that were cut short; [] without a file."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
+    for line in read_note(path).splitlines():
+        with suppress(json.JSONDecodeError):
             records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+    return [record for record in records if isinstance(record, dict)]
 
 
 def duration_text(seconds: float) -> str:

@@ -332,6 +332,7 @@ class TrainingRun:
             self.model.step_number, train_loss, validation_loss, shown, is_interrupted
         )
         self.callbacks.at_end(result)
+        self.reporter.close()
         return result
 
     def _step(self) -> float:

@@ -12,7 +12,6 @@ script.py` writes its job script.
 
 import atexit
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..comm.failure.signals import StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, StopVoted
+from ..files.notes import settle_output
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
@@ -133,7 +133,7 @@ class Training:
                 result = self._train(self._backend, signals, program)
         if result.is_interrupted:
             signals.ignore()
-            sys.stdout.flush()
+            settle_output()
             raise SystemExit(StopVoted.exit_code)
         return result
 
@@ -236,6 +236,5 @@ def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:
 
 def _leave() -> None:
     """End the process before MPI waits for dead ranks."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    settle_output()
     os._exit(0)

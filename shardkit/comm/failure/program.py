@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PeerError, ShardkitError
-from ...files.writing import write_whole
+from ...files.notes import Notes
 from .agreement import describe_error
 
 INTERRUPTED_CODE = 130  # the exit code after Ctrl-C, a convention of shells
@@ -112,13 +112,15 @@ def _summary(note, failures):
 
 
 def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
-    """Write error-rank-00003.txt into the folder, made if it is missing, and return its path."""
-    folder = Path(run_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"error-rank-{rank:05d}.txt"
+    """Write error-rank-00003.txt into the folder, made if it is missing, and return its path.
+
+    Where that is not possible, a line on standard error says so.
+    """
+    path = Path(run_folder) / f"error-rank-{rank:05d}.txt"
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    text = f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}"
-    write_whole(path, text.encode("utf-8", "backslashreplace"))
+    notes = Notes()
+    notes.write(path, f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}\n")
+    notes.close()
     return path
 
 

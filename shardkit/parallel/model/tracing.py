@@ -7,7 +7,7 @@ with model.trace("trace.json"):          # on all ranks
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,16 +47,18 @@ class Trace:
     """A trace under way. A context manager that closes it; an error inside writes none.
 
     Making it, and close(), are collective over the mesh of the model.
-    path   of the file, which rank 0 writes
-    Errors, on all ranks: OSError if it cannot be written.
+    path    of the file, which rank 0 writes
+    write   function (text) that writes it in the end, on rank 0; None: write it here
+    Errors, on all ranks: OSError if it cannot be written here.
     """
 
-    def __init__(self, model, path):
+    def __init__(self, model, path, write: Callable[[str], None] | None = None):
         self.path = Path(path)
         self.recorder = Recorder()
         self._model, self._world = model, model.mesh.world
+        self._write = write or self._write_here
         with collectively(self._world):
-            if self._world.rank == 0:
+            if self._world.rank == 0 and write is None:
                 check_can_write(self.path)  # before the work, not after it
         self._before = clock_offset(self._world)
         self._pending: list[PendingCheckpoint] = []
@@ -95,7 +97,10 @@ class Trace:
         ranks = world.gather_object(mine)
         with collectively(world):
             if ranks is not None:
-                write_whole(self.path, json.dumps(trace_file(ranks, self._about())).encode())
+                self._write(json.dumps(trace_file(ranks, self._about())))
+
+    def _write_here(self, text: str):
+        write_whole(self.path, text.encode())
 
     def _about(self) -> dict:
         device = self._model.engine.device.kind
