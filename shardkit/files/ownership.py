@@ -143,9 +143,9 @@ class Ownership:
             return True
         if found.owner.token != self.me.token:
             raise ConfigurationError(
-                f"{self.folder} was taken over by {found.owner}, after this one, {self.me}, gave "
-                f"no sign of life for {STALE_SECONDS:g} s or more; nothing is written there any "
-                "more by this one"
+                f"{self.folder} belongs to {found.owner} by now: {self.me}, had it before and gave "
+                f"no sign of life for {STALE_SECONDS:g} s, or {OWNER_NAME} was removed; one run "
+                "goes on there, and this one ends"
             )
         return False
 
