@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .writing import open_to_append, write_whole
+
 MOST_BYTES = 1 << 20  # that wait for one place
 RETRY_SECONDS = 1.0  # between two tries of a place that took nothing
 READER_SECONDS = 2.0  # that a pipe is given before its reader counts as one who stands still
@@ -122,7 +124,7 @@ class NoteFile:
     def _send(self, pieces: list[bytes]) -> int:
         if self._content is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self._path, self._content)
+            write_whole(self._path, self._content)
             self._content = None
         try:
             return _append(self._path, pieces)
@@ -183,7 +185,8 @@ def read_note(path: Path) -> str:
         return ""
     with open(descriptor, "rb") as file:
         try:
-            _check_is_file(descriptor, path)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
             return file.read().decode("utf-8", "replace")
         except OSError as error:
             tell(f"warning: {path} cannot be read: {error.strerror}")
@@ -198,19 +201,13 @@ def _append(path: Path, pieces: list[bytes]) -> int:
 
     Opened for each call: some file systems say only at the close that there was no room.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    try:
-        _check_is_file(descriptor, path)
+    with open_to_append(path) as file:
+        descriptor = file.fileno()  # what a full disk does not take shall be in no buffer
         before = os.fstat(descriptor).st_size
         num_bytes = os.write(descriptor, b"".join(pieces))
         num_whole, size = _whole(pieces, num_bytes)
         if size < num_bytes:  # nobody shall find half a line
             os.ftruncate(descriptor, before + size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
     if not num_whole:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return num_whole
@@ -224,25 +221,6 @@ def _whole(pieces: list[bytes], num_bytes: int) -> tuple[int, int]:
             break
         num, size = num + 1, size + len(piece)
     return num, size
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file under another name first: nobody finds half of it."""
-    new = path.with_name(f".shardkit-{os.getpid()}-{path.name}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        with open(os.open(new, flags, 0o666), "wb") as file:
-            file.write(content)
-        new.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
-
-
-def _check_is_file(descriptor: int, path: Path) -> None:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
 
 
 # ---- streams -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Remove what shardkit has made, and nothing else: the only place of the package that deletes.
+r"""Remove what shardkit has made, and nothing else: the only place of the package that deletes.
 
     PARTS = {r"\d+\.part": FILE, r"claims-[0-9a-f]+": {r"\d+": FILE}}
     left = remove_folder("tokens.h5.parts", PARTS)         ["notes.txt: not made by shardkit"]

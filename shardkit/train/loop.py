@@ -107,9 +107,8 @@ def train_run(
     task = prepare_run(settings, backend, resume=resume)
     start.note("data")
     backend.timeout = settings.run.timeout
-    with collectively(backend):
-        backend.keep_ledger(folder / "ledger")
-        log = RankLog(folder, backend.rank)
+    backend.keep_ledger(folder / "ledger")
+    log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
