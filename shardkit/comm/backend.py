@@ -175,24 +175,24 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def timeout(self, seconds: float):
         self.progress.timeout = checks.check_timeout(seconds)
 
-    def keep_ledger(self, folder: FilePath) -> None:
+    def keep_ledger(self, folder: FilePath | None) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
 
         Parameters
         ----------
         folder
             One that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers all
-            ranks.
+            ranks. None, or one that cannot be written: the calls of this rank are noted in memory
+            only.
 
         Raises
         ------
-        OSError
         CommunicationError
             Before initialize().
         """
         check_alive(self, "keep_ledger")
         self.progress.ledger = Ledger(
-            Path(folder) / LEDGER_NAME.format(self.rank),
+            None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank),
             self.rank,
             self.world_size,
             self.progress.names,

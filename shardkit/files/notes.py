@@ -185,7 +185,8 @@ def read_note(path: Path) -> str:
         return ""
     with open(descriptor, "rb") as file:
         try:
-            _check_is_file(descriptor, path)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
             return file.read().decode("utf-8", "replace")
         except OSError as error:
             tell(f"warning: {path} cannot be read: {error.strerror}")
@@ -200,17 +201,13 @@ def _append(path: Path, pieces: list[bytes]) -> int:
 
     Opened for each call: some file systems say only at the close that there was no room.
     """
-    descriptor = open_to_append(path)
-    try:
+    with open_to_append(path) as file:
+        descriptor = file.fileno()  # what a full disk does not take shall be in no buffer
         before = os.fstat(descriptor).st_size
         num_bytes = os.write(descriptor, b"".join(pieces))
         num_whole, size = _whole(pieces, num_bytes)
         if size < num_bytes:  # nobody shall find half a line
             os.ftruncate(descriptor, before + size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
     if not num_whole:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return num_whole
@@ -224,11 +221,6 @@ def _whole(pieces: list[bytes], num_bytes: int) -> tuple[int, int]:
             break
         num, size = num + 1, size + len(piece)
     return num, size
-
-
-def _check_is_file(descriptor: int, path: Path) -> None:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
 
 
 # ---- streams -------------------------------------------------------------------------------------

@@ -121,8 +121,10 @@ def open_new(path: Path) -> IO[bytes]:
     return file
 
 
-def open_to_append(path: Path) -> int:
-    """Return a descriptor that adds to a file, which is made if it is missing.
+def open_to_append(path: Path) -> IO[str]:
+    """Return a text file that lines are added to, made if it is missing; each is written at once.
+
+    What the encoding lacks is written as an escape.
 
     Errors: OSError, also for a link and for what is no ordinary file (a FIFO has no reader, say).
     """
@@ -136,7 +138,7 @@ def open_to_append(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _no_ordinary_file(path)
-    return descriptor
+    return open(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 def _no_ordinary_file(path: Path) -> OSError:

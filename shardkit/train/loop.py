@@ -117,9 +117,8 @@ def _train_in(
     task = prepare_run(settings, backend, kept, resume=resume)
     start.note("data")
     backend.timeout = settings.run.timeout
-    with collectively(backend):
-        backend.keep_ledger(folder / LEDGER)
-        log = RankLog(folder, backend.rank)
+    backend.keep_ledger(folder / LEDGER)
+    log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
         signals, callbacks = signals or StopSignals(), [*callbacks, start]

@@ -172,11 +172,11 @@ def test_a_file_from_another_disk_is_copied_whole(folder, monkeypatch):
 
 
 def test_lines_are_added_to_ordinary_files_alone(folder, outside):
-    for text in (b"one\n", b"two\n"):
-        descriptor = open_to_append(folder / "log")
-        os.write(descriptor, text)
-        os.close(descriptor)
-    assert (folder / "log").read_text() == "one\ntwo\n"
+    for text in ("one\n", "two \ud800\n"):
+        with open_to_append(folder / "log") as file:
+            file.write(text)
+            assert (folder / "log").read_text().endswith("\n")
+    assert (folder / "log").read_text() == "one\ntwo \\ud800\n"
     (folder / "link").symlink_to(outside)
     (folder / "dangling").symlink_to(folder / "nowhere")
     os.mkfifo(folder / "fifo")

@@ -140,18 +140,15 @@ class MPICommunicationBackend(CommunicationBackend):
         """Return True once a rank has called revoke(), as far as this one has heard of it."""
         return self.job.is_revoked()
 
-    def keep_ledger(self, folder: FilePath) -> None:
+    def keep_ledger(self, folder: FilePath | None) -> None:
         """Note every call in a file there, and watch over how long calls take. No communication.
 
         Parameters
         ----------
         folder
             One that all ranks see, if there is one: then reports, and `shardkit inspect hang
-            FOLDER`, cover all ranks.
-
-        Raises
-        ------
-        OSError
+            FOLDER`, cover all ranks. None, or one that cannot be written: the calls of this rank
+            are noted in memory only.
         """
         check_alive(self, "keep_ledger")
         before = self._watchdog

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...environment import checked_mode
-from ...errors import CommunicationError
+from ...files.notes import tell
 from ..alone import AloneChannel
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..failure.guard import JobGuard
@@ -134,9 +134,15 @@ def compare_calls(group, messages: MPIChannel, carrier) -> None:
 
 
 def shared_folder(group):
-    """Return a temporary folder for the ledgers of all ranks, as far as nodes share one."""
+    """Return a temporary folder for the ledgers of all ranks, as far as nodes share one.
+
+    None: rank 0, or this one, can have none there; the ledgers are kept in memory then.
+    """
     path = group.broadcast_object(attendance().folder)
-    if path is None:
-        raise CommunicationError("rank 0 can make no temporary folder for the ledgers; set TMPDIR")
-    attendance().share(path)
+    try:
+        if path is not None:
+            attendance().share(path)
+    except OSError as error:
+        tell(f"warning: this rank cannot use the folder {path}: {error.strerror or error}")
+        return None
     return path

@@ -26,6 +26,7 @@ from math import inf
 from pathlib import Path
 
 from ...environment import launcher
+from ...files.notes import tell
 from ...files.writing import write_whole
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
 from .roll import Entry, Roll
@@ -93,7 +94,9 @@ class Attendance:
             remove_abandoned(above)
             self.folder = above / f"{PREFIX}{os.getuid()}-{job_key(self.num_ranks)}"
             self.share(self.folder)
-            self._roll = Roll(self.folder)
+            roll = Roll(self.folder)
+            roll.make_room(self.num_ranks)
+            self._roll = roll
             self._write(replace(self._entry, survives=survives, doing="its own code"))
             self._start_warden(facts, hints)
         except OSError as error:
@@ -142,7 +145,10 @@ class Attendance:
             return
         if self.num_ranks > 1:
             self._warden.stdout.read()  # returns when the warden watches
-            note_segments(self.folder)
+            try:
+                note_segments(self.folder)
+            except OSError as error:
+                tell(f"warning: {error}; if this job is killed, its shared memory stays")
         else:
             self._warden.kill()
             self._warden.communicate()
@@ -248,7 +254,10 @@ class Attendance:
             self.folder / f"note-{self._num_exchanges}-{rank:05d}" for rank in range(self.num_ranks)
         ]
         own = paths[self.rank]
-        write_whole(own, pickle.dumps(note))
+        try:
+            write_whole(own, pickle.dumps(note))
+        except OSError:  # the others wait for the note in vain, and so learn that something failed
+            return None
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while not all(path.exists() for path in paths):
             if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from pathlib import Path
 from socket import gethostname
 
 from ...errors import CheckpointError
-from .ledger import RecordedCall, RecordedRank, read_ledger
+from .ledger import LEDGER_NAME, RecordedCall, RecordedRank, read_ledger
 from .warden import is_stopped
 
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
@@ -62,6 +62,9 @@ def hang_report(folder, now: float | None = None) -> str:
     silent = sorted(set(range(ranks[0].world_size)) - {rank.rank for rank in ranks})
     if silent:
         lines.append(f"{_ranks(silent)} left no ledger here")
+    full = [rank for rank in silent if _is_empty(Path(folder) / LEDGER_NAME.format(rank))]
+    if full:
+        lines.append(f"  there was no room on the disk for {_ranks(full)}, which may be all right")
     if (Path(folder) / HANG_NAME).exists():
         inside = sorted(
             (rank for rank in ranks if rank.under_way is not None),
@@ -93,6 +96,8 @@ def hang_suspects(folder) -> str:
         for number in missing | peers
         if number not in ranks or ranks[number].under_way is None
     }
+    without_room = {n for n in idle if _is_empty(Path(folder) / LEDGER_NAME.format(n))}
+    idle = idle - without_room or without_room  # these may be all right
     stopped = {
         number
         for number, rank in ranks.items()
@@ -131,6 +136,14 @@ def _waiting_lines(
     if missing:
         lines.append(f"  missing: {_ranks(missing)} of {len(call.ranks)} ranks")
     return lines
+
+
+def _is_empty(path: Path) -> bool:
+    """Return True for a ledger that there was no room for."""
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
 
 
 def _has_come(rank: RecordedRank | None, call: RecordedCall) -> bool:

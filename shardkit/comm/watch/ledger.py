@@ -20,7 +20,8 @@ from sys import _getframe
 import numpy
 
 from ...errors import CheckpointError
-from ...files.writing import open_new
+from ...files.mapping import new_map
+from ...files.notes import tell
 
 MAGIC = b"sklgr\x00\x00\x01"  # the last byte is the version
 NUM_RECORDS = 256
@@ -144,18 +145,17 @@ class Ledger:
     """The writer of one rank's file.
 
     begin() and end() belong to the thread that communicates.
+    path    of the file; None: the calls are noted in memory only
     names   of the process; None: of this ledger alone
-    Errors: OSError if the file cannot be made.
+    Where the file cannot be made, on a full disk say, a warning names it, and the calls are noted
+    in memory only: a report of a hang lacks those of this rank.
     """
 
     is_written_by_loops = True  # by node/quick.py, straight into the ring
 
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open_new(self.path) as file:
-            file.truncate(_RING_START + NUM_RECORDS * _RECORD.size)
-            self._map = mmap.mmap(file.fileno(), 0)
+        self.path = None if path is None else Path(path)
+        self._map = _memory(self.path, _RING_START + NUM_RECORDS * _RECORD.size)
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
         self._names_end = 0
@@ -241,6 +241,21 @@ class Ledger:
             self._clock,
             socket.gethostname().encode()[:64],
         )
+
+
+def _memory(path: Path | None, num_bytes: int) -> mmap.mmap:
+    """Return the memory of a new file, or of none where there cannot be one."""
+    if path is None:
+        return mmap.mmap(-1, num_bytes)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return new_map(path, num_bytes)
+    except OSError as error:
+        tell(
+            f"warning: {path} cannot be made: {error.strerror or error}; the calls of this rank "
+            "are noted in memory only, and a report of a hang will lack them"
+        )
+        return mmap.mmap(-1, num_bytes)
 
 
 def _line(text: str) -> bytes:

@@ -52,6 +52,10 @@ class Roll:
         self._folder = Path(folder)
         self._file = os.open(self._folder / ROLL_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
+    def make_room(self, num_ranks: int) -> None:
+        """Take the blocks for the entries of so many ranks. Errors: OSError on a full disk."""
+        os.posix_fallocate(self._file, 0, num_ranks * ENTRY_BYTES)
+
     def write(self, rank: int, entry: Entry) -> None:
         """Replace the entry of this rank."""
         record = _ENTRY.pack(

@@ -37,7 +37,8 @@ class Watchdog:
     """The ledger of one rank, and the thread that watches its current call.
 
     progress      the calls to write into the ledger
-    folder        for the files of all ranks; made if it is missing
+    folder        for the files of all ranks; made if it is missing. None, or one that cannot be
+                  written: this rank's calls are watched, and a report lacks them
     seconds       function () -> seconds that a call may take
     seconds_left  function () -> seconds until the batch system kills the job
     abort         function (message) that ends the job
@@ -54,7 +55,7 @@ class Watchdog:
         abort,
         seconds_left=lambda: inf,
     ):
-        self.folder = Path(folder)
+        self.folder = None if folder is None else Path(folder)
         self.rank = rank
         self._seconds = seconds
         self._progress = progress
@@ -63,15 +64,23 @@ class Watchdog:
         self._stopped = threading.Event()
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
-            self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
+            self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
         )
-        self._stacks = open_new(self.folder / STACKS_NAME.format(rank))
-        self._hang = self.folder / HANG_NAME
-        remove_file(self._hang)  # left by an earlier run in this folder
+        self._stacks = self._open_stacks()
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         progress.ledger = self.ledger
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
+
+    def _open_stacks(self):
+        """Return the file for the stacks of this rank, or a place where they are lost."""
+        try:
+            if self.folder is not None:
+                remove_file(self.folder / HANG_NAME)  # left by an earlier run in this folder
+                return open_new(self.folder / STACKS_NAME.format(self.rank))
+        except OSError:  # the warning about the ledger has said so
+            pass
+        return open(os.devnull, "rb+")
 
     def close(self) -> None:
         """Stop watching; the files stay."""
@@ -96,7 +105,7 @@ class Watchdog:
     def _look(self):
         if self._has_outlived():
             self._report()
-        elif self._hang.exists():
+        elif self.folder is not None and (self.folder / HANG_NAME).exists():
             self._dump_stacks()
 
     def _has_outlived(self) -> bool:
@@ -114,9 +123,7 @@ class Watchdog:
 
     def _report(self):
         """Report the hang if this rank is the first; otherwise wait for the report of the first."""
-        try:
-            self._hang.touch(exist_ok=False)
-        except FileExistsError:
+        if not self._is_first():
             self._dump_stacks()
             self._gives_up = min(self._gives_up, time.monotonic() + PATIENCE_SECONDS)
             self._stopped.wait(STACKS_SECONDS)
@@ -124,15 +131,35 @@ class Watchdog:
                 return
         call = self._progress.current
         limit = self._limit()
-        suspects = hang_suspects(self.folder)
-        self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
-        time.sleep(STACKS_SECONDS)
-        report = hang_report(self.folder, time.time())
+        suspects, report = self._look_at_ledgers()
         why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"
         self._abort(
-            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n"
-            f"{report}\nfiles: {self.folder}"
+            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}"
         )
+
+    def _is_first(self) -> bool:
+        """Return True for one rank; for all where no file can be made."""
+        try:
+            if self.folder is not None:
+                (self.folder / HANG_NAME).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def _look_at_ledgers(self) -> tuple[str, str]:
+        """Return the ranks that are missing, in words, and the report."""
+        if self.folder is None:
+            return "no rank has a ledger that shows what it does", ""
+        try:
+            suspects = hang_suspects(self.folder)
+            self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
+            time.sleep(STACKS_SECONDS)
+            report = hang_report(self.folder, time.time())
+        except OSError as error:
+            return f"what the ranks do is not known, for {error}", ""
+        return suspects, f"{report}\nfiles: {self.folder}"
 
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
