@@ -341,7 +341,7 @@ def _read(path: Path) -> _Found | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _no_owner(path) from None
         raise
     try:
@@ -361,12 +361,22 @@ def _parsed(content: bytes, about: os.stat_result) -> Owner:
     try:
         values = json.loads(content)
         owner = Owner(**values)
-        if re.fullmatch("[0-9a-f]{16}", owner.token) and all(map(_is_plain, values.values())):
+        has_types = all(
+            isinstance(value, _TYPES[name]) and _is_plain(value) for name, value in values.items()
+        )
+        if has_types and re.fullmatch("[0-9a-f]{16}", owner.token):
             return owner
     except (ValueError, TypeError, RecursionError):
         pass
     key = f"{about.st_dev} {about.st_ino} {about.st_mtime_ns}"
     return Owner(hashlib.sha256(key.encode()).hexdigest()[:16], since=about.st_mtime)
+
+
+_TYPES = {
+    **dict.fromkeys(("token", "run", "host", "job", "space", "started", "boot"), str),
+    **dict.fromkeys(("launch", "process", "is_locked"), int),
+    "since": (int, float),
+}
 
 
 def _is_plain(value) -> bool:
