@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ..checkpoint.format.companions import NAMES as COMPANION_NAMES
 from ..checkpoint.format.files import make_folder
-from ..checkpoint.store import CheckpointStore
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.watch.ledger import LEDGER_NAME
@@ -22,6 +21,7 @@ from ..files.notes import tell
 from ..files.ownership import OWNER_NAME, Ownership
 from ..files.removing import remove_folder
 from ..files.writing import write_whole
+from .folder import has_checkpoints
 
 LEDGER = "ledger"
 MOST_BYTES = 1 << 26  # of each file that is kept in memory
@@ -43,7 +43,6 @@ class KeptFolder:
         self._is_new = False
         self._content: dict[str, bytes] = {}  # of small files, by their names in the folder
         self._curve: int | None = None  # the inode of metrics.jsonl
-        self._had_checkpoints = False
 
     def __enter__(self):
         return self
@@ -83,20 +82,22 @@ class KeptFolder:
             if path.stat().st_size <= MOST_BYTES:
                 self._content[name] = path.read_bytes()
         self._curve = _inode(self.folder / _CURVE)
-        self._had_checkpoints = bool(self._checkpoints())
 
-    def mend(self, backend: CommunicationBackend, watched: CommunicationBackend) -> str:
+    def mend(
+        self, backend: CommunicationBackend, watched: CommunicationBackend, *, has_saved: bool
+    ) -> str:
         """Write again what is gone from the folder; return a warning, or "" if nothing is.
         Collective.
 
-        watched   the backend that keeps the ledger of this rank
+        watched     the backend that keeps the ledger of this rank
+        has_saved   the run has written a checkpoint there
         Errors, on all ranks: ConfigurationError if another run has the folder now.
         """
         warning = ""
         with collectively(backend):
             if self._owned is not None:
                 try:
-                    warning = self._mend(self._owned)
+                    warning = self._mend(self._owned, has_saved)
                 except OSError as error:  # the save that follows has the same trouble
                     tell(f"warning: {self.folder} cannot be looked after: {error}")
             ledger = self.folder / LEDGER
@@ -104,7 +105,7 @@ class KeptFolder:
                 watched.keep_ledger(ledger)
         return warning
 
-    def _mend(self, owned: Ownership) -> str:
+    def _mend(self, owned: Ownership, has_saved: bool) -> str:
         make_folder(self.folder)
         lost = [OWNER_NAME] * owned.check()
         again = [name for name in self._content if not (self.folder / name).exists()]
@@ -114,7 +115,7 @@ class KeptFolder:
         if again:
             is_other = self._curve not in (None, _inode(self.folder / _CURVE))
             lost += again + [_CURVE] * is_other
-            lost += ["checkpoints"] * (self._had_checkpoints and not self._checkpoints())
+            lost += ["checkpoints"] * (has_saved and not has_checkpoints(self.folder))
         self.remember()
         if not lost:
             return ""
@@ -131,9 +132,6 @@ class KeptFolder:
         for path in sorted((self.folder / "data").glob("*")):
             if path.is_file():
                 yield f"data/{path.name}"
-
-    def _checkpoints(self) -> list[Path]:
-        return CheckpointStore(self.folder / "checkpoints").steps()
 
 
 def _inode(path: Path) -> int | None:

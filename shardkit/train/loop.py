@@ -385,7 +385,8 @@ class TrainingRun:
 
     def _save(self):
         """Write a checkpoint, into a folder that is whole. Collective."""
-        self.say(self._kept.mend(self.backend, self.watched))
+        has_saved = self.saves.newest is not None
+        self.say(self._kept.mend(self.backend, self.watched, has_saved=has_saved))
         self.saves.save()
 
     def _validate(self, step: int) -> float:
