@@ -118,6 +118,16 @@ def slurm_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
+def batch_job() -> tuple[str | None, int]:
+    """Return the number of this process's batch job, None outside of one, and how often the job was
+    queued again, or its ranks launched again (SHARDKIT_LAUNCH, of jobs/launch.sh).
+    """
+    names = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    job = next(filter(None, map(os.environ.get, names)), None)
+    again = (_number("SLURM_RESTART_COUNT") or 0) * 10**6 + (_number("SHARDKIT_LAUNCH") or 0)
+    return job, again
+
+
 def slurm_node() -> str | None:
     """Return SLURM's name of this node; None outside of a job."""
     return os.environ.get("SLURMD_NODENAME")

@@ -156,6 +156,7 @@ class PendingCheckpoint:
         self.is_over = True
         self._cancelled.set()
         self._task.join()
+        self._saving.release()
 
     def _go_on(self):
         """End the current stage on all ranks, and begin the next one. Collective."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from ..task.load import DEFAULT_TASK, load_task
 from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import stored_task
@@ -65,7 +66,7 @@ def _evaluate(known, overrides) -> int:
             if backend.rank == 0:
                 _show(run, figures)
                 if known.json:
-                    Path(known.json).write_text(_as_json(figures))
+                    write_whole(known.json, _as_json(figures).encode())
         run.close()
     return 0
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
 from ..comm.watch.hang import hang_report
+from ..files.writing import write_whole
 from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
@@ -74,7 +75,7 @@ def _inspect_schedule(known, overrides) -> int:
     timeline = unit_timeline(known.order, known.stages, known.micro_batches, known.virtual)
     if known.svg is not None:
         picture = draw_svg(timeline, f"{known.order}, {known.micro_batches} micro-batches")
-        Path(known.svg).write_text(picture, encoding="utf-8")
+        write_whole(known.svg, picture.encode())
     print(describe_timeline(timeline))
     return 0
 

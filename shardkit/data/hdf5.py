@@ -9,6 +9,8 @@ from pathlib import Path
 import h5py
 import numpy
 
+from ..files.writing import open_new
+
 _LIBRARY_VERSIONS = ("v110", "v110")  # what the tools of HDF5 1.10 open
 
 
@@ -20,6 +22,7 @@ def lay_out(path: Path, datasets: dict, attributes: dict) -> dict[str, int]:
     returns     {path in the file: byte where its values begin}
     The bytes of the file depend on the arguments alone. Errors: OSError.
     """
+    open_new(path).close()  # the library would follow a link
     with h5py.File(path, "w", libver=_LIBRARY_VERSIONS) as file:
         for name, value in attributes.items():
             file.attrs.create(name, value if isinstance(value, str) else numpy.int64(value))

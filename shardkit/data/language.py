@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy
 
-from ..checkpoint.format.files import write_whole
 from ..errors import CorpusError
+from ..files.writing import write_whole
 from .corpus import Corpus, find_corpora
 from .formats import format_named
 from .mixture import Mixture

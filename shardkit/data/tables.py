@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 
 from ..array import kernels
-from ..checkpoint.format.files import write_whole
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from .array_table import ArrayTable
 from .columns import Columns, chosen
 from .csv_table import CSVTable

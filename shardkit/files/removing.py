@@ -18,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+TEMPORARY = r"\.shardkit-[0-9a-f]{16}\.tmp"  # of files that are being written (writing.py)
 FILE: Any = None  # in place of the names in a folder: what has this name is a file
+_ANYTHING: Any = object()  # in place of the names: all of them, files and folders
 Names = Mapping[str, Any]  # {regular expression of a whole name: FILE, or Names in that folder}
 UNKNOWN = "not made by shardkit"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -65,7 +67,11 @@ def clear_folder(path, names: Names) -> list[str]:
     except OSError as error:
         return [_why(os.path.basename(path), error)]
     try:
-        return _clear(folder, names, "")
+        above = os.open("..", _FOLDER, dir_fd=folder)
+        try:
+            return _foreign(folder, above, ".") or _clear(folder, names, "")
+        finally:
+            os.close(above)
     finally:
         os.close(folder)
 
@@ -81,7 +87,7 @@ def _remove(above: int, name: str, names: Names, shown: str) -> list[str]:
             if not left:
                 os.rmdir(name, dir_fd=above)
             return left
-        if names is not FILE and not stat.S_ISLNK(kind):
+        if names not in (FILE, _ANYTHING) and not stat.S_ISLNK(kind):
             return [f"{shown}: {UNKNOWN}"]
         os.unlink(name, dir_fd=above)
     except FileNotFoundError:
@@ -95,28 +101,55 @@ def _enter(above: int, name: str, names: Names, shown: str) -> list[str]:
     """Clear a folder in one that is open. Errors: OSError, also if it has become a link."""
     folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
     try:
-        owner = os.fstat(folder).st_uid
-        if owner not in (os.geteuid(), os.fstat(above).st_uid):
-            return [f"{shown}: a folder of user {owner}"]
-        return _clear(folder, names, f"{shown}/")
+        return _foreign(folder, above, shown) or _clear(folder, names, f"{shown}/")
     finally:
         os.close(folder)
+
+
+def _foreign(folder: int, above: int, shown: str) -> list[str]:
+    """Return that a folder is another user's, or nothing.
+
+    Where the file system gives all files one owner, the folder above has the same.
+    """
+    owner = os.fstat(folder).st_uid
+    is_own = owner in (os.geteuid(), os.fstat(above).st_uid)
+    return [] if is_own else [f"{shown}: a folder of user {owner}"]
 
 
 def _clear(folder: int, names: Names, shown: str) -> list[str]:
     """Remove what has these names from a folder that is open; return what stayed."""
     left = []
     for name in sorted(os.listdir(folder)):
-        known = [inner for pattern, inner in names.items() if re.fullmatch(pattern, name)]
-        if known:
-            left += _remove(folder, name, known[0], shown + name)
-        else:
+        try:
+            inner = _inner(names, name)
+        except KeyError:
             left.append(f"{shown}{name}: {UNKNOWN}")
+        else:
+            left += _remove(folder, name, inner, shown + name)
     return left
+
+
+def _inner(names: Names, name: str):
+    """Return FILE, or the names in a folder of this name. Errors: KeyError if it is not known."""
+    if names is _ANYTHING:
+        return _ANYTHING
+    for pattern, inner in names.items():
+        if re.fullmatch(pattern, name):
+            return inner
+    raise KeyError(name)
 
 
 def _why(shown: str, error: OSError) -> str:
     return f"{shown}: {error.strerror or error}"
+
+
+def remove_trial(path) -> list[str]:
+    """Remove a folder that this job has made under a name of its own, with all that is in it.
+
+    As remove_folder.
+    """
+    assert Path(path).name.startswith(".shardkit-"), "no folder of a trial"
+    return remove_folder(path, _ANYTHING)
 
 
 def few(left: Iterable[str], most: int = 3) -> str:

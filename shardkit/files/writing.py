@@ -10,6 +10,7 @@ link. The folder may be a link: the user has chosen it.
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,10 @@ from typing import IO, Any
 
 from .removing import remove_file
 
+_PIECE_BYTES = 1 << 20
 _TRIES = 10  # to find a name that is free
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED_MEMORY = Path("/dev/shm")  # has ordinary files
 _OF_THE_SYSTEM = Path("/dev"), Path("/proc")  # /dev/stdout is written to, and never replaced
 
 
@@ -39,7 +42,7 @@ def whole_file(path, *, durable: bool = False, mode: int = 0o666) -> Iterator[IO
     """Yield a file to write to, which gets this name at the end; as write_whole."""
     path = Path(path)
     if _is_of_the_system(path):
-        with open(path, "wb") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
             yield file
         return
     temporary = fresh_file(path, mode)
@@ -84,6 +87,25 @@ def give_name(temporary: Path, path: Path) -> None:
         os.rename(temporary, path)
 
 
+def move_file(temporary: Path, path: Path) -> None:
+    """Give a file that shardkit made its name, which may be on another disk; as give_name."""
+    try:
+        give_name(temporary, path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with open(temporary, "rb") as old, whole_file(path, durable=True) as new:
+            shutil.copyfileobj(old, new, _PIECE_BYTES)
+        remove_file(temporary)
+
+
+def check_can_write(path) -> None:
+    """Raise OSError if no file of this name can be written; what is there stays as it is."""
+    path = Path(path)
+    if not _is_of_the_system(path):
+        remove_file(fresh_file(path))
+
+
 def open_new(path: Path) -> IO[bytes]:
     """Return a new empty file of this name, to read and write; one that is there is replaced.
 
@@ -103,6 +125,7 @@ def open_to_append(path: Path) -> IO[str]:
     """Return a text file that lines are added to, made if it is missing; each is written at once.
 
     What the encoding lacks is written as an escape.
+
     Errors: OSError, also for a link and for what is no ordinary file (a FIFO has no reader, say).
     """
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -141,6 +164,6 @@ def named_errors(path: Path) -> Iterator[Any]:
 def _is_of_the_system(path: Path) -> bool:
     """Return True for /dev/stdout and its like."""
     folder = Path(os.path.realpath(path.parent))
-    return any(folder == above or above in folder.parents for above in _OF_THE_SYSTEM) and not str(
-        folder
-    ).startswith("/dev/shm")
+    if _SHARED_MEMORY in (folder, *folder.parents):
+        return False
+    return any(above in (folder, *folder.parents) for above in _OF_THE_SYSTEM)

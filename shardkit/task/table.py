@@ -17,11 +17,11 @@ from typing import Any
 import numpy
 
 from ..annotations import FilePath
-from ..checkpoint.format.files import write_whole
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models import MLP

@@ -12,10 +12,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from ..checkpoint.format.files import write_whole
 from ..checkpoint.store import CheckpointStore
 from ..errors import ConfigurationError
 from ..files.notes import read_note
+from ..files.writing import write_whole
 from ..task.load import DEFAULT_TASK, load_task
 from ..task.task import Task
 from .settings import RunConfiguration, configuration_of

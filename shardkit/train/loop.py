@@ -4,6 +4,7 @@
                                                            |-> reports, validations, checkpoints
 
 run folder/
+  owner.json            which process has the folder to itself, for as long as it lives
   configuration.json    the settings, so that --resume needs none
   data/                 what the task wrote for all ranks: an index of the data
   metrics.jsonl         the curve: one record per report
@@ -33,6 +34,7 @@ from ..task.task import Task
 from .choice import with_blas
 from .feed import training_stream
 from .folder import check_folder, checkpoint_places, store_settings
+from .keeping import LEDGER, KeptFolder
 from .log import RankLog, Reporter
 from .model import make_model
 from .preparing import prepare_data
@@ -103,16 +105,24 @@ def train_run(
         On all ranks.
     """
     settings, start = settled(settings), start or StartClock()
-    folder = Path(settings.run.folder)
-    task = prepare_run(settings, backend, resume=resume)
+    with KeptFolder(Path(settings.run.folder)) as kept:
+        how = program, signals, callbacks, after, start
+        return _train_in(kept, settings, backend, resume, *how)
+
+
+def _train_in(
+    kept: KeptFolder, settings, backend, resume: bool, program, signals, callbacks, after, start
+) -> RunResult:
+    folder = kept.folder
+    task = prepare_run(settings, backend, kept, resume=resume)
     start.note("data")
     backend.timeout = settings.run.timeout
-    backend.keep_ledger(folder / "ledger")
+    backend.keep_ledger(folder / LEDGER)
     log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
-        run = TrainingRun(task, backend, signals, log, callbacks, goes_on=resume)
+        run = TrainingRun(task, backend, signals, log, kept, callbacks, goes_on=resume)
         run.say(reason)
         begin_run(run, task.settings, resume=resume)
         if program is not None:
@@ -125,7 +135,9 @@ def train_run(
         return result
 
 
-def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
+def prepare_run(
+    settings: RunConfiguration, backend: CommunicationBackend, kept: KeptFolder, *, resume: bool
+) -> Task:
     """Make the task and its run folder, if these ranks can do the run. Collective.
 
     The settings of the task have the steps of their epochs.
@@ -138,6 +150,8 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
     check_batch(settings, backend.world_size)
     with collectively(backend):
         task = settings.make_task()
+    kept.own(backend)
+    with collectively(backend):
         if backend.rank == 0:
             check_folder(folder, resume, settings.task_class)
     prepare_data(task, folder, backend, resume=resume)
@@ -197,6 +211,8 @@ class TrainingRun:
     ----------
     commit
         Function (), called after each step; may be set.
+    watched
+        The backend that keeps the ledger of this rank; may be set.
     """
 
     def __init__(
@@ -205,6 +221,7 @@ class TrainingRun:
         backend: CommunicationBackend,
         signals: StopSignals,
         log: RankLog,
+        kept: KeptFolder,
         callbacks: Iterable[Callback] = (),
         *,
         goes_on: bool = False,
@@ -213,8 +230,9 @@ class TrainingRun:
         self.task, self.settings = task, settings
         self.folder = Path(settings.run.folder)
         self.checkpoints = checkpoint_places(self.folder, settings.run.fallback_folder)
-        self.backend, self.signals = backend, signals
+        self.backend, self.signals, self._kept = backend, signals, kept
         self.commit = lambda: None
+        self.watched = backend
         with collectively(backend):
             task.open(self.folder)
             samples = task.samples(TRAINING)
@@ -305,6 +323,7 @@ class TrainingRun:
         """Train to the last step, then let the task show it; or stop before, as the ranks vote."""
         self._listen()
         self.callbacks.at_start(self)
+        self._kept.remember()
         train_loss = validation_loss = stop = None
         with self.stream, self.reporter:
             while self.model.step_number < self.settings.run.steps:
@@ -316,7 +335,7 @@ class TrainingRun:
                 validation_loss = self._after_step(train_loss, validation_loss)
             if stop is not None:
                 self._say_why(stop)
-                self.saves.save()
+                self._save()
             self.saves.finish()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
@@ -362,9 +381,14 @@ class TrainingRun:
         if step % run.validate_every == 0 or is_last:
             validation_loss = self._validate(step)
         if step % run.checkpoint_every == 0 or is_last:
-            self.saves.save()
+            self._save()
         self.report.leave_out(time.perf_counter() - began)
         return validation_loss
+
+    def _save(self):
+        """Write a checkpoint, into a folder that is whole. Collective."""
+        self.say(self._kept.mend(self.backend, self.watched))
+        self.saves.save()
 
     def _validate(self, step: int) -> float:
         loss, metrics = self.validation.measure()

@@ -20,9 +20,11 @@ from shardkit.comm.watch.roll import Entry, Roll
 from shardkit.comm.watch.warden import state_of, whom
 
 HOLDER = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-from watch.folder import JobFolder
+import sys, time, types
+for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[2] + folder]
+from shardkit.comm.watch.folder import JobFolder
 folder = JobFolder.open(sys.argv[1])
 (folder.path / "roll").touch()
 print("held", flush=True)
@@ -32,7 +34,7 @@ time.sleep(60)
 
 def held_by_another(path):
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parent],
+        [sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parents[1]],
         stdout=subprocess.PIPE,
         text=True,
     )

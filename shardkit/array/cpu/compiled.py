@@ -22,7 +22,6 @@ files, and a torn file is compiled again. (Numba's own cache numbers its files i
 two processes that save different signatures can leave pointing at each other's.)
 """
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -31,13 +30,13 @@ import stat
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
 import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from ...files.writing import write_whole
 from ..machine_code import MACHINE_CODE
 
 DIGEST_BYTES = 32
@@ -158,13 +157,9 @@ def _read(path):
 
 def _write(folder, name, content) -> bool:
     """Write the file atomically; return False if the folder is full or cannot be written to."""
-    temporary = folder / f"{name}.{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
-        temporary.replace(folder / name)
+        write_whole(folder / name, hashlib.sha256(content).digest() + content)
     except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         return False
     return True

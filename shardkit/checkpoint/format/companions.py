@@ -8,7 +8,8 @@ ordinary files of the checkpoint, with their checksums in the manifest. Nothing 
 from pathlib import Path
 
 from ...errors import CheckpointError
-from .files import as_text, crc32, file_bytes, open_regular, sync
+from ...files.writing import write_whole
+from .files import as_text, crc32, file_bytes, open_regular
 
 CONFIGURATION_NAME = "config.json"
 NAMES = (
@@ -54,8 +55,7 @@ def found_beside(folder: Path) -> tuple[dict[str, bytes], list[str]]:
 def write_companions(folder: Path, companions: dict[str, bytes]) -> dict[str, dict]:
     """Write them to disk, durably; return their records in the manifest."""
     for name, content in companions.items():
-        (folder / name).write_bytes(content)
-        sync(folder / name)
+        write_whole(folder / name, content, durable=True)
     return {
         name: {"bytes": len(content), "crc32": as_text(crc32(content))}
         for name, content in companions.items()

@@ -65,7 +65,7 @@ def write_arrays(
     """
     written = []
     sent = 0
-    with _descriptor(path, os.O_RDWR) as descriptor:
+    with _descriptor(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
         for at, array in parts:
             written.append([])
             for start, view in _segments(array, cancelled, copies or Copies()):
@@ -136,29 +136,10 @@ def _check_not_cancelled(cancelled: threading.Event | None) -> None:
 
 def write_parts(path: Path, num_bytes: int, parts: dict[int, bytes]) -> None:
     """Make a file of {at: bytes} with zeros between them. It need not be on disk yet on return."""
-    with _descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+    with _descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as descriptor:
         os.ftruncate(descriptor, num_bytes)
         for at, content in parts.items():
             _write_fully(descriptor, memoryview(content)[: num_bytes - at], at)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file of this text; it is on disk when this returns."""
-    path.write_text(text, encoding="utf-8")
-    sync(path)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name first: nobody finds half of it.
-
-    Who has the old one open keeps it. It need not be on disk yet on return.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

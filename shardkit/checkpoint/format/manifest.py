@@ -21,10 +21,11 @@ import re
 from pathlib import Path
 
 from ...errors import CheckpointError, LayoutError
+from ...files.writing import write_whole
 from ...layout.box import Box, tiles_exactly
 from .companions import check_companion
 from .description import check_description, is_count
-from .files import as_text, crc32, file_bytes, open_regular, write_text
+from .files import as_text, crc32, file_bytes, open_regular
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
 FORMAT = "shardkit-checkpoint"
@@ -54,7 +55,8 @@ def write_manifest(folder: Path, description: dict, files: dict, boxes: list[Sto
         allow_nan=False,
     )
     text = f'{UNSEALED}{head[1:-1]},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
-    write_text(folder / MANIFEST_NAME, text.replace("00000000", as_text(crc32(text.encode())), 1))
+    text = text.replace("00000000", as_text(crc32(text.encode())), 1)
+    write_whole(folder / MANIFEST_NAME, text.encode(), durable=True)
 
 
 def _lines(table: dict) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ...annotations import FilePath
 from ...errors import CheckpointError, ConfigurationError
+from ...files.writing import write_whole
 from ...nn.lora import LoRALinear, apply_lora, chosen_layers, lora_layers
 from ...nn.models.gpt import GPT
 from ...nn.module import Module
@@ -83,13 +84,8 @@ def save_adapter(model: Module, folder: FilePath) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shapes = {name: array.shape for name, array in arrays.items()}
     dtypes = {name: str(array.dtype) for name, array in arrays.items()}
-    temporary = folder / f"{TENSORS_NAME}.tmp"
-    try:
-        write_tensors(temporary, shapes, dtypes, arrays.values())
-        temporary.replace(folder / TENSORS_NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
-    (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    write_tensors(folder / TENSORS_NAME, shapes, dtypes, arrays.values())
+    write_whole(folder / SETTINGS_NAME, (json.dumps(settings, indent=2) + "\n").encode())
 
 
 def load_adapter(model: Module, folder: FilePath) -> list[str]:

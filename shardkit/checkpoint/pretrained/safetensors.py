@@ -12,7 +12,6 @@ Source: github.com/huggingface/safetensors, "Format".
 """
 
 import json
-import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy
 
 from ...errors import CheckpointError
+from ...files.writing import whole_file
 
 # bfloat16, which NumPy does not have, is the upper half of a float32
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -132,7 +132,7 @@ def _check_no_holes(path, spans, num_bytes) -> None:
 def write_tensors(
     path: Path, shapes: dict[str, tuple[int, ...]], dtype: str | dict[str, str], arrays
 ) -> None:
-    """Write a file of these tensors; it is on disk when this returns.
+    """Write a file of these tensors, whole; it is on disk when this returns.
 
     shapes   {name: shape}
     dtype    "float32", "float64", ..., of all, or {name: dtype}
@@ -149,10 +149,8 @@ def write_tensors(
         at = stop
     header = json.dumps(entries).encode("utf-8")
     header += b" " * (-len(header) % 8)  # numbers start at a multiple of 8
-    with open(path, "wb") as file:
+    with whole_file(path, durable=True) as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for (name, shape), array in zip(shapes.items(), arrays, strict=True):
             assert array.shape == shape, f"{name} is {array.shape}, announced as {shape}"
             file.write(numpy.ascontiguousarray(array, _STORED_TYPES[types[name]]).data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -12,7 +12,6 @@ travel in the checkpoints, through training too (format/companions.py).
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy
 
 from ...comm.threads.backend import run_ranks
 from ...errors import ConfigurationError
+from ...files.writing import write_whole
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
 from ..format.companions import CONFIGURATION_NAME, found_beside
@@ -103,11 +103,11 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     read = _reader(checkpoint, model, averaged)
     arrays = (_assembled(read, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
-    _write_whole(folder / TENSORS_NAME, lambda file: write_tensors(file, shapes, dtype, arrays))
+    write_tensors(folder / TENSORS_NAME, shapes, dtype, arrays)
     for name, content in companions.items():
-        _write_whole(folder / name, lambda file: file.write_bytes(content))
+        write_whole(folder / name, content)
     text = json.dumps(configuration, indent=2) + "\n"
-    _write_whole(folder / CONFIGURATION_NAME, lambda file: file.write_text(text, "utf-8"))
+    write_whole(folder / CONFIGURATION_NAME, text.encode())
     notes = [f"skipped: {reason}" for reason in skipped] + notes
     if model.settings.lora_rank:
         notes.append("the updates of LoRA were added to their weights")
@@ -176,16 +176,6 @@ def to_adapter(path, folder, *, averaged: bool = False) -> Conversion:
     model = load(path, averaged=averaged)
     save_adapter(model, folder)
     return Conversion(str(folder), model, len(update_names(model)), [])
-
-
-def _write_whole(path: Path, write) -> None:
-    """Call write(temporary path), then give it its name, so that nobody finds half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check_free(folder: Path, paths) -> None:

@@ -45,9 +45,14 @@ LAUNCHERS = (
 )
 POLL_SECONDS = 0.01
 NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
-_WARDEN = (
-    "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
-)
+_WARDEN = """\
+import sys, types
+for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):  # not their __init__.py
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[2] + folder]
+from shardkit.comm.watch.warden import main
+main(sys.argv[1])
+"""
 
 
 @cache
@@ -126,7 +131,7 @@ class Attendance:
                 "-c",
                 _WARDEN,
                 json.dumps(arguments),
-                os.path.dirname(os.path.dirname(__file__)),
+                str(Path(__file__).parents[2]),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

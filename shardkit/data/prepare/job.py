@@ -19,6 +19,9 @@ from ...checkpoint.format.files import sync
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError
+from ...files.ownership import Ownership
+from ...files.removing import few
+from ...files.writing import move_file, write_whole
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
 from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs
@@ -62,9 +65,18 @@ def prepare_tokens(
     and line), OSError. Parts that are done stay, and nothing is at the output's name before it is
     whole.
     """
+    owned: list[Ownership] = []  # the folder of parts, on rank 0
+    try:
+        return _prepare(backend, preparation, owned, say, report)
+    finally:
+        for each in owned:
+            each.release()
+
+
+def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, report) -> Totals:
     backend.timeout = max(backend.timeout, ALONE_SECONDS)
     output = preparation.output
-    blocks, field, attempt, files = _plan(backend, preparation)
+    blocks, field, attempt, files = _plan(backend, preparation, owned, say)
     folder = PartsFolder(output, attempt)
     if files is None:
         files = _trained(backend, folder, preparation, blocks, field, say)
@@ -78,16 +90,18 @@ def prepare_tokens(
     totals = assemble(backend, folder.unfinished, parts, tokenizer)
     with collectively(backend):
         if backend.rank == 0:
-            _publish(folder, preparation, tokenizer)
+            _publish(folder, preparation, tokenizer, say)
     return totals
 
 
-def _plan(backend, preparation: Preparation) -> tuple[list[Block], str, str, dict | None]:
+def _plan(
+    backend, preparation: Preparation, owned, say
+) -> tuple[list[Block], str, str, dict | None]:
     """Return (blocks, field, name of this attempt, files of the tokenizer or None). Collective."""
     plan = None
     with collectively(backend):
         if backend.rank == 0:
-            plan = _look(preparation)
+            plan = _look(preparation, owned, say)
     inputs, field, attempt, files = backend.broadcast_object(plan, 0)
     inputs = _unpacked(backend, inputs, PartsFolder(preparation.output, attempt).path)
     blocks = None
@@ -109,7 +123,7 @@ def _unpacked(backend, inputs: list[Input], folder: Path) -> list[Input]:
     return inputs
 
 
-def _look(preparation: Preparation):
+def _look(preparation: Preparation, owned: list[Ownership], say):
     output = preparation.output
     trains = preparation.train_vocabulary is not None
     if trains == (preparation.tokenizer is not None):
@@ -125,20 +139,21 @@ def _look(preparation: Preparation):
     inputs = find_inputs(list(preparation.inputs))
     field = check_field(inputs, preparation.field)
     attempt = uuid.uuid4().hex
-    PartsFolder(output, attempt).open()
+    owned.append(PartsFolder(output, attempt).open(say))
     return inputs, field, attempt, files
 
 
-def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer) -> None:
+def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer, say) -> None:
     """Give the token file its name, and remove the parts."""
     output = preparation.output
     if preparation.train_vocabulary is not None:
         for name, content in tokenizer.files.items():
-            output.with_name(name).write_bytes(content)
-            sync(output.with_name(name))
-    folder.unfinished.rename(output)
+            write_whole(output.with_name(name), content, durable=True)
+    move_file(folder.unfinished, output)
     sync(output.parent)
-    folder.remove()
+    left = folder.remove()
+    if left:
+        say(f"{folder.path} stays, for what is in it: {few(left)}")
 
 
 # ---- a vocabulary --------------------------------------------------------------------------------
@@ -171,6 +186,5 @@ def _train(path: Path, blocks: list[Block], field: str, size: int) -> None:
     readers = Readers(field)
     texts = (text for block in blocks for text, _ in readers.pieces(block))
     files = train_vocabulary(texts, size)
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({name: content.decode() for name, content in files.items()}))
-    new.rename(path)
+    texts = {name: content.decode() for name, content in files.items()}
+    write_whole(path, json.dumps(texts).encode())

@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from ...checkpoint.format.files import sync
 from ...errors import CorpusError
+from ...files.writing import whole_file
 
 _OPENERS: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _REFUSED = {".zst": "unzstd", ".zstd": "unzstd", ".lz4": "unlz4", ".Z": "uncompress"}
@@ -51,11 +51,8 @@ def unpack(path: Path, folder: Path) -> Path:
     key = repr((str(path.resolve()), about.st_size, about.st_mtime_ns))
     unpacked = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.unpacked"
     if not unpacked.exists():
-        new = unpacked.with_name(unpacked.name + ".new")
-        with open(new, "wb") as out:
+        with whole_file(unpacked, durable=True) as out:
             _read(path, lambda file: shutil.copyfileobj(file, out, _PIECE_BYTES))
-        sync(new)
-        new.rename(unpacked)
     return unpacked
 
 

@@ -86,7 +86,7 @@ class Encoding:
                 try:
                     kept[key].read(dtype)
                 except CorpusError:
-                    kept[key].path.unlink()
+                    self._folder.drop(kept[key])
         kept = self._listed()
         return sum(key in kept for key in self._keys)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ...checkpoint.background import PendingCheckpoint
 from ...comm.clocks import clock_offset
 from ...comm.failure.agreement import collectively
+from ...files.writing import check_can_write, write_whole
 from ..step.trace import Recorder, recording
 from .trace_file import RankSpans, trace_file
 
@@ -43,7 +44,7 @@ def spans_of(part, method: str, recorder: Recorder, kind: str, then=None) -> Ite
 
 
 class Trace:
-    """A trace under way. A context manager that closes it; an error inside leaves no file.
+    """A trace under way. A context manager that closes it; an error inside writes none.
 
     Making it, and close(), are collective over the mesh of the model.
     path    of the file, which rank 0 writes
@@ -58,7 +59,7 @@ class Trace:
         self._write = write or self._write_here
         with collectively(self._world):
             if self._world.rank == 0 and write is None:
-                self._write_here("")  # before the work, not after it
+                check_can_write(self.path)  # before the work, not after it
         self._before = clock_offset(self._world)
         self._pending: list[PendingCheckpoint] = []
         self._wrappers = ExitStack()
@@ -99,7 +100,7 @@ class Trace:
                 self._write(json.dumps(trace_file(ranks, self._about())))
 
     def _write_here(self, text: str):
-        self.path.write_text(text, encoding="utf-8")
+        write_whole(self.path, text.encode())
 
     def _about(self) -> dict:
         device = self._model.engine.device.kind
@@ -123,8 +124,6 @@ class Trace:
             self.close()
         else:
             self.stop()
-            if self._model.rank == 0:
-                self.path.unlink(missing_ok=True)
 
 
 class Traced:
