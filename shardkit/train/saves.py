@@ -47,7 +47,7 @@ class Saves:
         self._backend = model.mesh.world
         self._fingerprint = fingerprint
         self._places, self._at = places, 0  # the one that is written into
-        self._seconds_left = seconds_left
+        self._patience, self._seconds_left = run.last_save_seconds, seconds_left
         self._note_save, self._after = note_save, after
         self._pending: tuple[int, PendingCheckpoint] | None = None  # that is being written
         self._failures: dict[Path, str] = {}  # of places that could not be written, since then
@@ -92,10 +92,10 @@ class Saves:
         self._settle()
         began = time.monotonic()
         while self._failed_at is not None:
-            limit = min(self._run.last_save_seconds, self._seconds_left() / 2)
+            limit = min(self._patience, self._seconds_left() / 2)
             if self._agreed(time.monotonic() - began >= limit):
                 raise CheckpointError(self._loss(time.monotonic() - began))
-            time.sleep(min(RETRY_SECONDS, self._run.last_save_seconds / 4))
+            time.sleep(min(RETRY_SECONDS, self._patience / 4))
             self._begin(0)
             self._settle()
 
