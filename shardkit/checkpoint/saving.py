@@ -47,6 +47,8 @@ NAMES = {  # of all files in the folder of a checkpoint, which are removed with 
     TEMPORARY: FILE,
 }
 
+SLOWEST_DISK = 10e6  # bytes per second, at which a rank that writes still counts as one at work
+
 
 @dataclass(frozen=True)
 class Retention:
@@ -159,7 +161,9 @@ class Saving:
     def write(self, owned, cancelled: threading.Event | None = None) -> None:
         """Write the values to disk, durably, where lay_out() made room. No communication."""
         parts = ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned))
-        checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
+        seconds = self.backend.timeout + sum(b.box_bytes for b in self._boxes) / SLOWEST_DISK
+        with self.backend.native_work(seconds):
+            checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, checksums)]
 
     def gather(self, root: int = 0) -> None:

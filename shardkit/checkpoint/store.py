@@ -60,6 +60,7 @@ class CheckpointStore:
     """The checkpoints in one folder.
 
     name         of the only one that is loaded; None: the newest valid one is
+    elsewhere    folders whose checkpoints are looked for too; nothing is written there
     copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
     companions   {name: content} of files that every new checkpoint also gets (companions.py)
     """
@@ -71,8 +72,10 @@ class CheckpointStore:
         *,
         copies: Copies | None = None,
         companions: dict[str, bytes] | None = None,
+        elsewhere: tuple[Path, ...] = (),
     ):
         self.folder = Path(folder)
+        self._elsewhere = elsewhere
         self.copies = copies or Copies()
         self.companions = companions or {}
         self.skipped: list[str] = []  # why the last search passed over newer ones
@@ -80,7 +83,12 @@ class CheckpointStore:
 
     @classmethod
     def found(cls, path, backend: CommunicationBackend, copies: Copies) -> "CheckpointStore":
-        """Return the store that rank 0 finds at this path (see locate). Collective."""
+        """Return the store that rank 0 finds at this path (see locate). Collective.
+
+        path   or a tuple of folders of checkpoints
+        """
+        if isinstance(path, tuple):
+            return cls(path[0], copies=copies, elsewhere=tuple(map(Path, path[1:])))
         with collectively(backend):
             place = locate(path) if backend.rank == 0 else None
         return cls(*backend.broadcast_object(place, 0), copies=copies)
@@ -98,6 +106,11 @@ class CheckpointStore:
 
         These are the steps, and what a job that died left in the middle of a replacement.
         """
+        found = self._found()
+        return [found[key] for key in sorted(found)]
+
+    def _found(self) -> dict[tuple[int, int], Path]:
+        """Return all folders that a loader may look at, by step and how good they are."""
         found = {(_step(path), 3): path for path in self._named(_STEP)}
         for aside in self._named(_ASIDE):
             step = _step(aside)
@@ -105,7 +118,7 @@ class CheckpointStore:
             complete = aside.with_suffix(".tmp")
             if (step, 3) not in found and complete.is_dir():
                 found[step, 2] = complete
-        return [found[key] for key in sorted(found)]
+        return found
 
     def _named(self, pattern) -> list[Path]:
         if not self.folder.is_dir():
@@ -338,10 +351,14 @@ class CheckpointStore:
     def candidates(self) -> tuple[list[str], list[str]]:
         """Return the names of those to try, the newest first, and why others are not tried.
 
+        Those of other folders have their whole paths as names.
+
         Errors: FileNotFoundError if there are none.
         """
         if self._name is not None:
             return [self._name], []
+        if self._elsewhere:
+            return self._candidates_of_all()
         if not self.folder.exists():
             raise FileNotFoundError(f"no checkpoint folder {self.folder}")
         if not self.folder.is_dir():
@@ -358,6 +375,16 @@ class CheckpointStore:
             for path in sorted(unfinished)
             if path.name not in names
         ]
+
+    def _candidates_of_all(self) -> tuple[list[str], list[str]]:
+        """Return candidates() of this folder and the others together."""
+        stores = [CheckpointStore(folder) for folder in (self.folder, *self._elsewhere)]
+        found = [entry for store in stores for entry in store._found().items()]
+        if not found:
+            places = ", ".join(str(store.folder) for store in stores)
+            raise FileNotFoundError(f"no checkpoints in {places}")
+        found.sort(reverse=True, key=lambda entry: entry[0])  # stable: this folder's come first
+        return [str(path.absolute()) for _, path in found], []
 
 
 def warn_of_skipped(checkpoint: Any, skipped: list[str]) -> None:

@@ -28,6 +28,14 @@ def tokens(text: str) -> float:
     return number
 
 
+def seconds(text: str) -> float:
+    """Return a finite number of seconds above 0. Errors: ArgumentTypeError."""
+    number = _number(text)
+    if not 0 < number < inf:
+        raise ArgumentTypeError(f"{text} is not a time; wanted a number of seconds, above 0")
+    return number
+
+
 def tolerance(text: str) -> float:
     """Return a finite number >= 0. Errors: ArgumentTypeError."""
     number = _number(text)

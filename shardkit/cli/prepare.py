@@ -11,9 +11,10 @@ from ..data.prepare.work import PreparationProgress
 from ..environment import share_tokenizer_threads
 from ..files.notes import Screen
 from ..train.log import duration_text
-from .arguments import count
+from .arguments import count, seconds
 from .job import job, mpi_backend
 
+_TIMEOUT_SECONDS = 120.0  # less than for a step: what is done stays, and work is in small pieces
 _REPORT_SECONDS = 10.0  # between two lines where there is no terminal
 
 
@@ -60,6 +61,14 @@ def add_commands(commands) -> None:
         metavar="N",
         help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
     )
+    prepare.add_argument(
+        "--timeout",
+        type=seconds,
+        default=_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
+        f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
+    )
     prepare.set_defaults(run=_prepare, takes_settings=False)
 
 
@@ -73,6 +82,7 @@ def _prepare(known, overrides) -> int:
     )
     backend = mpi_backend()
     with job(backend):
+        backend.timeout = known.timeout
         share_tokenizer_threads(known.threads, _share_of_cores(backend))
         line = _Line()
         began = time.monotonic()

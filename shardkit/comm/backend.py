@@ -9,9 +9,11 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 """
 
 import sys
+import threading
+import time
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import inf
 from operator import index
 from pathlib import Path
@@ -26,6 +28,8 @@ from .under_way import check_alive
 from .verbs import Verbs
 from .watch.ledger import LEDGER_NAME, Ledger
 from .watch.progress import Progress
+
+_POLL_SECONDS, _NOTE_SECONDS = 0.1, 0.25
 
 
 class CommunicationBackend(Verbs, metaclass=ABCMeta):
@@ -197,6 +201,85 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             self.world_size,
             self.progress.names,
         )
+
+    @property
+    def ledger_folder(self) -> Path | None:
+        """The folder of the ledgers of all ranks, where a watchdog reads them."""
+        return None
+
+    @contextmanager
+    def ledger_in(self, folder: FilePath) -> Iterator[None]:
+        """Inside, the ledger of a rank that is watched is kept in a folder that all ranks see.
+
+        Parameters
+        ----------
+        folder
+            Made if it is missing; it may be removed afterwards.
+        """
+        before = self.ledger_folder
+        if before is None:
+            yield
+            return
+        self.keep_ledger(folder)
+        try:
+            yield
+        finally:
+            self.keep_ledger(before)
+
+    def work(self) -> None:
+        """Note that this rank gets on with work of its own, while others wait for it in a verb.
+
+        They wait for the timeout from the last such note on, so long work that gets on meets no
+        limit. No communication, and no time: call it often.
+        """
+        self.progress.work()
+
+    @contextmanager
+    def native_work(self, seconds: float) -> Iterator[None]:
+        """Inside, a thread notes that this rank gets on: for one call of native code, which cannot.
+
+        A process that is stopped is noticed all the same.
+
+        Parameters
+        ----------
+        seconds
+            After which nothing is noted any more.
+        """
+        ended, began = threading.Event(), time.monotonic()
+
+        def note_native_work():
+            while not ended.wait(_NOTE_SECONDS) and time.monotonic() - began < seconds:
+                self.work()
+
+        self.work()
+        thread = threading.Thread(target=note_native_work, name="shardkit at work", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def wait_until(self, is_done: Callable[[], bool], rank: int) -> None:
+        """Return once something is done that this rank brings about without a message.
+
+        Sleeps meanwhile: a rank that waits in MPI would take a core. Watched as a verb is.
+
+        Parameters
+        ----------
+        is_done
+            Function (), called several times a second.
+        rank
+            In this group.
+        """
+        self.progress.begin_message("wait", self.group_key, (self.world_ranks[rank],))
+        try:
+            while not is_done():
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            self.progress.fail()
+            raise
+        self.progress.end()
 
     def say(self, message: str) -> None:
         """Write a message to standard error in one write, so that ranks do not mix theirs.

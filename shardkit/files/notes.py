@@ -178,19 +178,18 @@ def read_note(path: Path) -> str:
     """Return what is in a file of notes; "" if there is none, or nothing that can be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read().decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return ""
     except OSError as error:
         tell(f"warning: {path} cannot be read: {error.strerror}")
         return ""
-    with open(descriptor, "rb") as file:
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-            return file.read().decode("utf-8", "replace")
-        except OSError as error:
-            tell(f"warning: {path} cannot be read: {error.strerror}")
-            return ""
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -201,15 +200,20 @@ def _append(path: Path, pieces: list[bytes]) -> int:
 
     Opened for each call: some file systems say only at the close that there was no room.
     """
+    content, num_bytes, failure = b"".join(pieces), 0, None
     with open_to_append(path) as file:
         descriptor = file.fileno()  # what a full disk does not take shall be in no buffer
         before = os.fstat(descriptor).st_size
-        num_bytes = os.write(descriptor, b"".join(pieces))
+        try:
+            while num_bytes < len(content):
+                num_bytes += os.write(descriptor, content[num_bytes:])
+        except OSError as error:
+            failure = error
         num_whole, size = _whole(pieces, num_bytes)
         if size < num_bytes:  # nobody shall find half a line
             os.ftruncate(descriptor, before + size)
-    if not num_whole:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    if failure is not None and not num_whole:
+        raise failure
     return num_whole
 
 

@@ -21,7 +21,7 @@ from ..errors import ConfigurationError
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
-from .folder import has_checkpoints, stored_settings
+from .folder import has_checkpoints, stored_places, stored_settings
 from .model import make_model
 from .ranks import makes_groups, num_replicas
 from .settings import RunConfiguration, resumed
@@ -79,7 +79,7 @@ class TrainedRun:
             self.task.open(folder)
         self.backend = backend
         self.window_samples = settings.batch.micro_batch
-        checkpoints = folder / "checkpoints"
+        checkpoints = stored_places(folder)
         self.model: ShardedModel = make_model(self.task, backend, awaits=checkpoints)
         only = "averaged" if averaged else "model"
         self.step: int = self.model.load_model(checkpoints, only=only)["step"]

@@ -8,11 +8,13 @@ there               there         refused: --resume   continues
                                   and no run; model.start, say, begins with them
 """
 
+import hashlib
 import json
 from pathlib import Path
 
 from ..checkpoint.store import CheckpointStore
 from ..errors import ConfigurationError
+from ..files.notes import read_note
 from ..files.writing import write_whole
 from ..task.load import DEFAULT_TASK, load_task
 from ..task.task import Task
@@ -21,9 +23,30 @@ from .settings import RunConfiguration, configuration_of
 _SETTINGS = "configuration.json"
 
 
+def fallback_place(folder: Path, fallback: str) -> Path:
+    """Return where in run.fallback_folder the run of this folder keeps checkpoints."""
+    own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return Path(fallback) / f"{folder.resolve().name}-{own}"
+
+
+def checkpoint_places(folder: Path, fallback: str | None) -> tuple[Path, ...]:
+    """Return the folders where a run may have checkpoints; fallback as run.fallback_folder."""
+    own = folder / "checkpoints"
+    return (own,) if fallback is None else (own, fallback_place(folder, fallback))
+
+
+def stored_places(folder: Path) -> tuple[Path, ...]:
+    """Return the folders where the run in this folder may have checkpoints, by its settings."""
+    try:
+        fallback = _tables(folder / _SETTINGS).get("run", {}).get("fallback_folder")
+    except ConfigurationError:
+        fallback = None
+    return checkpoint_places(folder, fallback)
+
+
 def has_checkpoints(folder: Path) -> bool:
     """Return True if a run that was started here can resume from a checkpoint."""
-    return bool(CheckpointStore(folder / "checkpoints").steps())
+    return any(CheckpointStore(place).steps() for place in stored_places(folder))
 
 
 def check_folder(folder: Path, resume: bool, task: type[Task] = Task) -> None:
@@ -100,5 +123,10 @@ def _tables(path: Path) -> dict[str, dict]:
 
 
 def store_settings(folder: Path, settings: RunConfiguration) -> None:
-    """Write the settings into the folder, for --resume."""
-    write_whole(folder / _SETTINGS, json.dumps(settings.to_dict(), indent=1).encode())
+    """Write the settings into the folder, for --resume, unless they are those already.
+
+    So a run goes on while the disk is full.
+    """
+    text = json.dumps(settings.to_dict(), indent=1)
+    if read_note(folder / _SETTINGS) != text:
+        write_whole(folder / _SETTINGS, text.encode())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ..files.notes import Notes, Screen, read_note
+from ..files.notes import Notes, Screen, read_note, tell
 from .terminal import console_of
 
 
@@ -88,6 +88,12 @@ class Reporter:
         self._log.line(text)
         if self._console is not None:
             self._console.print(text, markup=False)
+
+    def warn(self, text: str):
+        """Write a warning, also to standard error."""
+        self._log.line(f"warning: {text}")
+        if self._is_writer:
+            tell(f"warning: {text}")
 
     def progress(self, step: int, text: str | None = None):
         """Move the progress bar, if there is one; `text` beside it stays until the next call."""

@@ -33,7 +33,7 @@ from ..parallel.model.callback import Callback, Callbacks
 from ..task.task import Task
 from .choice import with_blas
 from .feed import training_stream
-from .folder import check_folder, store_settings
+from .folder import check_folder, checkpoint_places, store_settings
 from .keeping import LEDGER, KeptFolder
 from .log import RankLog, Reporter
 from .model import make_model
@@ -229,7 +229,7 @@ class TrainingRun:
         settings = task.settings
         self.task, self.settings = task, settings
         self.folder = Path(settings.run.folder)
-        self.checkpoints = self.folder / "checkpoints"
+        self.checkpoints = checkpoint_places(self.folder, settings.run.fallback_folder)
         self.backend, self.signals, self._kept = backend, signals, kept
         self.commit = lambda: None
         self.watched = backend
@@ -254,6 +254,8 @@ class TrainingRun:
             settings.run,
             self.reporter,
             self.fingerprint,
+            places=self.checkpoints,
+            seconds_left=lambda: self.clock.seconds_left,
             note_save=lambda seconds: self.clock.note_save(seconds),
             after=self.callbacks.after_checkpoint,
         )
@@ -281,7 +283,7 @@ class TrainingRun:
                 )
         self._compare_blas(manifest.get("blas"))
         self._take_companions()
-        self.saves.newest = self.model.step_number
+        self.saves.go_on_from(self.model.step_number, str(self.checkpoints[0].parent))
         self.be_at_step(f"resumed at step {self.model.step_number}")
 
     def _compare_blas(self, before: str | None):
@@ -334,7 +336,7 @@ class TrainingRun:
             if stop is not None:
                 self._say_why(stop)
                 self._save()
-            self.saves.wait()
+            self.saves.finish()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(

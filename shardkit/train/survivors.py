@@ -12,6 +12,7 @@ from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
 from .choice import kept_blas, with_blas
 from .elastic import ElasticTraining
+from .folder import checkpoint_places
 from .keeping import LEDGER, KeptFolder
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, counted, prepare_run
@@ -63,7 +64,7 @@ class SurvivingRun:
             pipeline=mesh.pipeline,
             tensor=mesh.tensor,
             num_training=self._num_training,
-            checkpoints=self._folder / "checkpoints",
+            checkpoints=checkpoint_places(self._folder, settings.run.fallback_folder),
             every=settings.run.elastic_every,
             timeout=settings.run.timeout,
             ledger=self._folder / LEDGER,

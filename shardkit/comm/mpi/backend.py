@@ -10,6 +10,7 @@ it); messages about ranks that leave or fail go over another one (job.py).
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from ...annotations import FilePath
@@ -163,6 +164,10 @@ class MPICommunicationBackend(CommunicationBackend):
         )
         if before is not None:
             before.close()
+
+    @property
+    def ledger_folder(self) -> Path | None:
+        return None if self._watchdog is None else self._watchdog.folder
 
     def _close_watchdog(self):
         if self._watchdog is not None:

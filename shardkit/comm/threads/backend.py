@@ -95,6 +95,9 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     def timeout(self, seconds: float):
         self._group.environment.timeout = check_timeout(seconds)
 
+    def work(self) -> None:
+        self._group.environment.worked[self.world_ranks[self.rank]] = time.monotonic()
+
     def initialize(self) -> None:
         if self.channel is None:
             self.use(ThreadChannel(self._group, self.rank))

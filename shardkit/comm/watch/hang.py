@@ -5,16 +5,25 @@ rank 2         not in that call: last seen in broadcast (call 6), 12 s ago  ever
 """
 
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 from socket import gethostname
 
 from ...errors import CheckpointError
+from ...files.removing import FILE, TEMPORARY
 from .ledger import LEDGER_NAME, RecordedCall, RecordedRank, read_ledger
 from .warden import is_stopped
 
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports
-_OWN_THREADS = ("comm/watch/watchdog.py", "comm/failure/guard.py", "comm/watch/lifeline.py")
+LEDGER_NAMES = {r"rank-\d{5,}\.(ledger|stacks)|hang": FILE, TEMPORARY: FILE}  # in a folder
+_OWN_THREADS = (
+    "comm/watch/watchdog.py",
+    "comm/failure/guard.py",
+    "comm/watch/lifeline.py",
+    "files/ownership.py",
+    "in note_native_work",
+)
 _MAX_STACKS = 3  # ranks; the others are in the files
 _MAX_RANKS = 8  # named one by one in a line
 _MAX_STACK_LINES = 30
@@ -76,9 +85,11 @@ def hang_report(folder, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def hang_suspects(folder) -> str:
+def hang_suspects(folder, since: float = inf) -> str:
     """Return a phrase that names the ranks for which the others wait.
 
+    since   those that got on with work of their own after it, in seconds since the epoch, are meant
+            only if all did
     In this order: ranks that wait for nobody, ranks of this node whose process is stopped in a
     call, ranks that wait in another call.
     """
@@ -96,6 +107,8 @@ def hang_suspects(folder) -> str:
         for number in missing | peers
         if number not in ranks or ranks[number].under_way is None
     }
+    at_work = {n for n in idle if n in ranks and (ranks[n].worked or -inf) > since}
+    idle = idle - at_work or at_work
     without_room = {n for n in idle if _is_empty(Path(folder) / LEDGER_NAME.format(n))}
     idle = idle - without_room or without_room  # these may be all right
     stopped = {
@@ -107,6 +120,26 @@ def hang_suspects(folder) -> str:
         if named:
             return f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
     return "all ranks are there"
+
+
+def worked_last(folder, rank: int) -> float:
+    """Return when all ranks for which this one waits had got on with work of their own.
+
+    returns  seconds since the epoch; -inf if one of them never said that it does such work
+    Errors: FileNotFoundError if there are no ledgers.
+    """
+    ranks = {each.rank: each for each in read_ledgers(folder)}
+    call = None if rank not in ranks else ranks[rank].under_way
+    if call is None:
+        return -inf
+    others = call.ranks if call.number_on_group is None else _missing(call, ranks)
+    seen = [ranks[other].worked if other in ranks else None for other in others]
+    return min((-inf if worked is None else worked for worked in seen), default=-inf)
+
+
+def _missing(call: RecordedCall, ranks: dict[int, RecordedRank]) -> list[int]:
+    """Return the ranks that have not begun a collective call."""
+    return [rank for rank in call.ranks if not _has_come(ranks.get(rank), call)]
 
 
 def _waiting_lines(
@@ -132,7 +165,7 @@ def _waiting_lines(
             "  these are different calls with the same number: all ranks of a group must make the "
             "same calls"
         )
-    missing = [rank for rank in call.ranks if not _has_come(ranks.get(rank), call)]
+    missing = _missing(call, ranks)
     if missing:
         lines.append(f"  missing: {_ranks(missing)} of {len(call.ranks)} ranks")
     return lines

@@ -33,6 +33,7 @@ _NAMES_START = 128
 _RING_START = _NAMES_START + _NAMES_BYTES
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
 RECORD_BYTES = _RECORD.size
+_WORKED, _WORKED_OFFSET = struct.Struct("<d"), 120  # in the header: see Ledger.work()
 _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
@@ -211,6 +212,10 @@ class Ledger:
         """Record that an exception ended the last call: its time is negative."""
         _ENDED.pack_into(self._map, self._at() + _ENDED_OFFSET, -time.monotonic())
 
+    def work(self) -> None:
+        """Record that this rank, for which others wait, gets on with work of its own."""
+        _WORKED.pack_into(self._map, _WORKED_OFFSET, time.monotonic())
+
     def _at(self) -> int:
         """Return where the last record is."""
         return _RING_START + self._words[PLACE_NUMBER] % NUM_RECORDS * _RECORD.size
@@ -300,12 +305,16 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The content of a ledger file: who wrote it, and its last calls, oldest first."""
+    """The content of a ledger file: who wrote it, and its last calls, oldest first.
+
+    worked   when it last got on with work of its own, seconds since the epoch; None: it never said
+    """
 
     rank: int
     world_size: int
     pid: int
     host: str
+    worked: float | None
     calls: tuple[RecordedCall, ...]
 
     @property
@@ -326,12 +335,14 @@ def read_ledger(path) -> RecordedRank:
     names = ["?"] + data[_NAMES_START : _NAMES_START + min(names_bytes, _NAMES_BYTES)].decode(
         "utf-8", "replace"
     ).split("\n")
+    (worked,) = _WORKED.unpack_from(data, _WORKED_OFFSET)
     records = sorted(record for record in _RECORD.iter_unpack(data[_RING_START:]) if record[0])
     return RecordedRank(
         rank,
         world_size,
         pid,
         host.rstrip(b"\0").decode(),
+        worked + clock if worked else None,
         tuple(_call(r, names, clock) for r in records),
     )
 

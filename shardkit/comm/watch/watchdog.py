@@ -16,13 +16,21 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
 from ...files.removing import remove_file
 from ...files.writing import open_new
 from ..failure.agreement import describe_error
-from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
+from .hang import (
+    HANG_NAME,
+    STACKS_NAME,
+    hang_report,
+    hang_suspects,
+    read_ledgers,
+    worked_last,
+)
 from .ledger import LEDGER_NAME, Ledger
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
@@ -62,6 +70,7 @@ class Watchdog:
         self._abort = abort
         self._seconds_left = seconds_left
         self._stopped = threading.Event()
+        self._next_look = 0.0  # at who is missing in a call that is over the limit
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
             self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
@@ -113,8 +122,18 @@ class Watchdog:
         return (
             call is not None
             and time.monotonic() - began > self._limit()
+            and not self._others_work()
             and self._progress.current is call
         )
+
+    def _others_work(self) -> bool:
+        """Return True if the ranks that this one waits for get on with work of their own."""
+        now = time.monotonic()
+        if now >= self._next_look and self.folder is not None:
+            with suppress(OSError):
+                seconds = time.time() - worked_last(self.folder, self.rank)
+                self._next_look = now + self._limit() - seconds
+        return now < self._next_look
 
     def _limit(self) -> float:
         """Return the seconds that a call may take now: fewer if the job is about to be killed."""
@@ -153,7 +172,7 @@ class Watchdog:
         if self.folder is None:
             return "no rank has a ledger that shows what it does", ""
         try:
-            suspects = hang_suspects(self.folder)
+            suspects = hang_suspects(self.folder, time.time() - self._limit())
             self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
             time.sleep(STACKS_SECONDS)
             report = hang_report(self.folder, time.time())

@@ -9,9 +9,9 @@ parts behind, and the next job does the others. The file is the same whatever ha
 
 import hashlib
 import json
-import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +24,12 @@ from ...files.removing import few
 from ...files.writing import move_file, write_whole
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
-from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs
+from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs, passing
 from .parts import PartsFolder
 from .vocabulary import train_vocabulary
 from .work import Encoding, PreparationProgress, Readers, told
 
-ALONE_SECONDS = 24 * 3600.0  # what rank 0 may do alone: look at many files, train a vocabulary
-_POLL_SECONDS = 0.1
+ALONE_SECONDS = 24 * 3600.0  # that native code may take for the vocabulary of a large corpus
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ def prepare_tokens(
     Errors, on all ranks: ConfigurationError, CorpusError (the first in document order, with file
     and line), OSError. Parts that are done stay, and nothing is at the output's name before it is
     whole.
+    The timeout of the backend limits how long a rank may get nowhere: with a block, say.
     """
     owned: list[Ownership] = []  # the folder of parts, on rank 0
     try:
@@ -74,20 +74,20 @@ def prepare_tokens(
 
 
 def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, report) -> Totals:
-    backend.timeout = max(backend.timeout, ALONE_SECONDS)
     output = preparation.output
     blocks, field, attempt, files = _plan(backend, preparation, owned, say)
     folder = PartsFolder(output, attempt)
-    if files is None:
-        files = _trained(backend, folder, preparation, blocks, field, say)
-    with collectively(backend):
-        tokenizer = tokenizer_of(files)
-    work = Encoding(backend, folder, tokenizer, blocks, field)
-    num_kept = work.check_parts()
-    if backend.rank == 0 and num_kept:
-        say(f"{num_kept} of {len(blocks)} parts were done before")
-    parts = work.encode(report)
-    totals = assemble(backend, folder.unfinished, parts, tokenizer)
+    with backend.ledger_in(folder.ledger):
+        if files is None:
+            files = _trained(backend, folder, preparation, blocks, field, say)
+        with collectively(backend):
+            tokenizer = tokenizer_of(files)
+        work = Encoding(backend, folder, tokenizer, blocks, field)
+        num_kept = work.check_parts()
+        if backend.rank == 0 and num_kept:
+            say(f"{num_kept} of {len(blocks)} parts were done before")
+        parts = work.encode(report)
+        totals = assemble(backend, folder.unfinished, parts, tokenizer)
     with collectively(backend):
         if backend.rank == 0:
             _publish(folder, preparation, tokenizer, say)
@@ -101,13 +101,13 @@ def _plan(
     plan = None
     with collectively(backend):
         if backend.rank == 0:
-            plan = _look(preparation, owned, say)
+            plan = _look(preparation, owned, say, backend.work)
     inputs, field, attempt, files = backend.broadcast_object(plan, 0)
     inputs = _unpacked(backend, inputs, PartsFolder(preparation.output, attempt).path)
     blocks = None
     with collectively(backend):
         if backend.rank == 0:
-            blocks = cut_into_blocks(inputs, field)
+            blocks = cut_into_blocks(inputs, field, backend.work)
     return backend.broadcast_object(blocks, 0), field, attempt, files
 
 
@@ -116,14 +116,14 @@ def _unpacked(backend, inputs: list[Input], folder: Path) -> list[Input]:
     packed = [number for number, one in enumerate(inputs) if one.content is None]
     with collectively(backend):
         mine = packed[backend.rank :: backend.world_size]
-        made = {number: inputs[number].unpacked(folder) for number in mine}
+        made = {number: inputs[number].unpacked(folder, backend.work) for number in mine}
     for of_rank in backend.all_gather_object(made):
         for number, one in of_rank.items():
             inputs[number] = one
     return inputs
 
 
-def _look(preparation: Preparation, owned: list[Ownership], say):
+def _look(preparation: Preparation, owned: list[Ownership], say, work):
     output = preparation.output
     trains = preparation.train_vocabulary is not None
     if trains == (preparation.tokenizer is not None):
@@ -136,7 +136,7 @@ def _look(preparation: Preparation, owned: list[Ownership], say):
     if not output.parent.is_dir():
         raise ConfigurationError(f"--output={output}: there is no folder {output.parent}")
     files = None if trains else open_tokenizer(preparation.tokenizer).files
-    inputs = find_inputs(list(preparation.inputs))
+    inputs = find_inputs(list(preparation.inputs), work)
     field = check_field(inputs, preparation.field)
     attempt = uuid.uuid4().hex
     owned.append(PartsFolder(output, attempt).open(say))
@@ -173,18 +173,25 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> d
             num_bytes = sum(block.span.num_bytes for block in blocks)
             say(f"training a vocabulary of {size:,} tokens on {num_bytes / 1e6:,.1f} MB")
             with told(folder):
-                _train(path, blocks, field, size)
-        while not path.exists() and not folder.has_failed:
-            time.sleep(_POLL_SECONDS)
+                _train(path, blocks, field, size, backend)
+        backend.wait_until(lambda: path.exists() or folder.has_failed, 0)
     files = None
     if backend.rank == 0:
         files = {name: text.encode() for name, text in json.loads(path.read_text()).items()}
     return backend.broadcast_object(files, 0)
 
 
-def _train(path: Path, blocks: list[Block], field: str, size: int) -> None:
+def _train(
+    path: Path, blocks: list[Block], field: str, size: int, backend: CommunicationBackend
+) -> None:
     readers = Readers(field)
-    texts = (text for block in blocks for text, _ in readers.pieces(block))
-    files = train_vocabulary(texts, size)
+    with ExitStack() as merging:
+
+        def texts():
+            for block in blocks:
+                yield from (text for text, _ in passing(readers.pieces(block), backend.work))
+            merging.enter_context(backend.native_work(ALONE_SECONDS))
+
+        files = train_vocabulary(texts(), size)
     texts = {name: content.decode() for name, content in files.items()}
     write_whole(path, json.dumps(texts).encode())

@@ -7,6 +7,7 @@
       <key>.unpacked                               what a compressed input holds (unpacking.py)
       tokenizer-<key>.json                         a vocabulary that was trained for this output
       unfinished-<attempt>.h5                      the token file while it is put together
+      ledger/                                      what each rank is at (comm/watch/ledger.py)
       owner.json                                   the job that works there (files/ownership.py)
 
 The folder may be a link to one on another disk. Nothing else in it is touched, and it then stays.
@@ -25,11 +26,13 @@ from pathlib import Path
 import numpy
 
 from ...checkpoint.format.files import checksum, make_folder
+from ...comm.watch.hang import LEDGER_NAMES
 from ...errors import CorpusError
 from ...files.ownership import OWNER_NAMES, Ownership
 from ...files.removing import FILE, TEMPORARY, clear_folder, remove_file, remove_folder
 from ...files.writing import write_whole
 
+SYNC_SECONDS = 3600.0  # that a disk may take for what it was given
 _SUFFIX = ".part"
 _PART = re.compile(r"[0-9a-f]{32}-\d+-\d+-[0-9a-f]{16}\.part")
 _END_BYTES = 8  # of a position in a part
@@ -43,6 +46,7 @@ _NAMES = {
     _PART.pattern: FILE,
     r"[0-9a-f]{32}\.unpacked": FILE,
     r"tokenizer-[0-9a-f]{32}\.json": FILE,
+    "ledger": LEDGER_NAMES,
     OWNER_NAMES: FILE,
 }
 _ADVICE = "wait until it is done, end it, or choose another --output"
@@ -93,6 +97,7 @@ class PartsFolder:
     def __init__(self, output: Path, attempt: str):
         self.path = output.with_name(output.name + ".parts")
         self.unfinished = self.path / f"unfinished-{attempt}.h5"
+        self.ledger = self.path / "ledger"
         self._claims = self.path / f"claims-{attempt}"
 
     def open(self, say: Callable[[str], None] = lambda line: None) -> Ownership:

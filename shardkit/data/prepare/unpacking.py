@@ -10,7 +10,6 @@ import bz2
 import gzip
 import hashlib
 import lzma
-import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -42,9 +41,10 @@ def head_of(path: Path, num_bytes: int) -> bytes:
     return _read(path, lambda file: file.read(num_bytes))
 
 
-def unpack(path: Path, folder: Path) -> Path:
+def unpack(path: Path, folder: Path, work: Callable[[], None]) -> Path:
     """Return the file in this folder that holds what a compressed file does, made if need be.
 
+    work   called after each MiB
     Errors: CorpusError if it is damaged, OSError.
     """
     about = path.stat()
@@ -52,8 +52,14 @@ def unpack(path: Path, folder: Path) -> Path:
     unpacked = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.unpacked"
     if not unpacked.exists():
         with whole_file(unpacked, durable=True) as out:
-            _read(path, lambda file: shutil.copyfileobj(file, out, _PIECE_BYTES))
+            _read(path, lambda file: _copy(file, out, work))
     return unpacked
+
+
+def _copy(file, out, work: Callable[[], None]) -> None:
+    while piece := file.read(_PIECE_BYTES):
+        out.write(piece)
+        work()
 
 
 def _read(path: Path, use: Callable):
