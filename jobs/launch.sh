@@ -39,6 +39,9 @@ start_ranks() {
         mpiexec) start=("${MPIEXEC[@]}" ${LEFT:+-hosts "$LEFT"} -n "$RANKS") ;;
     esac
     # A rank begins with the signals ignored, since Python takes a while until it listens to them.
+    # How often they were started tells the next ones that those before are gone, and that the run folder is theirs.
+    SHARDKIT_LAUNCH=$((${SHARDKIT_LAUNCH:-0} + 1))
+    export SHARDKIT_LAUNCH
     # shellcheck disable=SC2016  # $@ is for the shell of each rank
     "${start[@]}" bash -c 'trap "" USR1 USR2; exec "$@"' rank "$@" &
     LAUNCHER_PROCESS=$! LAUNCHED=$SECONDS
