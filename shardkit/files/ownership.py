@@ -33,6 +33,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..environment import batch_job
 from ..errors import ConfigurationError
@@ -372,7 +373,7 @@ def _parsed(content: bytes, about: os.stat_result) -> Owner:
     return Owner(hashlib.sha256(key.encode()).hexdigest()[:16], since=about.st_mtime)
 
 
-_TYPES = {
+_TYPES: dict[str, Any] = {
     **dict.fromkeys(("token", "run", "host", "job", "space", "started", "boot"), str),
     **dict.fromkeys(("launch", "process", "is_locked"), int),
     "since": (int, float),

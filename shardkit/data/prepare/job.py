@@ -193,5 +193,5 @@ def _train(
             merging.enter_context(backend.native_work(ALONE_SECONDS))
 
         files = train_vocabulary(texts(), size)
-    texts = {name: content.decode() for name, content in files.items()}
-    write_whole(path, json.dumps(texts).encode())
+    stored = {name: content.decode() for name, content in files.items()}
+    write_whole(path, json.dumps(stored).encode())
