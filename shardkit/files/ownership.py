@@ -194,7 +194,7 @@ class Ownership:
             remove_file(new)
             raise
 
-    def _refusal(self, found: "_Found") -> ConfigurationError:
+    def _refusal(self, found: "_OwnerFile") -> ConfigurationError:
         return ConfigurationError(
             f"{self.folder} belongs to {found.owner}, and this is {self.me}; {self._advice}"
         )
@@ -268,20 +268,20 @@ class Ownership:
     def _claim(self, owner: Owner) -> Path:
         return self._path.with_name(f"{OWNER_NAME}.{owner.token}")
 
-    def _chain(self) -> list["_Found"]:
+    def _chain(self) -> list["_OwnerFile"]:
         """Return the owner, and who is taking over from it, and from that one."""
-        chain: list[_Found] = []
+        chain: list[_OwnerFile] = []
         path = self._path
         while (found := _read(path)) is not None and len(chain) < 100:
             chain.append(found)
             path = self._claim(found.owner)
         return chain
 
-    def _last(self) -> "_Found | None":
+    def _last(self) -> "_OwnerFile | None":
         chain = self._chain()
         return chain[-1] if chain else None
 
-    def _is_gone(self, found: "_Found", say) -> bool:
+    def _is_gone(self, found: "_OwnerFile", say) -> bool:
         """Return whether an owner lives no more; wait for a sign of life if nothing else tells."""
         known = self._judge(found)
         if known is not None:
@@ -302,7 +302,7 @@ class Ownership:
                 return False
         return True
 
-    def _judge(self, found: "_Found") -> bool | None:
+    def _judge(self, found: "_OwnerFile") -> bool | None:
         """Return whether an owner is gone; None if that cannot be told at once."""
         other, me = found.owner, self.me
         if other.run == me.run:
@@ -324,7 +324,7 @@ class Ownership:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _OwnerFile:
     """What a file of an owner says.
 
     changed   when it was changed the last time, by the clock of the file system
@@ -335,7 +335,7 @@ class _Found:
     changed: float
 
 
-def _read(path: Path) -> _Found | None:
+def _read(path: Path) -> _OwnerFile | None:
     """Return what the file says; None if there is none. Errors: OSError, ConfigurationError."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -352,7 +352,7 @@ def _read(path: Path) -> _Found | None:
         content = os.read(file, _MOST_BYTES)
     finally:
         os.close(file)
-    return _Found(path, _parsed(content, about), about.st_mtime)
+    return _OwnerFile(path, _parsed(content, about), about.st_mtime)
 
 
 def _parsed(content: bytes, about: os.stat_result) -> Owner:
