@@ -37,7 +37,7 @@ ALLOWED = {
     "comm/mpi/library.py": {"open w"},  # /dev/null
     "comm/node/heap.py": {"ftruncate"},  # of memory without a name
     "comm/watch/folder.py": {"O_CREAT"},  # the lock in the private folder of a job, O_NOFOLLOW
-    "comm/watch/roll.py": {"O_CREAT", "touch"},  # in that folder
+    "comm/watch/roll.py": {"O_CREAT"},  # in that folder
     "comm/watch/watchdog.py": {"touch", "open rb+"},  # O_EXCL; /dev/null
     "data/hdf5.py": {"File w"},  # a name that open_new() has just made
     "data/prepare/assemble.py": {"open r+b"},  # that file
