@@ -73,6 +73,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         )
         self.local_rank: int = rank if parent is None else parent.local_rank
         self.seconds_left: Callable[[], float] = lambda: inf
+        self._ledger_folder: Path | None = None
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -195,17 +196,15 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             Before initialize().
         """
         check_alive(self, "keep_ledger")
-        self.progress.ledger = Ledger(
-            None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank),
-            self.rank,
-            self.world_size,
-            self.progress.names,
-        )
+        path = None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank)
+        ledger = Ledger(path, self.rank, self.world_size, self.progress.names)
+        self.progress.ledger = ledger
+        self._ledger_folder = ledger.path and ledger.path.parent
 
     @property
     def ledger_folder(self) -> Path | None:
-        """The folder of the ledgers of all ranks, where a watchdog reads them."""
-        return None
+        """The folder of this rank's ledger; None: it has none, or one in memory only."""
+        return self._ledger_folder
 
     @contextmanager
     def ledger_in(self, folder: FilePath) -> Iterator[None]:

@@ -100,7 +100,8 @@ class KeptFolder:
                 except OSError as error:  # the save that follows has the same trouble
                     tell(f"warning: {self.folder} cannot be looked after: {error}")
             ledger = self.folder / LEDGER
-            if not (ledger / LEDGER_NAME.format(watched.rank)).exists():
+            own = ledger / LEDGER_NAME.format(watched.rank)
+            if watched.ledger_folder is not None and not own.exists():
                 watched.keep_ledger(ledger)
         return warning
 

@@ -187,7 +187,7 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up_and_gets_all_later(capsys):
 
 ENDS = {
     "a full disk": "exec {python} {program} >/dev/full",
-    "a reader that leaves": "exec {python} {program} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}",
+    "a reader that leaves": "{python} {program} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}",
     "no output": "exec {python} {program} >&-",
     "all full": "exec {python} {program} >/dev/full 2>/dev/full",
 }

@@ -167,7 +167,8 @@ class MPICommunicationBackend(CommunicationBackend):
 
     @property
     def ledger_folder(self) -> Path | None:
-        return None if self._watchdog is None else self._watchdog.folder
+        path = None if self._watchdog is None else self._watchdog.ledger.path
+        return path and path.parent
 
     def _close_watchdog(self):
         if self._watchdog is not None:

@@ -146,7 +146,7 @@ class Ledger:
     """The writer of one rank's file.
 
     begin() and end() belong to the thread that communicates.
-    path    of the file; None: the calls are noted in memory only
+    path    of the file; None: the calls are noted in memory only; so is what cannot be made
     names   of the process; None: of this ledger alone
     Where the file cannot be made, on a full disk say, a warning names it, and the calls are noted
     in memory only: a report of a hang lacks those of this rank.
@@ -155,8 +155,10 @@ class Ledger:
     is_written_by_loops = True  # by node/quick.py, straight into the ring
 
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
-        self.path = None if path is None else Path(path)
-        self._map = _memory(self.path, _RING_START + NUM_RECORDS * _RECORD.size)
+        num_bytes = _RING_START + NUM_RECORDS * _RECORD.size
+        mapped = None if path is None else _mapped(Path(path), num_bytes)
+        self.path = None if path is None or mapped is None else Path(path)
+        self._map = mmap.mmap(-1, num_bytes) if mapped is None else mapped
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
         self._names_end = 0
@@ -248,10 +250,8 @@ class Ledger:
         )
 
 
-def _memory(path: Path | None, num_bytes: int) -> mmap.mmap:
-    """Return the memory of a new file, or of none where there cannot be one."""
-    if path is None:
-        return mmap.mmap(-1, num_bytes)
+def _mapped(path: Path, num_bytes: int) -> mmap.mmap | None:
+    """Return the memory of a new file; None, after a warning, where there cannot be one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return new_map(path, num_bytes)
@@ -260,7 +260,7 @@ def _memory(path: Path | None, num_bytes: int) -> mmap.mmap:
             f"warning: {path} cannot be made: {error.strerror or error}; the calls of this rank "
             "are noted in memory only, and a report of a hang will lack them"
         )
-        return mmap.mmap(-1, num_bytes)
+        return None
 
 
 def _line(text: str) -> bytes:
