@@ -233,6 +233,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """
         self.progress.work()
 
+    def look_at_others(self) -> None:
+        """End the job if another rank, in no verb, noted no work for the timeout.
+
+        For a phase in which all ranks note their work; call it as often as work(). Threads of one
+        process are not looked at.
+        """
+
     @contextmanager
     def native_work(self, seconds: float) -> Iterator[None]:
         """Inside, a thread notes that this rank gets on: for one call of native code, which cannot.

@@ -157,7 +157,7 @@ def named_errors(path: Path) -> Iterator[Any]:
             ".shardkit-"
         ):
             error.filename = str(path)
-            error.filename2 = None
+            del error.filename2
         raise
 
 

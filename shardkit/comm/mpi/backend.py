@@ -170,6 +170,10 @@ class MPICommunicationBackend(CommunicationBackend):
         path = None if self._watchdog is None else self._watchdog.ledger.path
         return path and path.parent
 
+    def look_at_others(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.look_at_others()
+
     def _close_watchdog(self):
         if self._watchdog is not None:
             self._watchdog.close()

@@ -137,6 +137,23 @@ def worked_last(folder, rank: int) -> float:
     return min((-inf if worked is None else worked for worked in seen), default=-inf)
 
 
+def idle_since(folder, time: float) -> str:
+    """Return the ranks, in words, that are in no call and noted work of their own before this time.
+
+    time      seconds since the epoch
+    returns   "" if there are none
+    Errors: FileNotFoundError if there are no ledgers.
+    """
+    idle = [
+        rank.rank
+        for rank in read_ledgers(folder)
+        if rank.under_way is None
+        and rank.worked is not None
+        and max([rank.worked, *(call.ended or 0.0 for call in rank.calls[-1:])]) < time
+    ]
+    return _ranks(idle) if idle else ""
+
+
 def _missing(call: RecordedCall, ranks: dict[int, RecordedRank]) -> list[int]:
     """Return the ranks that have not begun a collective call."""
     return [rank for rank in call.ranks if not _has_come(ranks.get(rank), call)]

@@ -28,6 +28,7 @@ from .hang import (
     STACKS_NAME,
     hang_report,
     hang_suspects,
+    idle_since,
     read_ledgers,
     worked_last,
 )
@@ -71,6 +72,7 @@ class Watchdog:
         self._seconds_left = seconds_left
         self._stopped = threading.Event()
         self._next_look = 0.0  # at who is missing in a call that is over the limit
+        self._next_check = 0.0  # of ranks that work
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
             self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
@@ -134,6 +136,22 @@ class Watchdog:
                 seconds = time.time() - worked_last(self.folder, self.rank)
                 self._next_look = now + self._limit() - seconds
         return now < self._next_look
+
+    def look_at_others(self) -> None:
+        """End the job if another rank, in no verb, has long not got on with work of its own.
+
+        For ranks that all note their work, while this one works too.
+        """
+        now = time.monotonic()
+        if self.folder is None or now < self._next_check:
+            return
+        limit = self._limit()
+        self._next_check = now + min(MAX_POLL_SECONDS, limit / 8)
+        with suppress(OSError):
+            stuck = idle_since(self.folder, time.time() - limit)
+            if stuck and self._is_first():
+                _, report = self._look_at_ledgers()
+                self._abort(f"{stuck} got nowhere for {limit:g} s; the job is ended\n{report}")
 
     def _limit(self) -> float:
         """Return the seconds that a call may take now: fewer if the job is about to be killed."""

@@ -187,11 +187,11 @@ def _train(
     readers = Readers(field)
     with ExitStack() as merging:
 
-        def texts():
+        def all_texts():
             for block in blocks:
                 yield from (text for text, _ in passing(readers.pieces(block), backend.work))
             merging.enter_context(backend.native_work(ALONE_SECONDS))
 
-        files = train_vocabulary(texts(), size)
+        files = train_vocabulary(all_texts(), size)
     texts = {name: content.decode() for name, content in files.items()}
     write_whole(path, json.dumps(texts).encode())

@@ -104,6 +104,7 @@ class Encoding:
             watch = _Watch(self._folder, self._blocks, self._keys, left)
             for block in left:
                 self._backend.work()
+                self._backend.look_at_others()
                 if self._folder.has_failed or error is not None:
                     break
                 if self._folder.claim(block.number):
