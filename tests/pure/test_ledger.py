@@ -1,16 +1,22 @@
 """The ledger of one rank, and the report that is made of all."""
 
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from math import inf
+from pathlib import Path
 
 import numpy
 import pytest
 
+import shardkit
 import shardkit as sk
-from shardkit.comm.watch.hang import hang_report, hang_suspects
+from shardkit.comm.watch.hang import hang_report, hang_suspects, idle_since, worked_last
 from shardkit.comm.watch.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
 from shardkit.comm.watch.progress import Progress
 from shardkit.comm.watch.watchdog import Watchdog
@@ -223,3 +229,63 @@ def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
     finally:
         stopped.kill()
         stopped.wait()
+
+
+def test_a_wait_counts_from_when_the_last_missing_rank_got_on(tmp_path):
+    """Rank 0 waits for 1 and 2; both have noted work, and who has not for long is named."""
+    rank_ledger(tmp_path, 0, 2)
+    workers = [rank_ledger(tmp_path, rank, 1, is_stuck=False) for rank in (1, 2)]
+    assert worked_last(tmp_path, 0) == -inf
+    workers[0].work()
+    assert worked_last(tmp_path, 0) == -inf, "rank 2 has noted nothing"
+    time.sleep(0.05)
+    between = time.time()
+    time.sleep(0.05)
+    workers[1].work()
+    assert worked_last(tmp_path, 0) < between
+    assert hang_suspects(tmp_path, between) == "rank 1 is missing"
+    assert idle_since(tmp_path, between) == "rank 1"
+    workers[0].work()
+    assert between < worked_last(tmp_path, 0) <= time.time() + 0.01
+    assert hang_suspects(tmp_path, between) == "ranks 1, 2 are missing"
+    assert idle_since(tmp_path, between) == ""
+
+
+def test_a_ledger_without_room_is_kept_in_memory_and_its_rank_is_not_taken_for_missing(
+    tmp_path, monkeypatch, capsys
+):
+    def full(descriptor, at, num_bytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "posix_fallocate", full)
+        without = rank_ledger(tmp_path, 0, 2)
+    said = capsys.readouterr().err
+    path = tmp_path / LEDGER_NAME.format(0)
+    assert without.path is None and said.count(f"{path} cannot be made: No space left") == 1
+    assert path.stat().st_size == 0
+    rank_ledger(tmp_path, 1, 2)
+    rank_ledger(tmp_path, 2, 1, is_stuck=False)
+    assert hang_suspects(tmp_path) == "rank 2 is missing"
+    report = hang_report(tmp_path)
+    assert "rank 0 left no ledger here" in report and "there was no room" in report
+
+
+def test_the_blocks_of_a_ledger_exist_before_it_is_mapped(tmp_path):
+    path = Path(rank_ledger(tmp_path, 0, 1).path)
+    found = path.stat()
+    assert found.st_blocks * 512 >= found.st_size
+
+
+def test_memory_of_files_is_mapped_for_writing_in_one_place():
+    """Elsewhere it is read only, of no file, or of memory that has no limit but the machine's."""
+    allowed = ("ACCESS_READ", "mmap(-1", "files/mapping.py", "comm/node/heap.py")
+    package = Path(shardkit.__file__).parent
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "mmap.mmap(" in line or re.search(r"memmap\(.*[\"'](w\+|r\+)", line)
+    ]
+    assert len(found) > 3
+    assert not [line for line in found if not any(word in line for word in allowed)]
