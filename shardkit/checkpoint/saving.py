@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..array.backend import to_host
+from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
@@ -162,7 +163,7 @@ class Saving:
         """Write the values to disk, durably, where lay_out() made room. No communication."""
         parts = ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned))
         seconds = self.backend.timeout + sum(b.box_bytes for b in self._boxes) / SLOWEST_DISK
-        with self.backend.native_work(seconds):
+        with native_work(self.backend, seconds):
             checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, checksums)]
 

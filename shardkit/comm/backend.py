@@ -9,11 +9,9 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 """
 
 import sys
-import threading
-import time
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from operator import index
 from pathlib import Path
@@ -28,8 +26,6 @@ from .under_way import check_alive
 from .verbs import Verbs
 from .watch.ledger import LEDGER_NAME, Ledger
 from .watch.progress import Progress
-
-_POLL_SECONDS, _NOTE_SECONDS = 0.1, 0.25
 
 
 class CommunicationBackend(Verbs, metaclass=ABCMeta):
@@ -51,6 +47,8 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         a group from split().
     local_rank
         Position among the ranks of the node; threads share one.
+    ledger_folder
+        Of this rank's ledger; None: it has none, or one in memory only.
     seconds_left
         Function () -> seconds until the batch system kills the job, for this rank's watchdog; may
         be set.
@@ -73,7 +71,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         )
         self.local_rank: int = rank if parent is None else parent.local_rank
         self.seconds_left: Callable[[], float] = lambda: inf
-        self._ledger_folder: Path | None = None
+        self.ledger_folder: Path | None = None
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -199,31 +197,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         path = None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank)
         ledger = Ledger(path, self.rank, self.world_size, self.progress.names)
         self.progress.ledger = ledger
-        self._ledger_folder = ledger.path and ledger.path.parent
-
-    @property
-    def ledger_folder(self) -> Path | None:
-        """The folder of this rank's ledger; None: it has none, or one in memory only."""
-        return self._ledger_folder
-
-    @contextmanager
-    def ledger_in(self, folder: FilePath) -> Iterator[None]:
-        """Inside, the ledger of a rank that is watched is kept in a folder that all ranks see.
-
-        Parameters
-        ----------
-        folder
-            Made if it is missing; it may be removed afterwards.
-        """
-        before = self.ledger_folder
-        if before is None:
-            yield
-            return
-        self.keep_ledger(folder)
-        try:
-            yield
-        finally:
-            self.keep_ledger(before)
+        self.ledger_folder = ledger.path and ledger.path.parent
 
     def work(self) -> None:
         """Note that this rank gets on with work of its own, while others wait for it in a verb.
@@ -239,53 +213,6 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         For a phase in which all ranks note their work; call it as often as work(). Threads of one
         process are not looked at.
         """
-
-    @contextmanager
-    def native_work(self, seconds: float) -> Iterator[None]:
-        """Inside, a thread notes that this rank gets on: for one call of native code, which cannot.
-
-        A process that is stopped is noticed all the same.
-
-        Parameters
-        ----------
-        seconds
-            After which nothing is noted any more.
-        """
-        ended, began = threading.Event(), time.monotonic()
-
-        def note_native_work():
-            while not ended.wait(_NOTE_SECONDS) and time.monotonic() - began < seconds:
-                self.work()
-
-        self.work()
-        thread = threading.Thread(target=note_native_work, name="shardkit at work", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def wait_until(self, is_done: Callable[[], bool], rank: int) -> None:
-        """Return once something is done that this rank brings about without a message.
-
-        Sleeps meanwhile: a rank that waits in MPI would take a core. Watched as a verb is.
-
-        Parameters
-        ----------
-        is_done
-            Function (), called several times a second.
-        rank
-            In this group.
-        """
-        self.progress.begin_message("wait", self.group_key, (self.world_ranks[rank],))
-        try:
-            while not is_done():
-                time.sleep(_POLL_SECONDS)
-        except BaseException:
-            self.progress.fail()
-            raise
-        self.progress.end()
 
     def say(self, message: str) -> None:
         """Write a message to standard error in one write, so that ranks do not mix theirs.

@@ -7,6 +7,7 @@
 
 from pathlib import Path
 
+from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..task.task import Task
@@ -32,5 +33,5 @@ def prepare_data(
     with collectively(backend):
         if backend.rank == 0:
             task.surveyed = [each for part in gathered for each in part]
-            with backend.native_work(ALONE_SECONDS):
+            with native_work(backend, ALONE_SECONDS):
                 task.prepare(folder, resume)

@@ -10,7 +10,6 @@ it); messages about ranks that leave or fail go over another one (job.py).
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 from ...annotations import FilePath
@@ -162,13 +161,10 @@ class MPICommunicationBackend(CommunicationBackend):
             abort=self.abort,
             seconds_left=lambda: self.seconds_left(),
         )
+        path = self._watchdog.ledger.path
+        self.ledger_folder = path and path.parent
         if before is not None:
             before.close()
-
-    @property
-    def ledger_folder(self) -> Path | None:
-        path = None if self._watchdog is None else self._watchdog.ledger.path
-        return path and path.parent
 
     def look_at_others(self) -> None:
         if self._watchdog is not None:
@@ -177,7 +173,7 @@ class MPICommunicationBackend(CommunicationBackend):
     def _close_watchdog(self):
         if self._watchdog is not None:
             self._watchdog.close()
-            self._watchdog = None
+            self._watchdog = self.ledger_folder = None
 
     def abort(self, message: str, code: int = 1) -> None:
         if self._may_speak():

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy
 
 from ...checkpoint.format.files import sync
+from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ..token_file import DOCUMENTS, TOKENS, lay_out_token_file
@@ -51,7 +52,7 @@ def assemble(
     with collectively(backend):
         own = [*zip(parts, starts)][backend.rank :: backend.world_size]
         _write(path, places, passing(own, backend.work), tokenizer)
-        with backend.native_work(SYNC_SECONDS):
+        with native_work(backend, SYNC_SECONDS):
             sync(path)
     return totals
 

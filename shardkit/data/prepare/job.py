@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...checkpoint.format.files import sync
+from ...comm.alone_at_work import ledger_in, native_work, wait_until
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError
@@ -77,7 +78,7 @@ def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, rep
     output = preparation.output
     blocks, field, attempt, files = _plan(backend, preparation, owned, say)
     folder = PartsFolder(output, attempt)
-    with backend.ledger_in(folder.ledger):
+    with ledger_in(backend, folder.ledger):
         if files is None:
             files = _trained(backend, folder, preparation, blocks, field, say)
         with collectively(backend):
@@ -174,7 +175,7 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> d
             say(f"training a vocabulary of {size:,} tokens on {num_bytes / 1e6:,.1f} MB")
             with told(folder):
                 _train(path, blocks, field, size, backend)
-        backend.wait_until(lambda: path.exists() or folder.has_failed, 0)
+        wait_until(backend, lambda: path.exists() or folder.has_failed, 0)
     files = None
     if backend.rank == 0:
         files = {name: text.encode() for name, text in json.loads(path.read_text()).items()}
@@ -190,7 +191,7 @@ def _train(
         def all_texts():
             for block in blocks:
                 yield from (text for text, _ in passing(readers.pieces(block), backend.work))
-            merging.enter_context(backend.native_work(ALONE_SECONDS))
+            merging.enter_context(native_work(backend, ALONE_SECONDS))
 
         files = train_vocabulary(all_texts(), size)
     texts = {name: content.decode() for name, content in files.items()}

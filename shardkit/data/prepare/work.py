@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import CorpusError
@@ -128,7 +129,7 @@ class Encoding:
         except CorpusError as error:
             self._folder.note_failure()
             return block.number, str(error)
-        with self._backend.native_work(SYNC_SECONDS):
+        with native_work(self._backend, SYNC_SECONDS):
             made[key] = self._folder.write(key, *encoded)
         return None
 
