@@ -214,3 +214,8 @@ def gpu_aware_mpi() -> str:
     if value not in ("probe", "yes", "no"):
         raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {value!r}; wanted probe, yes or no")
     return value
+
+
+def has_hdf5_plugins() -> bool:
+    """Return True if the user has said where the HDF5 library finds filters, HDF5_PLUGIN_PATH."""
+    return bool(os.environ.get("HDF5_PLUGIN_PATH", "").strip())

@@ -6,10 +6,12 @@ is kept until the task is known.
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.reading import named
 from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, load_task
 from ..train.folder import has_checkpoints, stored_settings, stored_task
@@ -72,16 +74,22 @@ class Given:
 
     values: dict[str, object]
     texts: dict[str, str]
+    path: str | None = None
 
     @classmethod
     def read(cls, path: str | None, arguments: list[str]) -> "Given":
         """Read a TOML file, if one is named, and arguments. Errors: ConfigurationError."""
-        return cls(read_toml(path) if path else {}, texts_of(arguments))
+        return cls(read_toml(path) if path else {}, texts_of(arguments), path)
+
+    def _named(self) -> AbstractContextManager:
+        """Name the file in errors of what can only come from there."""
+        return named(self.path) if self.path and not self.texts else nullcontext()
 
     def first(self, name: str) -> str | None:
         """Return a setting that is needed before the task is known; None if it is not given."""
         value = self.texts.get(name, self.values.get(name))
-        return value and RunConfiguration().replace({name: value}).value(name)
+        with self._named():
+            return value and RunConfiguration().replace({name: value}).value(name)
 
     def configuration(self) -> type[RunConfiguration]:
         """Return the class of the settings of the task that is given."""
@@ -90,12 +98,17 @@ class Given:
     def typed(self, configuration: type[RunConfiguration]) -> dict[str, object]:
         """Return {"section.key": value}. Errors: ConfigurationError on an unknown key."""
         texts = {name: configuration.parse(name, text) for name, text in self.texts.items()}
+        if self.path:
+            with named(self.path):
+                for name in self.values:
+                    configuration.key(name)
         return {**self.values, **texts}
 
     def settings(self) -> RunConfiguration:
         """Return the settings of a start."""
         configuration = self.configuration()
-        return first_settings(configuration, self.typed(configuration))
+        with self._named():
+            return first_settings(configuration, self.typed(configuration))
 
     def of_run(
         self, resume: bool, resume_if_any: bool, agreed: Callable[[bool], bool]
@@ -114,7 +127,8 @@ class Given:
             self._check_task(configuration, Path(folder))
             stored = stored_settings(Path(folder), configuration.task_class)
             return resumed(stored, self.typed(configuration)), True
-        return first_settings(configuration, self.typed(configuration)), False
+        with self._named():
+            return first_settings(configuration, self.typed(configuration)), False
 
     def _check_task(self, configuration: type[RunConfiguration], folder: Path) -> None:
         """Raise ConfigurationError if the run in the folder is of another task than the given."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..checkpoint.format.files import write_whole
 from ..checkpoint.store import CheckpointStore
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.reading import read_json, understood, wanted
 from ..task.load import DEFAULT_TASK, load_task
 from ..task.task import Task
 from .settings import RunConfiguration, configuration_of
@@ -62,7 +63,8 @@ def stored_task(folder: Path) -> str | None:
     """Return the name of the task of the run in this folder; None if no run is there."""
     if not (folder / _SETTINGS).exists():
         return None
-    return _tables(folder / _SETTINGS).get("run", {}).get("task", DEFAULT_TASK)
+    path = folder / _SETTINGS
+    return wanted(_tables(path).get("run", {}).get("task", DEFAULT_TASK), str, path, "run.task")
 
 
 # what a run did that was started before a setting existed, where that is not its default
@@ -83,18 +85,19 @@ def stored_settings(folder: Path, task: type[Task] | None = None) -> RunConfigur
         for section, table in _tables(folder / _SETTINGS).items()
         for key, value in table.items()
     }
-    return configuration_of(task)().replace({**_BEFORE_THEY_WERE_SETTINGS, **settings})
+    with understood(folder / _SETTINGS):
+        return configuration_of(task)().replace({**_BEFORE_THEY_WERE_SETTINGS, **settings})
 
 
 def _tables(path: Path) -> dict[str, dict]:
     """Return {section: {key: value}} of a stored configuration. Errors: ConfigurationError."""
     try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
+        tables = read_json(path)
         if not all(isinstance(table, dict) for table in tables.values()):
-            raise ValueError("it holds no sections")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError(
-            f"cannot resume: {path} cannot be read ({error}); restore it"
+            raise InputError(f"{path} holds no sections", path)
+    except (OSError, InputError) as error:
+        raise InputError(
+            f"cannot resume: {path} cannot be read ({error}); restore it", path
         ) from None
     return tables
 

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ..errors import InputError
+from ..files.reading import bytes_of, opened, wanted, wanted_count
 from .terminal import console_of
+
+_MOST_BYTES = 1 << 30
+_MOST_LINE = 1 << 22  # bytes
 
 
 class RankLog:
@@ -119,14 +124,37 @@ class Reporter:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the records of metrics.jsonl, without a last line that was cut short."""
+    """Return the records of metrics.jsonl, without lines that were cut short.
+
+    Errors: InputError, with the number of the line, if one is no record of a step; OSError.
+    """
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    with opened(path) as file:
+        if bytes_of(file) > _MOST_BYTES:
+            raise InputError(f"{path} has {bytes_of(file):,} bytes; wanted {_MOST_BYTES:,}", path)
+        number = 0
+        while line := file.readline(_MOST_LINE):
+            number += 1
+            record = _record_of(line, path, number)
+            if record is not None:
+                records.append(record)
     return records
+
+
+def _record_of(line: bytes, path: Path, number: int) -> dict | None:
+    """Return the record in a line; None if the line is no JSON, as one that was cut short."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    where = f"line {number}"
+    for name, value in wanted(record, dict, path, where).items():
+        if type(value) is float and not math.isfinite(value):
+            raise InputError(f"{path}, {where}: {name} = {value!r:.100}", path, name)
+    wanted_count(record.get("step"), path, f"{where}, step")
+    if "time" in record:
+        wanted(record["time"], float, path, f"{where}, time")
+    return record
 
 
 def duration_text(seconds: float) -> str:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.reading import read_json, wanted
 from ..parallel.model.callback import Callback
 
 _ID_FILE = "tracking.json"  # in the run folder: under which name a tracker knows the run
@@ -114,7 +115,9 @@ def make_tracker(name: str, folder: Path, settings) -> Tracker:
 def _known_id(folder: Path) -> str | None:
     """Return the name that the tracker gave the run when it started; None if it did not yet."""
     path = folder / _ID_FILE
-    return json.loads(path.read_text())["id"] if path.exists() else None
+    if not path.exists():
+        return None
+    return wanted(read_json(path).get("id"), str, path, "id")
 
 
 def _keep_id(folder: Path, own: str) -> None:

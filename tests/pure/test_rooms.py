@@ -14,7 +14,7 @@ LEVEL = {
     "annotations": -2,
     "arguments": -1,
     "environment": -1,
-    "files": 0,
+    "files": -0.5,
     "tree": -1,
     "settings": 0,
     "layout": 1,
@@ -39,7 +39,7 @@ LEVEL = {
 DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),
     "mpi4py": ("comm/",),
-    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py"),
+    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
     "xxhash": ("checkpoint/format/files.py",),
     "pyarrow": ("data/parquet_file.py",),
     "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),

@@ -8,7 +8,6 @@ Nothing here knows HDF5: the caller says where bytes belong. reads.py reads them
 
 import errno
 import os
-import stat
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import xxhash
 
 from ...array.copies import Copies
 from ...errors import CheckpointError
+from ...files import reading
 from .stored import SEGMENT_BYTES, cut
 
 EARLY_BYTES = 16 << 20  # when so much is written, the disk may begin
@@ -213,9 +213,7 @@ def damage_of(path: Path):
     except PermissionError:
         raise
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a link") from None
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", path) from None
 
 
 def open_regular(path: Path) -> int:
@@ -224,11 +222,13 @@ def open_regular(path: Path) -> int:
     Errors: CheckpointError, PermissionError.
     """
     with damage_of(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is not an ordinary file")
-    return descriptor
+        return reading.open_regular(path, error=CheckpointError, follows_links=False)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """Return the content of an ordinary file of at most so many bytes. Errors: as open_regular."""
+    with damage_of(path):
+        return reading.read_bytes(path, most, error=CheckpointError, follows_links=False)
 
 
 def file_bytes(path: Path) -> int:

@@ -20,16 +20,17 @@ from typing import Any
 
 from ...annotations import FilePath
 from ...errors import CheckpointError, ConfigurationError
+from ...files.reading import read_json
 from ...nn.lora import LoRALinear, apply_lora, chosen_layers, lora_layers
 from ...nn.models.gpt import GPT
 from ...nn.module import Module
 from .families import configuration_of
-from .folder import read_json
 from .names import links
 from .safetensors import READABLE, StoredTensor, read_header, write_tensors
 
 SETTINGS_NAME, TENSORS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(.+)\.(lora_[AB])\.weight")
+_PLAIN = re.compile(r"\^?[\w.\\-]+\$?")  # a pattern for the names of layers
 # What this room computes, of what the library can; anything else is refused.
 _WANTED: dict[str, Any] = {
     "peft_type": ("LORA",),
@@ -120,7 +121,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
     """
     folder = Path(folder)
     where = folder / SETTINGS_NAME
-    settings = read_json(where)
+    settings = read_json(where, error=CheckpointError)
     for name, wanted in _WANTED.items():
         if settings.get(name, wanted[0]) not in wanted:
             raise CheckpointError(
@@ -260,6 +261,13 @@ def _of_layer(settings: dict, patterns: str, default: str, tensor: str, where: P
     """Return a setting of one layer. Errors: CheckpointError."""
     name = _NAME.sub(r"\1", tensor)
     by_name = settings.get(patterns) or {}
+    if not isinstance(by_name, dict) or not all(map(_PLAIN.fullmatch, by_name)):
+        raise CheckpointError(
+            f"{where} has {patterns} = {by_name!r:.200}; wanted names of layers, without "
+            "repetitions, which may take for ever to compare",
+            where,
+            patterns,
+        )
     value = next(
         (by_name[pattern] for pattern in by_name if re.fullmatch(rf"(.*\.)?({pattern})", name)),
         settings.get(default),

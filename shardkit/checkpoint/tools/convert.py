@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy
 
 from ...comm.threads.backend import run_ranks
-from ...errors import ConfigurationError
+from ...errors import CheckpointError, ConfigurationError
+from ...files.reading import parsed_json
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
 from ..format.companions import CONFIGURATION_NAME, found_beside
@@ -30,7 +31,7 @@ from ..pretrained.adapter import SETTINGS_NAME as ADAPTER_SETTINGS_NAME
 from ..pretrained.adapter import TENSORS_NAME as ADAPTER_TENSORS_NAME
 from ..pretrained.adapter import save_adapter
 from ..pretrained.families import configuration_of
-from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder, parsed_json
+from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder
 from ..pretrained.names import Link, links
 from ..pretrained.safetensors import write_tensors
 from ..sources import find_model
@@ -81,7 +82,9 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     names = (CONFIGURATION_NAME, TENSORS_NAME, INDEX_NAME, *companions)
     _check_free(folder, [folder / name for name in names])
     original = parsed_json(
-        checkpoint.folder / CONFIGURATION_NAME, companions.pop(CONFIGURATION_NAME, b"{}")
+        companions.pop(CONFIGURATION_NAME, b"{}"),
+        checkpoint.folder / CONFIGURATION_NAME,
+        error=CheckpointError,
     )
     model = gpt_of(checkpoint, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype

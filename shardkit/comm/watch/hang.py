@@ -9,6 +9,7 @@ from pathlib import Path
 from socket import gethostname
 
 from ...errors import CheckpointError
+from ...files.reading import read_bytes
 from .ledger import RecordedCall, RecordedRank, read_ledger
 from .warden import is_stopped
 
@@ -18,6 +19,7 @@ _OWN_THREADS = ("comm/watch/watchdog.py", "comm/failure/guard.py", "comm/watch/l
 _MAX_STACKS = 3  # ranks; the others are in the files
 _MAX_RANKS = 8  # named one by one in a line
 _MAX_STACK_LINES = 30
+_MOST_STACK_BYTES = 1 << 24
 
 
 def read_ledgers(folder) -> list[RecordedRank]:
@@ -51,7 +53,7 @@ def hang_report(folder, now: float | None = None) -> str:
     for rank in ranks:
         call = rank.under_way
         if call is not None:
-            waiting[call.group, call.number_on_group or -1 - call.ranks[0]].append(rank)
+            waiting[call.group, call.number_on_group or -1 - call.peer].append(rank)
     lines = []
     for waiters in sorted(
         waiting.values(), key=lambda them: min(rank.under_way.began for rank in them)
@@ -111,7 +113,7 @@ def _waiting_lines(
     if call.number_on_group is None:
         return [
             f"{_ranks([rank.rank for rank in waiters])} in {call.carries} with rank "
-            f"{call.ranks[0]} for {now - call.began:.1f} s, called at {call.site}"
+            f"{call.peer} for {now - call.began:.1f} s, called at {call.site}"
         ]
     lines = []
     by_call = defaultdict(list)
@@ -162,7 +164,8 @@ def _last_seen(rank: RecordedRank, now: float) -> str:
 def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
     """Return the stacks of the rank's threads, innermost call first, without our own threads."""
     path = folder / STACKS_NAME.format(rank.rank)
-    text = path.read_text(errors="replace").strip() if path.exists() else ""
+    content = read_bytes(path, _MOST_STACK_BYTES, error=CheckpointError) if path.exists() else b""
+    text = content.decode("utf-8", "replace").strip()
     if not text:
         return [
             f"rank {rank.rank} wrote no stacks: process {rank.pid} on {rank.host} has ended, is "

@@ -8,6 +8,7 @@ takes no system call and stays in the file when the process is killed. Names (of
 sites) are appended once and referred to by number. Times are seconds since the epoch.
 """
 
+import math
 import mmap
 import os
 import socket
@@ -20,6 +21,7 @@ from sys import _getframe
 import numpy
 
 from ...errors import CheckpointError
+from ...files.reading import read_bytes, understood
 
 MAGIC = b"sklgr\x00\x00\x01"  # the last byte is the version
 NUM_RECORDS = 256
@@ -27,6 +29,7 @@ LEDGER_NAME = "rank-{:05d}.ledger"
 _HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
 _RECORD = struct.Struct("<QQIIIIqdd")
 _NAMES_BYTES = 1 << 16
+_MOST_RANKS = 1 << 24
 _NAMES_START = 128
 _RING_START = _NAMES_START + _NAMES_BYTES
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
@@ -277,6 +280,11 @@ class RecordedCall:
     has_failed: bool = False
 
     @property
+    def peer(self) -> int:
+        """The other end of a message, the first rank of a collective; -1 if it is not known."""
+        return self.ranks[0] if self.ranks else -1
+
+    @property
     def carries(self) -> str:
         """The verb and what it carries: "all_reduce of 10 float32"."""
         return self.verb if self.count is None else f"{self.verb} of {self.count:,} {self.dtype}"
@@ -303,21 +311,19 @@ def read_ledger(path) -> RecordedRank:
 
     Errors: OSError; CheckpointError if the file is no ledger.
     """
-    data = Path(path).read_bytes()
+    data = read_bytes(path, _RING_START + NUM_RECORDS * _RECORD.size, error=CheckpointError)
     if len(data) != _RING_START + NUM_RECORDS * _RECORD.size or data[:8] != MAGIC:
         raise CheckpointError(f"{path} is not a ledger of this version of shardkit")
     _, rank, world_size, pid, names_bytes, clock, host = _HEADER.unpack_from(data)
+    if not rank < world_size <= _MOST_RANKS:
+        raise CheckpointError(f"{path}: rank {rank} of {world_size:,}", path, "rank")
     names = ["?"] + data[_NAMES_START : _NAMES_START + min(names_bytes, _NAMES_BYTES)].decode(
         "utf-8", "replace"
     ).split("\n")
     records = sorted(record for record in _RECORD.iter_unpack(data[_RING_START:]) if record[0])
-    return RecordedRank(
-        rank,
-        world_size,
-        pid,
-        host.rstrip(b"\0").decode(),
-        tuple(_call(r, names, clock) for r in records),
-    )
+    with understood(path, "records", error=CheckpointError):
+        calls = tuple(_call(record, names, clock) for record in records)
+    return RecordedRank(rank, world_size, pid, host.rstrip(b"\0").decode("utf-8", "replace"), calls)
 
 
 def _call(record, names, clock) -> RecordedCall:
@@ -326,6 +332,8 @@ def _call(record, names, clock) -> RecordedCall:
         names[i] if i < len(names) else "?" for i in (verb, group, dtype, site)
     ]
     group, _, ranks = group.partition(" of ranks " if on_group else " with rank ")
+    if not all(map(math.isfinite, (began, ended, clock))):
+        raise ValueError(f"call {number} has no time")
     return RecordedCall(
         number,
         on_group or None,

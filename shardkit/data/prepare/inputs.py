@@ -5,10 +5,12 @@ many ranks there are, changes nothing.
 """
 
 import hashlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import ConfigurationError, CorpusError
+from ...files.reading import opened, size_of
 from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader
 from .readers import DocumentReader, JSONReader, Span, TextReader
@@ -45,7 +47,7 @@ class Input:
         if self.content is not None:
             return self
         content = unpack(self.path, folder)
-        return replace(self, content=content, num_bytes=content.stat().st_size)
+        return replace(self, content=content, num_bytes=size_of(content, error=CorpusError))
 
     def reader(self, field: str) -> DocumentReader:
         """Return its reader. Errors: CorpusError, ConfigurationError without a library."""
@@ -114,7 +116,8 @@ def _kind(path: Path) -> str:
 
 
 def _input(path: Path) -> Input:
-    about = path.stat()
+    with opened(path, error=CorpusError) as file:
+        about = os.fstat(file.fileno())
     content = None if is_compressed(path) else path
     return Input(path, _kind(path), about.st_size, about.st_mtime_ns, content)
 

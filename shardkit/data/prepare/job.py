@@ -18,7 +18,8 @@ from pathlib import Path
 from ...checkpoint.format.files import sync
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, CorpusError
+from ...files.reading import read_json, wanted
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
 from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs
@@ -163,7 +164,11 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> d
             time.sleep(_POLL_SECONDS)
     files = None
     if backend.rank == 0:
-        files = {name: text.encode() for name, text in json.loads(path.read_text()).items()}
+        texts = read_json(path, 1 << 27, error=CorpusError)
+        files = {
+            name: wanted(text, str, path, name, error=CorpusError).encode()
+            for name, text in texts.items()
+        }
     return backend.broadcast_object(files, 0)
 
 

@@ -14,6 +14,7 @@ part that still holds, whatever was killed and however many ranks there are.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +22,10 @@ import numpy
 
 from ...checkpoint.format.files import checksum, make_folder, sync
 from ...errors import CorpusError
+from ...files.reading import read_bytes
 
 _SUFFIX = ".part"
+_PART = re.compile(r"\w+-\d{1,15}-\d{1,15}-\w+\.part", re.ASCII)
 _END_BYTES = 8  # of a position in a part
 
 
@@ -52,8 +55,8 @@ class TokenPart:
         Ends count from the first token of the part.
         Errors: CorpusError if the file is not what its name says; OSError.
         """
-        content = self.path.read_bytes()
         wanted = _END_BYTES * self.num_documents + numpy.dtype(dtype).itemsize * self.num_tokens
+        content = read_bytes(self.path, wanted, error=CorpusError)
         if len(content) != wanted or checksum(content) != self.checksum:
             raise CorpusError(
                 f"{self.path} is damaged; start again, which does this part once more"
@@ -82,7 +85,11 @@ class PartsFolder:
 
     def parts(self) -> dict[str, TokenPart]:
         """Return the parts that are there, by key."""
-        found = [TokenPart.named(path) for path in self.path.glob(f"*{_SUFFIX}")]
+        found = [
+            TokenPart.named(path)
+            for path in self.path.glob(f"*{_SUFFIX}")
+            if _PART.fullmatch(path.name)
+        ]
         return {part.key: part for part in found}
 
     def write(self, key: str, ends: numpy.ndarray, tokens: numpy.ndarray) -> TokenPart:
