@@ -5,7 +5,6 @@ No other file reads os.environ.
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from .errors import ConfigurationError
 
@@ -82,19 +81,18 @@ def launched_ranks() -> int | None:
 
 def environment_without_launcher() -> dict[str, str]:
     """Return the environment for a process that is no rank of this job."""
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) or "_MCA_" in name
     }
+    return {**kept, "PATH": os.pathsep.join(program_folders())}
 
 
-def environment_of_children() -> dict[str, str]:
-    """Return the environment for a Python process that is no rank and imports this package."""
-    environment = environment_without_launcher()
-    here = str(Path(__file__).resolve().parents[1])
-    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+def program_folders() -> list[str]:
+    """Return the folders of PATH that are named from the root: not "" and not "."."""
+    path = os.environ.get("PATH", os.defpath)
+    return [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
 
 
 def ranks_may_die() -> bool:

@@ -185,7 +185,7 @@ def _check_resources(plan, arguments):
 
 def _command(plan, given: list[str]) -> str:
     """Return what every rank runs, as words of a shell, without the outermost quotes."""
-    train = ["-m", "shardkit", "train", "--resume-if-any"]
+    train = ["-P", "-m", "shardkit", "train", "--resume-if-any"]
     words = list(plan.command) or ["python", *train, *given]
     is_python = words[0] in _PYTHONS
     quoted = [

@@ -4,6 +4,7 @@ communicators   the user's (parent), one for each group, one for the guard
 this rank       its node, the cores of the node, who watches over it
 """
 
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Member
 from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
-from ..watch.attendance import attendance
+from ..watch.attendance import attendance, unwatched_text
 from .channel import FirstCalls, MPIChannel
 from .launch import Seat, have_cores, settle_threads
 
@@ -54,8 +55,10 @@ class Job:
         self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
         seats = node.allgather(Seat.here(1))
         home = None if self._node is None else self._node.members[0]
-        self._homes, crowded = zip(*self.parent.allgather((home, not have_cores(seats))))
+        own = home, not have_cores(seats), attendance().unwatched
+        self._homes, crowded, unwatched = zip(*self.parent.allgather(own))
         self._shares_cores = any(crowded)
+        _warn_of_unwatched(unwatched)
         node.Free()
 
     def world_messages(self, progress, key: str) -> MPIChannel:
@@ -120,6 +123,13 @@ class Job:
             for communicator in self._communicators
             if communicator != self.mpi.COMM_NULL
         )
+
+
+def _warn_of_unwatched(reasons) -> None:
+    """Warn of the ranks that nobody watches; reasons: of each rank, None if it is watched."""
+    found = {rank: reason for rank, reason in enumerate(reasons) if reason is not None}
+    if found:
+        warnings.warn(unwatched_text(found), RuntimeWarning, stacklevel=2)
 
 
 def compare_calls(group, messages: MPIChannel, carrier) -> None:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
+from threading import Event, Thread
 
 from ...environment import launcher
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
@@ -43,9 +44,20 @@ LAUNCHERS = (
 )
 POLL_SECONDS = 0.01
 NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
-_WARDEN = (
-    "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
-)
+WATCHING = b"watching\n"  # what a warden says first; afterwards, only why it has ended
+_PACKAGE = Path(__file__).parents[2]
+_WARDEN = """\
+import os, sys, types
+for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):  # not their __init__.py
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[2] + folder]
+try:
+    from shardkit.comm.watch.warden import main
+    main(sys.argv[1])
+except BaseException as error:
+    os.write(1, f"{type(error).__name__}: {error}".encode(errors="replace"))
+    raise SystemExit(1)
+"""
 
 
 @cache
@@ -59,6 +71,7 @@ class Attendance:
 
     limit     function () -> seconds that a wait at the end of the program may take; may be set
     folder    the job's folder on this node, from open() on; None before, or if it cannot be made
+    unwatched why this rank's warden has ended; None: it has not, as far as is known
     """
 
     def __init__(self):
@@ -71,6 +84,8 @@ class Attendance:
         self._entry = Entry(os.getpid())
         self._roll: Roll | None = None
         self._warden: subprocess.Popen | None = None
+        self._has_spoken = Event()
+        self.unwatched: str | None = None
         self._num_exchanges = 0
 
     def open(self, facts: str, hints: dict[str, str], *, survives: bool) -> None:
@@ -114,33 +129,35 @@ class Attendance:
         }
         socket = launcher().socket  # as long as it is open the launcher knows of no death
         self._warden = subprocess.Popen(
-            [
-                sys.executable,
-                "-E",
-                "-s",
-                "-S",
-                "-c",
-                _WARDEN,
-                json.dumps(arguments),
-                os.path.dirname(os.path.dirname(__file__)),
-            ],
+            [sys.executable, "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
             pass_fds=() if socket is None else (socket,),
         )
+        Thread(target=self._follow, args=(self._warden,), daemon=True).start()
+
+    def _follow(self, warden):
+        """Say that the warden has ended before this rank did, and why. In a thread of its own."""
+        first = warden.stdout.readline()
+        self.unwatched = None if first == WATCHING else _why_ended(warden, first)
+        self._has_spoken.set()
+        self.unwatched = self.unwatched or _why_ended(warden, b"")
+        if warden is self._warden and self._is_own() and not self._entry.has_ended:
+            text = f"{unwatched_text({self.rank: self.unwatched})} (process {os.getpid()})\n"
+            os.write(2, f"shardkit: {text}".encode(errors="replace"))
 
     def has_started(self) -> None:
         """Note what MPI_Init made in shared memory, which stays there if the job is killed."""
         if self._warden is None:
             return
         if self.num_ranks > 1:
-            self._warden.stdout.read()  # returns when the warden watches
+            self._has_spoken.wait()  # the warden watches, or has ended
             note_segments(self.folder)
         else:
-            self._warden.kill()
-            self._warden.communicate()
-            self._warden = None
+            warden, self._warden = self._warden, None
+            warden.kill()
+            warden.wait()
 
     @property
     def is_open(self) -> bool:
@@ -250,6 +267,23 @@ class Attendance:
                 return None
             time.sleep(POLL_SECONDS)
         return [pickle.loads(path.read_bytes()) for path in paths]
+
+
+def unwatched_text(reasons: dict[int, str]) -> str:
+    """Return what it means that the wardens of these ranks have ended; {rank: why}."""
+    each = "; ".join(f"rank {rank}: {why}" for rank, why in reasons.items())
+    return (
+        f"the process that watches over a rank outside of the verbs has ended early ({each}); if "
+        "that rank hangs at the start or the end of the program, nobody will end the job"
+    )
+
+
+def _why_ended(warden, first: bytes) -> str:
+    """Wait for the end of a warden; return its last words, or else how it was ended."""
+    words = (first + warden.stdout.read()).decode(errors="replace").strip()
+    code = warden.wait()
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return "".join(c if c.isprintable() else "?" for c in words.splitlines()[-1]) if words else how
 
 
 def job_key(num_ranks: int) -> str:

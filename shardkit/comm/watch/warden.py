@@ -275,7 +275,7 @@ def main(text: str) -> None:
     arguments = json.loads(text)
     folder = JobFolder.open(arguments.pop("folder"))
     roll = Roll(folder.path)
-    os.close(1)  # tells the rank that it is watched
+    os.write(1, b"watching\n")  # tells the rank that it is watched, as long as this stays open
     try:
         Warden(roll, **arguments).watch()
     finally:
