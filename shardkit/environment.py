@@ -5,6 +5,7 @@ No other file reads os.environ.
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import ConfigurationError
 
@@ -137,6 +138,14 @@ def visible_gpus() -> str | None:
 def is_compiling_wanted() -> bool:
     """Return False if NUMBA_DISABLE_JIT turns Numba's compiler off."""
     return not _number("NUMBA_DISABLE_JIT")
+
+
+def kernel_folder() -> Path | None:
+    """Return NUMBA_CACHE_DIR, the folder for compiled kernels; None if it is not set.
+
+    From the environment alone: Numba also takes it from a file in the working folder.
+    """
+    return Path(os.environ["NUMBA_CACHE_DIR"]) if os.environ.get("NUMBA_CACHE_DIR") else None
 
 
 def ranks_per_node() -> int | None:

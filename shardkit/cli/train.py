@@ -11,8 +11,9 @@ from ..train.loop import train_run
 from ..train.settings import RunConfiguration
 from ..train.start import StartClock
 from ..train.survivors import SurvivingRun
+from .arguments import add_trust
 from .job import job, mpi_backend
-from .settings import Given
+from .settings import Given, trust_in
 
 
 def add_commands(commands) -> None:
@@ -53,6 +54,7 @@ def add_commands(commands) -> None:
         action="store_true",
         help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
     )
+    add_trust(train)
     train.set_defaults(run=_train, takes_settings=True, parser=train)
 
 
@@ -101,7 +103,8 @@ def _run_settings(
 ) -> tuple[RunConfiguration, bool]:
     """Return (settings, resume)."""
     given = Given.read(known.settings, overrides)
-    return given.of_run(known.resume, known.resume_if_any, agreed)
+    trust = trust_in(known.trust, given.first("run.task"))
+    return given.of_run(known.resume, known.resume_if_any, agreed, trust)
 
 
 def _print_settings(known, overrides) -> int:

@@ -18,6 +18,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
+from ..files.trust import Trust
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
@@ -57,6 +58,7 @@ class TrainedRun:
 
     given      {"section.key": value} that this evaluation takes instead of the stored settings
     averaged   with the averages that optimizer.ema_decay kept, instead of the weights
+    trust      files that the task of the run may be in, beside what is imported and built in
     Errors, on all ranks: ConfigurationError, CheckpointError, FileNotFoundError.
     """
 
@@ -67,13 +69,14 @@ class TrainedRun:
         backend: CommunicationBackend,
         *,
         averaged: bool = False,
+        trust: Trust = Trust(),
     ):
         with collectively(backend):
             if not has_checkpoints(folder):
                 raise ConfigurationError(
                     f"{folder} holds no run with a checkpoint; wanted the folder of a run"
                 )
-            stored = stored_settings(folder)
+            stored = stored_settings(folder, trust=trust)
             settings = on_these_ranks(resumed(stored, given), given, backend.world_size)
             self.task: Task = settings.make_task()
             self.task.open(folder)

@@ -14,7 +14,8 @@ from pathlib import Path
 from ..checkpoint.format.files import write_whole
 from ..checkpoint.store import CheckpointStore
 from ..errors import ConfigurationError
-from ..task.load import DEFAULT_TASK, load_task
+from ..files.trust import Trust
+from ..task.load import DEFAULT_TASK, trusted_task
 from ..task.task import Task
 from .settings import RunConfiguration, configuration_of
 
@@ -62,21 +63,37 @@ def stored_task(folder: Path) -> str | None:
     """Return the name of the task of the run in this folder; None if no run is there."""
     if not (folder / _SETTINGS).exists():
         return None
-    return _tables(folder / _SETTINGS).get("run", {}).get("task", DEFAULT_TASK)
+    task = _tables(folder / _SETTINGS).get("run", {}).get("task", DEFAULT_TASK)
+    if not isinstance(task, str):
+        raise ConfigurationError(
+            f"{folder / _SETTINGS} has run.task = {task!r:.40}; wanted the name of a task; restore "
+            "the file"
+        )
+    return task
 
 
 # what a run did that was started before a setting existed, where that is not its default
 _BEFORE_THEY_WERE_SETTINGS = {"optimizer.decayed": "all"}
 
 
-def stored_settings(folder: Path, task: type[Task] | None = None) -> RunConfiguration:
+def task_of_run(folder: Path, trust: Trust = Trust()) -> type[Task]:
+    """Return the task of the run in this folder, whose code runs only if it is trusted.
+
+    Errors: ConfigurationError that says how to allow it.
+    """
+    return trusted_task(stored_task(folder) or DEFAULT_TASK, folder, trust)
+
+
+def stored_settings(
+    folder: Path, task: type[Task] | None = None, trust: Trust = Trust()
+) -> RunConfiguration:
     """Read the settings of the run in this folder.
 
-    task   that the run is of; None: it is loaded by its name
+    task   that the run is of; None: it is loaded by its name, if it is trusted
     Errors: ConfigurationError if there are none, or if they cannot be read.
     """
     if task is None:
-        task = load_task(stored_task(folder) or DEFAULT_TASK)
+        task = task_of_run(folder, trust)
     check_folder(folder, True, task)
     settings = {
         f"{section}.{key}": value

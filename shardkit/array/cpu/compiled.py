@@ -18,8 +18,9 @@ first of these folders that has it, and written to the first that lets us.
 
 If none can be written to, each process compiles what it needs. One file holds one loop for one
 signature and kind of CPU, and carries a checksum: ranks that compile at the same time write equal
-files, and a torn file is compiled again. (Numba's own cache numbers its files in an index, which
-two processes that save different signatures can leave pointing at each other's.)
+files, and a torn file is compiled again. Reading one runs what it holds: only a file that nobody
+else can have written is read (files/writers.py). (Numba's own cache numbers its files in an index,
+which two processes that save different signatures can leave pointing at each other's.)
 """
 
 import contextlib
@@ -38,6 +39,8 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from ...environment import kernel_folder
+from ...files.writers import can_be_trusted, read_trusted
 from ..machine_code import MACHINE_CODE
 
 DIGEST_BYTES = 32
@@ -79,7 +82,7 @@ class CodeFiles:
         for folder in self._folders:
             content = _read(folder / name)
             if content is not None:
-                found = CompileResult._rebuild(target, *pickle.loads(content))
+                found = CompileResult._rebuild(target, *pickle.loads(content))  # runs code
                 MACHINE_CODE.read(time.perf_counter() - began)
                 return found
         MACHINE_CODE.begin(self)
@@ -113,7 +116,8 @@ class CodeFiles:
 @functools.cache
 def candidate_folders() -> tuple[Path, ...]:
     """Return the folders where compiled code may be, the best first."""
-    folders = [Path(numba.config.CACHE_DIR) / "shardkit"] if numba.config.CACHE_DIR else []
+    chosen = kernel_folder()
+    folders = [chosen / "shardkit"] if chosen is not None else []
     folders.append(Path(__file__).parent / "__pycache__")
     home = os.path.expanduser("~")
     if home != "~":  # which it stays where there is no home directory
@@ -129,7 +133,7 @@ def _is_private(folder):
         found = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(found.st_mode) and can_be_trusted(found)
 
 
 @functools.cache
@@ -146,25 +150,28 @@ def _digest_of(folder: Path) -> str:
 
 
 def _read(path):
-    """Return what _write wrote, or None if there is no file or only a part of one."""
-    try:
-        content = path.read_bytes()
-    except OSError:
+    """Return what _write wrote, or None if there is no file, a part of one, or another's."""
+    whole = read_trusted(path)
+    if whole is None or whole[:DIGEST_BYTES] != _digest(path.name, whole[DIGEST_BYTES:]):
         return None
-    digest = content[:DIGEST_BYTES]
-    content = content[DIGEST_BYTES:]
-    return content if digest == hashlib.sha256(content).digest() else None
+    return whole[DIGEST_BYTES:]
 
 
 def _write(folder, name, content) -> bool:
     """Write the file atomically; return False if the folder is full or cannot be written to."""
     temporary = folder / f"{name}.{uuid.uuid4().hex}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary.touch(mode=0o644, exist_ok=False)
+        temporary.write_bytes(_digest(name, content) + content)
         temporary.replace(folder / name)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         return False
     return True
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    """Return the checksum of a file under its name: under another it is not whole."""
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()

@@ -2,7 +2,7 @@
 
 One that cannot may crash, hang or send wrong bytes.
 
-    this process     mpiexec -n 2 python -I -c (shardkit.comm.gpu.trials) send:1024 broadcast:1024 ...
+    this process     mpiexec -n 2 python -I ... (trials.py) send:1024 broadcast:1024 ...
                      with a time limit
     the two ranks    each verb at each size, on GPU arrays, by the code that a run uses; a line for
                      each that was right
