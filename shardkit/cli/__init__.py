@@ -13,6 +13,7 @@ from .. import __version__
 from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
+from ..files.shown import shown
 from ..train.start import say_when_compiling
 from . import (
     bench,
@@ -77,7 +78,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, LaunchError) and launcher().rank:
             time.sleep(_FIRST_MESSAGE_SECONDS)  # rank 0 prints the message before any rank exits
         else:
-            print(f"shardkit: {error}", file=sys.stderr)
+            print(f"shardkit: {shown(str(error))}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
+from ..files.shown import shown
 from ..files.trust import Trust
 from ..task.task import Task
 from ..train.evaluation import TrainedRun, evaluate
@@ -84,10 +85,11 @@ def _or_none(value: float) -> float | None:
 
 def _show(run: TrainedRun, figures) -> None:
     metrics = "".join(f"  {name} {value:.6g}" for name, value in figures.metrics.items())
-    print(
+    line = (
         f"step {figures.step}  {figures.samples:,} {run.task.sample}  "
         f"loss {run.task.describe_loss(figures.loss)}{metrics}"
     )
+    print(shown(line))
 
 
 def _predict(known, overrides) -> int:
@@ -104,7 +106,7 @@ def _predict(known, overrides) -> int:
         shapes = predict(run, run.samples(known.data, has_targets=False), output)
         if backend.rank == 0:
             listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            print(f"step {run.step}  {output}: {listed}")
+            print(shown(f"step {run.step}  {output}: {listed}"))
         run.close()
     return 0
 

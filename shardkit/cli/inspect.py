@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
 from ..comm.watch.hang import hang_report
+from ..files.shown import shown
 from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
@@ -66,7 +67,7 @@ def _add_schedule(commands) -> None:
 
 def _inspect(known, overrides) -> int:
     found = describe(known.path, verify=known.verify)
-    print(f"{describe_run(known.path)}{found}")
+    print(shown(f"{describe_run(known.path)}{found}"))
     return 1 if found.num_damaged else 0
 
 
@@ -82,5 +83,5 @@ def _inspect_schedule(known, overrides) -> int:
 def _inspect_hang(known, overrides) -> int:
     run = Path(known.run_folder)
     ledger = run / "ledger"
-    print(hang_report(ledger if ledger.is_dir() else run))
+    print(shown(hang_report(ledger if ledger.is_dir() else run)))
     return 0

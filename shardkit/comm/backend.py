@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..annotations import Array, DTypeLike, FilePath
+from ..files.shown import shown
 from . import checks, objects
 from .channel import Channel
 from .staging import Staging
@@ -205,7 +206,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             One line or several.
         """
         sys.stdout.flush()
-        sys.stderr.write(f"shardkit: {message}\n")
+        sys.stderr.write(f"shardkit: {shown(message)}\n")
         sys.stderr.flush()
 
     # ---- memory ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ..files.shown import shown
 from .terminal import console_of
 
 
@@ -83,7 +84,7 @@ class Reporter:
         """Write one line for people."""
         self._log.line(text)
         if self._console is not None:
-            self._console.print(text, markup=False)
+            self._console.print(shown(text), markup=False)
 
     def progress(self, step: int, text: str | None = None):
         """Move the progress bar, if there is one; `text` beside it stays until the next call."""

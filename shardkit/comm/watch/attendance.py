@@ -140,12 +140,14 @@ class Attendance:
     def _follow(self, warden):
         """Say that the warden has ended before this rank did, and why. In a thread of its own."""
         first = warden.stdout.readline()
-        self.unwatched = None if first == WATCHING else _why_ended(warden, first)
-        self._has_spoken.set()
-        self.unwatched = self.unwatched or _why_ended(warden, b"")
+        if first == WATCHING:
+            self._has_spoken.set()
+        reason = _why_ended(warden, b"" if first == WATCHING else first)
         if warden is self._warden and self._is_own() and not self._entry.has_ended:
-            text = f"{unwatched_text({self.rank: self.unwatched})} (process {os.getpid()})\n"
+            self.unwatched = reason
+            text = f"{unwatched_text({self.rank: reason})} (process {os.getpid()})\n"
             os.write(2, f"shardkit: {text}".encode(errors="replace"))
+        self._has_spoken.set()
 
     def has_started(self) -> None:
         """Note what MPI_Init made in shared memory, which stays there if the job is killed."""
