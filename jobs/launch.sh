@@ -24,6 +24,13 @@ export OMP_NUM_THREADS=$THREADS OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$T
 # shellcheck source=/dev/null
 . "$ENV_FILE"
 
+# A file of the working folder is no program of the batch system: PATH without the entries that mean this folder.
+IFS=: read -ra FOLDERS <<< "$PATH"
+PATH=
+for folder in "${FOLDERS[@]}"; do
+    case $folder in '' | . | ./) ;; *) PATH=${PATH:+$PATH:}$folder ;; esac
+done
+
 run_ranks() {
     NEWEST=$(newest_checkpoint)
     start_ranks "$@"

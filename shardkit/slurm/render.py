@@ -243,8 +243,8 @@ def _values(plan, settings, arguments, folder, output) -> dict:
         "launcher": plan.launcher,
         "restarts": plan.restarts,
         "jobs": _escaped(folder),
-        "env_file": _escaped(Path(plan.env_file or folder / "env.sh").resolve()),
-        "script": _escaped(Path(output).resolve()) if output else "",
+        "env_file": _absolute(plan.env_file or folder / "env.sh"),
+        "script": _absolute(output) if output else "",
         "settings": '" "'.join(map(_escaped, given)),
         "elastic_run": _escaped(settings.run.folder) if settings.run.elastic else "",
         "run_folder": _escaped(settings.run.folder),
@@ -257,7 +257,7 @@ def _values(plan, settings, arguments, folder, output) -> dict:
 def _name(plan, settings) -> str:
     """Return the name of a script, or else that of the run folder, as a job may have it."""
     scripts = [word for word in plan.command if word.endswith(".py")]
-    name = Path(scripts[0]).stem if scripts else Path(settings.run.folder).resolve().name
+    name = Path(scripts[0]).stem if scripts else Path(settings.run.folder).absolute().name
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", name).lstrip(".+-")[:200] or "shardkit"
 
 
@@ -276,11 +276,17 @@ def _sweep_lines(plan, settings) -> list[str]:
             plan.ranks,
         )
         lines.append(" ".join(f"--{key}={text}" for key, text in chosen.items()))
-        if len(lines[-1].split()) != len(chosen) or re.search(r"[\"'\\]", lines[-1]):
+        if any(re.search(r"[\s\"'\\]", text) for text in chosen.values()):
             raise ConfigurationError(
                 f"--sweep {lines[-1][2:]!r}: values of a sweep hold no spaces, quotes or \\"
             )
     return lines
+
+
+def _absolute(path) -> str:
+    """Return the path from the root for double quotes of a shell."""
+    _escaped(path)
+    return _escaped(Path(path).resolve())
 
 
 def _escaped(text) -> str:
