@@ -190,17 +190,25 @@ class Sections:
 
     @classmethod
     def parse(cls, name: str, text: str):
-        """Return the value of `--section.key=text`; `replace` checks it."""
+        """Return the value of `--section.key=text`; `replace` checks it.
+
+        Errors: ConfigurationError on a list that is none.
+        """
         kinds = _kinds(cls.key(name))
         if text.startswith("[") and any(get_origin(kind) is tuple for kind in kinds):
-            return json.loads(text)
+            try:
+                return json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ConfigurationError(
+                    f'{name} = {text!r:.100}; wanted a list, such as ["a", "b"]: {error}'
+                ) from None
         if set(kinds) <= {str, NoneType}:
             return text
         if kinds == (tuple[str, ...],):
             return [text]
         try:
             return json.loads(text.lower() if bool in kinds else text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return text
 
     @classmethod
