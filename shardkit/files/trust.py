@@ -91,12 +91,11 @@ class Trust:
         parts = module.split(".")
         if not all(part.isidentifier() for part in parts):
             return None
-        for path in self.paths:
-            places = (path, *path.parents) if path.is_dir() else path.parents
-            for root in places[: len(parts) + 1]:
-                file = _file_of(root, parts)
-                if file is not None and self.covers(file):
-                    return root
+        above = [root for path in self.paths for root in (path, *path.parents)[: len(parts) + 1]]
+        for root in [*above, *map(Path, sys.path)]:
+            file = _file_of(root, parts)
+            if file is not None and self.covers(file):
+                return root.resolve()
         return None
 
 

@@ -81,7 +81,8 @@ def task_of_run(folder: Path, trust: Trust = Trust()) -> type[Task]:
 
     Errors: ConfigurationError that says how to allow it.
     """
-    return trusted_task(stored_task(folder) or DEFAULT_TASK, folder, trust)
+    name = stored_task(folder)
+    return trusted_task(DEFAULT_TASK if name is None else name, folder, trust)
 
 
 def stored_settings(
