@@ -106,9 +106,28 @@ def test_each_form_of_trust_allows_it_and_others_do_not(theirs, tmp_path, monkey
     assert mark.read_text() == "run " * 5
     module = __import__(name)
     sys.modules.pop(name)
-    monkeypatch.setattr(module.Net, "__qualname__", "Outer.Inner")
-    assert type(sk.load(image, trust=module.Net)) is module.Net
+    own = type("Inner", (module.Net,), {"__module__": name, "__qualname__": "Outer.Inner"})
+    assert type(sk.load(image, trust=own)) is own
     assert sk.load(image, trust=[module]).predict(X).shape == (4, 2)
+
+
+def test_a_module_of_a_package_is_found_by_each_path_that_holds_it(theirs, tmp_path, monkeypatch):
+    name, file, mark = theirs
+    package = tmp_path / "elsewhere" / f"p{name}"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "nets.py").write_text(file.read_text())
+    image = image_of(f"p{name}.nets:Net")
+    with pytest.raises(sk.CheckpointError, match="has not imported"):
+        sk.load(image, trust=file.parent)
+    for right in (package.parent, package, package / "nets.py", tmp_path):
+        path = [*sys.path, *([str(package.parent)] if right == tmp_path else [])]
+        monkeypatch.setattr(sys, "path", path)
+        assert sk.load(image, trust=right).predict(X).shape == (4, 2)
+        monkeypatch.undo()
+        for module in (f"p{name}", f"p{name}.nets"):
+            sys.modules.pop(module)
+    assert mark.read_text() == "run " * 4
 
 
 def test_a_trusted_folder_lends_its_trust_to_no_module_of_the_same_name(theirs, tmp_path):
@@ -258,8 +277,10 @@ def test_the_task_of_a_run_folder_is_not_run_unless_it_is_named(run_folder, attr
         stored_settings(folder)
     with pytest.raises(ConfigurationError, match="nothing of it was run"):
         sk.run_ranks(1, lambda backend: TrainedRun(folder, {}, backend))
-    for other in ("table", f"{file}:Other", f"{folder}/other.py:Mine", "language"):
-        with pytest.raises(ConfigurationError, match="run.task = .*goes on with|no file|has no Other"):
+    for other in ("table", f"{folder}/other.py:Mine", "language", f"{file}:Other"):
+        with pytest.raises(
+            ConfigurationError, match="run.task = .*goes on with|no file|has no Other"
+        ):
             Given.read(None, [f"--run.task={other}", *words]).of_run(True, False, bool)
         if not other.startswith(str(file)):
             assert not mark.exists()
