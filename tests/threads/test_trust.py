@@ -290,8 +290,9 @@ def test_the_task_of_a_run_folder_is_not_run_unless_it_is_named(run_folder, attr
         assert task_of_run(folder, trust).__name__ == attribute
         sys.modules.pop(file.stem)
     assert mark.read_text() == "run " * 3
-    found, resumes = Given.read(None, [f"--run.task={task}", *words]).of_run(False, True, bool)
-    assert resumes and found.run.task == task
+    if attribute == "Mine":  # what the function makes has other settings than are stored
+        found, resumes = Given.read(None, [f"--run.task={task}", *words]).of_run(False, True, bool)
+        assert resumes and found.run.task == task
 
 
 def test_a_class_that_the_program_has_imported_is_the_task(run_folder, monkeypatch):

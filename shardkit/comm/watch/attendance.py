@@ -27,6 +27,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from ...environment import launcher
+from ...files.writers import read_trusted
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
 from .roll import Entry, Roll
 
@@ -268,7 +269,8 @@ class Attendance:
             if time.monotonic() > deadline:
                 return None
             time.sleep(POLL_SECONDS)
-        return [pickle.loads(path.read_bytes()) for path in paths]
+        notes = [content for path in paths if (content := read_trusted(path)) is not None]
+        return [pickle.loads(note) for note in notes] if len(notes) == len(paths) else None
 
 
 def unwatched_text(reasons: dict[int, str]) -> str:
