@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,16 @@ from ..annotations import FilePath
 from ..errors import ConfigurationError
 
 _SOURCE = ".py"
+LIBRARIES = (  # that shardkit imports where they are installed
+    *("shardkit", "numpy", "mpi4py", "h5py", "numba", "rich", "threadpoolctl", "xxhash", "cupy"),
+    *(
+        "pyarrow",
+        "tokenizers",
+        "tensorboardX",
+        "wandb",
+        "mlflow",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ class Trust:
         if not all(part.isidentifier() for part in parts):
             return None
         above = [root for path in self.paths for root in (path, *path.parents)[: len(parts) + 1]]
-        for root in [*above, *map(Path, sys.path)]:
+        for root in [*above, *map(Path, [*sys.path, *_beside().folders])]:
             file = _file_of(root, parts)
             if file is not None and self.covers(file):
                 return root.resolve()
@@ -156,16 +166,41 @@ def import_file(path: Path) -> ModuleType:
 
 def find_also_in(folder: FilePath) -> None:
     """Let imports find modules in this folder that are nowhere else."""
-    folder = str(Path(folder).resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _beside().add(str(Path(folder).resolve()))
+
+
+class Beside:
+    """Finds modules of the user's own, after all other finders: no library, installed or not."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+
+    def add(self, folder: str) -> None:
+        """Look in this folder too, behind the others."""
+        if folder not in self.folders:
+            self.folders.append(folder)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module in one of the folders, or None: what importlib calls."""
+        if path is not None or name in sys.stdlib_module_names or name in LIBRARIES:
+            return None
+        return PathFinder.find_spec(name, self.folders)
+
+
+def _beside() -> Beside:
+    """Return the finder of this process, which importlib keeps."""
+    for finder in sys.meta_path:
+        if isinstance(finder, Beside):
+            return finder
+    sys.meta_path.append(Beside())  # type: ignore[arg-type]
+    return sys.meta_path[-1]  # type: ignore[return-value]
 
 
 def _imported_below(root: Path, name: str) -> ModuleType:
     find_also_in(root)
     top = name.partition(".")[0]
     there = sys.modules.get(top)
-    spec = PathFinder.find_spec(top) if there is None else there.__spec__
+    spec = find_spec(top) if there is None else there.__spec__
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
     others = [place for place in places if place and root not in Path(place).resolve().parents]
     if spec is None or others:

@@ -127,6 +127,26 @@ def test_no_file_of_the_working_folder_is_run(at, traps, tmp_path, command, num_
         assert "error 0" in done.stdout
 
 
+@pytest.mark.parametrize("task", ["own_task.py:Own", "own_task:Own"])
+def test_a_task_in_a_folder_of_traps_imports_what_is_beside_it_and_no_trap(
+    at, traps, tmp_path, task
+):
+    folder, marks = traps
+    (folder / "besides.py").write_text("NAME = 1\n")
+    (folder / "own_task.py").write_text(
+        "import json, subprocess, mpi4py, h5py, numpy, shardkit, besides\n"
+        "from shardkit.task.table import TableMLP\nclass Own(TableMLP):\n    pass\n"
+    )
+    python_of("MPICH")
+    words = words_of("train", at, tmp_path)
+    words[1] = f"--task={task}"
+    done = run([BIN / "mpiexec", "-n", 2, BIN / "shardkit", *words], folder)
+    assert done.returncode == 0 and not list(marks.iterdir()), done.stderr
+    for allowed in ("--trust=.", f"--task={task}"):
+        done = run([BIN / "shardkit", "evaluate", tmp_path / "run", allowed], folder)
+        assert done.returncode == 0 and not list(marks.iterdir()), done.stderr
+
+
 @pytest.mark.parametrize("command", ["train", "doctor", "evaluate"])
 def test_python_m_runs_none_either_but_for_what_python_itself_imports_before(
     at, traps, tmp_path, command

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import shardkit
+from shardkit.files.trust import LIBRARIES
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
@@ -98,6 +99,11 @@ def test_each_library_is_declared_with_its_lowest_version():
         module.split(".")[0] for _, module, level in files_and_imports() if level == 0
     } - sys.stdlib_module_names
     assert "numpy" in imported and not {PACKAGED_AS.get(name, name) for name in imported} - declared
+
+
+def test_no_library_is_looked_for_beside_the_file_of_a_task():
+    names = {module.split(".")[0] for _, module, level in files_and_imports() if level == 0}
+    assert names - sys.stdlib_module_names - {"pytest", "xdist", "_pytest"} <= set(LIBRARIES)
 
 
 def test_only_one_file_reads_the_environment():
