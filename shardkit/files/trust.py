@@ -25,14 +25,8 @@ from ..errors import ConfigurationError
 
 _SOURCE = ".py"
 LIBRARIES = (  # that shardkit imports where they are installed
-    *("shardkit", "numpy", "mpi4py", "h5py", "numba", "rich", "threadpoolctl", "xxhash", "cupy"),
-    *(
-        "pyarrow",
-        "tokenizers",
-        "tensorboardX",
-        "wandb",
-        "mlflow",
-    ),
+    *("shardkit", "numpy", "mpi4py", "h5py", "numba", "llvmlite", "rich", "threadpoolctl"),
+    *("xxhash", "ml_dtypes", "cupy", "pyarrow", "tokenizers", "tensorboardX", "wandb", "mlflow"),
 )
 
 
