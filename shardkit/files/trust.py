@@ -186,8 +186,9 @@ def _beside() -> Beside:
     for finder in sys.meta_path:
         if isinstance(finder, Beside):
             return finder
-    sys.meta_path.append(Beside())  # type: ignore[arg-type]
-    return sys.meta_path[-1]  # type: ignore[return-value]
+    own = Beside()
+    sys.meta_path.append(own)
+    return own
 
 
 def _imported_below(root: Path, name: str) -> ModuleType:
