@@ -87,10 +87,10 @@ class ElasticTraining:
     every
         Steps between two copies to the neighbor: so many may be lost.
     timeout
-        Seconds that one call may take before the job is ended with a report.
+        Seconds that one call may take before the job is ended with a report, and that a process may
+        be stopped before it is ended, so that the others go on.
     ledger
-        Folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one where a
-        death ends the job.
+        Folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one.
     say
         Function (text), on every rank that trains, about each loss.
 

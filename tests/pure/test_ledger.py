@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import numpy
 import pytest
@@ -199,6 +201,84 @@ def test_who_neither_sends_nor_calls_is_missing_for_who_waits_for_its_message(tm
     waiting = rank_ledger(tmp_path, 0, 2, is_stuck=False)
     waiting.begin("irecv", "world", (1,), None)
     assert hang_suspects(tmp_path) == "rank 1 is missing"
+
+
+@pytest.mark.parametrize(
+    "ran, away, suspects",
+    [
+        (0.1, None, "all ranks are there"),
+        (5.0, None, "rank 1 is missing: its interpreter has not run for 5."),
+        (0.1, 5.0, "rank 1 is missing: it runs other code inside of the call for 5."),
+        (0.1, 0.5, "all ranks are there"),
+        (3.0, None, "all ranks are there"),
+    ],
+    ids=["runs", "native code", "signal handler", "a moment", "busy machine"],
+)
+def test_who_cannot_go_on_inside_of_a_call_is_named(tmp_path, monkeypatch, ran, away, suspects):
+    """Seconds since the interpreter ran, and since it runs other code; the limit is 8 s."""
+    now = time.monotonic()
+    for rank in range(3):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 3)
+        ledger.begin("all_reduce", "world", (0, 1, 2), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: now - (ran if rank == 1 else 0.1))
+            ledger.beat(60.0, 0.0 if away is None or rank != 1 else now - away)
+        ledger.close()
+    assert hang_suspects(tmp_path, 8.0).startswith(suspects)
+
+
+def test_what_all_ranks_do_inside_of_a_call_makes_none_of_them_missing(tmp_path):
+    for rank in range(2):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2)
+        ledger.begin("all_reduce", "world", (0, 1), 1)
+        ledger.beat(8.0, time.monotonic() - 5.0)
+        ledger.close()
+    words = hang_suspects(tmp_path, 8.0)
+    assert words.startswith("all ranks are there: ranks 0, 1 run other code inside of the call")
+
+
+def test_why_a_missing_rank_does_not_come_is_said(tmp_path):
+    for rank in range(2):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2)
+        if rank == 0:
+            ledger.begin("all_reduce", "world", (0, 1), 1)
+        ledger.beat(0.02, 0.0)
+        ledger.close()
+    time.sleep(0.05)
+    assert "rank 1 is missing: its interpreter has not run for 0." in hang_suspects(tmp_path, 0.02)
+
+
+def test_other_code_inside_of_a_call_is_noticed(tmp_path):
+    progress, noticed = Progress(), []
+    watchdog = Watchdog(progress, tmp_path, 0, 1, seconds=lambda: 20.0, abort=lambda message: None)
+
+    def look():
+        noticed.append(watchdog._is_away())
+
+    def ask():
+        thread = threading.Thread(target=look)
+        thread.start()
+        while thread.is_alive():
+            pass
+
+    ask()
+    progress.begin_collective("barrier", "world", (0,))
+    ask()  # the call is not on the stack of this thread
+    progress.end()
+    progress.ledger = Listener(ask)
+    progress.begin_collective("barrier", "world", (0,))  # calls code of others
+    progress.ledger = watchdog.ledger
+    watchdog.close()
+    assert noticed == [False, False, True]
+
+
+class Listener:
+    """What listens to calls in the place of a ledger."""
+
+    is_written_by_loops = False
+
+    def __init__(self, hear):
+        self.begin = lambda *call: hear()
 
 
 def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):

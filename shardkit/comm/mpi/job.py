@@ -16,6 +16,7 @@ from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
 from ..watch.attendance import attendance
 from .channel import FirstCalls, MPIChannel
+from .ending import ending
 from .launch import Seat, have_cores, settle_threads
 
 
@@ -41,9 +42,12 @@ class Job:
 
     def attending(self, doing: str, seconds: float):
         """Return a context manager: wardens watch what all ranks do outside of the verbs."""
-        if self.owns_job or self.outlives_ranks:
-            return attendance().waiting(doing, seconds)
-        return nullcontext()
+        return attendance().waiting(doing, seconds) if self.is_guarded else nullcontext()
+
+    @property
+    def is_guarded(self) -> bool:
+        """True unless the job belongs to another program."""
+        return self.owns_job or self.outlives_ranks
 
     def find_node(self) -> None:
         """Learn this rank's place on its node, and share the node's cores and memory."""
@@ -77,6 +81,18 @@ class Job:
         communicator = self._own(self.parent.Dup())
         self.guard = JobGuard(backend, self.mpi, communicator, is_active=self.owns_job)
         self.guard.start()
+
+    def meet_at_end(self) -> None:
+        """Let all ranks wait for each other when they end, if the job is guarded."""
+        if self.is_guarded:
+            ending().meet_on(self.parent, again=self.outlives_ranks)
+        else:
+            attendance().be_guest(+1)
+
+    def close(self) -> None:
+        """Note that a guest leaves the job of another program. No communication."""
+        if not self.is_guarded:
+            attendance().be_guest(-1)
 
     def carrier(self, messages: MPIChannel):
         """Return the best channel for a group: memory of its node, levels, or its messages."""

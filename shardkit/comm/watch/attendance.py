@@ -3,7 +3,7 @@
     import_mpi()      with attendance().waiting("MPI_Init", ...)
     initialize()      with attendance().waiting("initialize()", ...)
     shutdown()        with attendance().waiting("shutdown()", ...)
-    end of program    attendance().leave("MPI_Finalize")
+    end of program    attendance().leave_mpi(), may_end(), close()      (mpi/ending.py)
 
 Ledger, guard and watchdog work from the end of initialize() to the end of shutdown(); outside of
 that a warden watches (warden.py). A job without a launcher's rank numbers, and a job of one rank,
@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 import warnings
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -27,7 +28,8 @@ from pathlib import Path
 
 from ...environment import launcher
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
-from .roll import Entry, Roll
+from .pulse import note_path
+from .roll import EXIT_HOOKS, Entry, Roll
 
 LAUNCHERS = (
     "hydra_pmi_proxy",
@@ -42,7 +44,6 @@ LAUNCHERS = (
     "palsd",
 )
 POLL_SECONDS = 0.01
-NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
 _WARDEN = (
     "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
 )
@@ -57,7 +58,7 @@ def attendance() -> "Attendance":
 class Attendance:
     """This process in the roll of its node.
 
-    limit     function () -> seconds that a wait at the end of the program may take; may be set
+    limit     function () -> seconds that a wait at the end of the program may take
     folder    the job's folder on this node, from open() on; None before, or if it cannot be made
     """
 
@@ -65,13 +66,14 @@ class Attendance:
         found = launcher()
         self.rank = found.rank
         self.num_ranks = found.num_ranks or 1
-        self.limit = lambda: inf
+        self.limit: Callable[[], float] = lambda: inf
         self._folders: dict[Path, JobFolder] = {}
         self.folder: Path | None = None
         self._entry = Entry(os.getpid())
         self._roll: Roll | None = None
         self._warden: subprocess.Popen | None = None
         self._num_exchanges = 0
+        self._num_guests = 0  # open backends in a job of another program
 
     def open(self, facts: str, hints: dict[str, str], *, survives: bool) -> None:
         """Enter the roll, start a warden, and remove what killed jobs left on this node.
@@ -134,6 +136,7 @@ class Attendance:
         """Note what MPI_Init made in shared memory, which stays there if the job is killed."""
         if self._warden is None:
             return
+        self.enter_program()
         if self.num_ranks > 1:
             self._warden.stdout.read()  # returns when the warden watches
             note_segments(self.folder)
@@ -146,6 +149,27 @@ class Attendance:
     def is_open(self) -> bool:
         """True if this process has an entry in the roll."""
         return self._roll is not None
+
+    # ---- whose job it is ------------------------------------------------------------------------
+
+    def guard_job(self, limit: Callable[[], float], *, survives: bool) -> None:
+        """Note that shardkit guards this job.
+
+        limit      function () -> seconds that a wait at the end of the program may take
+        survives   deaths of ranks do not end it
+        """
+        self.limit = limit
+        self._write(replace(self._entry, is_guest=False, may_end=False, survives=survives))
+
+    def enter_program(self) -> None:
+        """Note that MPI is initialized, and that the job is another program's, as far as known."""
+        self._write(replace(self._entry, is_guest=True, may_end=True))
+
+    def be_guest(self, change: int) -> None:
+        """Count the open backends (+1, -1) in a job of another program: they need this process."""
+        self._num_guests += change
+        if self._entry.is_guest and not self._entry.has_left:
+            self._write(replace(self._entry, may_end=self._num_guests == 0))
 
     # ---- entries ---------------------------------------------------------------------------------
 
@@ -189,7 +213,29 @@ class Attendance:
         if self.num_ranks == 1:
             self.close()
             return None
-        return None if self._roll is None or self._entry.survives else self._who_waits()
+        is_told = self._roll is not None and not self._entry.survives and not self._entry.is_guest
+        return self._who_waits() if is_told else None
+
+    def may_end(self) -> None:
+        """Note that nobody needs this rank but in MPI_Finalize: its process may end at any time."""
+        self._write(replace(self._entry, may_end=True, since=time.monotonic()))
+
+    def run_exit_hooks(self) -> Callable[[], object]:
+        """Note that exit hooks of the program may follow; return what notes that they are done.
+
+        To be called when Python has cleared all modules.
+        """
+        if self._roll is None:
+            return os.getpid
+        after = self._roll.writer(self.rank, self._entry)
+        self._write(replace(self._entry, doing=EXIT_HOOKS))
+        return after
+
+    def note_ledger(self, path: Path | None) -> None:
+        """Note for the warden where this rank keeps its ledger; None: it keeps none any more."""
+        if self._roll is not None and self._is_own():
+            with suppress(OSError):  # a full disk: the other ranks watch, as ever
+                note_path(self.folder, self.rank, path)
 
     def _who_waits(self):
         for rank in range(self.num_ranks):
@@ -204,8 +250,8 @@ class Attendance:
         return None
 
     def close(self) -> None:
-        """Note that MPI is finalized: this process may end at any time."""
-        self._write(replace(self._entry, has_ended=True, is_waiting=False))
+        """Note that MPI is finalized: what this process still does is its own business."""
+        self._write(replace(self._entry, may_end=True, is_waiting=False))
         if self._is_own():
             for folder in self._folders.values():
                 folder.close()
@@ -229,6 +275,10 @@ class Attendance:
         """Let the wardens of this node kill ranks that still run in some seconds."""
         if self._roll is not None:
             self._roll.end()
+
+    def is_job_ended(self) -> bool:
+        """Return True once a process of this node has ended the job."""
+        return self._roll is not None and self._roll.is_ended()
 
     def exchange_within(self, note, seconds: float | None) -> list | None:
         """Return the notes of all ranks, or None if some do not call this within the time.

@@ -4,7 +4,9 @@ rank 0, 1, 3   in  all_reduce of 1,024 float32 (call 7 on group world)      they
 rank 2         not in that call: last seen in broadcast (call 6), 12 s ago  everybody waits for it
 """
 
+import time
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 from socket import gethostname
 
@@ -73,12 +75,14 @@ def hang_report(folder, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def hang_suspects(folder) -> str:
+def hang_suspects(folder, seconds: float = inf) -> str:
     """Return a phrase that names the ranks for which the others wait.
 
-    In this order: ranks that wait for nobody, ranks of this node whose process is stopped in a
-    call, ranks that wait in another call.
+    seconds   that a call may take
+    In this order: ranks that wait for nobody, ranks of this node that are in a call, but whose
+    process is stopped, whose interpreter is, or which run other code; ranks in another call.
     """
+    now = time.monotonic()
     ranks = {rank.rank: rank for rank in read_ledgers(folder)}
     calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
     missing = {
@@ -98,10 +102,53 @@ def hang_suspects(folder) -> str:
         for number, rank in ranks.items()
         if rank.host == gethostname() and is_stopped(rank.pid)
     }
-    for named, word in ((idle, "missing"), (stopped, "stopped"), (missing, "missing")):
+    here = {
+        number: rank.pulse
+        for number, rank in ranks.items()
+        if rank.host == gethostname() and number not in stopped
+    }
+    silent = {number: pulse.silent_seconds(now, seconds) for number, pulse in here.items()}
+    away = {number: pulse.away_seconds(now, seconds) for number, pulse in here.items()}
+    stuck = {number for number in here if silent[number]}
+    busy = {number for number in here if away[number]}
+    is_common = len(busy) == len(calls)  # a compilation, for example
+    for named, word in (
+        (idle, "missing"),
+        (stopped, "stopped"),
+        (stuck, "missing"),
+        (set() if is_common else busy, "missing"),
+        (missing, "missing"),
+    ):
         if named:
-            return f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
-    return "all ranks are there"
+            phrase = f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
+            return phrase + (_why_silent(named, silent) or _why_away(named, away))
+    return "all ranks are there" + (_why_away(busy, away) if is_common else "")
+
+
+def _why_silent(named: set[int], silent: dict[int, float]) -> str:
+    """Return what is to be added if the interpreter of some ranks does not run.
+
+    silent   {rank: seconds}
+    """
+    stuck = sorted(number for number in named if silent.get(number))
+    if not stuck:
+        return ""
+    seconds = min(silent[number] for number in stuck)
+    whose = "its interpreter" if len(named) == 1 else f"the interpreter of {_ranks(stuck)}"
+    return f": {whose} has not run for {seconds:.1f} s, native code holds its lock"
+
+
+def _why_away(named: set[int], away: dict[int, float]) -> str:
+    """Return what is to be added if ranks run other code inside of the call; {rank: seconds}."""
+    busy = sorted(number for number in named if away.get(number))
+    if not busy:
+        return ""
+    seconds = min(away[number] for number in busy)
+    who = "it runs" if len(named) == 1 else f"{_ranks(busy)} run{'s' if len(busy) == 1 else ''}"
+    return (
+        f": {who} other code inside of the call for {seconds:.1f} s, perhaps a signal handler or a "
+        "compilation"
+    )
 
 
 def _waiting_lines(

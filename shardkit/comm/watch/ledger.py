@@ -1,6 +1,6 @@
 """The ledger: a file with the last calls of a rank, always on, readable after a kill.
 
-    ledger/rank-00000.ledger   | header | names, appended | record | record | ...
+    ledger/rank-00000.ledger   | header, pulse | names, appended | record | record | ...
 
 The records are a ring, and the newest overwrites the oldest. A record has: number, number on the
 group, verb, group, dtype, call site, count, began, ended. It is written into mapped memory, which
@@ -20,15 +20,15 @@ from sys import _getframe
 import numpy
 
 from ...errors import CheckpointError
+from .pulse import NAMES_BYTES as _NAMES_BYTES
+from .pulse import NAMES_START as _NAMES_START
+from .pulse import NUM_RECORDS, PULSE, PULSE_START, Pulse
+from .pulse import RECORD as _RECORD
+from .pulse import RING_START as _RING_START
 
-MAGIC = b"sklgr\x00\x00\x01"  # the last byte is the version
-NUM_RECORDS = 256
+MAGIC = b"sklgr\x00\x00\x02"  # the last byte is the version
 LEDGER_NAME = "rank-{:05d}.ledger"
 _HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
-_RECORD = struct.Struct("<QQIIIIqdd")
-_NAMES_BYTES = 1 << 16
-_NAMES_START = 128
-_RING_START = _NAMES_START + _NAMES_BYTES
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
 RECORD_BYTES = _RECORD.size
 _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
@@ -214,6 +214,10 @@ class Ledger:
         """Return where the last record is."""
         return _RING_START + self._words[PLACE_NUMBER] % NUM_RECORDS * _RECORD.size
 
+    def beat(self, seconds: float, away: float) -> None:
+        """Record that the interpreter runs. In a thread of its own; arguments: see Pulse."""
+        PULSE.pack_into(self._map, PULSE_START, time.monotonic(), seconds, away)
+
     def close(self) -> None:
         """Close the file, which stays."""
         self.names.close(self._ring)
@@ -284,12 +288,16 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The content of a ledger file: who wrote it, and its last calls, oldest first."""
+    """The content of a ledger file: who wrote it, and its last calls, oldest first.
+
+    pulse   of its interpreter (pulse.py)
+    """
 
     rank: int
     world_size: int
     pid: int
     host: str
+    pulse: Pulse
     calls: tuple[RecordedCall, ...]
 
     @property
@@ -316,6 +324,7 @@ def read_ledger(path) -> RecordedRank:
         world_size,
         pid,
         host.rstrip(b"\0").decode(),
+        Pulse(*PULSE.unpack_from(data, PULSE_START)),
         tuple(_call(r, names, clock) for r in records),
     )
 
