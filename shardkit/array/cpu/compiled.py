@@ -34,11 +34,12 @@ import time
 import uuid
 from pathlib import Path
 
-import numba
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
-
 from ..machine_code import MACHINE_CODE
+
+with MACHINE_CODE.loading("Numba"):
+    import numba
+    from numba.core.compiler import CompileResult
+    from numba.core.serialize import dumps
 
 DIGEST_BYTES = 32
 
@@ -67,6 +68,9 @@ class CodeFiles:
         self._home = Path(loop.__code__.co_filename).parent
         self._folders = candidate_folders() if folders is None else folders
 
+    def __str__(self):
+        return self._name
+
     @property
     def cache_path(self):
         return str(self._folders[0])
@@ -74,15 +78,21 @@ class CodeFiles:
     def load_overload(self, signature, target):
         """Return the compiled code for this signature, or None."""
         began = time.perf_counter()
+        with MACHINE_CODE.loading(self._name):
+            found = self._load(signature, target)
+        if found is None:
+            MACHINE_CODE.begin(self)
+        else:
+            MACHINE_CODE.read(time.perf_counter() - began)
+        return found
+
+    def _load(self, signature, target):
         target.refresh()
         name = self._file_name(signature, target.codegen())
         for folder in self._folders:
             content = _read(folder / name)
             if content is not None:
-                found = CompileResult._rebuild(target, *pickle.loads(content))
-                MACHINE_CODE.read(time.perf_counter() - began)
-                return found
-        MACHINE_CODE.begin(self)
+                return CompileResult._rebuild(target, *pickle.loads(content))
         return None
 
     def save_overload(self, signature, result):

@@ -109,6 +109,7 @@ class Attendance:
             "rank": self.rank,
             "num_ranks": self.num_ranks,
             "process": os.getpid(),
+            "launcher": os.getppid(),
             "facts": facts,
             "hints": hints,
         }

@@ -4,6 +4,7 @@ rank 0, 1, 3   in  all_reduce of 1,024 float32 (call 7 on group world)      they
 rank 2         not in that call: last seen in broadcast (call 6), 12 s ago  everybody waits for it
 """
 
+import time
 from collections import defaultdict
 from pathlib import Path
 from socket import gethostname
@@ -100,8 +101,18 @@ def hang_suspects(folder) -> str:
     }
     for named, word in ((idle, "missing"), (stopped, "stopped"), (missing, "missing")):
         if named:
-            return f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
-    return "all ranks are there"
+            is_word = "is" if len(named) == 1 else "are"
+            return f"{_ranks(sorted(named))} {is_word} {word}{_code_of(named, ranks)}"
+    return f"all ranks are there{_code_of(ranks, ranks)}"
+
+
+def _code_of(numbers, ranks: dict[int, RecordedRank]) -> str:
+    """Return what code these ranks load or compile, ready to follow their names."""
+    busy = [ranks[number] for number in sorted(numbers) if number in ranks and ranks[number].code]
+    return "".join(
+        f", rank {rank.rank} is {rank.code} since {time.time() - rank.since:.0f} s"
+        for rank in busy[:_MAX_STACKS]
+    )
 
 
 def _waiting_lines(

@@ -1,11 +1,12 @@
 """The ledger: a file with the last calls of a rank, always on, readable after a kill.
 
-    ledger/rank-00000.ledger   | header | names, appended | record | record | ...
+    ledger/rank-00000.ledger   | header | names, appended | record | ... | code |
 
 The records are a ring, and the newest overwrites the oldest. A record has: number, number on the
 group, verb, group, dtype, call site, count, began, ended. It is written into mapped memory, which
 takes no system call and stays in the file when the process is killed. Names (of verbs, groups, call
-sites) are appended once and referred to by number. Times are seconds since the epoch.
+sites) are appended once and referred to by number. Times are seconds since the epoch. A place of
+its own says what code the rank loads or compiles: meanwhile it waits for nobody.
 """
 
 import mmap
@@ -19,6 +20,7 @@ from sys import _getframe
 
 import numpy
 
+from ...array.machine_code import MACHINE_CODE
 from ...errors import CheckpointError
 
 MAGIC = b"sklgr\x00\x00\x01"  # the last byte is the version
@@ -31,6 +33,9 @@ _NAMES_START = 128
 _RING_START = _NAMES_START + _NAMES_BYTES
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
 RECORD_BYTES = _RECORD.size
+_CODE = struct.Struct("<ddI")  # what is loaded or compiled: since; until, the last; its name
+_CODE_START = _RING_START + NUM_RECORDS * RECORD_BYTES
+_FILE_BYTES = _CODE_START + _CODE.size
 _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
@@ -153,7 +158,7 @@ class Ledger:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "wb+") as file:
-            file.truncate(_RING_START + NUM_RECORDS * _RECORD.size)
+            file.truncate(_FILE_BYTES)
             self._map = mmap.mmap(file.fileno(), 0)
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
@@ -163,6 +168,16 @@ class Ledger:
         self._ring = numpy.frombuffer(self._map, numpy.uint8, 1).ctypes.data + _RING_START
         self.names.open(self._append, self._ring)
         self._write_header()
+        MACHINE_CODE.listeners.add(self)
+        if MACHINE_CODE.doing:
+            self.note_code(MACHINE_CODE.doing)
+
+    def note_code(self, doing: str) -> None:
+        """Record what code is loaded or compiled from now on; "": that it is there."""
+        now = time.monotonic()
+        since, until = (now, 0.0) if doing else (0.0, now)
+        number = self.names.number(doing) if doing else 0
+        _CODE.pack_into(self._map, _CODE_START, since, until, number)
 
     def begin(
         self,
@@ -216,6 +231,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file, which stays."""
+        MACHINE_CODE.listeners.discard(self)
         self.names.close(self._ring)
         self._map.close()
 
@@ -284,13 +300,19 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The content of a ledger file: who wrote it, and its last calls, oldest first."""
+    """The content of a ledger file: who wrote it, and its last calls, oldest first.
+
+    code    what code the rank loads or compiles, "": none
+    since   when it began with that, or was done with it last; seconds since the epoch
+    """
 
     rank: int
     world_size: int
     pid: int
     host: str
     calls: tuple[RecordedCall, ...]
+    code: str = ""
+    since: float = 0.0
 
     @property
     def under_way(self) -> RecordedCall | None:
@@ -304,19 +326,23 @@ def read_ledger(path) -> RecordedRank:
     Errors: OSError; CheckpointError if the file is no ledger.
     """
     data = Path(path).read_bytes()
-    if len(data) != _RING_START + NUM_RECORDS * _RECORD.size or data[:8] != MAGIC:
+    if len(data) != _FILE_BYTES or data[:8] != MAGIC:
         raise CheckpointError(f"{path} is not a ledger of this version of shardkit")
     _, rank, world_size, pid, names_bytes, clock, host = _HEADER.unpack_from(data)
     names = ["?"] + data[_NAMES_START : _NAMES_START + min(names_bytes, _NAMES_BYTES)].decode(
         "utf-8", "replace"
     ).split("\n")
-    records = sorted(record for record in _RECORD.iter_unpack(data[_RING_START:]) if record[0])
+    ring = data[_RING_START:_CODE_START]
+    records = sorted(record for record in _RECORD.iter_unpack(ring) if record[0])
+    since, until, code = _CODE.unpack_from(data, _CODE_START)
     return RecordedRank(
         rank,
         world_size,
         pid,
         host.rstrip(b"\0").decode(),
         tuple(_call(r, names, clock) for r in records),
+        (names[code] if code < len(names) else "code") if since else "",
+        (since or until) + clock,
     )
 
 

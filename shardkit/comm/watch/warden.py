@@ -25,6 +25,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from .cores import FairClock, children_of
 from .folder import JobFolder, remove_if_abandoned
 from .roll import Entry, Roll
 
@@ -40,6 +41,7 @@ class Warden:
     """The warden of one rank.
 
     process   id of the rank's process
+    launcher  id of the process that started it
     facts     how the rank was started, for the message
     hints     {where a rank waits: what to check}
     """
@@ -48,12 +50,14 @@ class Warden:
     rank: int
     num_ranks: int
     process: int
+    launcher: int
     facts: str
     hints: dict[str, str]
 
     def watch(self) -> None:
         """Watch until the rank's process is gone."""
         needed_since = None
+        clock = FairClock(0.0)
         while not self._is_gone():
             if self.roll.is_ended():
                 return self._end_rank(GRACE_SECONDS)
@@ -63,16 +67,34 @@ class Warden:
             if own is None or not own.is_waiting:
                 needed_since = None
                 continue
+            if clock.began != own.since:
+                clock = FairClock(own.since)
             now = time.monotonic()
             needed_since = (needed_since or now) if self._are_gone(own) else None
             if (
-                now > own.since + own.seconds + self._turn_seconds(own)
+                clock.count(self._needed(own)) > own.seconds + self._turn_seconds(own)
                 or needed_since
                 and now > needed_since + SURE_SECONDS
             ):
                 if self.roll.read(self.rank) == own:
                     return self._report(own, now)
         self._name_death()
+
+    def _needed(self, own: Entry) -> list[int]:
+        """Return the processes of this node that have not come to this wait, or else of all.
+
+        A rank without an entry may be any other child of the process that started this one.
+        """
+        entries = {rank: self.roll.read(rank) for rank in range(self.num_ranks)}
+        known = {entry.process for entry in entries.values() if entry is not None}
+        late = [
+            entry.process
+            for entry in entries.values()
+            if entry is not None and not _has_come(entry, own)
+        ]
+        if None in entries.values():
+            late += [child for child in children_of(self.launcher) if child not in known]
+        return late or list(known)
 
     def _turn_seconds(self, own) -> float:
         """Return how long to wait for a warden that sees who is missing, if this one does not."""

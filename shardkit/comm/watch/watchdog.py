@@ -6,7 +6,7 @@ its node for their stacks by a signal (ranks of other nodes see the file), reads
 aborts with the report of hang.py.
 
 The report names all ranks if they see one folder; if each node has its own folder, it names the
-ranks of the node.
+ranks of the node. What counts as waiting is said in call_clock.py.
 Source: the flight recorder of torch.distributed.
 """
 
@@ -20,6 +20,7 @@ from math import inf
 from pathlib import Path
 
 from ..failure.agreement import describe_error
+from .call_clock import CallClock
 from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
 
@@ -59,6 +60,7 @@ class Watchdog:
         self._abort = abort
         self._seconds_left = seconds_left
         self._stopped = threading.Event()
+        self._clock = CallClock(self.folder)
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
             self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
@@ -101,7 +103,7 @@ class Watchdog:
         call, began = self._progress.current, self._progress.began
         return (
             call is not None
-            and time.monotonic() - began > self._limit()
+            and self._clock.seconds(call, began, self._limit()) > self._limit()
             and self._progress.current is call
         )
 
