@@ -26,6 +26,7 @@ from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
 from ..comm.failure.signals import StopSignals
+from ..comm.same import check_same, facts_of
 from ..data.samples import TRAINING
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
@@ -102,7 +103,8 @@ def train_run(
     OutOfMemoryError, NonFiniteError
         On all ranks.
     """
-    settings, start = settled(settings), start or StartClock()
+    start = start or StartClock()
+    settings = agreed(settings, backend)
     folder = Path(settings.run.folder)
     task = prepare_run(settings, backend, resume=resume)
     start.note("data")
@@ -126,6 +128,23 @@ def train_run(
         return result
 
 
+def agreed(settings: RunConfiguration, backend: CommunicationBackend) -> RunConfiguration:
+    """Return the settings of the run, settled, if all ranks have the same. Collective.
+
+    Raises
+    ------
+    ConfigurationError
+        On all ranks.
+    ShardingError
+        On all ranks, with the first setting that differs.
+    """
+    with collectively(backend):
+        settings = settled(settings)
+    facts = {name: settings.value(name) for name in settings.keys()}
+    check_same(backend, facts_of(facts), "start all ranks with the same settings")
+    return settings
+
+
 def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
     """Make the task and its run folder, if these ranks can do the run. Collective.
 
@@ -136,8 +155,8 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
     Errors: as train_run.
     """
     folder = Path(settings.run.folder)
-    check_batch(settings, backend.world_size)
     with collectively(backend):
+        check_batch(settings, backend.world_size)
         task = settings.make_task()
         if backend.rank == 0:
             check_folder(folder, resume, settings.task_class)

@@ -16,6 +16,7 @@ LEVEL = {
     "environment": -1,
     "files": 0,
     "tree": -1,
+    "refusal": 0,
     "settings": 0,
     "layout": 1,
     "schedule": 1,

@@ -104,6 +104,8 @@ class Failure:
 
 
 def _summary(note, failures):
+    if f": rank {note.rank}: " in note.message:
+        return note.message
     if all(failure.message == note.message for failure in failures):
         where = f"all {len(failures)} ranks" if len(failures) > 1 else f"rank {note.rank}"
         return f"{note.message} (on {where})"

@@ -43,13 +43,15 @@ class Exits:
         if not self._backends:
             return self._say_after_shutdown(kind, error, traceback)
         try:
-            report_failure(self._backends[0], error)
+            code = report_failure(self._backends[0], error)
         except BaseException as another:  # the backend is half open or half closed
             self._backends[0].abort(
                 f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in "
                 "saying so, "
                 f"{describe_error(another)}){trace_of(error)}"
             )
+        else:
+            sys.exit(code)  # 2 where a setting was refused on all ranks
 
     def _say_after_shutdown(self, kind, error, traceback):
         if self._last.world_size > 1 and isinstance(error, Exception):

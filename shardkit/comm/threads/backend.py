@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...errors import CommunicationError
+from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from .channel import ThreadChannel
@@ -172,6 +173,7 @@ def run_ranks(
 
 
 def _run_rank(environment, rank, fn, results):
+    run_beside(environment.world_size)
     backend = InMemoryCommunicationBackend.of_group(environment.world, rank)
     backend.initialize()
     try:
