@@ -14,6 +14,7 @@ from ..late import LateLogits
 from .blocks import goes_by_blocks, sum_by_blocks
 from .elementwise import multiply, negative, subtract
 from .ids import check_ids
+from .promotion import check_floating, matched
 from .shape import cast
 
 
@@ -51,6 +52,7 @@ def cross_entropy(
             f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "
             "[..., V] and targets of the shape before V"
         )
+    check_floating("cross_entropy", logits)
     num_classes = logits.shape[-1]
     flat = targets.reshape(-1)
     counts = None if ignore_index is None else flat != ignore_index  # [rows] bool
@@ -98,6 +100,9 @@ def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any =
             f"mse of prediction {prediction.shape} and target {target.shape}; wanted equal shapes "
             "(no broadcasting here: it hides mistakes)"
         )
+    check_floating("mse", prediction)
+    target = matched("mse", prediction, target)[1]
+    target = target if isinstance(target, Tensor) else Tensor(target)
     weight = _weight(reduction, lambda: prediction.size)
     factors = None if weights is None else _by_row(weights, prediction)
 
@@ -155,6 +160,7 @@ def binary_cross_entropy(
             f"binary_cross_entropy of logits {logits.shape} and targets {target.shape}; wanted "
             "equal shapes"
         )
+    check_floating("binary_cross_entropy", logits)
     z = widened(logits.array)
     target = target.astype(z.dtype, copy=False)
     weight = _weight(reduction, lambda: logits.size)

@@ -1,10 +1,10 @@
 """Running sums and products along a dimension."""
 
 from ...array.backend import xp_of
-from ...array.dtypes import is_floating
 from ...array.halves import rounded, widened
 from ..autograd import Tensor, record
 from .arrangement import flip
+from .promotion import is_counted, sum_dtype
 from .reduction import reduced_dims
 
 
@@ -21,8 +21,9 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
     def differentiable(gradient, wanted, output):
         return (flip(cumsum(flip(gradient, dim), dim), dim),)
 
-    y = widened(x.array).cumsum(axis=dim)
-    y = rounded(y, dtype) if is_floating(dtype) else y
+    if is_counted(x):
+        return Tensor(x.array.cumsum(axis=dim, dtype=sum_dtype("cumsum", x)))
+    y = rounded(widened(x.array).cumsum(axis=dim), dtype)
     return record(y, (x,), backward, differentiable=differentiable)
 
 
@@ -44,4 +45,6 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
         result[1:] *= rows[:-1].cumprod(axis=0)
         return (rounded(xp.moveaxis(result, 0, dim), dtype),)
 
+    if is_counted(x):
+        return Tensor(x.array.cumprod(axis=dim, dtype=sum_dtype("cumprod", x)))
     return record(rounded(widened(x.array).cumprod(axis=dim), dtype), (x,), backward, needs=(x,))

@@ -19,6 +19,7 @@ from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
 from .broadcast import fit, form, reshaped, summed
+from .promotion import common
 from .reduction import reduced_dims
 
 
@@ -110,7 +111,7 @@ def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     tensors = tuple(tensors)
     arrays = [array_of(tensor) for tensor in tensors]
     try:
-        y = xp_of(*arrays).concatenate(arrays, axis=dim)
+        y = xp_of(*arrays).concatenate(common(arrays), axis=dim)
     except ValueError:
         raise ShapeError(
             f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at "

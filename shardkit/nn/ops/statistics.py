@@ -17,6 +17,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .elementwise import divide, exp, multiply, subtract, where
 from .functions import abs, square
+from .promotion import in_float64, is_counted, sum_dtype
 from .reduction import max, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
 
@@ -47,7 +48,9 @@ def _row_products(x):
         others = before.cumprod(axis=-1) * after[..., ::-1].cumprod(axis=-1)[..., ::-1]
         return (rounded(widened(gradient)[..., None] * others, dtype),)
 
-    y = widened(x.array).prod(axis=-1, dtype=wide(dtype))
+    y = widened(x.array).prod(axis=-1, dtype=sum_dtype("prod", x))
+    if is_counted(x):
+        return Tensor(y)
     return record(rounded(xp.asarray(y), dtype), (x,), backward, needs=(x,))
 
 
@@ -63,6 +66,8 @@ def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool =
     """
     dims = reduced_dims(x, dim)
     _check_count("logsumexp", x, dims, 0)
+    if is_counted(x):
+        return in_float64(logsumexp, x, dims, keepdim)
     xp = xp_of(x.array)
     dtype = x.dtype
     array = widened(x.array)
@@ -101,6 +106,8 @@ def var(
         Unless there are more elements than correction.
     """
     count = _check_count("var", x, reduced_dims(x, dim), correction)
+    if is_counted(x):
+        return in_float64(var, x, dim, correction, keepdim)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
     y = variance(wider, dim, keepdim) * (count / (count - correction))
     return y if wider is x else cast(y, x.dtype)
@@ -110,6 +117,8 @@ def std(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: float = 1, keepdim: bool = False
 ) -> Tensor:
     """Return the square root of var; where that is 0, the gradient is 0."""
+    if is_counted(x):
+        return in_float64(std, x, dim, correction, keepdim)
     return _root(var(x, dim, correction, keepdim))
 
 
@@ -131,6 +140,8 @@ def norm(
     """
     if p not in (1, 2, inf):
         raise ShapeError(f"norm with p = {p!r}; wanted 1, 2 or math.inf")
+    if is_counted(x):
+        return in_float64(norm, x, p, dim, keepdim)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
     if p == 1:
         y = sum(abs(wider), dim, keepdim)
