@@ -11,7 +11,7 @@ from ...errors import ShapeError
 from ..autograd import CheapTensor, Tensor, record
 from .broadcast import summed
 from .elementwise import add, exp, multiply, subtract, where
-from .promotion import check_floating, check_numbers
+from .operands import check_floating, check_numbers
 from .reduction import reduced_dims, sum
 
 

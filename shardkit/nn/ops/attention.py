@@ -19,7 +19,7 @@ from .activation import softmax
 from .elementwise import add, multiply, where
 from .joint import JointPart
 from .linear import matmul
-from .promotion import check_floating
+from .operands import check_floating
 from .shape import cast, reshape, transpose
 
 # Scores of hidden keys: their exponentials are 0 beside any other, and sums with them are finite.

@@ -7,7 +7,7 @@ from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .elementwise import add, multiply, power, subtract
-from .promotion import check_floating
+from .operands import check_floating
 from .shape import cast, reshape
 
 

@@ -14,7 +14,7 @@ from ...array.halves import rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import fit, form, summed
-from .promotion import check_floating, check_numbers, counted_power, divided, matched
+from .operands import check_floating, check_numbers, counted_power, divided, matched
 
 
 def _compute(name, *operands, function=None):

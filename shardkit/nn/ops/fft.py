@@ -23,7 +23,7 @@ from ..autograd import Tensor, record
 from .arrangement import stack
 from .contraction import einsum
 from .elementwise import multiply
-from .promotion import check_floating
+from .operands import check_floating
 from .reduction import reduced_dims
 from .shape import getitem
 

@@ -30,7 +30,7 @@ from .elementwise import (
     sqrt,
     where,
 )
-from .promotion import FLOAT32, check_floating, check_numbers, divided, is_counted
+from .operands import FLOAT32, check_floating, check_numbers, divided, is_counted
 from .shape import cast
 
 

@@ -17,8 +17,7 @@ from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .broadcast import fit, form, summed
-from .ids import check_ids, index_array
-from .promotion import is_counted, sum_dtype
+from .operands import check_ids, index_array, is_counted, sum_dtype
 from .reduction import reduced_dims
 from .shape import expand, gather, permute, reshape
 

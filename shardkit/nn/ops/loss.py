@@ -13,8 +13,7 @@ from ..autograd import Tensor, array_of, record
 from ..late import LateLogits
 from .blocks import goes_by_blocks, sum_by_blocks
 from .elementwise import multiply, negative, subtract
-from .ids import check_ids
-from .promotion import check_floating, matched
+from .operands import check_floating, check_ids, matched
 from .shape import cast
 
 
@@ -140,7 +139,11 @@ def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any =
 
 
 def binary_cross_entropy(
-    logits: Tensor, targets: Any, reduction: str = "mean", weights: Any = None
+    logits: Tensor,
+    targets: Any,
+    reduction: str = "mean",
+    weights: Any = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     """Return the negative log probability of the targets under sigmoid(logits), in nats.
 
@@ -151,7 +154,9 @@ def binary_cross_entropy(
     logits, targets
         Of one shape; targets from 0 to 1, an array or Tensor.
     weights
-        As of mse.
+        As of mse, or one for each element.
+    ignore_index
+        Targets of this value do not count; None: all do.
     """
     xp = xp_of(logits.array)
     target = fresh.placed(array_of(targets), xp)
@@ -161,9 +166,11 @@ def binary_cross_entropy(
             "equal shapes"
         )
     check_floating("binary_cross_entropy", logits)
+    counts = None if ignore_index is None else target != ignore_index
     z = widened(logits.array)
     target = target.astype(z.dtype, copy=False)
-    weight = _weight(reduction, lambda: logits.size)
+    target = target if counts is None else xp.where(counts, target, 0)
+    weight = _weight(reduction, lambda: logits.size if counts is None else int(counts.sum()))
     factors = None if weights is None else _by_row(weights, logits)
 
     def backward(gradient, wanted):
@@ -171,11 +178,15 @@ def binary_cross_entropy(
         for_logits = (kernels.sigmoid(z) - target) * (gradient * weight)
         if factors is not None:
             for_logits *= factors
+        if counts is not None:
+            for_logits[~counts] = 0
         return (rounded(for_logits, logits.dtype),)
 
     losses = xp.maximum(z, 0) - z * target + xp.log1p(xp.exp(-xp.abs(z)))
     if factors is not None:
         losses *= factors
+    if counts is not None:
+        losses[~counts] = 0
     return record(losses.sum() * weight, (logits,), backward, needs=(logits,))
 
 
@@ -190,6 +201,8 @@ def _factors(weights, losses):
 def _by_row(weights, prediction):
     """Return weights [rows] as an array that stretches over the rows of a prediction."""
     weights = fresh.placed(array_of(weights), xp_of(prediction.array))
+    if weights.shape == prediction.shape:
+        return weights.astype(widened(prediction.array).dtype, copy=False)
     if weights.shape != prediction.shape[:1]:
         raise ShapeError(
             f"weights {weights.shape} of predictions {prediction.shape}; wanted one for each row"

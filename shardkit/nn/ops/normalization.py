@@ -5,7 +5,7 @@ from ...array.random import key_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from ..context import ForwardContext
-from .promotion import check_floating
+from .operands import check_floating
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -11,7 +11,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor, record
-from .promotion import check_holds
+from .operands import check_holds
 from .shape import concatenate, expand, getitem
 
 PADDING_MODES = ("constant", "circular", "reflect", "replicate")

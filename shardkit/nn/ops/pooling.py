@@ -14,7 +14,7 @@ from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
 from .convolution import per_dim
 from .elementwise import multiply
-from .promotion import check_floating
+from .operands import check_floating
 from .reduction import mean
 from .windows import window_maxima, window_sums
 

@@ -16,7 +16,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
-from .promotion import check_floating
+from .operands import check_floating
 from .shape import getitem
 
 SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without packing

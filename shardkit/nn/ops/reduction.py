@@ -13,7 +13,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .broadcast import reshaped, stretched
 from .elementwise import divide, multiply, subtract
-from .promotion import FLOAT32, in_float64, is_counted, sum_dtype
+from .operands import FLOAT32, in_float64, is_counted, sum_dtype
 
 
 def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ from ...array.graphs import kept_for_graph, outside_of_graphs
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .joint import JointPart
-from .promotion import check_floating
+from .operands import check_floating
 
 MAX_TABLES = 32  # that are kept: of lengths, models and dtypes in use at the same time
 

@@ -4,7 +4,7 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ..autograd import Tensor, record
 from .arrangement import flip
-from .promotion import is_counted, sum_dtype
+from .operands import is_counted, sum_dtype
 from .reduction import reduced_dims
 
 

@@ -16,9 +16,8 @@ from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .elementwise import multiply
-from .ids import check_ids, index_array
 from .indexing import index_select
-from .promotion import in_float64, is_counted, sum_dtype
+from .operands import check_ids, in_float64, index_array, is_counted, sum_dtype
 
 
 def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:

@@ -17,7 +17,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .elementwise import divide, exp, multiply, subtract, where
 from .functions import abs, square
-from .promotion import in_float64, is_counted, sum_dtype
+from .operands import in_float64, is_counted, sum_dtype
 from .reduction import max, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
 

@@ -1,4 +1,6 @@
-"""The dtypes of operations on what is not floating: one table, which every operation asks.
+"""What the operands of operations must be: their dtypes, and ids that name rows or classes.
+
+One table says what becomes of what is not floating; every operation asks it:
 
                                   booleans      integers      floats
     sums, products                int64         int64         as x        sum_dtype
@@ -23,7 +25,8 @@ functions as they are, at the cost of a look at their dtype.
 
 import numpy
 
-from ...array.backend import xp_of
+from ...array import fresh
+from ...array.backend import is_device_array, xp_of
 from ...array.dtypes import FLOAT32, is_half, wide
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of
@@ -171,3 +174,31 @@ def _cast(x, dtype):
     array = array_of(x)
     with numpy.errstate(over="ignore"):
         return xp_of(array).asarray(array).astype(dtype)
+
+
+# ---- ids -----------------------------------------------------------------------------------------
+
+
+def index_array(ids):
+    """Return the array of a Tensor, an array as it is, anything else as an array of the host."""
+    ids = array_of(ids)
+    return ids if is_device_array(ids) else fresh.placed(ids, numpy)
+
+
+def check_ids(name, ids, stop, ignored=None):
+    """Raise ShapeError unless ids are integers and, on the host, in [0, stop) or `ignored`.
+
+    Ids in GPU memory came from the host, where a model's check_input has seen the whole batch; to
+    look at them here would mean to wait for the GPU.
+    """
+    if ids.dtype.kind not in "iu":
+        raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
+    if is_device_array(ids):
+        return
+    if ignored is not None:
+        ids = ids[ids != ignored]
+    if ids.size and (ids.min() < 0 or ids.max() >= stop):
+        raise ShapeError(
+            f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: were "
+            "they made for another vocabulary, or another number of rows or classes?"
+        )
