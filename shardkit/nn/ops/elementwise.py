@@ -118,7 +118,9 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
         scaled = fresh.compute("divide", gradient, array_of(y))
         return (
             fit(scaled, form_x) if wanted[0] else None,
-            fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None,
+            fit(-_scaled_by(array_of(for_y), scaled, gradient) / array_of(y), form_y)
+            if wanted[1]
+            else None,
         )
 
     def differentiable(gradient, wanted, output):
@@ -130,6 +132,11 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
 
     quotient = _compute("divide", array_of(x), array_of(y))
     return record(quotient, (x, y), backward, needs=(for_y, y), differentiable=differentiable)
+
+
+def _scaled_by(x, scaled, gradient):
+    """Return scaled x; 0 where x is, though `scaled` may be infinite there."""
+    return xp_of(scaled).where(x == 0, gradient * x, scaled * x)
 
 
 def negative(x: Tensor) -> Tensor:
@@ -170,7 +177,7 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
             else None,
         )
 
-    result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
+    result = _compute("power", array_of(x), array_of(exponent), function=_powers)
     dtypes = {each.dtype for each in (x, exponent) if hasattr(each, "dtype")}
     if len(dtypes) == 1 and is_half(*dtypes):
         result = rounded(result, *dtypes)
@@ -179,12 +186,21 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
     )
 
 
+def _powers(base, n):
+    """Return base^n; base^-0.5 is 1 / sqrt(base) at -0 and -inf too, where C has another limit."""
+    y = base**n
+    if isinstance(n, float) and n == -0.5:
+        xp = xp_of(y)
+        y = xp.where(base == -xp.inf, xp.nan, xp.copysign(y, base)).astype(y.dtype, copy=False)
+    return y
+
+
 def _for_base(gradient, base, n):
     """Return gradient n base^(n - 1), and 0 where n is 0: base^(-1) may be infinite there."""
     if isinstance(n, (int, float)):
         if n == 0:
             return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
-        return gradient * n * base ** (n - 1)
+        return gradient * n * _powers(base, n - 1)
     xp = xp_of(gradient)
     is_constant = n == 0
     return xp.where(is_constant, 0, gradient * n * base ** xp.where(is_constant, 0, n - 1))

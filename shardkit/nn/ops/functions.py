@@ -71,7 +71,7 @@ def abs(x: Tensor) -> Tensor:
     """Return the magnitude of x; its gradient at 0 is 0."""
     if is_counted(x):
         return _whole("abs", x)
-    return pointwise("abs", x, lambda xp, x: xp.abs(x), lambda xp, x: xp.sign(x), sign)
+    return pointwise("abs", x, lambda xp, x: xp.abs(x), _sign, sign)
 
 
 def sin(x: Tensor) -> Tensor:
@@ -111,14 +111,17 @@ def arctan(x: Tensor) -> Tensor:
 def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     """Return the angle of the point (x, y), from -pi to pi.
 
-    gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2)
+    gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2); 0 where both are 0
     """
     y, x = divided("arctan2", y, x)
     form_y, form_x = form(y), form(x)
 
     def backward(gradient, wanted):
         height, width = array_of(y), array_of(x)
-        scaled = gradient / (height * height + width * width)
+        squares = height * height + width * width
+        is_zero = squares == 0
+        xp = xp_of(gradient)
+        scaled = xp.where(is_zero, 0, gradient / xp.where(is_zero, 1, squares))
         return (
             fit(scaled * width, form_y) if wanted[0] else None,
             fit(scaled * -height, form_x) if wanted[1] else None,
@@ -199,8 +202,8 @@ def rsqrt(x: Tensor) -> Tensor:
         "rsqrt",
         x,
         lambda xp, x: 1 / xp.sqrt(x),
-        lambda xp, x: -0.5 / (x * xp.sqrt(x)),
-        lambda x: divide(-0.5, multiply(x, sqrt(x))),
+        lambda xp, x: -0.5 / (xp.abs(x) * xp.sqrt(x)),  # of -0 too, whose root is -0
+        lambda x: divide(-0.5, multiply(abs(x), sqrt(x))),
     )
 
 
@@ -253,8 +256,14 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
 
 
 def sign(x: Tensor) -> Tensor:
-    """Return -1, 0 or 1, without a gradient."""
-    return _whole("sign", x)
+    """Return -1, 0 or 1, without a gradient; 0 of NaN, as in PyTorch."""
+    check_numbers("sign", x)
+    return Tensor(_sign(xp_of(x.array), x.array))
+
+
+def _sign(xp, x):
+    """Return the sign of x, and 0 of NaN."""
+    return xp.nan_to_num(xp.sign(x), copy=False)
 
 
 def _whole(name, x, keeps=False):

@@ -62,23 +62,33 @@ def segment_max(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     shape, dtype = x.shape, x.dtype
     if is_counted(x):
         return Tensor(_largest(xp, x.array, ids, num_segments))
+    is_empty = (xp.bincount(ids, minlength=num_segments) == 0).reshape(-1, *(1,) * (x.ndim - 1))
     rows = widened(x.array).reshape(len(ids), -1) if x.size else widened(x.array)
     if x.size:
         top = kernels.segment_max(rows, ids, num_segments).reshape(num_segments, *shape[1:])
     else:
         top = xp.full((num_segments, *shape[1:]), -xp.inf, rows.dtype)
 
-    def backward(gradient, wanted):
+    def winners():
+        """Return 1 for the largest elements, 0 for others; and how many each segment has.
+
+        That is none for NaN, which makes gradients NaN, as those of max.
+        """
         chosen = (widened(x.array) == top[ids]).astype(top.dtype)
-        shares = widened(gradient) / xp.maximum(_sums(chosen, ids, num_segments), 1)
-        return (rounded(chosen * fresh.rows(shares, ids), dtype),)
+        return chosen, _sums(chosen, ids, num_segments) + is_empty
+
+    def backward(gradient, wanted):
+        chosen, counts = winners()
+        with numpy.errstate(invalid="ignore", divide="ignore"):
+            return (rounded(chosen * fresh.rows(widened(gradient) / counts, ids), dtype),)
 
     def differentiable(gradient, wanted, output):
-        chosen = (widened(x.array) == top[ids]).astype(top.dtype)
-        shares = chosen / xp.maximum(_sums(chosen, ids, num_segments), 1)[ids]
+        chosen, counts = winners()
+        with numpy.errstate(invalid="ignore"):
+            shares = chosen / counts[ids]
         return (multiply(index_select(gradient, 0, ids), shares.astype(dtype)),)
 
-    y = rounded(xp.where(top == -xp.inf, 0, top), dtype)
+    y = rounded(xp.where(is_empty, 0, top).astype(top.dtype, copy=False), dtype)
     return record(y, (x,), backward, needs=(x,), differentiable=differentiable)
 
 

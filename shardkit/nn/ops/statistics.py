@@ -148,8 +148,18 @@ def norm(
     elif p == 2:
         y = _root(sum(square(wider), dim, keepdim))
     else:
-        y = max(abs(wider), dim, keepdim)
+        y = _largest_magnitude(wider, dim, keepdim)
     return y if wider is x else cast(y, x.dtype)
+
+
+def _largest_magnitude(x, dim, keepdim):
+    """Return the largest magnitude over dim; where that is NaN, the gradient is 0."""
+    y = max(abs(x), dim, keepdim)
+    xp = xp_of(y.array)
+    if not xp.isnan(y.array).any():
+        return y
+    is_nan = xp.isnan(x.array).any(axis=reduced_dims(x, dim), keepdims=True)
+    return where(xp.isnan(y.array), y.array, max(abs(where(is_nan, 0, x)), dim, keepdim))
 
 
 def _root(x):
