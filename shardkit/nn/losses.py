@@ -123,7 +123,8 @@ class HuberLoss(PointwiseLoss):
         difference = _difference(prediction, target)
         size = ops.abs(difference)
         far = (size - self.delta / 2) * self.delta
-        return ops.where(size.array < self.delta, ops.square(difference) * 0.5, far)
+        is_near = ~(size.array >= self.delta)  # NaN is near, and stays NaN
+        return ops.where(is_near, _square_where(is_near, difference) * 0.5, far)
 
 
 class SmoothL1Loss(PointwiseLoss):
@@ -148,8 +149,9 @@ class SmoothL1Loss(PointwiseLoss):
         size = ops.abs(difference)
         if self.beta == 0:
             return size
-        near = ops.square(difference) * (0.5 / self.beta)
-        return ops.where(size.array < self.beta, near, size - self.beta / 2)
+        is_near = ~(size.array >= self.beta)  # NaN is near, and stays NaN
+        near = _square_where(is_near, difference) * (0.5 / self.beta)
+        return ops.where(is_near, near, size - self.beta / 2)
 
 
 class BCEWithLogitsLoss(PointwiseLoss):
@@ -478,6 +480,11 @@ def _difference(prediction, target):
 def _times(items, factors):
     """Return items times factors, 0 where a factor is 0: an item may be infinite there."""
     return ops.where(factors == 0, 0, items) * factors
+
+
+def _square_where(holds, x):
+    """Return the squares of x where something holds; elsewhere x may be infinite."""
+    return ops.square(ops.where(holds, x, 0))
 
 
 def _two(owner, prediction, wanted):
