@@ -1,7 +1,9 @@
 """Running sums and products along a dimension."""
 
 from ...array.backend import xp_of
+from ...array.dtypes import FLOAT32, wide
 from ...array.halves import rounded, widened
+from ...array.sums import BLOCK
 from ..autograd import Tensor, record
 from .arrangement import flip
 from .operands import is_counted, sum_dtype
@@ -13,17 +15,19 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
     (dim,) = reduced_dims(x, dim)
     xp = xp_of(x.array)
     dtype = x.dtype
+    is_long = wide(dtype) == FLOAT32 and x.shape[dim] > BLOCK
+    wider = "float64" if is_long else None  # one sum follows another, and each would be rounded
 
     def backward(gradient, wanted):
         turned = xp.flip(widened(gradient), dim)
-        return (rounded(xp.flip(turned.cumsum(axis=dim), dim), dtype),)
+        return (rounded(xp.flip(turned.cumsum(axis=dim, dtype=wider), dim), dtype),)
 
     def differentiable(gradient, wanted, output):
         return (flip(cumsum(flip(gradient, dim), dim), dim),)
 
     if is_counted(x):
         return Tensor(x.array.cumsum(axis=dim, dtype=sum_dtype("cumsum", x)))
-    y = rounded(widened(x.array).cumsum(axis=dim), dtype)
+    y = rounded(widened(x.array).cumsum(axis=dim, dtype=wider), dtype)
     return record(y, (x,), backward, differentiable=differentiable)
 
 
