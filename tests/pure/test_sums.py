@@ -9,7 +9,7 @@ import itertools
 import numpy
 import pytest
 
-from shardkit.array import halves, kernels, sums
+from shardkit.array import fresh, halves, kernels
 from shardkit.nn import Tensor, ops
 
 LIMIT = 5e-7
@@ -40,7 +40,7 @@ def test_a_sum_over_any_dims_keeps_its_digits(shape):
         for number in range(1, x.ndim + 1):
             for dims in itertools.combinations(range(x.ndim), number):
                 for keepdims in (False, True):
-                    result = sums.total(x, dims, keepdims)
+                    result = fresh.total(x, dims, keepdims)
                     expected = wide.sum(axis=dims, keepdims=keepdims)
                     assert result.shape == expected.shape and result.dtype == x.dtype
                     assert off(result, expected) < LIMIT
@@ -49,18 +49,18 @@ def test_a_sum_over_any_dims_keeps_its_digits(shape):
 def test_ten_million_numbers_in_a_column_keep_their_digits():
     x = numbers(10_000_000, 1)
     x = numpy.concatenate([x, x], 1)  # two columns: NumPy has no neighbors to pair
-    assert off(sums.total(x, (0,)), x.astype("float64").sum(0)) < LIMIT
+    assert off(fresh.total(x, (0,)), x.astype("float64").sum(0)) < LIMIT
 
 
 @pytest.mark.parametrize("rows", [0, 1, 127, 128])
 def test_few_rows_are_added_as_numpy_adds_them(rows):
     x = numbers(rows, 5)
-    assert sums.total(x, (0,)).tobytes() == x.sum(axis=0).tobytes()
+    assert fresh.total(x, (0,)).tobytes() == x.sum(axis=0).tobytes()
 
 
 def test_other_dtypes_are_added_as_numpy_adds_them():
     x = numbers(1000, 3).astype("float64")
-    assert sums.total(x, (0,)).tobytes() == x.sum(axis=0).tobytes()
+    assert fresh.total(x, (0,)).tobytes() == x.sum(axis=0).tobytes()
 
 
 def reduction(name):

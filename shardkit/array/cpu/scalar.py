@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, overload, register_jitable
 
-from ..sums import BLOCK
+from ..fresh import BLOCK
 from .compiled import inlined
 
 LN2 = {

@@ -3,8 +3,8 @@
 import math
 
 from ..backend import xp_of
+from ..fresh import total_along
 from ..registry import WITH_BFLOAT16, kernel
-from ..sums import total_along
 from .chunks import elementwise, empty_like, spans
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)

@@ -9,8 +9,8 @@ Both scale each channel by its weight and add its bias. Means of no elements are
 from math import prod
 
 from ..backend import xp_of
+from ..fresh import total
 from ..registry import kernel
-from ..sums import total
 
 
 @kernel(rounded=(True, False, False), has_cuda_twin=False)

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from ...array import fresh, kernels, sums
+from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...array.reference.activation import CUBIC
@@ -204,12 +204,14 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     dtype = x.dtype
     array = widened(x.array)
     y = array - array.max(axis=dim, keepdims=True)
-    y -= xp.log(sums.total(xp.exp(y), (dim,), True))
+    y -= xp.log(fresh.total(xp.exp(y), (dim,), True))
     y = rounded(y, dtype)
 
     def backward(gradient, wanted):
         gradient = widened(gradient)
-        return (rounded(gradient - xp.exp(widened(y)) * sums.total(gradient, (dim,), True), dtype),)
+        return (
+            rounded(gradient - xp.exp(widened(y)) * fresh.total(gradient, (dim,), True), dtype),
+        )
 
     def differentiable(gradient, wanted, output):
         return (subtract(gradient, multiply(exp(output), sum(gradient, dim, keepdim=True))),)

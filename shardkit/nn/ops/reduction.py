@@ -6,7 +6,7 @@ dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in i
 from collections.abc import Sequence
 from math import prod
 
-from ...array import fresh, halves, sums
+from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
@@ -75,12 +75,12 @@ def _extreme(name, x, dim, keepdim):
 
     def backward(gradient, wanted):
         chosen = (x.array == y).astype(gradient.dtype)
-        share = gradient.reshape(y.shape) / sums.total(chosen, dims, True)
+        share = gradient.reshape(y.shape) / fresh.total(chosen, dims, True)
         return (chosen * share,)
 
     def differentiable(gradient, wanted, output):
         chosen = (x.array == y).astype(gradient.dtype)
-        share = chosen / sums.total(chosen, dims, True)
+        share = chosen / fresh.total(chosen, dims, True)
         return (multiply(reshaped(gradient, y.shape), share),)
 
     return record(
@@ -112,7 +112,7 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
 
     def centered():
         array = widened(x.array)
-        return array - sums.total(array, dims, True) / count
+        return array - fresh.total(array, dims, True) / count
 
     def backward(gradient, wanted):
         return (
@@ -127,7 +127,7 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
         scale = _stretch_again(multiply(gradient, 2 / count), x.shape, dims)
         return (multiply(scale, distance),)
 
-    y = sums.total(centered() ** 2, dims, keepdim) / count
+    y = fresh.total(centered() ** 2, dims, keepdim) / count
     return record(rounded(y, x.dtype), (x,), backward, needs=(x,), differentiable=differentiable)
 
 

@@ -2,8 +2,8 @@
 
 from ...array.backend import xp_of
 from ...array.dtypes import FLOAT32, wide
+from ...array.fresh import BLOCK
 from ...array.halves import rounded, widened
-from ...array.sums import BLOCK
 from ..autograd import Tensor, record
 from .arrangement import flip
 from .operands import is_counted, sum_dtype

@@ -10,7 +10,7 @@ from math import prod as product
 
 import numpy
 
-from ...array import sums
+from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded, widened
@@ -75,7 +75,7 @@ def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool =
     top = array.max(axis=dims, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     with numpy.errstate(divide="ignore"):  # the logarithm of 0; CuPy never warns
-        y = top + xp.log(sums.total(xp.exp(array - top), dims, True))
+        y = top + xp.log(fresh.total(xp.exp(array - top), dims, True))
 
     def backward(gradient, wanted):
         gradient = widened(gradient).reshape(y.shape)
