@@ -24,6 +24,13 @@ export OMP_NUM_THREADS=$THREADS OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$T
 # shellcheck source=/dev/null
 . "$ENV_FILE"
 
+# A file of the working folder is no program of the batch system: PATH without the entries that mean this folder.
+IFS=: read -ra FOLDERS <<< "$PATH"
+PATH=
+for folder in "${FOLDERS[@]}"; do
+    case $folder in '' | . | ./) ;; *) PATH=${PATH:+$PATH:}$folder ;; esac
+done
+
 run_ranks() {
     NEWEST=$(newest_checkpoint)
     start_ranks "$@"
@@ -39,6 +46,9 @@ start_ranks() {
         mpiexec) start=("${MPIEXEC[@]}" ${LEFT:+-hosts "$LEFT"} -n "$RANKS") ;;
     esac
     # A rank begins with the signals ignored, since Python takes a while until it listens to them.
+    # How often they were started tells the next ones that those before are gone, and that the run folder is theirs.
+    SHARDKIT_LAUNCH=$((${SHARDKIT_LAUNCH:-0} + 1))
+    export SHARDKIT_LAUNCH
     # shellcheck disable=SC2016  # $@ is for the shell of each rank
     "${start[@]}" bash -c 'trap "" USR1 USR2; exec "$@"' rank "$@" &
     LAUNCHER_PROCESS=$! LAUNCHED=$SECONDS

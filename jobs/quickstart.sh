@@ -23,4 +23,4 @@ export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 if [ -t 1 ]; then
     export FORCE_COLOR=1 COLUMNS="${COLUMNS:-$(tput cols 2>/dev/null || echo 100)}"
 fi
-exec "$VENV/bin/mpiexec" -n "$RANKS" "$VENV/bin/python" -m shardkit train "$@"
+exec "$VENV/bin/mpiexec" -n "$RANKS" "$VENV/bin/python" -P -m shardkit train "$@"

@@ -10,6 +10,11 @@ Importing it starts nothing: MPI is initialized by the backend, CuPy is imported
 is asked for.
 """
 
+# ruff: noqa: E402
+from .files.working_folder import leave_working_folder  # isort: skip
+
+leave_working_folder()
+
 from .checkpoint.pretrained.adapter import load_adapter, save_adapter
 from .checkpoint.pretrained.modules import load_safetensors, save_safetensors
 from .checkpoint.whole import load
@@ -30,6 +35,7 @@ from .errors import (
     ConfigurationError,
     DeviceError,
     FeatureError,
+    FileError,
     LayoutError,
     MeshError,
     NonFiniteError,
@@ -95,6 +101,7 @@ __all__ = [
     "FSDPModel",
     "FSDPOptimizer",
     "FeatureError",
+    "FileError",
     "HybridShardedModel",
     "HybridShardedOptimizer",
     "InMemoryCommunicationBackend",

@@ -28,7 +28,10 @@ def is_number(
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
-    return isfinite(number) and number >= at_least and above < number < below
+    try:
+        return isfinite(number) and number >= at_least and above < number < below
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def is_integer(value, *, at_least: float = -inf) -> bool:

@@ -82,19 +82,18 @@ def launched_ranks() -> int | None:
 
 def environment_without_launcher() -> dict[str, str]:
     """Return the environment for a process that is no rank of this job."""
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) or "_MCA_" in name
     }
+    return {**kept, "PATH": os.pathsep.join(program_folders())}
 
 
-def environment_of_children() -> dict[str, str]:
-    """Return the environment for a Python process that is no rank and imports this package."""
-    environment = environment_without_launcher()
-    here = str(Path(__file__).resolve().parents[1])
-    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+def program_folders() -> list[str]:
+    """Return the folders of PATH that are named from the root: not "" and not "."."""
+    path = os.environ.get("PATH", os.defpath)
+    return [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
 
 
 def ranks_may_die() -> bool:
@@ -118,6 +117,16 @@ def slurm_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
+def batch_job() -> tuple[str | None, int]:
+    """Return the number of this process's batch job, None outside of one, and how often the job was
+    queued again, or its ranks launched again (SHARDKIT_LAUNCH, of jobs/launch.sh).
+    """
+    names = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    job = next(filter(None, map(os.environ.get, names)), None)
+    again = (_number("SLURM_RESTART_COUNT") or 0) * 10**6 + (_number("SHARDKIT_LAUNCH") or 0)
+    return job, again
+
+
 def slurm_node() -> str | None:
     """Return SLURM's name of this node; None outside of a job."""
     return os.environ.get("SLURMD_NODENAME")
@@ -139,6 +148,14 @@ def visible_gpus() -> str | None:
 def is_compiling_wanted() -> bool:
     """Return False if NUMBA_DISABLE_JIT turns Numba's compiler off."""
     return not _number("NUMBA_DISABLE_JIT")
+
+
+def kernel_folder() -> Path | None:
+    """Return NUMBA_CACHE_DIR, the folder for compiled kernels; None if it is not set.
+
+    From the environment alone: Numba also takes it from a file in the working folder.
+    """
+    return Path(os.environ["NUMBA_CACHE_DIR"]) if os.environ.get("NUMBA_CACHE_DIR") else None
 
 
 def ranks_per_node() -> int | None:
@@ -214,3 +231,8 @@ def gpu_aware_mpi() -> str:
     if value not in ("probe", "yes", "no"):
         raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {value!r}; wanted probe, yes or no")
     return value
+
+
+def has_hdf5_plugins() -> bool:
+    """Return True if the user has said where the HDF5 library finds filters, HDF5_PLUGIN_PATH."""
+    return bool(os.environ.get("HDF5_PLUGIN_PATH", "").strip())

@@ -7,6 +7,8 @@ returns for the error: 2 for usage and configuration, 75 for a stop that can be 
 everything else.
 """
 
+from os import PathLike
+
 
 class ShardkitError(Exception):
     """Base of every error that shardkit raises on purpose."""
@@ -131,9 +133,36 @@ class FeatureError(ShardkitError, ValueError):
     """A model without input features was asked for them, or a feature that does not exist."""
 
 
-class CheckpointError(ShardkitError):
+class FileError(ShardkitError):
+    """A file that somebody wrote, and that is not what it should be.
+
+    Parameters
+    ----------
+    message
+        With the name of the file.
+    path
+        Of the file; None where several are meant, or none.
+    field
+        What in the file is wrong, as the file names it; "" for the whole.
+    """
+
+    def __init__(
+        self, message: str = "", path: str | PathLike[str] | None = None, field: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.path = None if path is None else str(path)
+        self.field = field
+
+
+class InputError(FileError, ConfigurationError):
+    """A file that a setting names, or that a run keeps, which cannot be read as what it should
+    be.
+    """
+
+
+class CheckpointError(FileError):
     """A checkpoint that is incomplete, damaged, or of another model."""
 
 
-class CorpusError(ConfigurationError):
+class CorpusError(FileError, ConfigurationError):
     """Text that cannot be read, is empty, or is shorter than one training sequence."""

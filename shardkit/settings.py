@@ -13,14 +13,14 @@ leaves a choice open. In a file and on the command line it is written "none", an
 
 import dataclasses
 import json
-import tomllib
 from functools import cache
-from pathlib import Path
+from math import inf
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from .arguments import is_integer, is_number, nearest, require
-from .errors import ConfigurationError
+from .errors import ConfigurationError, InputError
+from .files.reading import read_toml as read_tables
 
 _WANTED = {NoneType: "None", bool: "True or False", int: "an integer", float: "a finite number"}
 
@@ -128,7 +128,7 @@ def _from_file(name: str, value, field):
     elif isinstance(value, list):
         meant = tuple(value)
     elif is_integer(value) and float in kinds:
-        meant = float(value)
+        meant = float(value) if is_number(value) else inf
     known = field.metadata.get("known", (meant,))
     is_known = not isinstance(meant, str) or meant in known
     require(_is_valid(meant, field) and is_known, name, value, _wanted(field))
@@ -190,17 +190,25 @@ class Sections:
 
     @classmethod
     def parse(cls, name: str, text: str):
-        """Return the value of `--section.key=text`; `replace` checks it."""
+        """Return the value of `--section.key=text`; `replace` checks it.
+
+        Errors: ConfigurationError on a list that is none.
+        """
         kinds = _kinds(cls.key(name))
         if text.startswith("[") and any(get_origin(kind) is tuple for kind in kinds):
-            return json.loads(text)
+            try:
+                return json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ConfigurationError(
+                    f'{name} = {text!r:.100}; wanted a list, such as ["a", "b"]: {error}'
+                ) from None
         if set(kinds) <= {str, NoneType}:
             return text
         if kinds == (tuple[str, ...],):
             return [text]
         try:
             return json.loads(text.lower() if bool in kinds else text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return text
 
     @classmethod
@@ -295,11 +303,9 @@ def _toml(value) -> str:
 def read_toml(path) -> dict[str, Any]:
     """Return the settings of the file as {"section.key": value}. Errors: ConfigurationError."""
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        tables = read_tables(path)
     except OSError as error:
-        raise ConfigurationError(f"cannot read configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+        raise InputError(f"cannot read configuration {path}: {error.strerror}", path) from None
     settings = {}
     for section, table in tables.items():
         if not isinstance(table, dict):

@@ -24,6 +24,6 @@ SWEEP=(
 read -ra setting <<< "${SWEEP[$SLURM_ARRAY_TASK_ID]}"
 
 slurm_end_time
-run_ranks "${PYTHON[@]}" -m shardkit train --resume-if-any "@{settings}" "${setting[@]}" \
+run_ranks "${PYTHON[@]}" -P -m shardkit train --resume-if-any "@{settings}" "${setting[@]}" \
     "--run.folder=@{run_folder}/$SLURM_ARRAY_TASK_ID"
 end_slurm

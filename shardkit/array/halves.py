@@ -5,6 +5,7 @@ Half floats are for storing and for messages: everything that adds up computes i
 
 import numpy
 
+from . import fresh
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .dtypes import BFLOAT16, FLOAT32, is_half, wide
@@ -110,7 +111,7 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None, there=None):
         if dims == (0,) and x.ndim == 2 and type(x) is numpy.ndarray and not keepdims:
             added = sum_of_rows.dispatch(x)
         else:
-            added = x.sum(axis=dims, dtype=FLOAT32, keepdims=keepdims)
+            added = fresh.total(x, dims, keepdims, FLOAT32)
         return rounded(added, x.dtype if dtype is None else dtype)
     out = None
     if (
@@ -124,4 +125,4 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None, there=None):
             ],
             x.dtype,
         )
-    return x.sum(axis=dims, dtype=x.dtype, keepdims=keepdims, out=out)
+    return fresh.total(x, dims, keepdims, out=out)

@@ -96,7 +96,10 @@ class PendingCheckpoint:
     pause_seconds   for how long the training stood still for it
     folder          where it will be
     is_committed    True once it is there
+    is_over         True once nothing is written any more, whether it is there or not
     write_seconds   how long that took
+    is_forgiving    an OSError that ends it is not raised where the ranks notice it; may be set
+    error           that OSError; None: there is none so far
     """
 
     def __init__(self, saving: Saving, copies: list, copied: Done, device: Device):
@@ -105,6 +108,8 @@ class PendingCheckpoint:
         self.write_seconds = 0.0
         self.is_committed = False
         self.is_over = False
+        self.is_forgiving = False
+        self.error: OSError | None = None
         self._saving = saving
         self._copies = copies
         self._copied = copied
@@ -151,9 +156,18 @@ class PendingCheckpoint:
         self.is_over = True
         self._cancelled.set()
         self._task.join()
+        self._saving.release()
 
     def _go_on(self):
         """End the current stage on all ranks, and begin the next one. Collective."""
+        try:
+            self._end_stage()
+        except OSError as error:
+            self.error = error
+            if not self.is_forgiving:
+                raise
+
+    def _end_stage(self):
         saving = self._saving
         self.is_over = True
         with saving.removed_on_error():

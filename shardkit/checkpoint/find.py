@@ -7,7 +7,8 @@
 
 from ..comm.threads.backend import run_ranks
 from ..errors import CheckpointError
-from .format.manifest import MANIFEST_NAME, parse_object
+from .format.files import read_whole
+from .format.manifest import MANIFEST_NAME, MOST_BYTES, parse_object
 from .load import Checkpoint
 from .store import CheckpointStore, locate
 
@@ -45,6 +46,7 @@ def find_description(path) -> Checkpoint:
 def _stored_model(store: CheckpointStore, name: str) -> dict | None:
     """Return the "model" entry of a manifest, or None if it cannot be read."""
     try:
-        return parse_object((store.folder / name / MANIFEST_NAME).read_bytes()).get("model")
+        content = read_whole(store.folder / name / MANIFEST_NAME, MOST_BYTES)
+        return parse_object(content).get("model")
     except (CheckpointError, OSError):
         return None

@@ -14,7 +14,7 @@ and while the disk is busy with those of others; in the background rank 0 does b
 
 import errno
 import json
-import shutil
+import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,18 +23,32 @@ from pathlib import Path
 from typing import Any
 
 from ..array.backend import to_host
+from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
+from ..files.ownership import Ownership
+from ..files.removing import FILE, TEMPORARY, remove_folder
 from ..layout.piece import Piece
+from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
 from .format.description import check_description, check_storable
 from .format.files import file_bytes, sync, write_arrays
 from .format.hdf5 import INDEX_NAME, lay_out, rank_file_name, write_index
-from .format.manifest import FORMAT, VERSION, write_manifest
+from .format.manifest import FORMAT, MANIFEST_NAME, VERSION, write_manifest
 from .format.reads import Reader
 from .format.stored import StoredBox, ranges_outside
 from .load import Checkpoint
+
+NAMES = {  # of all files in the folder of a checkpoint, which are removed with it
+    re.escape(MANIFEST_NAME): FILE,
+    re.escape(INDEX_NAME): FILE,
+    r"rank-\d{5,}\.h5": FILE,
+    "|".join(map(re.escape, COMPANION_NAMES)): FILE,
+    TEMPORARY: FILE,
+}
+
+SLOWEST_DISK = 10e6  # bytes per second, at which a rank that writes still counts as one at work
 
 
 @dataclass(frozen=True)
@@ -82,9 +96,10 @@ class Saving:
             retention.check()
         self.folder = store.folder_of(description["step"])
         self._temporary = self.folder.with_name(self.folder.name + ".tmp")
+        self._owned: Ownership | None = None
         with collectively(backend):
             if backend.rank == 0:
-                store.begin(self._temporary)
+                self._owned = store.begin(self._temporary)
         self._path = self._temporary / rank_file_name(backend.rank)
         self._boxes: list[StoredBox] = []  # of this rank
         self._records: dict[str, dict] = {}  # what the manifest says about files
@@ -115,8 +130,9 @@ class Saving:
         try:
             yield
         except BaseException as error:
-            if self.backend.rank == 0:
-                shutil.rmtree(self._temporary, ignore_errors=True)
+            if self._owned is not None and self._owned.holds():
+                remove_folder(self._temporary, NAMES)
+            self.release()
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 error = self._with_advice(error)
             raise error
@@ -146,7 +162,9 @@ class Saving:
     def write(self, owned, cancelled: threading.Event | None = None) -> None:
         """Write the values to disk, durably, where lay_out() made room. No communication."""
         parts = ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned))
-        checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
+        seconds = self.backend.timeout + sum(b.box_bytes for b in self._boxes) / SLOWEST_DISK
+        with native_work(self.backend, seconds):
+            checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, checksums)]
 
     def gather(self, root: int = 0) -> None:
@@ -178,6 +196,8 @@ class Saving:
         """
         if self._gathered is None:
             return
+        assert self._owned is not None
+        self._owned.check()
         records = {name: record for _, part, _ in self._gathered for name, record in part.items()}
         records |= self._records
         records |= write_companions(self._temporary, self._store.companions)
@@ -186,6 +206,13 @@ class Saving:
         self._store.check_replaced(self._read_back(), self.folder)
         self._store.publish(self._temporary, self.folder)
         self._store.delete_old(self.folder, self._retention)
+        self.release()
+
+    def release(self) -> None:
+        """Let others save into the folder; a second call does nothing. No communication."""
+        if self._owned is not None:
+            self._owned.release()
+            self._owned = None
 
     def _all_boxes(self) -> list[StoredBox]:
         return [box for boxes, *_ in self._gathered for box in boxes]

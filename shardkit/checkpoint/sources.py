@@ -36,13 +36,15 @@ def load_from(
 ) -> tuple[Checkpoint | TransformersFolder, Fit, list[str]]:
     """Fill the owned arrays that a model wants from what is at a path. Collective.
 
+    path        or a tuple of folders, of which the newest valid checkpoint of all is taken
     owned       (tensor path, Piece, 1-D array) each
     expendable  see CheckpointStore.load_newest
     returns     what was read, how it fits, and why newer checkpoints were passed over
     Errors, on all ranks: FileNotFoundError, PermissionError, OSError, CheckpointError.
     """
     with collectively(backend):
-        is_folder = is_transformers_folder(path) if backend.rank == 0 else None
+        is_one = backend.rank == 0 and not isinstance(path, tuple)
+        is_folder = is_one and is_transformers_folder(path)
     if backend.broadcast_object(is_folder, 0):
         folder = TransformersFolder.opened_together(path, backend)
         folder.load(owned, backend, lambda found: found.fit(wanted), copies)

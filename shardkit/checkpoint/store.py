@@ -7,14 +7,15 @@ newest valid one again.
       step-00000300.tmp/      being written, or left by a job that died: not read, removed by the
                               next save
       newest                  text: step-00000200
+      owner.json              who is saving; another one is refused (files/ownership.py)
 
 A step that is saved again is put aside as step-00000200.old until the new one has its name. A job
 that dies in between leaves step-00000200.tmp, complete, and step-00000200.old: both are read, and
 the next save ends the replacement.
 """
 
+import os
 import re
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,20 @@ from typing import Any
 from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..errors import CheckpointError
-from .format.files import make_folder, sync, write_text
+from ..errors import CheckpointError, ConfigurationError
+from ..files.ownership import Ownership
+from ..files.removing import TEMPORARY, few, remove_file, remove_folder
+from ..files.writing import give_name, whole_file
+from .format.files import make_folder, sync
 from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint, verify_together
 from .paths import model_shapes
-from .saving import Retention, Saving
+from .saving import NAMES, Retention, Saving
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"step-(\d{8,})(\.deleted)?\.tmp")
 _ASIDE = re.compile(r"step-(\d{8,})\.old")
+_ADVICE = "both would save there: wait until it has saved, or choose another folder"
 
 
 def locate(path) -> tuple[Path, str | None]:
@@ -55,6 +60,7 @@ class CheckpointStore:
     """The checkpoints in one folder.
 
     name         of the only one that is loaded; None: the newest valid one is
+    elsewhere    folders whose checkpoints are looked for too; nothing is written there
     copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
     companions   {name: content} of files that every new checkpoint also gets (companions.py)
     """
@@ -66,8 +72,10 @@ class CheckpointStore:
         *,
         copies: Copies | None = None,
         companions: dict[str, bytes] | None = None,
+        elsewhere: tuple[Path, ...] = (),
     ):
         self.folder = Path(folder)
+        self._elsewhere = elsewhere
         self.copies = copies or Copies()
         self.companions = companions or {}
         self.skipped: list[str] = []  # why the last search passed over newer ones
@@ -75,7 +83,12 @@ class CheckpointStore:
 
     @classmethod
     def found(cls, path, backend: CommunicationBackend, copies: Copies) -> "CheckpointStore":
-        """Return the store that rank 0 finds at this path (see locate). Collective."""
+        """Return the store that rank 0 finds at this path (see locate). Collective.
+
+        path   or a tuple of folders of checkpoints
+        """
+        if isinstance(path, tuple):
+            return cls(path[0], copies=copies, elsewhere=tuple(map(Path, path[1:])))
         with collectively(backend):
             place = locate(path) if backend.rank == 0 else None
         return cls(*backend.broadcast_object(place, 0), copies=copies)
@@ -93,6 +106,11 @@ class CheckpointStore:
 
         These are the steps, and what a job that died left in the middle of a replacement.
         """
+        found = self._found()
+        return [found[key] for key in sorted(found)]
+
+    def _found(self) -> dict[tuple[int, int], Path]:
+        """Return all folders that a loader may look at, by step and how good they are."""
         found = {(_step(path), 3): path for path in self._named(_STEP)}
         for aside in self._named(_ASIDE):
             step = _step(aside)
@@ -100,7 +118,7 @@ class CheckpointStore:
             complete = aside.with_suffix(".tmp")
             if (step, 3) not in found and complete.is_dir():
                 found[step, 2] = complete
-        return [found[key] for key in sorted(found)]
+        return found
 
     def _named(self, pattern) -> list[Path]:
         if not self.folder.is_dir():
@@ -130,10 +148,11 @@ class CheckpointStore:
         """
         return Saving(self, backend, description, Retention(keep, keep_every)).save(owned)
 
-    def begin(self, temporary: Path) -> None:
+    def begin(self, temporary: Path) -> Ownership:
         """Clear up what a job that died has left, and make this folder. On one rank.
 
-        Errors: CheckpointError if the store is a checkpoint.
+        returns   what keeps others from saving there, until it is released
+        Errors: CheckpointError if the store is a checkpoint, or another process is saving there.
         """
         if (self.folder / MANIFEST_NAME).exists():
             raise CheckpointError(
@@ -141,20 +160,40 @@ class CheckpointStore:
                 "one"
             )
         make_folder(self.folder)
+        try:
+            owned = Ownership.take(self.folder, _ADVICE)
+        except ConfigurationError as error:
+            raise CheckpointError(str(error)) from None
+        try:
+            self._clear_up(temporary)
+            temporary.mkdir()
+        except BaseException:
+            owned.release()
+            raise
+        return owned
+
+    def _clear_up(self, temporary: Path) -> None:
         for aside in self._named(_ASIDE):
             self._end_replacement(aside)
+        for pointer in self._named(re.compile(TEMPORARY)):
+            if pointer.is_file():
+                remove_file(pointer)
         for leftover in self._named(_LEFTOVER):
-            shutil.rmtree(leftover, ignore_errors=True)
-        temporary.mkdir()
+            left = remove_folder(leftover, NAMES)
+            if left and leftover == temporary:
+                raise CheckpointError(
+                    f"{temporary} holds what is no part of a checkpoint ({few(left)}), and a new "
+                    "one has no place there; move it away"
+                )
 
     def _end_replacement(self, aside: Path) -> None:
         """Give the step's name to the new checkpoint if it is complete, else to the old one."""
         final = aside.with_suffix("")
         temporary = aside.with_suffix(".tmp")
         if not final.exists():
-            (aside if _complete(temporary) is None else temporary).rename(final)
+            give_name(aside if _complete(temporary) is None else temporary, final)
             sync(self.folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_folder(aside, NAMES)
 
     def check_replaced(self, new: Checkpoint, final: Path) -> None:
         """Refuse to replace a checkpoint of another model with CheckpointError. On one rank."""
@@ -167,20 +206,21 @@ class CheckpointStore:
 
     def publish(self, temporary: Path, final: Path) -> None:
         """Give a complete checkpoint its name, and make it the newest. On one rank."""
-        pointer = self.folder / "newest.tmp"
         aside = final.with_suffix(".old")
-        write_text(pointer, final.name + "\n")  # first, since it needs room on the disk
-        if final.exists():
-            final.rename(aside)
-        try:
-            temporary.rename(final)
-        except OSError:
-            if aside.exists():
-                aside.rename(final)
-            raise
-        pointer.rename(self.folder / "newest")
+        with whole_file(self.folder / "newest") as pointer:
+            pointer.write(f"{final.name}\n".encode())
+            pointer.flush()
+            os.fsync(pointer.fileno())  # first, since it needs room on the disk
+            if final.exists():
+                give_name(final, aside)
+            try:
+                give_name(temporary, final)
+            except OSError:
+                if aside.exists():
+                    give_name(aside, final)
+                raise
         sync(self.folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        self._say_what_stays(aside)
 
     def delete_old(self, newest: Path, retention: Retention) -> None:
         """Delete the checkpoints that need not stay; warn of those that cannot be. On one rank.
@@ -205,10 +245,19 @@ class CheckpointStore:
         old = _complete(folder)
         if old is not None and not _are_of_one_model(old, new):
             return
+        deleted = folder.with_name(folder.name + ".deleted.tmp")
         try:
-            shutil.rmtree(folder.rename(folder.with_name(folder.name + ".deleted.tmp")))
+            give_name(folder, deleted)
         except OSError as error:  # the new one is there all the same
             warnings.warn(f"the old checkpoint {folder} was not deleted: {error}", stacklevel=3)
+        else:
+            self._say_what_stays(deleted)
+
+    def _say_what_stays(self, old: Path) -> None:
+        """Remove an old checkpoint; warn of what is in it and was not made by shardkit."""
+        left = remove_folder(old, NAMES)
+        if left:
+            warnings.warn(f"of an old checkpoint stays {old.parent}: {few(left)}", stacklevel=4)
 
     # ---- finding ---------------------------------------------------------------------------------
 
@@ -302,10 +351,14 @@ class CheckpointStore:
     def candidates(self) -> tuple[list[str], list[str]]:
         """Return the names of those to try, the newest first, and why others are not tried.
 
+        Those of other folders have their whole paths as names.
+
         Errors: FileNotFoundError if there are none.
         """
         if self._name is not None:
             return [self._name], []
+        if self._elsewhere:
+            return self._candidates_of_all()
         if not self.folder.exists():
             raise FileNotFoundError(f"no checkpoint folder {self.folder}")
         if not self.folder.is_dir():
@@ -322,6 +375,16 @@ class CheckpointStore:
             for path in sorted(unfinished)
             if path.name not in names
         ]
+
+    def _candidates_of_all(self) -> tuple[list[str], list[str]]:
+        """Return candidates() of this folder and the others together."""
+        stores = [CheckpointStore(folder) for folder in (self.folder, *self._elsewhere)]
+        found = [entry for store in stores for entry in store._found().items()]
+        if not found:
+            places = ", ".join(str(store.folder) for store in stores)
+            raise FileNotFoundError(f"no checkpoints in {places}")
+        found.sort(reverse=True, key=lambda entry: entry[0])  # stable: this folder's come first
+        return [str(path.absolute()) for _, path in found], []
 
 
 def warn_of_skipped(checkpoint: Any, skipped: list[str]) -> None:

@@ -6,18 +6,22 @@
     manifest "model": {"class": "Net", "configuration": {...}, "import": "science.nets:Net"}
         --> from science.nets import Net; Net(**configuration) --> its weights and buffers
 
-The class that is stored is imported, and its constructor called: open checkpoints of people whose
-code you would run. What is not importable is given as `factory`.
+The class that is stored is made if it is one of shardkit's own, if this program has imported it, or
+if the caller allows it with trust=; otherwise it is named, and nothing of it runs. What is not
+importable is given as `factory`.
 """
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError, ShardkitError
+from ..files.trust import Trust, is_class_of, known
 from ..nn import models
+from ..nn.building import at_most
 from ..nn.features import input_features
 from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
@@ -26,6 +30,17 @@ from .paths import averaged_path, check_averaged
 from .sources import find_model
 
 _OWN_ROOM = models.__name__
+_OWN_ROOMS = tuple(f"{models.__name__.partition('.')[0]}.{room}." for room in ("nn", "task"))
+_OF_CONSTRUCTION = (  # what a constructor may raise about its arguments
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    ShardkitError,
+)
 
 
 def load(
@@ -33,6 +48,7 @@ def load(
     factory: Callable[..., Module] | None = None,
     *,
     averaged: bool = False,
+    trust: Any = None,
 ) -> Module:
     """Return the model of a checkpoint with its weights, on this process. No communication.
 
@@ -42,21 +58,29 @@ def load(
         A path as load_model takes it, or bytes as serialize() returns them.
     factory
         A class of modules, called with the stored configuration, or a function without arguments;
-        None: the stored class is imported.
+        None: the stored class.
     averaged
         Take the averages that sk.EMA kept, instead of the weights of the last step.
+    trust
+        Whose code may run, beside shardkit's classes and those that this program has imported: a
+        class, a module, the path of a .py file or of a folder, or a list of these.
 
     Raises
     ------
     FileNotFoundError
     PermissionError
+    ConfigurationError
+        On a `trust` that is none of these.
     CheckpointError
-        If it is damaged, its class cannot be imported or built, or the model has other names,
+        If it is damaged, its class is not trusted or cannot be built, or the model has other names,
         shapes or dtypes than are stored.
     """
+    allowed = Trust.of(trust)
     where, description, shapes, read = _opened(source)
     described = description["model"]
-    model = _made(described, factory, where)
+    maker = factory or _stored_class(described, where, allowed)
+    with at_most(_parts_allowed(shapes)):
+        model = _made(described, maker, where, advises_factory=factory is None)
     model.finish(described["configuration"].get("seed", 0) if factory is None else 0)
     group = f"optimizer/{AVERAGE}" if averaged else "model"
     if averaged:
@@ -96,15 +120,14 @@ def _opened(source) -> tuple[str, dict, dict, Callable]:
     return str(checkpoint.folder), checkpoint.manifest, checkpoint.shapes, checkpoint.read_whole
 
 
-def _made(described: dict, factory, where: str) -> Module:
+def _made(described: dict, maker, where: str, *, advises_factory: bool) -> Module:
     """Build the model. Errors: CheckpointError."""
     name, configuration = described["class"], described["configuration"]
-    maker = factory or _imported(described, where)
     takes_configuration = inspect.isclass(maker)
     try:
         model = maker(**configuration) if takes_configuration else maker()
-    except (TypeError, ConfigurationError) as error:
-        advice = "" if factory else "; pass factory=, a function that builds the same model"
+    except _OF_CONSTRUCTION as error:
+        advice = "; pass factory=, a function that builds the same model" if advises_factory else ""
         raise CheckpointError(
             f"the {name} of {where} cannot be built from its configuration {configuration!r:.200}: "
             f"{error}{advice}"
@@ -116,24 +139,49 @@ def _made(described: dict, factory, where: str) -> Module:
     return model
 
 
-def _imported(described: dict, where: str) -> type[Module]:
-    """Return the stored class. Errors: CheckpointError."""
+def _parts_allowed(shapes: dict) -> int:
+    """Return how many parameters and buffers may be made: those of a model that ties some."""
+    return 100 + 4 * len(shapes)
+
+
+def _stored_class(described: dict, where: str, trust: Trust) -> type[Module]:
+    """Return the stored class, and run nothing of another's. Errors: CheckpointError."""
     name, path = described["class"], described.get("import")
     if path is None:  # a checkpoint of before, or of transformers
         path = f"{_OWN_ROOM}:{name}"
-    module_name, _, qualified = str(path).partition(":")
-    try:
-        found = sys.modules.get(module_name) or importlib.import_module(module_name)
-        for part in qualified.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError, ShardkitError) as error:
+    module, _, qualified = str(path).partition(":")
+    found = trust.class_named(path)
+    if found is None:
+        found = _looked_up(str(path), module, qualified.split("."), where, trust)
+    if found is None:
         raise CheckpointError(
-            f"{where} holds a {name}, which cannot be imported as {path}: {error}; pass factory=, "
-            "its class or a function that builds the model"
-        ) from error
-    if not (inspect.isclass(found) and issubclass(found, Module)):
+            f"{where} holds a {name}, which cannot be imported as {path}; pass factory=, its class "
+            "or a function that builds the model"
+        )
+    if not is_class_of(found, Module):
         raise CheckpointError(f"{where} names {path} as its model, which is no class of modules")
     return found
+
+
+def _looked_up(path: str, module: str, names: list[str], where: str, trust: Trust) -> Any:
+    """Return what stands there in a module that may be imported; None if nothing does."""
+    try:
+        if module.startswith(_OWN_ROOMS) and module not in sys.modules:
+            importlib.import_module(module)
+        if module not in sys.modules and trust.module(module) is None:
+            raise CheckpointError(
+                f"{where} names {path} as the class of its model, and this program has not "
+                "imported it, so nothing of it was run. If it is yours, or you trust whoever wrote "
+                f"it: import {module} before, or pass trust=, the path of its .py file or folder"
+            )
+    except ConfigurationError as error:
+        raise CheckpointError(f"{where} names {path}: {error}") from error
+    except ImportError as error:
+        raise CheckpointError(
+            f"{where} holds {path}, which cannot be imported: {error}; pass factory=, its class or "
+            "a function that builds the model"
+        ) from error
+    return known(module, names)
 
 
 def _check_names(where: str, model_name: str, kept: dict, stored: dict) -> None:

@@ -13,6 +13,7 @@ from .. import __version__
 from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
+from ..files.notes import replaced_characters, settle_output, tell
 from ..train.start import say_when_compiling
 from . import (
     bench,
@@ -47,11 +48,13 @@ _FIRST_MESSAGE_SECONDS = 1.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    try:
-        return _run(sys.argv[1:] if arguments is None else arguments)
-    except KeyboardInterrupt:
-        print("shardkit: interrupted by Ctrl-C", file=sys.stderr)
-        return INTERRUPTED_CODE
+    with replaced_characters(sys.stdout), replaced_characters(sys.stderr):
+        try:
+            code = _run(sys.argv[1:] if arguments is None else arguments)
+        except KeyboardInterrupt:
+            tell("interrupted by Ctrl-C")
+            code = INTERRUPTED_CODE
+        return code if settle_output() else code or 1
 
 
 def _run(arguments: list[str]) -> int:
@@ -77,7 +80,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, LaunchError) and launcher().rank:
             time.sleep(_FIRST_MESSAGE_SECONDS)  # rank 0 prints the message before any rank exits
         else:
-            print(f"shardkit: {error}", file=sys.stderr)
+            tell(str(error))
         return getattr(error, "exit_code", 1)
 
 
@@ -91,7 +94,7 @@ def _refuse(argument: str, command: str, parser: argparse.ArgumentParser, comman
     """Print which command takes this argument; if none does, exit as argparse does."""
     for name, other in commands.items():
         if name.startswith(f"{command} ") and f"[{argument}" in other.format_usage():
-            print(f"shardkit: {argument} goes with `{name}`, not with `{command}`", file=sys.stderr)
+            tell(f"{argument} goes with `{name}`, not with `{command}`")
             return ConfigurationError.exit_code
     return parser.error(f"unrecognized argument {argument}")
 

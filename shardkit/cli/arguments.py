@@ -13,6 +13,18 @@ def add_averaged(parser: ArgumentParser) -> None:
     )
 
 
+def add_trust(parser: ArgumentParser) -> None:
+    """Add the option --trust to a command that runs the task of a run folder."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="file or folder whose code may run if the run folder names it as its task; may be "
+        "given again",
+    )
+
+
 def count(text: str) -> int:
     """Return an integer >= 1. Errors: ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
@@ -25,6 +37,14 @@ def tokens(text: str) -> float:
     number = _number(text)
     if not 0 < number < inf:
         raise ArgumentTypeError(f"{text} is not a number of tokens; wanted one like 300e9")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Return a finite number of seconds above 0. Errors: ArgumentTypeError."""
+    number = _number(text)
+    if not 0 < number < inf:
+        raise ArgumentTypeError(f"{text} is not a time; wanted a number of seconds, above 0")
     return number
 
 

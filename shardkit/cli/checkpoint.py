@@ -7,6 +7,7 @@ from ..checkpoint.pretrained.families import FAMILIES
 from ..checkpoint.tools.convert import from_safetensors, to_adapter, to_safetensors
 from ..checkpoint.tools.diff import compare, comparison_text
 from ..errors import ConfigurationError, ShardkitError
+from ..files.shown import shown
 from .arguments import add_averaged, tolerance
 
 _CONVERSIONS = {
@@ -98,11 +99,12 @@ def _diff(known, overrides) -> int:
             model_only=known.model_only,
         )
     except (ShardkitError, OSError) as error:
-        print(f"shardkit: {error}", file=sys.stderr)
+        print(f"shardkit: {shown(str(error))}", file=sys.stderr)
         return 2  # 1 means that they differ, as for other programs that compare
     for checkpoint, skipped in chosen:
-        print("\n".join([str(checkpoint.folder), *(f"  skipped: {reason}" for reason in skipped)]))
-    print(comparison_text(found))
+        lines = [str(checkpoint.folder), *(f"  skipped: {reason}" for reason in skipped)]
+        print(shown("\n".join(lines)))
+    print(shown(comparison_text(found)))
     return 0 if found.is_equal else 1
 
 

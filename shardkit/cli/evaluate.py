@@ -8,14 +8,17 @@ from pathlib import Path
 
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
-from ..task.load import DEFAULT_TASK, load_task
+from ..files.shown import shown
+from ..files.trust import Trust
+from ..files.writing import write_whole
+from ..task.task import Task
 from ..train.evaluation import TrainedRun, evaluate
-from ..train.folder import stored_task
+from ..train.folder import task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
-from .arguments import add_averaged
+from .arguments import add_averaged, add_trust
 from .job import job, mpi_backend
-from .settings import parsed
+from .settings import parsed, texts_of, trust_in
 
 
 def add_commands(commands) -> None:
@@ -24,6 +27,7 @@ def add_commands(commands) -> None:
     both.add_argument("path", help="run folder")
     both.add_argument("--data", metavar="PATH", help="source; default: what the run held out")
     add_averaged(both)
+    add_trust(both)
     measure = commands.add_parser(
         "evaluate",
         parents=[both],
@@ -48,24 +52,23 @@ def add_commands(commands) -> None:
     write.set_defaults(run=_predict, takes_settings=True)
 
 
-def _given(path: str, overrides) -> dict:
-    """Return the settings of the command line, as the task of this run has them."""
-    task = load_task(stored_task(Path(path)) or DEFAULT_TASK)
-    return parsed(overrides, configuration_of(task))
+def _trust(known, overrides) -> Trust:
+    return trust_in(known.trust, texts_of(overrides).get("run.task"))
 
 
 def _evaluate(known, overrides) -> int:
     backend = mpi_backend()
     with job(backend):
         with collectively(backend):
-            given = _given(known.path, overrides)
-        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged)
+            trust = _trust(known, overrides)
+            given = parsed(overrides, configuration_of(task_of_run(Path(known.path), trust)))
+        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
         figures = evaluate(run, run.samples(known.data))
         with collectively(backend):
             if backend.rank == 0:
                 _show(run, figures)
                 if known.json:
-                    Path(known.json).write_text(_as_json(figures))
+                    write_whole(known.json, _as_json(figures).encode())
         run.close()
     return 0
 
@@ -83,10 +86,11 @@ def _or_none(value: float) -> float | None:
 
 def _show(run: TrainedRun, figures) -> None:
     metrics = "".join(f"  {name} {value:.6g}" for name, value in figures.metrics.items())
-    print(
+    line = (
         f"step {figures.step}  {figures.samples:,} {run.task.sample}  "
         f"loss {run.task.describe_loss(figures.loss)}{metrics}"
     )
+    print(shown(line))
 
 
 def _predict(known, overrides) -> int:
@@ -94,21 +98,22 @@ def _predict(known, overrides) -> int:
     with job(backend):
         output = Path(known.output)
         with collectively(backend):
-            given = _given(known.path, overrides)
-            _check_predicts(known.path)
+            trust = _trust(known, overrides)
+            task = task_of_run(Path(known.path), trust)
+            _check_predicts(known.path, task)
+            given = parsed(overrides, configuration_of(task))
             check_output(output)
-        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged)
+        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
         shapes = predict(run, run.samples(known.data, has_targets=False), output)
         if backend.rank == 0:
             listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            print(f"step {run.step}  {output}: {listed}")
+            print(shown(f"step {run.step}  {output}: {listed}"))
         run.close()
     return 0
 
 
-def _check_predicts(path: str) -> None:
+def _check_predicts(path: str, task: type[Task]) -> None:
     """Raise ConfigurationError if the task of this run has no predictions to write."""
-    task = load_task(stored_task(Path(path)) or DEFAULT_TASK)
     if task.instead_of_predict:
         raise ConfigurationError(
             f"{path} is a run of {task.__name__}, which has nothing to write for each row; use "

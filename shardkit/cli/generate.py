@@ -11,6 +11,7 @@ from ..checkpoint.sources import find_model
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import open_tokenizer, tokenizer_of
 from ..errors import ConfigurationError
+from ..files.shown import shown
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
 from ..optim import SGD
@@ -133,7 +134,7 @@ def _is_watched(known, prompts: list[str]) -> bool:
 
 
 def _show_piece(piece: str) -> None:
-    print(piece, end="", flush=True)
+    print(shown(piece), end="", flush=True)
 
 
 def _lines_of(path: str) -> list[str]:
@@ -184,5 +185,7 @@ def _parsed_numbers(prompt: str, vocabulary_size: int) -> list[int]:
 
 
 def _show(prompts: list[str], texts: list[str], *, as_json: bool) -> None:
+    is_terminal = sys.stdout.isatty()
     for prompt, text in zip(prompts, texts):
+        text = shown(text) if is_terminal else text
         print(json.dumps({"prompt": prompt, "text": text}) if as_json else text)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
 from ..comm.watch.hang import hang_report
+from ..files.shown import shown
+from ..files.writing import write_whole
 from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
@@ -66,7 +68,7 @@ def _add_schedule(commands) -> None:
 
 def _inspect(known, overrides) -> int:
     found = describe(known.path, verify=known.verify)
-    print(f"{describe_run(known.path)}{found}")
+    print(shown(f"{describe_run(known.path)}{found}"))
     return 1 if found.num_damaged else 0
 
 
@@ -74,7 +76,7 @@ def _inspect_schedule(known, overrides) -> int:
     timeline = unit_timeline(known.order, known.stages, known.micro_batches, known.virtual)
     if known.svg is not None:
         picture = draw_svg(timeline, f"{known.order}, {known.micro_batches} micro-batches")
-        Path(known.svg).write_text(picture, encoding="utf-8")
+        write_whole(known.svg, picture.encode())
     print(describe_timeline(timeline))
     return 0
 
@@ -82,5 +84,5 @@ def _inspect_schedule(known, overrides) -> int:
 def _inspect_hang(known, overrides) -> int:
     run = Path(known.run_folder)
     ledger = run / "ledger"
-    print(hang_report(ledger if ledger.is_dir() else run))
+    print(shown(hang_report(ledger if ledger.is_dir() else run)))
     return 0

@@ -9,9 +9,9 @@ import json
 import shlex
 import sys
 from operator import attrgetter
-from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
 from ..plan.report import (
@@ -133,7 +133,7 @@ def _plan(known, overrides) -> int:
         _check_script(known.script, is_own, run)
         planned = settings.replace(chosen)
         script = script_of_plan(best, cluster, planned, arguments, known.time, known.script)
-        Path(known.script).write_text(script, encoding="utf-8")
+        write_whole(known.script, script.encode())
         _tell(known, f"{known.script}: the job script; sbatch {known.script}")
     if known.explain is not None:
         _explain(known, training)

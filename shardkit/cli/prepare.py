@@ -9,10 +9,12 @@ from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
 from ..environment import share_tokenizer_threads
+from ..files.notes import Screen
 from ..train.log import duration_text
-from .arguments import count
+from .arguments import count, seconds
 from .job import job, mpi_backend
 
+_TIMEOUT_SECONDS = 120.0  # less than for a step: what is done stays, and work is in small pieces
 _REPORT_SECONDS = 10.0  # between two lines where there is no terminal
 
 
@@ -59,6 +61,14 @@ def add_commands(commands) -> None:
         metavar="N",
         help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
     )
+    prepare.add_argument(
+        "--timeout",
+        type=seconds,
+        default=_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
+        f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
+    )
     prepare.set_defaults(run=_prepare, takes_settings=False)
 
 
@@ -72,6 +82,7 @@ def _prepare(known, overrides) -> int:
     )
     backend = mpi_backend()
     with job(backend):
+        backend.timeout = known.timeout
         share_tokenizer_threads(known.threads, _share_of_cores(backend))
         line = _Line()
         began = time.monotonic()
@@ -81,6 +92,7 @@ def _prepare(known, overrides) -> int:
                 f"{known.output}: {totals.num_tokens:,} tokens in {totals.num_documents:,} "
                 f"documents, in {duration_text(time.monotonic() - began)}"
             )
+        line.close()
     return 0
 
 
@@ -95,7 +107,8 @@ class _Line:
     """One line of progress: written over on a terminal, elsewhere written now and then."""
 
     def __init__(self):
-        self._is_terminal = sys.stdout.isatty()
+        self._screen = Screen(sys.stdout)
+        self._is_terminal = self._screen.isatty()
         self._width = 0
         self._shown = time.monotonic()
 
@@ -106,13 +119,17 @@ class _Line:
             f"{duration_text(progress.seconds_left)} left"
         )
         if self._is_terminal:
-            print(f"\r{text:<{self._width}}", end="", flush=True)
+            self._screen.write(f"\r{text:<{self._width}}")
             self._width = len(text)
         elif time.monotonic() - self._shown >= _REPORT_SECONDS:
-            print(text, flush=True)
+            self._screen.write(f"{text}\n")
             self._shown = time.monotonic()
 
     def end(self, text: str) -> None:
         """Write a line that stays."""
-        print(f"\r{text:<{self._width}}" if self._width else text, flush=True)
+        self._screen.write(f"\r{text:<{self._width}}\n" if self._width else f"{text}\n")
         self._width = 0
+
+    def close(self) -> None:
+        """Write what standard output has not taken yet, or say what is lost."""
+        self._screen.close()

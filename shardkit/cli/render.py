@@ -1,8 +1,8 @@
 """`shardkit render`."""
 
 import argparse
-from pathlib import Path
 
+from ..files.writing import write_whole
 from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
 from .settings import configuration
 
@@ -78,6 +78,5 @@ def _render(known, arguments) -> int:
     if known.output is None:
         print(script, end="")
     else:
-        Path(known.output).write_text(script, encoding="utf-8")
-        Path(known.output).chmod(0o755)
+        write_whole(known.output, script.encode(), mode=0o777)
     return 0

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from ..files.shown import shown
+from ..files.writing import write_whole
 from ..report import describe_run, page_of, read_run_folder
 
 
@@ -23,6 +25,6 @@ def add_commands(commands) -> None:
 def _report(known, overrides) -> int:
     runs = [read_run_folder(path) for path in known.path]
     target = Path(known.output) if known.output else Path(known.path[0]) / "report.html"
-    target.write_text(page_of(runs), encoding="utf-8")
-    print("".join(map(describe_run, known.path)) + str(target))
+    write_whole(target, page_of(runs).encode())
+    print(shown("".join(map(describe_run, known.path)) + str(target)))
     return 0

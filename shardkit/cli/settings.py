@@ -6,13 +6,16 @@ is kept until the task is known.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.reading import named
+from ..files.trust import Trust, find_also_in
 from ..settings import read_toml
-from ..task.load import DEFAULT_TASK, load_task
-from ..train.folder import has_checkpoints, stored_settings, stored_task
+from ..task.load import DEFAULT_TASK, absolute_task, load_task
+from ..train.folder import has_checkpoints, stored_settings, stored_task, task_of_run
 from ..train.settings import RunConfiguration, configuration_of, first_settings, resumed
 
 _SHORT = {"--task": "--run.task"}
@@ -62,6 +65,19 @@ def parsed(
     return {name: configuration.parse(name, text) for name, text in texts.items()}
 
 
+def trust_in(paths: list[str], task: str | None) -> Trust:
+    """Return the trust in what the user names: with --trust, and as the task of this call.
+
+    Errors: ConfigurationError if nothing is there.
+    """
+    place = (task or "").rpartition(":")[0]
+    if place.endswith(".py"):
+        return Trust.of([*paths, place])
+    if place:
+        find_also_in(".")
+    return replace(Trust.of(paths), modules=(place,) if place else ())
+
+
 @dataclass(frozen=True)
 class Given:
     """The settings of a file, and those of the command line, which count more.
@@ -72,16 +88,22 @@ class Given:
 
     values: dict[str, object]
     texts: dict[str, str]
+    path: str | None = None
 
     @classmethod
     def read(cls, path: str | None, arguments: list[str]) -> "Given":
         """Read a TOML file, if one is named, and arguments. Errors: ConfigurationError."""
-        return cls(read_toml(path) if path else {}, texts_of(arguments))
+        return cls(read_toml(path) if path else {}, texts_of(arguments), path)
+
+    def _named(self) -> AbstractContextManager:
+        """Name the file in errors of what can only come from there."""
+        return named(self.path) if self.path and not self.texts else nullcontext()
 
     def first(self, name: str) -> str | None:
         """Return a setting that is needed before the task is known; None if it is not given."""
         value = self.texts.get(name, self.values.get(name))
-        return value and RunConfiguration().replace({name: value}).value(name)
+        with self._named():
+            return value and RunConfiguration().replace({name: value}).value(name)
 
     def configuration(self) -> type[RunConfiguration]:
         """Return the class of the settings of the task that is given."""
@@ -90,38 +112,49 @@ class Given:
     def typed(self, configuration: type[RunConfiguration]) -> dict[str, object]:
         """Return {"section.key": value}. Errors: ConfigurationError on an unknown key."""
         texts = {name: configuration.parse(name, text) for name, text in self.texts.items()}
+        if self.path:
+            with named(self.path):
+                for name in self.values:
+                    configuration.key(name)
         return {**self.values, **texts}
 
     def settings(self) -> RunConfiguration:
         """Return the settings of a start."""
         configuration = self.configuration()
-        return first_settings(configuration, self.typed(configuration))
+        with self._named():
+            return first_settings(configuration, self.typed(configuration))
 
     def of_run(
-        self, resume: bool, resume_if_any: bool, agreed: Callable[[bool], bool]
+        self,
+        resume: bool,
+        resume_if_any: bool,
+        agreed: Callable[[bool], bool],
+        trust: Trust = Trust(),
     ) -> tuple[RunConfiguration, bool]:
         """Return (settings, whether the run goes on).
 
         agreed   function (this rank sees a run in the folder) -> whether all ranks take it for one
+        trust    files that the task of a run may be in, if it is not given here
         """
         folder, task = self.first("run.folder"), self.first("run.task")
         if folder is None:
             folder = self.configuration()().run.folder
         if (resume or resume_if_any) and task is None:
-            task = stored_task(Path(folder))
-        configuration = configuration_of(load_task(task or DEFAULT_TASK))
+            configuration = configuration_of(task_of_run(Path(folder), trust))
+        else:
+            configuration = self.configuration()
         if resume or resume_if_any and agreed(has_checkpoints(Path(folder))):
-            self._check_task(configuration, Path(folder))
+            self._check_task(Path(folder))
             stored = stored_settings(Path(folder), configuration.task_class)
             return resumed(stored, self.typed(configuration)), True
-        return first_settings(configuration, self.typed(configuration)), False
+        with self._named():
+            return first_settings(configuration, self.typed(configuration)), False
 
-    def _check_task(self, configuration: type[RunConfiguration], folder: Path) -> None:
+    def _check_task(self, folder: Path) -> None:
         """Raise ConfigurationError if the run in the folder is of another task than the given."""
-        name = stored_task(folder)
-        if name is not None and load_task(name) is not configuration.task_class:
-            stored = configuration_of(load_task(name))().replace({"run.task": name})
-            resumed(stored, {"run.task": self.first("run.task") or DEFAULT_TASK})
+        name, task = stored_task(folder), self.first("run.task")
+        if name is not None and task is not None and absolute_task(name) != absolute_task(task):
+            resumed(RunConfiguration().replace({"run.task": name}), {"run.task": task})
 
 
 def configuration(path: str | None, arguments: list[str]) -> RunConfiguration:

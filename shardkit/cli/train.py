@@ -2,17 +2,18 @@
 
 import argparse
 import os
-import sys
 
 from ..comm.failure.signals import StopSignals
 from ..environment import launcher
 from ..errors import ShardkitError, StopVoted
+from ..files.notes import settle_output
 from ..train.loop import train_run
 from ..train.settings import RunConfiguration
 from ..train.start import StartClock
 from ..train.survivors import SurvivingRun
+from .arguments import add_trust
 from .job import job, mpi_backend
-from .settings import Given
+from .settings import Given, trust_in
 
 
 def add_commands(commands) -> None:
@@ -53,6 +54,7 @@ def add_commands(commands) -> None:
         action="store_true",
         help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
     )
+    add_trust(train)
     train.set_defaults(run=_train, takes_settings=True, parser=train)
 
 
@@ -73,6 +75,7 @@ def _train(known, overrides) -> int:
         how = {"program": program, "signals": signals, "start": start}
         result = train_run(settings, backend, resume=resume, **how)
     signals.ignore()
+    settle_output()  # the run has its own records: a full disk behind standard output fails nothing
     return StopVoted.exit_code if result.is_interrupted else 0
 
 
@@ -89,7 +92,7 @@ def _train_elastic(known, overrides, signals, start) -> int:
     start.note("MPI")
     result = run.go()
     code = StopVoted.exit_code if result is not None and result.is_interrupted else 0
-    sys.stdout.flush()
+    settle_output()
     if run.has_lost_ranks:
         os._exit(code)  # MPI_Finalize may wait for dead ranks
     signals.ignore()
@@ -101,7 +104,8 @@ def _run_settings(
 ) -> tuple[RunConfiguration, bool]:
     """Return (settings, resume)."""
     given = Given.read(known.settings, overrides)
-    return given.of_run(known.resume, known.resume_if_any, agreed)
+    trust = trust_in(known.trust, given.first("run.task"))
+    return given.of_run(known.resume, known.resume_if_any, agreed, trust)
 
 
 def _print_settings(known, overrides) -> int:

@@ -11,12 +11,14 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 import sys
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from operator import index
 from pathlib import Path
 from typing import Any
 
 from ..annotations import Array, DTypeLike, FilePath
+from ..files.notes import tell
 from . import checks, objects
 from .channel import Channel
 from .staging import Staging
@@ -45,6 +47,8 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         a group from split().
     local_rank
         Position among the ranks of the node; threads share one.
+    ledger_folder
+        Of this rank's ledger; None: it has none, or one in memory only.
     seconds_left
         Function () -> seconds until the batch system kills the job, for this rank's watchdog; may
         be set.
@@ -67,6 +71,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         )
         self.local_rank: int = rank if parent is None else parent.local_rank
         self.seconds_left: Callable[[], float] = lambda: inf
+        self.ledger_folder: Path | None = None
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -173,28 +178,41 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def timeout(self, seconds: float):
         self.progress.timeout = checks.check_timeout(seconds)
 
-    def keep_ledger(self, folder: FilePath) -> None:
+    def keep_ledger(self, folder: FilePath | None) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
 
         Parameters
         ----------
         folder
             One that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers all
-            ranks.
+            ranks. None, or one that cannot be written: the calls of this rank are noted in memory
+            only.
 
         Raises
         ------
-        OSError
         CommunicationError
             Before initialize().
         """
         check_alive(self, "keep_ledger")
-        self.progress.ledger = Ledger(
-            Path(folder) / LEDGER_NAME.format(self.rank),
-            self.rank,
-            self.world_size,
-            self.progress.names,
-        )
+        path = None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank)
+        ledger = Ledger(path, self.rank, self.world_size, self.progress.names)
+        self.progress.ledger = ledger
+        self.ledger_folder = ledger.path and ledger.path.parent
+
+    def work(self) -> None:
+        """Note that this rank gets on with work of its own, while others wait for it in a verb.
+
+        They wait for the timeout from the last such note on, so long work that gets on meets no
+        limit. No communication, and no time: call it often.
+        """
+        self.progress.work()
+
+    def look_at_others(self) -> None:
+        """End the job if another rank, in no verb, noted no work for the timeout.
+
+        For a phase in which all ranks note their work; call it as often as work(). Threads of one
+        process are not looked at.
+        """
 
     def say(self, message: str) -> None:
         """Write a message to standard error in one write, so that ranks do not mix theirs.
@@ -204,9 +222,9 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         message
             One line or several.
         """
-        sys.stdout.flush()
-        sys.stderr.write(f"shardkit: {message}\n")
-        sys.stderr.flush()
+        with suppress(OSError, ValueError, AttributeError):  # what it does not take is lost
+            sys.stdout.flush()
+        tell(message)
 
     # ---- memory ----------------------------------------------------------------------------------
 

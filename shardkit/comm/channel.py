@@ -45,6 +45,12 @@ class Channel(metaclass=ABCMeta):
     def serve(self, group) -> None:
         """Give the group's verbs a short road (node/quick.py), now or later, if there is one."""
 
+    def load(self, verb: str, num_bytes: int, dtype=None) -> None:
+        """Load the code of a call that comes next, before it begins and others wait in it.
+
+        num_bytes, dtype   of an array of this rank, if the verb has one
+        """
+
     def common(self, size: int, dtype):
         """Return an array [size] that all ranks see, or None on all of them. Collective."""
         return None
@@ -119,6 +125,9 @@ class WrappedChannel(Channel):
 
     def adds_in_tree_order(self, num_bytes, dtype):
         return self.inside.adds_in_tree_order(num_bytes, dtype)
+
+    def load(self, verb, num_bytes, dtype=None):
+        self.inside.load(verb, num_bytes, dtype)
 
     def common(self, size, dtype):
         return self.inside.common(size, dtype)

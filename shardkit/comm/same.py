@@ -28,6 +28,11 @@ def check_same(backend, facts: dict[str, str], advice: str = "pass the same on a
         raise ShardingError(f"{_first_difference(backend.all_gather_object(facts))}; {advice}")
 
 
+def facts_of(arguments: dict) -> dict[str, str]:
+    """Return {name: text} of arguments that are plain values, for check_same."""
+    return {name: repr(value) for name, value in arguments.items()}
+
+
 def _first_difference(everyones: list[dict[str, str]]) -> str:
     names = dict.fromkeys(name for facts in everyones for name in facts)
     of_ranks = next(

@@ -37,7 +37,7 @@ from .under_way import check_alive, handle_of
 from .watch.progress import Progress, UnderWay
 
 SUM = ReductionOperation.SUM
-_NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
+_NOTHING = SimpleNamespace(dtype=None, size=-1, nbytes=0)  # what a barrier carries
 
 
 class Verbs:
@@ -114,6 +114,7 @@ class Verbs:
 
         whole   the array whose dtype and size the ledger names
         """
+        self.channel.load(name, whole.nbytes, whole.dtype)
         self.progress.begin_collective(
             name, self.group_key, self.world_ranks, whole.dtype, whole.size
         )
@@ -173,6 +174,7 @@ class Verbs:
         channel, n = self.channel, self.world_size
         if is_plain(array) and is_carried(op) and channel is not None:
             flat = array if array.ndim == 1 else array.reshape(-1)
+            channel.load("all_reduce", array.nbytes, array.dtype)
             with self.verb("all_reduce", array.dtype, array.size):
                 channel.all_reduce(flat, op)
                 self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)

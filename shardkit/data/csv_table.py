@@ -9,18 +9,22 @@ with its line and column before anything is trained.
 
 import csv
 import io
-import mmap
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.reading import loaded, opened, size_of
 from .columns import Field
+from .mapped import FileMap
 from .table import Table
 
 _DELIMITERS = ",;\t"
 _BLOCK_BYTES = 1 << 24
+_MOST_LINE = 1 << 26  # bytes
+_CHECKED = 1 << 20  # rows of an index at a time
+_LINES = 1 << 10  # looked at together, from the end
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -32,14 +36,12 @@ class CSVTable(Table):
 
     def __init__(self, path: Path, index: Path | None = None):
         self._style = _Style(path)
+        self.begins: numpy.ndarray
         if index is not None and index.exists():
-            self.begins: numpy.ndarray = numpy.memmap(index, numpy.int64, "r")
+            self.begins = _stored_index(index, path)
         else:
             self.begins = index_of(path)
-        if len(self.begins) == 0 or self.begins[-1] > path.stat().st_size:
-            raise ConfigurationError(f"the index {index} is not that of {path}; make it again")
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = FileMap(path)
         number = numpy.dtype("float64")
         rows = len(self.begins) - 1
         self._column_of = {name: column for column, name in enumerate(self._style.names)}
@@ -49,17 +51,16 @@ class CSVTable(Table):
         if not len(numbers):
             return [numpy.empty(0) for _ in parts]
         begins, ends = self.begins[numbers].tolist(), self.begins[numbers + 1].tolist()
-        text = b"\n".join(self._map[b:e].rstrip(b"\r\n") for b, e in zip(begins, ends))
+        lines = self._file.lines(begins, ends)
+        text = b"\n".join(line.rstrip(b"\r\n") for line in lines)
         columns = [self._column_of[part.field.name] for part in parts]
         values = self._style.parsed(text, columns)
-        self._map.madvise(mmap.MADV_DONTNEED)
-        if values is None:
-            self._refuse(numbers, columns)
+        if values is None or values.shape != (len(numbers), len(parts)):
+            self._refuse(numbers, lines, columns)
         return list(values.T)
 
-    def _refuse(self, numbers, columns):
-        for number in numbers.tolist():
-            line = self._map[self.begins[number] : self.begins[number + 1]]
+    def _refuse(self, numbers, lines, columns):
+        for number, line in zip(numbers.tolist(), lines):
             self._style.check(line, self._style.line_of(number), columns)
         raise ConfigurationError(f"{self.path} holds lines that are no rows of numbers")
 
@@ -72,8 +73,10 @@ class _Style:
 
     def __init__(self, path: Path):
         self.path = path
-        with open(path, "rb") as file:
-            head = file.readline()
+        with opened(path) as file:
+            head = file.readline(_MOST_LINE)
+        if len(head) == _MOST_LINE:
+            raise InputError(f"{path}, line 1: it is longer than {_MOST_LINE:,} bytes", path)
         self.mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
         text = _decoded(head[self.mark :], path)
         if not text.strip():
@@ -89,7 +92,10 @@ class _Style:
 
     def cells(self, line: str) -> list[str]:
         """Return the cells of a line."""
-        return next(csv.reader([line], delimiter=self.delimiter), [])
+        try:
+            return next(csv.reader([line], delimiter=self.delimiter), [])
+        except csv.Error as fault:
+            raise InputError(f"{self.path} holds a line that is none of CSV: {fault}") from None
 
     def line_of(self, number: int) -> int:
         """Return the number, from 1, of the line that holds a row."""
@@ -135,10 +141,12 @@ def index_of(path: Path) -> numpy.ndarray:
     """
     style = _Style(path)
     begins = [numpy.array([style.first_row], numpy.int64)]
-    with open(path, "rb") as file:
+    with opened(path) as file:
         file.seek(style.first_row)
         at, rest = style.first_row, b""
         while block := file.read(_BLOCK_BYTES):
+            if len(rest) >= _MOST_LINE:
+                raise InputError(f"{path} has a line of more than {_MOST_LINE:,} bytes", path)
             whole, _, rest = (rest + block).rpartition(b"\n")
             if whole:
                 begins.append(_line_ends(style, whole + b"\n", at, sum(map(len, begins)) - 1))
@@ -169,17 +177,36 @@ def _line_ends(style: _Style, text: bytes, at: int, rows_before: int) -> numpy.n
 
 def _without_empty_end(style: _Style, begins: numpy.ndarray) -> numpy.ndarray:
     """Return the index without empty lines at the end. Errors: ConfigurationError on others."""
-    with open(style.path, "rb") as file:
-        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        while len(begins) > 1 and not text[begins[-2] : begins[-1]].strip():
-            begins = begins[:-1]
-        short = numpy.flatnonzero(numpy.diff(begins) <= 2)
-        for number in short.tolist():
-            if not text[begins[number] : begins[number + 1]].strip():
-                raise ConfigurationError(
-                    f"{style.path}, line {style.line_of(number)} is empty; delete it"
-                )
-        text.close()
+    file = FileMap(style.path)
+    begins = begins[: _last_row(file, begins) + 1]
+    short = numpy.flatnonzero(numpy.diff(begins) <= 2)
+    for number, line in zip(short.tolist(), file.lines(begins[short], begins[short + 1])):
+        if not line.strip():
+            raise ConfigurationError(
+                f"{style.path}, line {style.line_of(number)} is empty; delete it"
+            )
+    return begins
+
+
+def _last_row(file: FileMap, begins: numpy.ndarray) -> int:
+    """Return the number, from 1, of the last row that is not empty; 0 if all are."""
+    for stop in range(len(begins) - 1, 0, -_LINES):
+        first = max(stop - _LINES, 0)
+        lines = file.lines(begins[first:stop], begins[first + 1 : stop + 1])
+        filled = [row for row, line in enumerate(lines, first + 1) if line.strip()]
+        if filled:
+            return filled[-1]
+    return 0
+
+
+def _stored_index(index: Path, path: Path) -> numpy.ndarray:
+    """Return the index in a file. Errors: InputError unless its rows are those of `path`."""
+    length = size_of(index) // 8
+    begins = loaded(index, "<i8", 0, (length,), field="rows")
+    parts = (begins[at : at + _CHECKED + 1] for at in range(0, length, _CHECKED))
+    is_right = length > 0 and 0 <= begins[0] and begins[-1] <= size_of(path)
+    if not is_right or not all((part[1:] > part[:-1]).all() for part in parts):
+        raise InputError(f"the index {index} is not that of {path}; make it again", index, "rows")
     return begins
 
 

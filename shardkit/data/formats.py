@@ -11,7 +11,7 @@
 A format is one class here and its name in settings.FORMATS.
 """
 
-import pickle
+import pickletools
 import struct
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,7 +20,8 @@ import numpy
 
 from ..arguments import nearest
 from ..errors import CorpusError
-from .array_table import members_of
+from ..files.arrays import StoredArray, npy_array, npz_arrays
+from ..files.reading import bytes_of, is_plain, loaded, opened, read_bytes, size_of
 from .segments import Segment, mark_of
 from .settings import AUTO, TextData
 from .text import VOCABULARY_SIZE, text_segments
@@ -76,7 +77,7 @@ class _Tokens(TokenFormat):
         if not len(file.tokens):
             raise CorpusError(f"{path} holds no tokens; give text to `shardkit prepare`")
         dtype = file.tokens.dtype.str
-        return Segment(str(path), dtype, file.tokens.offset, len(file.tokens), mark_of(path))
+        return Segment(str(path), dtype, file.at, len(file.tokens), mark_of(path))
 
     def documents(self, path):
         return open_token_file(path).documents
@@ -107,18 +108,15 @@ class _NanoGPT(TokenFormat):
 
 class _NPY(TokenFormat):
     def segment(self, path, settings):
-        try:
-            tokens = numpy.load(path, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise CorpusError(f"{path} is no .npy file of tokens: {error}") from None
-        _check_tokens(path, tokens.shape, tokens.dtype)
-        return _plain_segment(path, tokens.dtype, tokens.offset)
+        tokens = npy_array(path, error=CorpusError)
+        _check_tokens(path, tokens)
+        return Segment(str(path), tokens.dtype.str, tokens.at, tokens.shape[0], mark_of(path))
 
 
 class _NPZ(TokenFormat):
     def segment(self, path, settings):
         file, name = _npz_parts(path)
-        arrays = members_of(file)
+        arrays = npz_arrays(file, error=CorpusError)
         if not name and len(arrays) == 1:
             (name,) = arrays
         if name not in arrays:
@@ -127,9 +125,9 @@ class _NPZ(TokenFormat):
                 f"{path}: {file.name} holds {', '.join(arrays) or 'no arrays'}; wanted the name of "
                 f"one, such as {file}:{close}"
             )
-        shape, dtype, at = arrays[name]
-        _check_tokens(f"{name} of {file}", shape, dtype)
-        return Segment(str(file), dtype.str, at, shape[0], mark_of(file))
+        array = arrays[name]
+        _check_tokens(f"{name} of {file}", array)
+        return Segment(str(file), array.dtype.str, array.at, array.shape[0], mark_of(file))
 
     def mark(self, path):
         return mark_of(_npz_parts(path)[0])
@@ -141,8 +139,9 @@ def _npz_parts(path: Path) -> tuple[Path, str]:
     return Path(file + suffix), name.removeprefix(":")
 
 
-def _check_tokens(what, shape, dtype) -> None:
-    if len(shape) != 1 or dtype.kind not in "iu" or not shape[0]:
+def _check_tokens(what, array: StoredArray) -> None:
+    shape, dtype = array.shape, array.dtype
+    if len(shape) != 1 or dtype.kind not in "iu" or not is_plain(dtype) or not shape[0]:
         raise CorpusError(
             f"{what} has shape {shape} and dtype {dtype}; wanted the tokens one behind the other, "
             "[n] of integers"
@@ -152,9 +151,9 @@ def _check_tokens(what, shape, dtype) -> None:
 class _Megatron(TokenFormat):
     def segment(self, path, settings):
         binary, index = _megatron_pair(path)
-        dtype, _, pointers, sizes, _ = _megatron_index(index)
-        num_bytes = binary.stat().st_size
-        end = int(pointers[-1] + sizes[-1] * dtype.itemsize) if len(sizes) else 0
+        dtype, sizes, pointers, _ = _megatron_index(index)
+        num_bytes = size_of(binary, error=CorpusError)
+        end = int(pointers[-1]) + int(sizes[-1]) * dtype.itemsize
         if num_bytes == 0 or end != num_bytes:
             raise CorpusError(
                 f"{binary} has {num_bytes:,} bytes, but {index.name} describes {end:,}; they do "
@@ -167,9 +166,9 @@ class _Megatron(TokenFormat):
         return mark_of(*_megatron_pair(path))
 
     def documents(self, path):
-        dtype, count, pointers, sizes, documents = _megatron_index(_megatron_pair(path)[1])
-        end = int(pointers[-1] // dtype.itemsize + sizes[-1])
-        begins = pointers[documents[documents < count]] // dtype.itemsize
+        dtype, sizes, pointers, documents = _megatron_index(_megatron_pair(path)[1])
+        end = int(pointers[-1]) // dtype.itemsize + int(sizes[-1])
+        begins = pointers[documents[documents < len(sizes)]] // dtype.itemsize
         return numpy.append(begins, end)
 
 
@@ -218,7 +217,7 @@ def format_of(path: Path, settings: TextData) -> str:
 
 
 def _plain_segment(path: Path, dtype: numpy.dtype, at: int) -> Segment:
-    num_bytes = path.stat().st_size - at
+    num_bytes = size_of(path, error=CorpusError) - at
     if num_bytes == 0 or num_bytes % dtype.itemsize:
         raise CorpusError(
             f"{path} has {num_bytes:,} bytes of tokens; wanted a multiple of {dtype.itemsize}, the "
@@ -230,32 +229,53 @@ def _plain_segment(path: Path, dtype: numpy.dtype, at: int) -> Segment:
 # ---- nanoGPT -------------------------------------------------------------------------------------
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads dictionaries, text and numbers; whatever would run code is refused."""
-
-    def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+# What runs code when a pickle is loaded, or stands for something outside of it.
+_CALLS = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"}
+_CALLS |= {"EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER"}
+_BETWEEN = {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}  # a key and its value
+_SIZE = "vocab_size"
+_MOST_META_BYTES = 1 << 26
 
 
 def _nanogpt_meta(path: Path) -> dict | None:
-    """Return the content of meta.pkl beside a .bin file, None if there is none."""
+    """Return the content of meta.pkl beside a .bin file, None if there is none.
+
+    The file is read as a list of instructions, none of which is followed.
+    """
     meta = path.with_name("meta.pkl")
     if not meta.exists():
         return None
     try:
-        with open(meta, "rb") as file:
-            found = _PlainUnpickler(file).load()
-        return {"vocab_size": int(found["vocab_size"])}
-    except Exception as error:  # a pickle can raise anything
+        size = _number_behind(_SIZE, read_bytes(meta, _MOST_META_BYTES, error=CorpusError))
+    except (CorpusError, ValueError, LookupError) as error:
         raise CorpusError(
-            f"{meta} is not read ({type(error).__name__}: {error}); move it away, and give "
-            "data.token_dtype and model.vocabulary_size"
+            f"{meta} is not read ({error}); move it away, and give data.token_dtype and "
+            "model.vocabulary_size",
+            meta,
         ) from None
+    return {_SIZE: size}
+
+
+def _number_behind(name: str, content: bytes) -> int:
+    """Return the integer behind this key in a pickle. Errors: ValueError, LookupError."""
+    key, found = None, None
+    for code, value, _ in pickletools.genops(content):
+        if code.name in _CALLS:
+            raise ValueError(f"it names code: {value or code.name}")
+        if key == name and type(value) is int and code.name not in _BETWEEN:
+            found = value
+        if code.name not in _BETWEEN:
+            key = value
+    if found is None or not 0 < found <= 1 << 32:
+        raise ValueError(f"it has {name} = {found}; wanted a number")
+    return found
 
 
 # ---- Megatron-LM ---------------------------------------------------------------------------------
 
 _MAGIC = b"MMIDIDX\x00\x00"
+_HEAD_BYTES = 34
+_CHECKED = 1 << 20  # sequences or documents at a time
 _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -266,26 +286,64 @@ def _megatron_pair(path: Path) -> tuple[Path, Path]:
 
 
 def _megatron_index(path: Path):
-    """Return dtype, number of sequences, byte and size of each, and where documents begin.
+    """Return dtype, size and byte of each sequence, and the first sequence of each document.
 
         magic | version 1 | code of the dtype | sequences n | documents d + 1 |
         sizes [n] int32 | first bytes [n] int64 | first sequence of each document [d + 1] int64
 
     Errors: CorpusError if it is no such file.
     """
-    with open(path, "rb") as file:
-        head = file.read(34)
-        if len(head) < 34 or not head.startswith(_MAGIC):
-            raise CorpusError(f"{path} is no index of Megatron-LM, which begins with MMIDIDX")
-        version, code, count, num_documents = struct.unpack("<QBQQ", head[9:])
-        needed = 34 + 12 * count + 8 * num_documents
-    if version != 1 or code not in _DTYPES or path.stat().st_size < needed or not count:
+    with opened(path, error=CorpusError) as file:
+        head = file.read(_HEAD_BYTES)
+        if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
+            raise CorpusError(f"{path} is no index of Megatron-LM, which begins with MMIDIDX", path)
+        size = bytes_of(file)
+    version, code, count, num_documents = struct.unpack("<QBQQ", head[len(_MAGIC) :])
+    needed = _HEAD_BYTES + 12 * count + 8 * num_documents
+    if version != 1 or code not in _DTYPES or size < needed or not count or not num_documents:
         raise CorpusError(
-            f"{path}: version {version}, dtype code {code}, {count:,} sequences in "
-            f"{path.stat().st_size:,} bytes; wanted version 1, integers, and at least "
-            f"{max(needed, 46):,} bytes"
+            f"{path}: version {version}, dtype code {code}, {count:,} sequences in {size:,} bytes; "
+            f"wanted version 1, integers, and at least {max(needed, 54):,} bytes",
+            path,
         )
-    sizes = numpy.memmap(path, "<i4", "r", 34, (count,))
-    pointers = numpy.memmap(path, "<i8", "r", 34 + 4 * count, (count,))
-    documents = numpy.memmap(path, "<i8", "r", 34 + 12 * count, (num_documents,))
-    return numpy.dtype(_DTYPES[code]), count, pointers, sizes, documents
+    dtype = numpy.dtype(_DTYPES[code])
+    parts = {
+        "sizes": ("<i4", count),
+        "pointers": ("<i8", count),
+        "documents": ("<i8", num_documents),
+    }
+    arrays, at = {}, _HEAD_BYTES
+    for field, (kind, length) in parts.items():
+        arrays[field] = loaded(path, kind, at, (length,), field=field, error=CorpusError)
+        at += length * numpy.dtype(kind).itemsize
+    _check_index(path, dtype, **arrays)
+    return dtype, *arrays.values()
+
+
+def _check_index(path: Path, dtype: numpy.dtype, sizes, pointers, documents) -> None:
+    """Raise CorpusError unless sequences follow each other, and documents are some of them."""
+    at = 0
+    for first in range(0, len(sizes), _CHECKED):
+        part = slice(first, first + _CHECKED)
+        ends = at + numpy.cumsum(sizes[part], dtype=numpy.int64) * dtype.itemsize
+        begins = numpy.append(at, ends[:-1])
+        if (sizes[part] < 0).any():
+            raise CorpusError(f"{path}: a size is negative", path, "sizes")
+        if (pointers[part] != begins).any():
+            number = first + int(numpy.argmax(pointers[part] != begins))
+            raise CorpusError(
+                f"{path}: sequence {number} begins at byte {pointers[number]}, and the one before "
+                f"it ends at {begins[number - first]}; wanted one behind the other",
+                path,
+                "pointers",
+            )
+        at = int(ends[-1])
+    for first in range(0, len(documents), _CHECKED):
+        part = documents[first : first + _CHECKED + 1]
+        is_right = (part[1:] >= part[:-1]).all() and part[0] >= 0 and part[-1] <= len(sizes)
+        if not is_right or documents[0] != 0:
+            raise CorpusError(
+                f"{path}: its documents are not parts of its {len(sizes):,} sequences",
+                path,
+                "documents",
+            )

@@ -1,7 +1,7 @@
 """HDF5 files as tables: each dataset of numbers is a field, under its path in the file.
 
     contiguous, or chunks that are not compressed   read in place through a memory map (mapped.py)
-    compressed, virtual, chunked over columns ...   windows through the library, one read per chunk
+    compressed, chunked over columns ...            windows through the library, one read per chunk
     records (a compound type)                       a field path.name for each number in a record
 
 The library keeps the chunks that it has uncompressed for as long as an order may come back to them.
@@ -13,41 +13,45 @@ from typing import Any
 
 import numpy
 
-from ..errors import ConfigurationError
+from ..files.reading import is_plain, library
 from . import hdf5
 from .columns import Field
+from .hdf5_claims import check_claims
 from .mapped import FileMap, MappedRows
 from .table import Table
 
 _CACHED_CHUNKS = 8
 _MOST_CACHE_BYTES = 1 << 28
 _WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
+_MOST_CHUNK_ROWS_BYTES = 1 << 28  # of one read of whole rows, where a chunk has parts of them
 
 
 class HDF5Table(Table):
     """The datasets of an HDF5 file."""
 
     def __init__(self, path: Path):
-        try:
-            self._file = hdf5.open_to_read(path, _cache_bytes(path))
-        except OSError:
-            raise ConfigurationError(
-                f"{path} cannot be opened as an HDF5 file; it is damaged, or of another kind"
-            ) from None
+        self._file = hdf5.open_to_read(path, _cache_bytes(path))
         self._map = FileMap(path)
         self._datasets = {}
         self._readers: dict[str, Any] = {}
         fields = {}
-        for name, dataset in hdf5.datasets(self._file).items():
-            for field, member in _fields(name, dataset):
-                fields[field.name] = field
-                self._datasets[field.name] = dataset, member
+        with library(path):
+            for name, dataset in hdf5.datasets(self._file).items():
+                if dataset is None:
+                    fields[name] = Field(name, 0, (), None)
+                    continue
+                for field, member in _fields(name, dataset):
+                    fields[field.name] = field
+                    self._datasets[field.name] = dataset, member
         super().__init__(path, fields)
 
     def _values(self, numbers, parts):
         return [self._reader(part.field).read_shaped(numbers, part) for part in parts]
 
     def run_length(self, parts):
+        """Return the rows of the longest chunk. Here a field is first asked for, and checked."""
+        for part in parts:
+            self._reader(part.field)
         lengths = [self._datasets[part.field.name][0].chunks for part in parts]
         return max((chunks[0] for chunks in lengths if chunks), default=1)
 
@@ -55,13 +59,15 @@ class HDF5Table(Table):
         """Return what reads a field, made when it is first asked for."""
         if field.name not in self._readers:
             dataset, member = self._datasets[field.name]
-            placed = None if member else hdf5.places_of(dataset)
-            if placed is None:
-                reader: Any = WindowRows(dataset, field, member)
-            else:
-                reader = MappedRows(
-                    self._map, dataset.shape, field.dtype, *placed, dataset.fillvalue
-                )
+            check_claims(dataset, self.path, field.name)
+            with library(self.path, field.name):
+                placed = None if member else hdf5.places_of(dataset)
+                if placed is None:
+                    reader: Any = WindowRows(dataset, field, member, self.path)
+                else:
+                    reader = MappedRows(
+                        self._map, dataset.shape, field.dtype, *placed, dataset.fillvalue
+                    )
             self._readers[field.name] = reader
         return self._readers[field.name]
 
@@ -69,11 +75,12 @@ class HDF5Table(Table):
 class WindowRows:
     """A dataset that the HDF5 library must read: windows of neighbors, in the order of the file."""
 
-    def __init__(self, dataset, field: Field, member: str | None):
+    def __init__(self, dataset, field: Field, member: str | None, path: Path):
         self._dataset, self._member = dataset, member
-        self._shape = field.shape
-        row_bytes = max(field.dtype.itemsize * prod(field.shape), 1)
-        self._run = dataset.chunks[0] if dataset.chunks else max(_WINDOW_BYTES // row_bytes, 1)
+        self._path, self._name, self._shape = path, field.name, field.shape
+        row_bytes = max(dataset.dtype.itemsize * prod(field.shape), 1)
+        most = _MOST_CHUNK_ROWS_BYTES if dataset.chunks else _WINDOW_BYTES
+        self._run = max(min(dataset.chunks[0] if dataset.chunks else most, most // row_bytes), 1)
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
         """Return these rows of a part: see Table.read. One read for each chunk."""
@@ -91,29 +98,32 @@ class WindowRows:
         return values
 
     def _window(self, first: int, stop: int, part):
-        if self._member:
-            return self._dataset.fields(self._member)[first:stop]
-        if part.is_whole:
-            return self._dataset[first:stop]
-        return self._dataset[first:stop, part.start : part.stop]
+        with library(self._path, self._name):
+            if self._member:
+                return self._dataset.fields(self._member)[first:stop]
+            if part.is_whole:
+                return self._dataset[first:stop]
+            return self._dataset[first:stop, part.start : part.stop]
 
 
 def _fields(name: str, dataset) -> list[tuple[Field, str | None]]:
     """Return (field, name in a record or None) for all that a dataset has."""
     rows, shape, dtype = dataset.shape[0], dataset.shape[1:], dataset.dtype
     if dtype.names is None:
-        is_number = dtype.kind in "biuf"
+        is_number = is_plain(dtype) and 0 not in shape
         return [(Field(name, rows, shape, dtype if is_number else None), None)]
-    numbers = [member for member in dtype.names if dtype[member].kind in "biuf"]
+    if dtype.hasobject or 0 in shape:
+        return [(Field(name, rows, shape, None), None)]
+    numbers = [member for member in dtype.names if is_plain(dtype[member])]
     return [(Field(f"{name}.{member}", rows, shape, dtype[member]), member) for member in numbers]
 
 
 def _cache_bytes(path: Path) -> int:
     """Return the bytes of a few chunks of the file's datasets."""
-    with hdf5.open_to_read(path) as file:
+    with hdf5.open_to_read(path) as file, library(path):
         chunks = [
             prod(dataset.chunks) * dataset.dtype.itemsize
             for dataset in hdf5.datasets(file).values()
-            if dataset.chunks
+            if dataset is not None and dataset.chunks
         ]
     return min(max([1 << 17, *chunks]) * _CACHED_CHUNKS, _MOST_CACHE_BYTES)

@@ -10,22 +10,27 @@ Only the index is in the run folder; a run that goes on finds its files as they 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import NoneType
 
 import numpy
 
-from ..checkpoint.format.files import write_whole
+from ..arguments import is_number
 from ..errors import CorpusError
+from ..files.reading import is_plain, read_json, understood, wanted, wanted_count
+from ..files.writing import write_whole
 from .corpus import Corpus, find_corpora
 from .formats import format_named
 from .mixture import Mixture
 from .packed import PackedTokens, TokenWindows, beyond_vocabulary
 from .samples import TRAINING, VALIDATION, Samples
 from .segments import OpenFiles, Segment
-from .settings import TextData
+from .settings import FORMATS, TextData
 from .tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 
 _INDEX = "index.json"
 _COPY = "corpus.json"  # beside copies of the text, in folders of runs before there was an index
+_MOST_INDEX_BYTES = 1 << 28  # room for a million files
+_MOST_OF_A_FILE = 1 << 48  # bytes, and tokens
 _SCANNED_BLOCK = 1 << 20  # tokens
 _SCANNED_BLOCKS = 64
 
@@ -64,7 +69,7 @@ class LanguageData:
             return cls(*find_corpora(settings), settings)
         found = _read_index(folder)
         for corpus in found[0] + found[1]:
-            _check_unchanged(corpus)
+            _check_unchanged(corpus, folder / _INDEX)
         return cls(*found, settings)
 
     def store(self, folder: Path) -> None:
@@ -164,7 +169,7 @@ def _scan(files: OpenFiles, segment: Segment, vocabulary_size: int) -> None:
             raise beyond_vocabulary(segment.path, first + at, int(block[at]), vocabulary_size)
 
 
-def _check_unchanged(corpus: Corpus) -> None:
+def _check_unchanged(corpus: Corpus, index: Path) -> None:
     for segment in corpus.segments:
         path = Path(segment.path)
         try:
@@ -172,11 +177,14 @@ def _check_unchanged(corpus: Corpus) -> None:
         except OSError as error:
             raise CorpusError(
                 f"{path}, which this run was trained on, cannot be read ({error.strerror}); "
-                "restore it, or start another run"
+                f"restore it, or {index}, or start another run",
+                path,
             ) from None
         if mark != segment.mark:
             raise CorpusError(
-                f"{path} is not what this run was trained on; restore it, or start another run"
+                f"{path} is not what this run was trained on; restore it, or {index}, or start "
+                "another run",
+                path,
             )
 
 
@@ -203,14 +211,39 @@ def _read_index(folder: Path) -> tuple[list[Corpus], list[Corpus]]:
             f"--model.start={folder.parent} --run.folder=ANOTHER"
         )
     try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(
-            [_from_table(each) for each in tables[part]] for part in (TRAINING, VALIDATION)
+        tables = read_json(path, _MOST_INDEX_BYTES, error=CorpusError)
+    except FileNotFoundError:
+        raise CorpusError(f"{path} is not there; restore it", path) from None
+    with understood(path, error=CorpusError):
+        training, validation = (
+            [_from_table(path, each) for each in tables[part]] for part in (TRAINING, VALIDATION)
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorpusError(f"{path} cannot be read ({error}); restore it") from None
+    if not training:
+        raise CorpusError(f"{path} is damaged: it names nothing to train on", path, TRAINING)
+    return training, validation
 
 
-def _from_table(table: dict) -> Corpus:
-    segments = tuple(Segment(*values) for values in table.pop("segments"))
-    return Corpus(segments=segments, **table)
+def _from_table(path: Path, table: dict) -> Corpus:
+    """Return the corpus of an entry of the index. Errors: CorpusError, and as `understood`."""
+    corpus = Corpus(**{**table, "segments": tuple(_segment(path, s) for s in table["segments"])})
+    if corpus.format not in FORMATS or not corpus.segments:
+        raise CorpusError(f"{path}: format = {corpus.format!r:.100} without files", path, "format")
+    if not is_number(corpus.weight, above=0):
+        raise CorpusError(f"{path}: weight = {corpus.weight!r:.100}", path, "weight")
+    if corpus.vocabulary_size is not None:
+        wanted_count(corpus.vocabulary_size, path, "vocabulary_size", 1 << 32, error=CorpusError)
+    wanted(corpus.tokenizer_hash, (str, NoneType), path, "tokenizer_hash", error=CorpusError)
+    return corpus
+
+
+def _segment(path: Path, values: list) -> Segment:
+    """Return a segment of the index, whose file need not be there any more."""
+    name, dtype, at, count, mark = values
+    for field, value in (("path", name), ("dtype", dtype), ("mark", mark)):
+        wanted(value, str, path, field, error=CorpusError)
+    for field, value in (("at", at), ("count", count)):
+        wanted_count(value, path, field, _MOST_OF_A_FILE, error=CorpusError)
+    kind = numpy.dtype(dtype)
+    if kind.kind not in "iu" or not is_plain(kind):
+        raise CorpusError(f"{path}: dtype = {dtype!r:.100}; wanted integers", path, "dtype")
+    return Segment(name, dtype, at, count, mark)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy
 
-from ..errors import ConfigurationError
+from ..errors import InputError
+from ..files.reading import open_regular, understood
 from .kept_runs import KeptRuns
 
 _MOST_MAPPED_BYTES = 1 << 25  # of files in memory, before pages are given back
@@ -32,14 +33,16 @@ class FileMap:
     """A file mapped into memory, read only; shared by the fields that lie in it."""
 
     def __init__(self, path: Path):
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = open_regular(path)
         weakref.finalize(self, os.close, self._file)
-        self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+        with understood(path):
+            self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
         self.path, self.size = path, len(self._map)
         self._mapped_bytes = _mapped_bytes()  # of all files, after the last release
 
     def gather(self, addresses, row_bytes: int) -> numpy.ndarray:
         """Return the bytes at these addresses: [n, row_bytes] uint8."""
+        self._check_size()
         window = numpy.ndarray(
             (self.size - row_bytes + 1,), f"V{row_bytes}", self._map, strides=(1,)
         )
@@ -49,8 +52,16 @@ class FileMap:
 
     def take(self, numbers, start: int, num_rows: int, row_bytes: int) -> numpy.ndarray:
         """Return these of the rows that lie one after the other from byte `start` on."""
+        self._check_size()
         rows = numpy.ndarray((num_rows, row_bytes), numpy.uint8, self._map, start)
         found = rows.take(numbers, axis=0)
+        self._give_back()
+        return found
+
+    def lines(self, begins, ends) -> list[bytes]:
+        """Return the bytes [begin, end) of each pair."""
+        self._check_size()
+        found = [self._map[begin:end] for begin, end in zip(begins, ends)]
         self._give_back()
         return found
 
@@ -62,6 +73,11 @@ class FileMap:
             if not count:
                 raise OSError(f"{self.path} has become shorter while it was read")
             content, start = content[count:], start + count
+
+    def _check_size(self) -> None:
+        """Raise OSError if the file was cut: who touches lost pages of a map is killed."""
+        if os.fstat(self._file).st_size < self.size:
+            raise OSError(f"{self.path} has become shorter while it was read")
 
     def _give_back(self) -> None:
         if _mapped_bytes() - self._mapped_bytes > _MOST_MAPPED_BYTES:
@@ -83,7 +99,7 @@ class MappedRows:
     places          [num_places] int64: the byte where each run of rows begins, or MISSING
     rows_per_place  of every run; the last may be shorter
     fill            the value of rows that were never written
-    Errors: ConfigurationError if the file ends before its rows.
+    Errors: InputError if the file ends before its rows.
     """
 
     def __init__(self, file: FileMap, shape, dtype, places, rows_per_place: int, fill=0):
@@ -98,10 +114,13 @@ class MappedRows:
         last_rows = shape[0] - (len(self._places) - 1) * self._rows_per_place
         sizes = numpy.full(len(self._places), self._rows_per_place * self._row_bytes)
         sizes[-1:] = last_rows * self._row_bytes
-        if ((self._places + sizes)[self._places != MISSING] > file.size).any():
-            raise ConfigurationError(
+        is_there = self._places != MISSING
+        is_outside = (self._places < 0) | (self._places > file.size - sizes)
+        if (is_outside & is_there).any():
+            raise InputError(
                 f"{file.path} ends before its {shape[0]} rows: it has {file.size} bytes; make the "
-                "file again"
+                "file again",
+                file.path,
             )
         self._kept = None
         if KeptRuns.fits(len(self._places), self._rows_per_place * self._row_bytes):

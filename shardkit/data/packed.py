@@ -105,9 +105,11 @@ class TokenWindows(Samples):
         part: str = "training",
     ):
         if len(tokens) < length + 1:
+            more = " and others" if len(tokens.segments) > 1 else ""
             raise CorpusError(
-                f"{part} has {len(tokens):,} tokens, but a sequence needs model.sequence_length "
-                f"+ 1 = {length + 1}; give more text or a shorter sequence"
+                f"{part} has {len(tokens):,} tokens of {tokens.segments[0].path}{more}, but a "
+                f"sequence needs model.sequence_length + 1 = {length + 1}; give more text or a "
+                "shorter sequence"
             )
         self.tokens = tokens
         self.length = length

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 from ..errors import ConfigurationError, CorpusError
+from ..files.reading import library, size_of
+
+_MOST_ROWS = 1 << 26  # of a row group, which is uncompressed whole
 
 
 def open_parquet(path: Path):
@@ -11,20 +14,31 @@ def open_parquet(path: Path):
     Errors: CorpusError if it cannot be read, ConfigurationError if pyarrow is not installed.
     """
     try:
-        import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise ConfigurationError(
             f"{path} is a Parquet file, which needs pyarrow: pip install 'shardkit[parquet]'"
         ) from None
+    size_of(path, error=CorpusError)
     try:
-        return parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
+        with library(path, error=CorpusError):
+            file = parquet.ParquetFile(path)
+            _check_groups(file.metadata)
+            return file
+    except CorpusError as error:
         raise CorpusError(
-            f"{path} is no Parquet file: it cannot be read as Parquet ({first_line(error)})"
+            f"{path} is no Parquet file: it cannot be read as Parquet ({error})", path
         ) from None
 
 
-def first_line(error: Exception) -> str:
-    """Return what is wrong, without the details that the library adds."""
-    return str(error).partition("\n")[0]
+def _check_groups(about) -> None:
+    """Raise ValueError unless the row groups have all rows, and each fits into memory.
+
+    A column of one value takes a few bytes in the file, however many rows it has.
+    """
+    rows = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+    if sum(rows) != about.num_rows or any(not 0 <= number <= _MOST_ROWS for number in rows):
+        raise ValueError(
+            f"row groups of {str(rows)[:100]} rows make {about.num_rows}; wanted groups of "
+            f"{_MOST_ROWS:,} at most"
+        )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.reading import is_plain, library
 from .columns import Field
 from .parquet_file import open_parquet
 from .table import Table
@@ -26,10 +27,11 @@ class ParquetTable(Table):
         sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
         self._begins = numpy.concatenate([[0], numpy.cumsum(sizes, dtype=numpy.int64)])
         self._kept: OrderedDict = OrderedDict()
-        fields = {
-            column.name: Field(column.name, about.num_rows, (), _dtype(column.type))
-            for column in self._file.schema_arrow
-        }
+        with library(path):
+            fields = {
+                column.name: Field(column.name, about.num_rows, (), _dtype(column.type))
+                for column in self._file.schema_arrow
+            }
         super().__init__(path, fields)
 
     def run_length(self, parts):
@@ -50,10 +52,11 @@ class ParquetTable(Table):
         """Return {name: values} of a row group."""
         key = group, names
         if key not in self._kept:
-            columns = self._file.read_row_group(group, list(dict.fromkeys(names)), False)
-            self._kept[key] = {
-                name: self._numbers(columns.column(name), name, group) for name in names
-            }
+            with library(self.path):
+                columns = self._file.read_row_group(group, list(dict.fromkeys(names)), False)
+                self._kept[key] = {
+                    name: self._numbers(columns.column(name), name, group) for name in names
+                }
             while len(self._kept) > _KEPT_GROUPS:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -65,6 +68,13 @@ class ParquetTable(Table):
             raise ConfigurationError(
                 f"{self.path}, {self.row_text(row)}, column {name}: nothing; wanted a number"
             )
+        rows = int(self._begins[group + 1] - self._begins[group])
+        if len(column) != rows:
+            raise InputError(
+                f"{self.path}: column {name} has {len(column)} of the {rows} rows of group {group}",
+                self.path,
+                name,
+            )
         return column.to_numpy()
 
 
@@ -74,4 +84,4 @@ def _dtype(kind) -> numpy.dtype | None:
         dtype = numpy.dtype(kind.to_pandas_dtype())
     except (NotImplementedError, TypeError):
         return None
-    return dtype if dtype.kind in "biuf" else None
+    return dtype if is_plain(dtype) else None

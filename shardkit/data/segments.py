@@ -12,11 +12,11 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 
 import numpy
 
 from ..errors import CorpusError
+from ..files.reading import bytes_of, open_regular, opened
 
 _MOST_OPEN_FILES = 128  # of the 1024 that a process usually may open
 _KEPT_FILE_BYTES = 1 << 19  # files of text up to here are kept in memory,
@@ -63,9 +63,9 @@ def mark_of(*paths) -> str:
     """
     digest = blake2b(digest_size=16)
     for path in paths:
-        size = Path(path).stat().st_size
-        digest.update(b"%d:" % size)
-        with open(path, "rb", buffering=0) as file:
+        with opened(path, error=CorpusError) as file:
+            size = bytes_of(file)
+            digest.update(b"%d:" % size)
             for start, stop in _marked_spans(size):
                 digest.update(os.pread(file.fileno(), stop - start, start))
     return digest.hexdigest()
@@ -130,7 +130,7 @@ class OpenFiles:
             return self._descriptors[path]
         if len(self._descriptors) == _MOST_OPEN_FILES:
             os.close(self._descriptors.popitem(last=False)[1])
-        self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptors[path] = open_regular(path, error=CorpusError)
         return self._descriptors[path]
 
     def __del__(self):

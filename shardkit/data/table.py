@@ -7,13 +7,13 @@ columns are features and which are targets (tables.py).
 """
 
 import hashlib
-import os
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy
 
+from ..files.reading import bytes_of, opened
 from .columns import Columns, Field
 
 _BLOCK_BYTES = 1 << 16
@@ -63,9 +63,9 @@ class Table(ABC):
 
 def file_fingerprint(path: Path) -> str:
     """Return a hash, in hex, of a file's size and of at most 64 blocks of 64 KiB all over it."""
-    size = os.path.getsize(path)
-    digest = hashlib.blake2b(b"%d:" % size, digest_size=16)
-    with open(path, "rb") as file:
+    with opened(path) as file:
+        size = bytes_of(file)
+        digest = hashlib.blake2b(b"%d:" % size, digest_size=16)
         last = max(size - _BLOCK_BYTES, 0)
         for block in range(min(_NUM_BLOCKS, size // _BLOCK_BYTES + 1)):
             file.seek(last * block // max(_NUM_BLOCKS - 1, 1) if size > _BLOCK_BYTES else 0)

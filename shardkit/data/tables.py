@@ -13,8 +13,9 @@ from typing import Any
 import numpy
 
 from ..array import kernels
-from ..checkpoint.format.files import write_whole
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.reading import size_of
+from ..files.writing import write_whole
 from .array_table import ArrayTable
 from .columns import Columns, chosen
 from .csv_table import CSVTable
@@ -48,11 +49,11 @@ def open_table(path, index: Path | None = None) -> Table:
             f"{path} is of no kind that is known; wanted a file that ends in {', '.join(KINDS)}"
         )
     try:
-        if not path.stat().st_size:
-            raise ConfigurationError(f"{path} is empty; wanted rows of numbers")
+        if not size_of(path):
+            raise InputError(f"{path} is empty; wanted rows of numbers", path)
         return kind(path, index) if kind is CSVTable else kind(path)
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}", path) from None
 
 
 def write_index(table: Table, index: Path) -> None:

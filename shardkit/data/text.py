@@ -6,6 +6,7 @@ import sysconfig
 from pathlib import Path
 
 from ..errors import CorpusError
+from ..files.reading import bytes_of, opened
 from .segments import Segment, mark_of
 
 VOCABULARY_SIZE = 256  # a token is a byte
@@ -36,7 +37,7 @@ def find_files(paths) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
-        files += [path] if path.is_file() else _texts_under(path)
+        files += _texts_under(path) if path.is_dir() else [path]
     return files
 
 
@@ -67,7 +68,7 @@ def is_hidden(path: Path, folder: Path) -> bool:
 
 def has_nul(path: Path) -> bool:
     """Return True if there is a NUL byte near the beginning of the file, as no text has."""
-    with open(path, "rb") as file:
+    with opened(path, error=CorpusError) as file:
         return b"\0" in file.read(HEAD_BYTES)
 
 
@@ -121,9 +122,9 @@ def text_segments(paths, maximum_bytes: int | None = None) -> list[Segment]:
 
 
 def _segment(path: Path, most_bytes: int | None) -> Segment:
-    with open(path, "rb") as file:
+    with opened(path, error=CorpusError) as file:
         _check_text(path, file.read(_CHECKED_BYTES))
-    size = path.stat().st_size
+        size = bytes_of(file)
     count = size if most_bytes is None else min(size, most_bytes)
     return Segment(str(path), "uint8", 0, count, mark_of(path))
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy
 
-from ..errors import CorpusError
+from ..errors import CorpusError, FileError
+from ..files.reading import LARGEST, loaded, mapped, wanted, wanted_count
 from . import hdf5
 from .tokenizer import Tokenizer, token_dtype
 
@@ -26,6 +27,12 @@ TOKENS = "tokens"
 DOCUMENTS = "documents"
 _TOKENIZER = "tokenizer/"
 _NONE = -1
+_ATTRIBUTES = ("format", "version", "vocabulary_size", "end_of_text", "tokenizer_sha256")
+_TOKEN_DTYPES = numpy.dtype("<u2"), numpy.dtype("<u4")
+_OFFSET_DTYPES = (numpy.dtype("<i8"),)
+_BYTE_DTYPES = (numpy.dtype("u1"),)
+_MOST_FILE_BYTES = 1 << 26  # of each file of a tokenizer
+_CHECKED = 1 << 20  # documents at a time
 
 
 def lay_out_token_file(
@@ -58,9 +65,10 @@ def lay_out_token_file(
 
 @dataclass(frozen=True)
 class TokenFile:
-    """An open token file; the arrays are memory maps.
+    """An open token file.
 
-    tokens           [n] uint16 or uint32
+    tokens           [n] uint16 or uint32, a memory map
+    at               byte of the file where they begin
     documents        [d + 1] int64, where each document begins; the last is n
     end_of_text      token number behind each document, or None
     tokenizer_hash   SHA-256 of its tokenizer.json
@@ -68,6 +76,7 @@ class TokenFile:
     """
 
     tokens: numpy.ndarray
+    at: int
     documents: numpy.ndarray
     vocabulary_size: int
     end_of_text: int | None
@@ -78,52 +87,77 @@ class TokenFile:
 def is_token_file(path: Path) -> bool:
     """Return True for an HDF5 file that says that it is a token file."""
     try:
-        return hdf5.describe(path)[0].get("format") == FORMAT
-    except OSError:
+        return hdf5.describe(path, ("format",))[0].get("format") == FORMAT
+    except (OSError, FileError):
         return False
 
 
 def open_token_file(path: Path) -> TokenFile:
-    """Map a token file. Errors: CorpusError if it is none, or is damaged."""
+    """Map a token file. Errors: CorpusError if it is none, or is damaged; OSError."""
     try:
-        attributes, datasets = hdf5.describe(path)
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read as a token file: {error}") from None
+        attributes, datasets = hdf5.describe(path, _ATTRIBUTES, error=CorpusError)
+    except CorpusError as error:
+        raise CorpusError(f"{path} cannot be read as a token file: {error}", path) from None
     if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
         raise CorpusError(
-            f"{path} is no token file of version {VERSION}; `shardkit prepare` makes such files"
+            f"{path} is no token file of version {VERSION}; `shardkit prepare` makes such files",
+            path,
         )
-    arrays = {name: _map(path, name, *place) for name, place in datasets.items()}
-    tokens, documents = arrays.get(TOKENS), arrays.get(DOCUMENTS)
-    if tokens is None or documents is None or not _fit(tokens, documents):
-        raise CorpusError(f"{path} is damaged: its documents are not parts of its tokens")
-    end = attributes["end_of_text"]
+    tokens = _array(path, datasets, TOKENS, mapped, _TOKEN_DTYPES)
+    documents = _array(path, datasets, DOCUMENTS, loaded, _OFFSET_DTYPES)
+    check_documents(path, DOCUMENTS, documents, len(tokens))
+    files = [name for name in datasets if name.startswith(_TOKENIZER)]
     return TokenFile(
         tokens,
+        datasets[TOKENS][2] or 0,
         documents,
-        attributes["vocabulary_size"],
-        None if end == _NONE else end,
-        attributes["tokenizer_sha256"],
+        *_facts(path, attributes),
         {
-            name.removeprefix(_TOKENIZER): array.tobytes()
-            for name, array in arrays.items()
-            if name.startswith(_TOKENIZER)
+            name.removeprefix(_TOKENIZER): _array(
+                path, datasets, name, loaded, _BYTE_DTYPES, _MOST_FILE_BYTES
+            ).tobytes()
+            for name in files
         },
     )
 
 
-def _map(path: Path, name: str, shape, dtype, at: int | None) -> numpy.ndarray:
-    if not numpy.prod(shape):
-        return numpy.empty(shape, dtype)
-    if at is None:
+def _facts(path: Path, attributes: dict) -> tuple[int, int | None, str]:
+    """Return the size of the vocabulary, the end of a text, and the hash of the tokenizer."""
+    size, end, digest = (attributes.get(name) for name in _ATTRIBUTES[2:])
+    size = wanted_count(size, path, "vocabulary_size", 1 << 32, error=CorpusError)
+    if end != _NONE:
+        wanted_count(end, path, "end_of_text", max(size - 1, 0), error=CorpusError)
+    wanted(digest, str, path, "tokenizer_sha256", error=CorpusError)
+    return size, None if end == _NONE else end, digest
+
+
+def _array(path: Path, datasets: dict, name: str, read, dtypes, most: int = LARGEST):
+    """Return a one-dimensional dataset of one of these dtypes. Errors: CorpusError."""
+    if name not in datasets:
+        raise CorpusError(f"{path} is damaged: it has no {name}", path, name)
+    shape, dtype, at = datasets[name]
+    if len(shape) != 1 or dtype not in dtypes or shape[0] > most:
+        raise CorpusError(
+            f"{path} is damaged: {name} has shape {shape!s:.100} and dtype {dtype!s:.100}; wanted "
+            f"[n] of {' or '.join(map(str, dtypes))}",
+            path,
+            name,
+        )
+    if at is None and shape[0]:
         raise CorpusError(
             f"{path}: {name} is stored in chunks and cannot be read in place; "
-            "h5repack -l CONTI makes it contiguous"
+            "h5repack -l CONTI makes it contiguous",
+            path,
+            name,
         )
-    if at + numpy.prod(shape) * dtype.itemsize > path.stat().st_size:
-        raise CorpusError(f"{path} is cut short: {name} ends behind the end of the file")
-    return numpy.memmap(path, dtype, "r", at, shape)
+    return read(path, dtype, at or 0, shape, field=name, error=CorpusError)
 
 
-def _fit(tokens, documents) -> bool:
-    return len(documents) > 0 and documents[0] == 0 and documents[-1] == len(tokens)
+def check_documents(path: Path, field: str, documents: numpy.ndarray, num_tokens: int) -> None:
+    """Raise CorpusError unless documents follow each other from token 0 to the last."""
+    parts = (documents[at : at + _CHECKED + 1] for at in range(0, len(documents), _CHECKED))
+    is_right = len(documents) and documents[0] == 0 and documents[-1] == num_tokens
+    if not is_right or not all((part[1:] >= part[:-1]).all() for part in parts):
+        raise CorpusError(
+            f"{path} is damaged: its documents are not parts of its tokens", path, field
+        )

@@ -9,18 +9,20 @@ and the SHA-256 of these bytes says whether two are the same.
 """
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 import numpy
 
-from ..errors import ConfigurationError, CorpusError
+from ..errors import ConfigurationError, CorpusError, InputError
+from ..files.reading import parsed_json, read_bytes, wanted
 
 BYTES = "bytes"  # the name of the tokenizer that has no file
 MAIN_FILE = "tokenizer.json"
 FILES = (MAIN_FILE, "tokenizer_config.json", "special_tokens_map.json")  # those that are read
+_MOST_BYTES = 1 << 27  # of each
 # Special tokens that end a text where no file beside tokenizer.json says which one does.
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
@@ -110,12 +112,15 @@ class JSONTokenizer(Tokenizer):
     def encode_many(self, texts):
         """Return the token numbers of each text, as the library finds them."""
         texts = [_as_text(text) for text in texts]
-        found = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        with _of_tokenizer(self.name):
+            found = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [numpy.array(one.ids, numpy.int64) for one in found]
 
     def decode(self, numbers):
         """Return the text, special tokens included."""
-        return self._library.decode(numpy.asarray(numbers).tolist(), skip_special_tokens=False)
+        numbers = numpy.asarray(numbers).tolist()
+        with _of_tokenizer(self.name):
+            return self._library.decode(numbers, skip_special_tokens=False)
 
     def number_of(self, token: str) -> int | None:
         """Return the number of the token that is written so; None if there is none."""
@@ -123,14 +128,15 @@ class JSONTokenizer(Tokenizer):
 
     def _find_end(self, where: str) -> int | None:
         for name in FILES[1:]:
-            token = _parsed(self.files.get(name, b"{}"), name).get("eos_token")
+            beside = f"{name} beside {where}"
+            token = parsed_json(self.files.get(name, b"{}"), beside).get("eos_token")
             token = token.get("content") if isinstance(token, dict) else token
             if token is None:
                 continue
+            wanted(token, str, beside, "eos_token")
             if self.number_of(token) is None:
                 raise ConfigurationError(
-                    f"{name} beside {where} says that {token!r} ends a text, but it is not among "
-                    "the tokens"
+                    f"{beside} says that {token!r} ends a text, but it is not among the tokens"
                 )
             return self.number_of(token)
         special = {token.content for token in self._library.get_added_tokens_decoder().values()}
@@ -152,8 +158,8 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
             f"wanted a {MAIN_FILE}, a folder that holds one, or {BYTES}"
         )
     beside = [(name, main.with_name(name)) for name in FILES[1:]]
-    files = {MAIN_FILE: main.read_bytes()}
-    files |= {name: file.read_bytes() for name, file in beside if file.is_file()}
+    files = {MAIN_FILE: read_bytes(main, _MOST_BYTES)}
+    files |= {name: read_bytes(file, _MOST_BYTES) for name, file in beside if file.is_file()}
     return JSONTokenizer(files, str(main))
 
 
@@ -168,6 +174,17 @@ def tokenizer_of(files: dict[str, bytes], where: str = MAIN_FILE) -> Tokenizer:
     return JSONTokenizer({name: files[name] for name in FILES if name in files}, where)
 
 
+@contextmanager
+def _of_tokenizer(where: str):
+    """Take what the library raises for a fault of its file. Errors: InputError."""
+    try:
+        yield
+    except BaseException as error:  # plain Exception, and PanicException, which is not even that
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise InputError(f"{where} is no tokenizer that can be used: {error}", where) from None
+
+
 def _of_library(content: bytes, where: str):
     try:
         import tokenizers
@@ -175,29 +192,18 @@ def _of_library(content: bytes, where: str):
         raise ConfigurationError(
             f"{where} needs the library tokenizers: pip install 'shardkit[tokenizers]'"
         ) from None
-    dropout = (_parsed(content, where).get("model") or {}).get("dropout")
+    about = parsed_json(content, where).get("model")
+    dropout = wanted(about, dict, where, "model").get("dropout")
     if dropout:
         raise ConfigurationError(
             f"{where} drops merges at random (model.dropout = {dropout}), so its tokens would "
             "differ each time; set it to null"
         )
-    try:
+    with _of_tokenizer(where):
         library = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigurationError(f"{where} is no tokenizer: {error}") from None
     library.no_truncation()  # many files keep the limits of the model that they were made for
     library.no_padding()
     return library
-
-
-def _parsed(content: bytes, where: str) -> dict:
-    try:
-        found = json.loads(content)
-    except ValueError as error:
-        raise ConfigurationError(f"{where} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{where} holds no JSON object")
-    return found
 
 
 def _as_bytes(text: str | bytes) -> bytes:

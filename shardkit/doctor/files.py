@@ -2,14 +2,16 @@
 
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
+from shutil import disk_usage
 
 from ..checkpoint.format.hdf5 import try_locking
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import agree
+from ..files.removing import remove_trial
+from ..files.writing import give_name, open_new, write_whole
 from .finding import Finding, error, ok, warning
 
 _BYTES = 16 * 2**20  # written by each rank
@@ -44,7 +46,7 @@ def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
     finally:
         backend.barrier()
         if backend.rank == 0:
-            shutil.rmtree(trial, ignore_errors=True)
+            remove_trial(trial)
 
 
 def _nearest(folder: Path) -> Path:
@@ -81,7 +83,7 @@ def _try_out(backend, above, trial):
 
 def _look(above: Path, trial: Path) -> list[Finding]:
     """Check the kind of the file system, free space, rename and locks. Called on one rank."""
-    free = shutil.disk_usage(above).free
+    free = disk_usage(above).free
     text = f"{above} on {_file_system(above)}, {free / 2**30:.1f} GiB free"
     if free > _LITTLE_ROOM_BYTES:
         space = ok("folder", text)
@@ -107,9 +109,9 @@ def _file_system(folder: Path) -> str:
 def _try_rename(trial: Path) -> Finding:
     """Check that a folder can be renamed and is visible immediately: so a checkpoint appears."""
     (trial / "before").mkdir()
-    (trial / "before" / "file").write_text("x")
+    write_whole(trial / "before" / "file", b"x")
     try:
-        (trial / "before").rename(trial / "after")
+        give_name(trial / "before", trial / "after")
         holds = (trial / "after" / "file").read_text() == "x" and not (trial / "before").exists()
     except OSError:
         holds = False
@@ -124,7 +126,7 @@ def _try_rename(trial: Path) -> Finding:
 
 def _try_locks(trial: Path) -> Finding:
     try:
-        with open(trial / "lock", "w") as file:
+        with open_new(trial / "lock") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try_locking(trial / "lock.h5")
     except OSError as problem:
@@ -141,7 +143,7 @@ def _write_seconds(path: Path) -> tuple[float, float] | None:
     block = os.urandom(2**20)
     began = time.perf_counter()
     try:
-        with open(path, "wb") as file:
+        with open_new(path) as file:
             for _ in range(_BYTES >> 20):
                 file.write(block)
             os.fsync(file.fileno())

@@ -2,12 +2,12 @@
 
 import re
 import subprocess
-import sys
 
 from ..comm.failure.elastic import why_not_elastic
 from ..comm.mpi.facts import mpi_facts
 from ..comm.mpi.launch import find_mpiexec, launch_warnings
 from ..environment import environment_without_launcher, launcher
+from ..files.programs import python_command
 from .finding import Finding, error, ok, warning
 
 _TRIAL_SECONDS = 60.0
@@ -87,7 +87,7 @@ def _try_mpiexec() -> Finding:
         )
     try:
         done = subprocess.run(
-            [mpiexec, "-n", "2", sys.executable, "-c", _TRIAL],
+            [mpiexec, "-n", "2", *python_command(_TRIAL)],
             env=environment_without_launcher(),
             stdin=subprocess.DEVNULL,
             capture_output=True,

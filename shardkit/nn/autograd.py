@@ -10,6 +10,7 @@ of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them t
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy
@@ -301,17 +302,23 @@ class Tensor(_Methods):
 
     def add_(self, other: Any) -> Self:
         """Add in place; other broadcasts to this shape."""
-        self._writable(other)[...] += array_of(other)
+        array = self._writable(other)
+        with _fits("add_", array, other):
+            array[...] += array_of(other)
         return self
 
     def mul_(self, other: Any) -> Self:
         """Multiply in place; other broadcasts to this shape."""
-        self._writable(other)[...] *= array_of(other)
+        array = self._writable(other)
+        with _fits("mul_", array, other):
+            array[...] *= array_of(other)
         return self
 
     def copy_(self, other: Any) -> Self:
         """Overwrite with other, which broadcasts to this shape."""
-        self._writable(other)[...] = array_of(other)
+        array = self._writable(other)
+        with _fits("copy_", array, other):
+            array[...] = array_of(other)
         return self
 
     def zero_(self) -> Self:
@@ -397,6 +404,20 @@ def output_of(node) -> Tensor | None:
         return None
     memory, _ = node.saved[-1]
     return Tensor._made(node.array, node, memory)
+
+
+@contextmanager
+def _fits(name, array, other):
+    """Raise ShapeError where NumPy finds that the other operand does not fit into the array."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        other = array_of(other)
+        got = f"{other.shape} {other.dtype}" if hasattr(other, "dtype") else repr(other)
+        raise ShapeError(
+            f"{name} of a tensor of shape {array.shape} {array.dtype} and {got}: {error}; cast or "
+            "reshape one of them"
+        ) from None
 
 
 def _index(index):

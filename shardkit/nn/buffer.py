@@ -37,6 +37,7 @@ from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
+from .building import count_one
 from .context import current_context
 from .init import Initializer
 
@@ -104,6 +105,7 @@ class Buffer(Tensor):
     def __init__(
         self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
     ) -> None:
+        count_one()
         self._begin(requires_grad=False)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self._dtype = numpy.dtype(dtype)

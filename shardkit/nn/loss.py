@@ -32,6 +32,7 @@ class Loss:
 
     has_class_targets = False  # y are the numbers of classes, and not numbers to be approached
     takes_trees = True  # False: y is one array
+    ignore_index: int | None = None  # elements of y with this value do not count; None: all do
 
     def total(self, prediction: Any, y: Any) -> Tensor:
         """Return the sum over all items, a single element."""
@@ -42,7 +43,12 @@ class Loss:
         raise NotImplementedError
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
-        """Return the sum over all items, each times the weight of its sample: weights [samples].
+        """Return the sum over all items, each times its weight.
+
+        Parameters
+        ----------
+        weights
+            [samples], or one for each item.
 
         Raises
         ------
@@ -63,6 +69,33 @@ class Loss:
 
 
 IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLoss
+
+
+def is_ignored(y, ignore_index: int | None):
+    """Return which elements of an array y do not count: booleans of its shape."""
+    return y == ignore_index if ignore_index is not None else y != y
+
+
+def num_counted(y: Any, ignore_index: int | None) -> int:
+    """Return how many elements of y count."""
+    y = array_of(y)
+    return prod(y.shape) if ignore_index is None else int((y != ignore_index).sum())
+
+
+def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
+    """Return weights [samples], or of each item, as an array of this shape: of each item.
+
+    Raises
+    ------
+    ShapeError
+        If they are neither.
+    """
+    weights = fresh.placed(array_of(weights), xp)
+    if weights.shape == shape:
+        return weights
+    if weights.shape != shape[:1]:
+        raise ShapeError(f"weights {weights.shape} of items {shape}; wanted [samples] or one each")
+    return xp.broadcast_to(weights.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
 class CrossEntropy(Loss):
@@ -88,6 +121,7 @@ class CrossEntropy(Loss):
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         prediction = one_array("CrossEntropy", "logits", prediction)
+        weights = weights_of_items(weights, array_of(y).shape, xp_of(array_of(y)))
         return cross_entropy(prediction, y, self.ignore_index, "sum", weights)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
@@ -99,9 +133,7 @@ class CrossEntropy(Loss):
                 f"targets of shape {y.shape} for logits of {prediction_shape}; wanted "
                 f"{tuple(shape)}, one class number each"
             )
-        if self.ignore_index is not None:
-            y = y[y != self.ignore_index]
-        self._check_range(y, num_classes)
+        self._check_range(y[~is_ignored(y, self.ignore_index)], num_classes)
 
     def _check_range(self, y, num_classes):
         if not y.size or y.min() >= 0 and (num_classes is None or y.max() < num_classes):
@@ -117,8 +149,7 @@ class CrossEntropy(Loss):
         )
 
     def count(self, y: Any) -> float:
-        y = array_of(y)
-        return prod(y.shape) if self.ignore_index is None else int((y != self.ignore_index).sum())
+        return num_counted(y, self.ignore_index)
 
 
 class MeanSquaredError(Loss):
@@ -153,20 +184,29 @@ class BinaryCrossEntropy(Loss):
     """Negative log probability of the right one of two classes, in nats, per sample.
 
     The prediction is logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
+
+    Parameters
+    ----------
+    ignore_index
+        As of CrossEntropy.
     """
 
     has_class_targets = True
     takes_trees = False
 
+    def __init__(self, ignore_index: int | None = IGNORED) -> None:
+        self.ignore_index = ignore_index
+
     def total(self, prediction: Any, y: Any) -> Tensor:
-        return binary_cross_entropy(prediction, self._target(prediction, y), reduction="sum")
+        return self._total(prediction, y, None)
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
-        return binary_cross_entropy(prediction, self._target(prediction, y), "sum", weights)
+        return self._total(prediction, y, weights)
 
-    def _target(self, prediction, y):
+    def _total(self, prediction, y, weights):
         prediction = one_array("BinaryCrossEntropy", "logits", prediction)
-        return array_of(y).reshape(prediction.shape)
+        target = fresh.placed(array_of(y), xp_of(prediction.array)).reshape(prediction.shape)
+        return binary_cross_entropy(prediction, target, "sum", weights, self.ignore_index)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if prediction_shape is not None and (*y.shape, 1) != prediction_shape:
@@ -174,12 +214,12 @@ class BinaryCrossEntropy(Loss):
                 f"targets of shape {y.shape} for logits of {prediction_shape}; wanted "
                 "one logit for each target"
             )
-        wrong = y[(y != 0) & (y != 1)]
+        wrong = y[(y != 0) & (y != 1) & ~is_ignored(y, self.ignore_index)]
         if wrong.size:
             raise ShapeError(f"a target is {wrong.flat[0]}; wanted 0 or 1, one of two classes")
 
     def count(self, y: Any) -> float:
-        return prod(array_of(y).shape)
+        return num_counted(y, self.ignore_index)
 
 
 class Weighted(Loss):
@@ -206,6 +246,7 @@ class Weighted(Loss):
         self, loss: Loss, *, class_weights: Any = None, has_row_weights: bool = False
     ) -> None:
         self._loss = loss
+        self.ignore_index = loss.ignore_index
         self._class_weights = None if class_weights is None else tuple(map(float, class_weights))
         self._has_row_weights = has_row_weights
 
@@ -215,14 +256,18 @@ class Weighted(Loss):
         xp = xp_of(y)
         weights = y[:, -1] if self._has_row_weights else xp.ones(len(y))
         if self._class_weights is not None:
-            weights = weights * xp.asarray(self._class_weights)[targets]
+            counted = xp.where(is_ignored(targets, self.ignore_index), 0, targets)
+            of_class = xp.asarray(self._class_weights)[counted]
+            weights = weights_of_items(weights, targets.shape, xp) * of_class
         return self._loss.weighted_total(prediction, targets, weights)
 
     def _targets(self, y):
-        """Return y without the weights: class numbers [samples] if classes are weighted."""
+        """Return y without the weights: class numbers [samples], or [samples, S] if there are S."""
         if not self._has_row_weights:
             return y
-        return y[:, 0].astype("int64") if self._loss.has_class_targets else y[:, :-1]
+        if not self._loss.has_class_targets:
+            return y[:, :-1]
+        return (y[:, 0] if y.shape[1] == 2 else y[:, :-1]).astype("int64")
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if self._has_row_weights and (y.ndim < 2 or y.shape[1] < 2):

@@ -22,7 +22,8 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of
 from .layers.basic import input_tensor
-from .loss import IGNORED, Loss, one_array
+from .loss import IGNORED, Loss, is_ignored, one_array, weights_of_items
+from .ops.operands import check_floating
 
 
 class PointwiseLoss(Loss):
@@ -43,15 +44,13 @@ class PointwiseLoss(Loss):
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
         items = self._items(prediction, y)
-        weights = fresh.placed(array_of(weights), xp_of(items.array))
-        if weights.shape != items.shape[:1]:
-            raise ShapeError(f"weights {weights.shape} of items {items.shape}; wanted [samples]")
-        by_row = weights.reshape(-1, *(1,) * (items.ndim - 1))
-        return (items * by_row.astype(items.dtype, copy=False)).sum()
+        weights = weights_of_items(weights, items.shape, xp_of(items.array))
+        return (items * weights.astype(items.dtype, copy=False)).sum()
 
     def _items(self, prediction, y):
         parts = prediction if isinstance(prediction, (tuple, list)) else (prediction,)
         parts = [one_array(type(self).__name__, "predictions", part) for part in parts]
+        check_floating(type(self).__name__, *parts)
         parts = [input_tensor(part, wide(part.dtype)) for part in parts]
         target = fresh.placed(array_of(y), xp_of(parts[0].array))
         if target.dtype != parts[0].dtype:
@@ -124,7 +123,8 @@ class HuberLoss(PointwiseLoss):
         difference = _difference(prediction, target)
         size = ops.abs(difference)
         far = (size - self.delta / 2) * self.delta
-        return ops.where(size.array < self.delta, ops.square(difference) * 0.5, far)
+        is_near = ~(size.array >= self.delta)  # NaN is near, and stays NaN
+        return ops.where(is_near, _square_where(is_near, difference) * 0.5, far)
 
 
 class SmoothL1Loss(PointwiseLoss):
@@ -149,8 +149,9 @@ class SmoothL1Loss(PointwiseLoss):
         size = ops.abs(difference)
         if self.beta == 0:
             return size
-        near = ops.square(difference) * (0.5 / self.beta)
-        return ops.where(size.array < self.beta, near, size - self.beta / 2)
+        is_near = ~(size.array >= self.beta)  # NaN is near, and stays NaN
+        near = _square_where(is_near, difference) * (0.5 / self.beta)
+        return ops.where(is_near, near, size - self.beta / 2)
 
 
 class BCEWithLogitsLoss(PointwiseLoss):
@@ -348,14 +349,15 @@ class NLLLoss(Loss):
     def _log_probabilities(self, prediction):
         """Return [samples, ..., classes]."""
         prediction = one_array(type(self).__name__, "predictions", prediction)
+        check_floating(type(self).__name__, prediction)
         return _classes_last(input_tensor(prediction, wide(prediction.dtype)))
 
     def _total(self, log_probabilities, y, weights):
         return self._right(log_probabilities, *self._factors(log_probabilities, y, weights))
 
     def _right(self, log_probabilities, y, factors):
-        chosen = ops.gather(log_probabilities, -1, y[..., None])
-        return -(ops.squeeze(chosen, -1) * factors * self._of_class(log_probabilities)[y]).sum()
+        chosen = ops.squeeze(ops.gather(log_probabilities, -1, y[..., None]), -1)
+        return -(_times(chosen, factors) * self._of_class(log_probabilities)[y]).sum()
 
     def _factors(self, log_probabilities, y, weights):
         """Return y with 0 in place of what does not count, and the factor of each element."""
@@ -366,11 +368,11 @@ class NLLLoss(Loss):
                 f"{type(self).__name__} of {y.shape} targets and {log_probabilities.shape[:-1]} "
                 "predictions, each of classes in dim 1; wanted equal shapes"
             )
-        counts = y != self.ignore_index
+        counts = ~is_ignored(y, self.ignore_index)
         factors = counts.astype(log_probabilities.dtype)
         if weights is not None:
-            weights = fresh.placed(array_of(weights), xp).astype(factors.dtype, copy=False)
-            factors = factors * weights.reshape(-1, *(1,) * (y.ndim - 1))
+            weights = weights_of_items(weights, y.shape, xp)
+            factors = factors * weights.astype(factors.dtype, copy=False)
         return xp.where(counts, y, 0), factors
 
     def _of_class(self, log_probabilities):
@@ -395,7 +397,7 @@ class NLLLoss(Loss):
                     f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted "
                     "[samples, ...] and [samples, classes, ...]"
                 )
-        y = y[y != self.ignore_index]
+        y = y[~is_ignored(y, self.ignore_index)]
         if y.size and (y.min() < 0 or num_classes is not None and y.max() >= num_classes):
             raise ShapeError(
                 f"targets from {y.min()} to {y.max()}; wanted 0 <= target < {num_classes}, or "
@@ -404,7 +406,7 @@ class NLLLoss(Loss):
 
     def count(self, y: Any) -> float:
         y = array_of(y)
-        y = to_host(y[y != self.ignore_index])
+        y = to_host(y[~is_ignored(y, self.ignore_index)])
         return y.size if self.weight is None else float(self.weight[y].sum())
 
 
@@ -447,7 +449,7 @@ class CrossEntropyLoss(NLLLoss):
             return right
         share = self.label_smoothing / log_probabilities.shape[-1]
         weighted = log_probabilities * self._of_class(log_probabilities)
-        evenly = -(weighted.sum(-1) * factors).sum()
+        evenly = -_times(weighted.sum(-1), factors).sum()
         return right * (1 - self.label_smoothing) + evenly * share
 
 
@@ -473,6 +475,16 @@ def _check_equal(prediction, target):
 def _difference(prediction, target):
     _check_equal(prediction, target)
     return prediction - target
+
+
+def _times(items, factors):
+    """Return items times factors, 0 where a factor is 0: an item may be infinite there."""
+    return ops.where(factors == 0, 0, items) * factors
+
+
+def _square_where(holds, x):
+    """Return the squares of x where something holds; elsewhere x may be infinite."""
+    return ops.square(ops.where(holds, x, 0))
 
 
 def _two(owner, prediction, wanted):

@@ -16,7 +16,8 @@ from typing import Any
 import numpy
 
 from ..annotations import Array
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShapeError
+from .loss import IGNORED
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20
@@ -183,30 +184,111 @@ def classes_of(prediction) -> numpy.ndarray:
     return prediction.argmax(-1).astype(numpy.int64)
 
 
-class Accuracy(_Mean):
-    """Share of rows whose most probable class is the right one."""
+def class_pairs(prediction, y, ignore_index: int | None, dim: int | None):
+    """Return the predicted and the right class of each target that counts: twice [n] int64.
+
+    Parameters
+    ----------
+    prediction
+        Logits: of y [...] they are [..., classes], or [samples, classes, ...].
+    dim
+        Of the classes, -1 or 1; None: where the shape of y says.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit, or both do, or a target is no class.
+    """
+    prediction, y = numpy.asarray(prediction), numpy.asarray(y)
+    if prediction.ndim == 2 and y.size == len(prediction):
+        y = y.reshape(len(prediction))
+    dims = [
+        each
+        for each in (-1, 1)
+        if prediction.ndim > 1 and numpy.delete(prediction.shape, each).tolist() == [*y.shape]
+    ]
+    dims = [each for each in dims if dim is None or each % prediction.ndim == dim % prediction.ndim]
+    if not dims or len(dims) == 2 and prediction.ndim > 2:
+        raise ShapeError(
+            f"classes of predictions {prediction.shape} for targets {y.shape}; wanted [..., "
+            "classes] or [samples, classes, ...]: where both fit, give dim = -1 or dim = 1"
+        )
+    predicted = classes_of(numpy.moveaxis(prediction, dims[0], -1)).reshape(-1)
+    right = y.reshape(-1).astype(numpy.int64)
+    counts = numpy.full(right.shape, True) if ignore_index is None else right != ignore_index
+    predicted, right = predicted[counts], right[counts]
+    if right.size and right.min() < 0:
+        raise ShapeError(
+            f"a target is {right.min()}, no class; to leave it out give the metric "
+            f"ignore_index = {right.min()}, as the loss"
+        )
+    return predicted, right
+
+
+class _OfClasses(Metric):
+    """A figure about classes.
+
+    Parameters
+    ----------
+    ignore_index
+        Targets of this value do not count, as in the losses; None: all do.
+    dim
+        Of the predictions, where the classes are: -1 or 1; None: where the shape of y says.
+    """
+
+    def __init__(self, *, ignore_index: int | None = IGNORED, dim: int | None = None):
+        self.ignore_index = ignore_index
+        self.dim = dim
+
+    def _pairs(self, prediction, y):
+        return class_pairs(prediction, y, self.ignore_index, self.dim)
+
+
+class Accuracy(_OfClasses, _Mean):
+    """Share of targets whose most probable class is the right one.
+
+    Parameters
+    ----------
+    ignore_index
+        Targets of this value do not count, as in the losses; None: all do.
+    dim
+        Of the predictions, where the classes are: -1 or 1; None: where the shape of y says.
+    """
 
     def items(self, prediction, y):
-        return (classes_of(prediction) == numpy.asarray(y).reshape(len(prediction))) * 1.0
+        predicted, right = self._pairs(prediction, y)
+        return (predicted == right) * 1.0
 
 
-class MacroF1(Metric):
+class MacroF1(_OfClasses):
     """F1 = 2 hits / (predicted + present) of each class, and their mean.
 
     Classes that are neither present nor predicted do not count.
+
+    Parameters
+    ----------
+    ignore_index, dim
+        As of Accuracy.
     """
 
-    def __init__(self, num_classes: int):
+    def __init__(
+        self, num_classes: int, *, ignore_index: int | None = IGNORED, dim: int | None = None
+    ):
+        super().__init__(ignore_index=ignore_index, dim=dim)
         self.num_classes = num_classes
 
     def sums(self, prediction, y):
-        predicted = classes_of(prediction)
-        present = numpy.asarray(y).reshape(len(predicted)).astype(numpy.int64)
+        predicted, present = self._pairs(prediction, y)
         hits = present[predicted == present]
         counts = [
             numpy.bincount(classes, minlength=self.num_classes)
             for classes in (hits, predicted, present)
         ]
+        if len(counts[1]) > self.num_classes or len(counts[2]) > self.num_classes:
+            raise ShapeError(
+                f"MacroF1 of {self.num_classes} classes, but one is number "
+                f"{max(map(len, counts)) - 1}; give it as many as the model has"
+            )
         return numpy.concatenate(counts).astype(numpy.float64)
 
     def value(self, sums):

@@ -33,6 +33,7 @@ from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
+from .building import count_one
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
 
@@ -77,6 +78,7 @@ class Parameter(Tensor):
     def __init__(
         self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
     ) -> None:
+        count_one()
         self._is_sharded = False
         self._begin(requires_grad=True)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ..annotations import Array
 from ..arguments import is_number, require
 from ..array.reference.chunks import spans
+from ..refusal import check_made
 from .late import RatedRule
 
 AVERAGE = "average"  # the state that holds averaged weights, also in checkpoints
@@ -37,6 +38,9 @@ class EMA:
     decay: float = 0.999
 
     def __post_init__(self) -> None:
+        check_made(self, self._check)
+
+    def _check(self):
         require(
             isinstance(self.rule, RatedRule) and AVERAGE not in self.rule.state_names,
             "EMA with rule",

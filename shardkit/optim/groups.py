@@ -20,6 +20,7 @@ from typing import Any
 
 from ..arguments import is_number, nearest, require
 from ..errors import ConfigurationError
+from ..refusal import check_made, check_usable
 from .rules import Rule
 
 _NOT_OF_GROUPS = ("lr", "rule")
@@ -52,10 +53,17 @@ class ParameterGroup:
     def __init__(
         self, *names: str, lr_scale: float = 1.0, rule: Rule | None = None, **changes: Any
     ) -> None:
+        self.names, self.lr_scale, self.rule, self.changes = names, lr_scale, rule, changes
+        check_made(self, self._check)
+
+    def _check(self):
+        names, rule = self.names, self.rule
         are_names = bool(names) and all(isinstance(name, str) and name for name in names)
         require(are_names, "ParameterGroup with names", names, 'patterns such as "*.bias"')
-        is_scale = is_number(lr_scale, at_least=0)
-        require(is_scale, "ParameterGroup with lr_scale", lr_scale, "a finite number, at least 0")
+        is_scale = is_number(self.lr_scale, at_least=0)
+        require(
+            is_scale, "ParameterGroup with lr_scale", self.lr_scale, "a finite number, at least 0"
+        )
         require(
             rule is None or _is_innermost(rule),
             "ParameterGroup with rule",
@@ -63,12 +71,11 @@ class ParameterGroup:
             "a rule such as AdamW(lr=1e-3); sk.EMA goes around the rule of the model",
         )
         require(
-            rule is None or not changes,
+            rule is None or not self.changes,
             "ParameterGroup with a rule and",
-            ", ".join(changes),
+            ", ".join(self.changes),
             f"its constants in the rule: {type(rule).__name__}(...)",
         )
-        self.names, self.lr_scale, self.rule, self.changes = names, lr_scale, rule, changes
 
     def __repr__(self) -> str:
         changes = "" if self.rule is None else f", rule={self.rule!r}"
@@ -115,7 +122,9 @@ class ParameterGroup:
                 raise ConfigurationError(
                     f"{self!r}: {type(rule).__name__} has no {name} for a group{own or hint}"
                 )
-        return replace(rule, **self.changes) if self.changes else rule
+        changed = replace(rule, **self.changes) if self.changes else rule
+        check_usable(changed)
+        return changed
 
     def rate(self, rule: Any, step: int, override: float | None) -> float | None:
         """Return the learning rate of a step as a rule takes it: None is the rule's own.

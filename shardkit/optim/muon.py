@@ -104,8 +104,8 @@ class Muon(Scheduled):
     adjust_lr_fn: str | None = None
     state_names: ClassVar[tuple[str, ...]] = ("matrix_momentum",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require_weight_decay(self.weight_decay)
         require_share("momentum", self.momentum)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")

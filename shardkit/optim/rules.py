@@ -19,6 +19,8 @@ from typing import Callable, ClassVar, Protocol, runtime_checkable
 from ..annotations import Array
 from ..arguments import is_number, require
 from ..array import kernels
+from ..errors import ConfigurationError
+from ..refusal import check_made
 
 LearningRate = float | Callable[[int], float]
 
@@ -106,9 +108,14 @@ def require_share(name: str, value) -> None:
 class Scheduled:
     """A learning rate that is a number or a function of the step number (0 for the first step)."""
 
+    refusal: ClassVar[ConfigurationError | None] = None  # see check_made
     lr: LearningRate = 0.01
 
     def __post_init__(self) -> None:
+        check_made(self, self.check)
+
+    def check(self) -> None:
+        """Raise ConfigurationError on a constant that the rule does not take."""
         require(
             is_learning_rate(self.lr) or callable(self.lr) and not isinstance(self.lr, type),
             "lr",
@@ -124,6 +131,8 @@ class Scheduled:
         ConfigurationError
             If the schedule returns something else.
         """
+        if self.refusal is not None:
+            raise self.refusal
         if override is not None:
             return override
         if not callable(self.lr):
@@ -161,8 +170,8 @@ class SGD(Scheduled):
     nesterov: bool = False
     state_names: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require_weight_decay(self.weight_decay)
         require_share("momentum", self.momentum)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
@@ -214,8 +223,8 @@ class Momentum(Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require_share("beta", self.beta)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         require(
@@ -274,8 +283,8 @@ class Adam(Scheduled):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)
         require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
@@ -339,8 +348,8 @@ class Lion(Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)
         require_weight_decay(self.weight_decay)

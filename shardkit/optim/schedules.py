@@ -11,9 +11,11 @@ Being pure functions, they have no state that a resumed run would need.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ..arguments import is_integer, is_number, require
+from ..errors import ConfigurationError
+from ..refusal import check_made
 
 __all__ = ["Constant", "Cosine", "Linear", "SCHEDULES", "Schedule", "WarmupStableDecay"]
 
@@ -42,10 +44,15 @@ class Schedule(ABC):
         In which the rate rises in a straight line to the peak.
     """
 
+    refusal: ClassVar[ConfigurationError | None] = None  # see check_made
     peak: float
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
+        check_made(self, self.check)
+
+    def check(self) -> None:
+        """Raise ConfigurationError on a number that the schedule does not take."""
         require(is_number(self.peak, at_least=0), "peak", self.peak, "a finite number, at least 0")
         require(
             is_integer(self.warmup_steps, at_least=0),
@@ -76,6 +83,8 @@ class Schedule(ABC):
         return cls(peak, warmup_steps, **arguments, **own)
 
     def __call__(self, step: int) -> float:
+        if self.refusal is not None:
+            raise self.refusal
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         return self._after_warmup(step)
@@ -121,11 +130,11 @@ class Linear(Schedule):
         The last rate as a share of the peak.
     """
 
-    decay_steps: int = 0  # must be given: __post_init__ refuses the default
+    decay_steps: int = 0  # must be given: check() refuses the default
     floor: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(
             is_integer(self.decay_steps, at_least=self.warmup_steps + 1),
             "decay_steps",
@@ -200,8 +209,8 @@ class WarmupStableDecay(Linear):
 
     decay_part: float = 0.2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(
             is_number(self.decay_part, above=0) and self.decay_part <= 1,
             "decay_part",

@@ -9,6 +9,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.gpu.transports import TransportSettings
 from ..environment import checked_mode
 from ..optim.groups import ParameterGroup
+from ..refusal import check_made
 from ..settings import check_fields, setting
 from .data.settings import DataSettings
 from .pipeline.settings import PipelineSettings
@@ -49,7 +50,7 @@ class ShardingConfiguration(ParallelSettings):
     Raises
     ------
     ConfigurationError
-        On a bad value.
+        On a bad value; with several ranks where they use it together, on all of them.
     TypeError
         Without a backend.
     """
@@ -107,6 +108,10 @@ class ShardingConfiguration(ParallelSettings):
                 "ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got "
                 f"{self.backend!r}"
             )
+        has_ranks = isinstance(self.backend, CommunicationBackend)
+        check_made(self, self._check, self.backend.world_size if has_ranks else 1)
+
+    def _check(self):
         check_fields(self)
         check_device(self)
 

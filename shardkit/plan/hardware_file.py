@@ -8,13 +8,13 @@
 `shardkit bench hardware` writes such a file for the machine that it runs on.
 """
 
-import tomllib
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 
 from ..arguments import is_integer, is_number, nearest
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.reading import read_toml, understood
 from .hardware import (
     AttentionModel,
     Cluster,
@@ -76,19 +76,20 @@ def read_cluster(name) -> Cluster:
     Errors: ConfigurationError if there is none, or a key is unknown, missing or outside its limits.
     """
     path = Path(name) if Path(name).suffix == ".toml" else FOLDER / f"{name}.toml"
-    return cluster_from(_tables_of(path), path)
+    tables = _tables_of(path)
+    with understood(path):
+        return cluster_from(tables, path)
 
 
 def _tables_of(path: Path) -> dict:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as error:
-        raise ConfigurationError(
+        raise InputError(
             f"cannot read hardware {path}: {error.strerror}; those that come with shardkit are "
-            f"{', '.join(known_clusters())}"
+            f"{', '.join(known_clusters())}",
+            path,
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from None
 
 
 def known_clusters() -> list[str]:
@@ -120,7 +121,7 @@ def _device(table: dict, path) -> dict:
     like = known.pop("like", None)
     if like is None:
         return known
-    if like not in known_clusters():
+    if not isinstance(like, str) or like not in known_clusters():
         raise ConfigurationError(
             f"{path}: [device]: like = {like!r}; wanted one of {', '.join(known_clusters())}"
         )

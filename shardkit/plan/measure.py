@@ -33,6 +33,7 @@ from ..array.blas import Library, library_named
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.mpi.launch import all_seats
+from ..files.writing import check_can_write, write_whole
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
 from .hardware import Cluster
@@ -143,11 +144,11 @@ def hardware_run(
     with collectively(backend):
         library = library_named(blas)
         if backend.rank == 0:
-            Path(output).write_text("", encoding="utf-8")  # fails before the work, not after it
+            check_can_write(output)  # before the work, not after it
     tables = measure_hardware(backend, Path(folder), library)
     with collectively(backend):
         if backend.rank == 0:
-            Path(output).write_text(to_toml(tables), encoding="utf-8")
+            write_whole(output, to_toml(tables).encode())
             print(describe(tables))
             print(f"{output}: shardkit plan settings.toml {output} --devices {backend.world_size}")
     return cluster_from(tables)

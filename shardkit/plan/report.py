@@ -8,11 +8,11 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from math import inf, isfinite
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from ..files.writing import write_whole
 from ..schedule.grid import draw_svg
 from .band import band_of
 from .cost import PARTS, checkpoint_bytes
@@ -279,7 +279,7 @@ def write_timeline(candidate: Candidate, path) -> str:
     part = ""
     if shown < layout.micro_batches:
         part = f", {shown} of {layout.micro_batches} micro-batches"
-    Path(path).write_text(draw_svg(timeline, f"{layout}{part}"), encoding="utf-8")
+    write_whole(path, draw_svg(timeline, f"{layout}{part}").encode())
     return f"{path}: the timeline{part or ' of all micro-batches'}"
 
 

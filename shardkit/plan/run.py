@@ -7,6 +7,7 @@ table      the columns of the file, model.hidden -> MLPShape
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
+from ..files.reading import named
 from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, load_task
 from ..train.settings import RunConfiguration, configuration_of
@@ -49,7 +50,7 @@ def configuration_of_plan(task: str | None) -> type[RunConfiguration]:
     Errors: ConfigurationError on a task whose layers have no known sizes.
     """
     name = task or DEFAULT_TASK
-    if name not in _PLANNED:
+    if not isinstance(name, str) or name not in _PLANNED:
         raise ConfigurationError(
             f"run.task = {name!r}: layouts are planned for {' and '.join(_PLANNED)} alone, whose "
             "layers have known sizes; `shardkit bench` measures a step of any task on the ranks "
@@ -67,7 +68,8 @@ def read_run(path, overrides: dict | None = None) -> PlannedRun:
     which is not opened here, and on a task of one's own. OSError on a table that is not there.
     """
     given = {**read_toml(path), **(overrides or {})}
-    settings = configuration_of_plan(given.get("run.task"))().replace(given)
+    with named(path):
+        settings = configuration_of_plan(given.get("run.task"))().replace(given)
     return _PLANNED[settings.run.task](settings)
 
 

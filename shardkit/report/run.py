@@ -8,11 +8,12 @@ timeline.json        one step, action by action
 A folder of an older run lacks some of these files; its record has None there.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
-from ..errors import ConfigurationError
+from ..files.reading import read_json, understood, wanted, wanted_count
 from ..task.load import BUILT_IN, DEFAULT_TASK, load_task
 from ..train.log import read_metrics
 from ..train.ranks_record import ALL_AT_ONCE, RANKS, RESIDENT
@@ -20,6 +21,9 @@ from ..train.settings import RunConfiguration, configuration_of
 from ..train.tracing import TIMELINE
 from .timeline import read_timeline
 
+METRICS = "metrics.jsonl"
+_MOST_BYTES = 1 << 27  # of a file of JSON
+_OF_RANKS = {"mesh": dict, "ranks": list, "parameter_count": int, "policy": str}
 _NO_CURVES = {"step", "time", "memory_bytes", "skipped_steps", "recovery_seconds"}
 _OF_CHECKPOINTS = {"checkpoint_pause_seconds": "pause", "checkpoint_write_seconds": "write"}
 
@@ -56,8 +60,7 @@ class RunRecord:
 
 def run_records(folder) -> list[dict]:
     """Return the records of metrics.jsonl; [] if the folder is no run folder."""
-    path = Path(folder) / "metrics.jsonl"
-    return read_metrics(path) if path.exists() else []
+    return read_metrics(Path(folder) / METRICS)
 
 
 def read_run_folder(folder) -> RunRecord:
@@ -71,32 +74,52 @@ def read_run_folder(folder) -> RunRecord:
         raise FileNotFoundError(
             f"{folder} holds no metrics.jsonl with a curve; give the folder of a run"
         )
-    tables = _read(folder / "configuration.json") or {}
+    path = folder / "configuration.json"
+    tables = _read(path) or {}
+    for section, table in tables.items():
+        wanted(table, dict, path, section)
     times = [record["time"] for record in records if "time" in record]
     return RunRecord(
         name=str(folder),
         steps=max(record["step"] for record in records),
-        total_steps=tables.get("run", {}).get("steps"),
+        total_steps=wanted(tables.get("run", {}).get("steps"), (int, NoneType), path, "run.steps"),
         curves=_curves(records),
         checkpoints=_checkpoints(records),
         skipped=_points(records, "skipped_steps"),
         recoveries=_points(records, "recovery_seconds"),
-        memory=_memory(records),
-        ranks=_read(folder / RANKS),
-        timeline=read_timeline(_read(folder / TIMELINE)),
+        memory=_memory(records, folder / METRICS),
+        ranks=_ranks(folder / RANKS),
+        timeline=_timeline(folder / TIMELINE),
         settings=_settings(tables),
         began=min(times, default=None),
         ended=max(times, default=None),
     )
 
 
-def _read(path: Path):
-    if not path.exists():
+def _read(path: Path) -> dict[str, Any] | None:
+    return read_json(path, _MOST_BYTES) if path.exists() else None
+
+
+def _ranks(path: Path) -> dict[str, Any] | None:
+    """Return what ranks.json holds, as far as the page reads it. Errors: InputError."""
+    stored = _read(path)
+    if stored is None:
         return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is damaged ({error}); remove it, or restore it") from None
+    for name, kind in _OF_RANKS.items():
+        wanted(stored.get(name, kind()), kind, path, name)
+    for axis, size in stored.get("mesh", {}).items():
+        wanted_count(size, path, f"mesh.{axis}")
+    for number, each in enumerate(stored.get("ranks", [])):
+        wanted(each, dict, path, f"ranks[{number}]")
+        for name, value in each.items():
+            wanted(value, (str, int, NoneType), path, f"ranks[{number}].{name}")
+    return stored
+
+
+def _timeline(path: Path) -> dict | None:
+    stored = _read(path)
+    with understood(path):
+        return read_timeline(stored)
 
 
 def _points(records, name) -> list:
@@ -119,12 +142,16 @@ def _checkpoints(records) -> list:
     return [{"step": step, **found[step]} for step in sorted(found)]
 
 
-def _memory(records) -> dict | None:
+def _memory(records, path: Path) -> dict | None:
     """Return the last one that was recorded: peaks only grow."""
     tables = [record["memory_bytes"] for record in records if "memory_bytes" in record]
     if not tables:
         return None
-    table = tables[-1]
+    table = wanted(tables[-1], dict, path, "memory_bytes")
+    for purpose in {**table, ALL_AT_ONCE: None, RESIDENT: None}:
+        field = f"memory_bytes[{purpose}]"
+        for value in wanted(table.get(purpose), list, path, field):
+            wanted_count(value, path, field)
     return {
         "purposes": {k: v for k, v in table.items() if k not in (ALL_AT_ONCE, RESIDENT)},
         "together": table[ALL_AT_ONCE],
@@ -134,7 +161,7 @@ def _memory(records) -> dict | None:
 
 def _settings(tables: dict) -> list:
     """Return all settings, with what is known about each; a task of one's own is not loaded."""
-    name = tables.get("run", {}).get("task", DEFAULT_TASK)
+    name = str(tables.get("run", {}).get("task", DEFAULT_TASK))
     known = configuration_of(load_task(name)) if name in BUILT_IN else RunConfiguration
     keys = known.keys()
     rows = []

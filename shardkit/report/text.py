@@ -10,7 +10,7 @@ def describe_run(folder) -> str:
     records = run_records(folder)
     if not records:
         return ""
-    curve = [record for record in records if "validation_loss" in record]
+    curve = [each for each in records if isinstance(each.get("validation_loss"), int | float)]
     every = max(1, -(-len(curve) // _MOST_LINES))
     shown = curve[-1::-every][::-1]  # the last one is always among them
     lines = [f"run {folder}: {max(record['step'] for record in records)} steps"]
@@ -20,6 +20,7 @@ def describe_run(folder) -> str:
 
 def _figures(record: dict) -> str:
     """Return what a validation measured, as text: the loss first, then all that is beside it."""
-    others = [name for name in record if name not in ("step", "time", "validation_loss")]
+    numbers = [name for name, value in record.items() if isinstance(value, int | float)]
+    others = [name for name in numbers if name not in ("step", "time", "validation_loss")]
     words = [f"{name.replace('_', ' ')} {record[name]:.4g}" for name in others]
     return "  ".join([f"validation loss {record['validation_loss']:.4f}", *words])

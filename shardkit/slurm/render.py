@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.shown import is_plain
 from ..train.ranks import check_batch
 from ..train.settings import RunConfiguration
 
@@ -23,8 +24,10 @@ SCHEDULERS = ("slurm", "pbs", "lsf")
 _PYTHONS = ("python", "python3")  # which env.sh may say more about
 _OF_JOBS = ("run.threads", "run.folder", "run.elastic")
 _SUBMITS_ITSELF = (("slurm", "chain"), ("pbs", "multi_node"))
+LAUNCHERS = ("srun", "mpiexec")
+_JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")  # as all three batch systems take it
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
-_TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d\d):(\d\d)")
+_TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,3}):(\d\d):(\d\d)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,26 @@ class JobPlan:
             ("notice-seconds", self.notice_seconds),
             ("gpus-per-node", 1 if self.gpus_per_node is None else self.gpus_per_node),
         ):
-            if number < 1:
-                raise ConfigurationError(f"--{option} {number}; wanted at least 1")
+            if type(number) is not int or number < 1:
+                raise ConfigurationError(f"--{option} {number!r}; wanted at least 1, an integer")
+        for option, word, words in (
+            ("template", self.template, TEMPLATES),
+            ("scheduler", self.scheduler, SCHEDULERS),
+            ("launcher", self.launcher, LAUNCHERS),
+        ):
+            if word not in words:
+                raise ConfigurationError(f"--{option} {word!r}; wanted {' or '.join(words)}")
+        if self.name is not None and not _JOB_NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not "
+                "beginning with . + or -: it stands in lines that the batch system reads, and in "
+                "the name of the output file"
+            )
+        if self.launcher == "mpiexec" and ":" in self.command:
+            raise ConfigurationError(
+                "a command with the word ':', where mpiexec would begin another program; leave it "
+                "out, or take --launcher srun"
+            )
         if self.scheduler != "slurm" and (
             self.template != "multi_node" or self.launcher != "mpiexec"
         ):
@@ -185,7 +206,7 @@ def _check_resources(plan, arguments):
 
 def _command(plan, given: list[str]) -> str:
     """Return what every rank runs, as words of a shell, without the outermost quotes."""
-    train = ["-m", "shardkit", "train", "--resume-if-any"]
+    train = ["-P", "-m", "shardkit", "train", "--resume-if-any"]
     words = list(plan.command) or ["python", *train, *given]
     is_python = words[0] in _PYTHONS
     quoted = [
@@ -222,8 +243,8 @@ def _values(plan, settings, arguments, folder, output) -> dict:
         "launcher": plan.launcher,
         "restarts": plan.restarts,
         "jobs": _escaped(folder),
-        "env_file": _escaped(Path(plan.env_file or folder / "env.sh").resolve()),
-        "script": _escaped(Path(output).resolve()) if output else "",
+        "env_file": _absolute(plan.env_file or folder / "env.sh"),
+        "script": _absolute(output) if output else "",
         "settings": '" "'.join(map(_escaped, given)),
         "elastic_run": _escaped(settings.run.folder) if settings.run.elastic else "",
         "run_folder": _escaped(settings.run.folder),
@@ -234,9 +255,10 @@ def _values(plan, settings, arguments, folder, output) -> dict:
 
 
 def _name(plan, settings) -> str:
-    """Return the name of a script, or else that of the run folder."""
+    """Return the name of a script, or else that of the run folder, as a job may have it."""
     scripts = [word for word in plan.command if word.endswith(".py")]
-    return Path(scripts[0]).stem if scripts else Path(settings.run.folder).name
+    name = Path(scripts[0]).stem if scripts else Path(settings.run.folder).absolute().name
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", name).lstrip(".+-")[:200] or "shardkit"
 
 
 def _sweep_lines(plan, settings) -> list[str]:
@@ -254,17 +276,24 @@ def _sweep_lines(plan, settings) -> list[str]:
             plan.ranks,
         )
         lines.append(" ".join(f"--{key}={text}" for key, text in chosen.items()))
-        if lines[-1].split() != shlex.split(lines[-1]) or len(lines[-1].split()) != len(chosen):
+        if any(re.search(r"[\s\"'\\]", text) for text in chosen.values()):
             raise ConfigurationError(
-                f"--sweep {lines[-1][2:]!r}: values of a sweep hold no spaces or quotes"
+                f"--sweep {lines[-1][2:]!r}: values of a sweep hold no spaces, quotes or \\"
             )
     return lines
 
 
+def _absolute(path) -> str:
+    """Return the path from the root for double quotes of a shell."""
+    _escaped(path)
+    return _escaped(Path(path).resolve())
+
+
 def _escaped(text) -> str:
-    """Return the text for double quotes of a shell. Errors: ConfigurationError on a line end."""
-    if "\n" in str(text):
+    """Return the text for double quotes of a shell. Errors: ConfigurationError on controls."""
+    if not is_plain(str(text)):
         raise ConfigurationError(
-            f"{str(text)!r} holds a line end, which a job script cannot pass on"
+            f"{str(text)!r} holds a line end or another control character, which a job script "
+            "cannot pass on; leave it out"
         )
     return re.sub(r'(["\\$`])', r"\\\1", str(text))

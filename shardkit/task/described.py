@@ -6,12 +6,13 @@ predictions --> InUnits, OfClasses --> metrics in the units of the file
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
+from ..annotations import FilePath
 from ..data.samples import Samples
 from ..data.tables import TableSamples
+from ..files.reading import parsed_json, understood, wanted, wanted_count
 from ..nn.metrics import Metric
 from .scaling import Scaling
 
@@ -42,17 +43,46 @@ class Described:
         return json.dumps(content, indent=1).encode()
 
     @classmethod
-    def from_json(cls, content: bytes) -> "Described":
-        """Return what to_json() described."""
-        values = json.loads(content)
-        scalings: dict[str, Any] = {
-            name: Scaling.from_lists(values.pop(name)) for name in ("x", "y")
-        }
-        return cls(**{name: _tuple(value) for name, value in values.items()}, **scalings)
+    def from_json(cls, content: bytes, path: FilePath = "") -> "Described":
+        """Return what to_json() described. Errors: InputError if it is something else."""
+        values = parsed_json(content, path)
+        with understood(path):
+            found = {name: _tuple_of(kind, values, name, path) for name, kind in _LISTS.items()}
+            classes = wanted_count(values["classes"], path, "classes", _MOST_CLASSES)
+            x, y = (_scaling(values[name], path, name) for name in ("x", "y"))
+        return cls(**found, x=x, y=y, classes=classes)
 
 
-def _tuple(value):
-    return tuple(value) if isinstance(value, list) else value
+_LISTS = {
+    "features": str,
+    "feature_names": str,
+    "target_names": str,
+    "class_counts": int,
+    "x_shape": int,
+    "y_shape": int,
+}
+_MOST_CLASSES = 1 << 24
+
+
+def _tuple_of(kind: type, values: dict, name: str, path) -> tuple:
+    """Return a list of a file, of texts or counts. Older files lack what has a default."""
+    found = wanted(
+        values.get(name, []) if name.endswith("shape") else values[name], list, path, name
+    )
+    for value in found:
+        if kind is int:
+            wanted_count(value, path, name)
+        else:
+            wanted(value, kind, path, name)
+    return tuple(found)
+
+
+def _scaling(lists: dict, path, name: str) -> Scaling:
+    for part in ("center", "scale"):
+        for value in wanted(lists[part], list, path, f"{name}.{part}"):
+            wanted(value, float, path, f"{name}.{part}")
+    wanted(lists.get("axis", -1), int, path, f"{name}.axis")
+    return Scaling.from_lists(lists)
 
 
 class Scaled(Samples):

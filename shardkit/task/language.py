@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy
 
-from ..checkpoint.format.files import write_whole
 from ..checkpoint.models import without_weights
 from ..data.language import LanguageData
 from ..data.packed import IGNORED
@@ -13,6 +12,7 @@ from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.settings import TextData
 from ..data.tokenizer import MAIN_FILE, tokenizer_of
 from ..errors import ConfigurationError
+from ..files.writing import write_whole
 from ..nn.lora import update_names
 from ..nn.loss import CrossEntropy
 from ..nn.models import GPT

@@ -8,13 +8,13 @@ What stands under the name is a class derived from Task, or a function that retu
 
     def surrogate(settings, width=64):      width is the setting --task.width
 
-Its file is run once on every rank, with
-its folder on sys.path, as Python does with a script.
+Its file is run once on every rank; modules beside it are found behind those that are installed. A
+name that the user gives is run; one that stands in a file needs to be trusted (trusted_task).
 """
 
 import importlib
-import importlib.util
 import inspect
+import shlex
 import sys
 from dataclasses import make_dataclass
 from functools import cache
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
+from ..files.trust import Trust, find_also_in, import_file, is_class_of, known
 from ..settings import as_section
 from .task import OWN_SECTION, Task
 
@@ -58,6 +59,43 @@ def load_task(name: str) -> type[Task]:
             "this run was made by a script with sk.Training; start that script again, which goes "
             "on with the run"
         )
+    place, attribute = _parts_of(name)
+    module = _run_file(name, Path(place)) if place.endswith(".py") else _import(name, place)
+    return _as_task(name, attribute, module)
+
+
+def trusted_task(name: str, where: Path, trust: Trust) -> type[Task]:
+    """Return the class of the task that a file in the folder `where` names.
+
+    It is built in, or this program has imported it, or `trust` allows its file.
+    Errors: ConfigurationError that says how to allow it; nothing of it is run then.
+    """
+    if name in BUILT_IN or name == SCRIPT:
+        return load_task(name)
+    place, attribute = _parts_of(name)
+    is_file = place.endswith(".py")
+    found = known(Path(place).stem if is_file else place, [attribute])
+    if is_class_of(found, Task) and (not is_file or _is_of_file(Path(place))):
+        return found
+    if is_file and trust.covers(place):
+        return load_task(name)
+    try:
+        module = None if is_file else trust.module(place)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(_import_error(name, error, None)) from error
+    if module is not None:
+        return _as_task(name, attribute, module)
+    what = "file" if is_file else "module"
+    option = f"--task {shlex.quote(name)}"
+    raise ConfigurationError(
+        f"the run in {where} is of the task {name!r}, which is code in a {what} that you have not "
+        f"named, so nothing of it was run. If you trust it, add {option} or --trust "
+        f"{shlex.quote(place) if is_file else 'FOLDER'}; in Python, import it before"
+    )
+
+
+def _parts_of(name: str) -> tuple[str, str]:
+    """Return (file or module, attribute) of a task's name. Errors: ConfigurationError."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute.isidentifier():
         near = nearest(name, BUILT_IN)
@@ -65,8 +103,12 @@ def load_task(name: str) -> type[Task]:
             f"run.task = {name!r}; wanted {' or '.join(BUILT_IN)}, or file.py:Name of a task of "
             f"your own{f'; did you mean {near}?' if near else ''}"
         )
-    module = _run_file(name, Path(place)) if place.endswith(".py") else _import(name, place)
-    return _as_task(name, attribute, module)
+    return place, attribute
+
+
+def _is_of_file(path: Path) -> bool:
+    """Return True if the module of this name was imported from this file."""
+    return getattr(sys.modules.get(path.stem), "__file__", None) == str(path.resolve())
 
 
 def _run_file(name: str, path: Path):
@@ -74,38 +116,33 @@ def _run_file(name: str, path: Path):
     path = path.resolve()
     if not path.is_file():
         raise ConfigurationError(f"run.task = {name!r}: there is no file {path}")
-    known = sys.modules.get(path.stem)
-    is_other = known is not None and getattr(known, "__file__", None) != str(path)
-    if is_other or path.stem in sys.stdlib_module_names:
-        raise ConfigurationError(
-            f"run.task = {name!r}: a module {path.stem!r} is loaded already; rename the file"
-        )
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    return _import(name, path.stem)
+    try:
+        return import_file(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run.task = {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(_import_error(name, error, path)) from error
 
 
 def _import(name: str, module: str):
     """Import a module of the user's own; whatever it raises is an error of the setting."""
+    find_also_in(".")
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(
-            f"run.task = {name!r}: importing it raised {type(error).__name__}: {error}"
-            f"{_line_of(error, module)}"
-        ) from error
+        raise ConfigurationError(_import_error(name, error, None)) from error
 
 
-def _line_of(error: BaseException, module: str) -> str:
-    """Return where in the user's own code an error was raised, as text; "" if it is not there."""
-    spec = importlib.util.find_spec(module) if "." not in module else None
+def _import_error(name: str, error: BaseException, path: Path | None) -> str:
+    """Return what importing a task raised, as one sentence, and where in its file."""
     at = error.__traceback__
     line = None
-    while spec is not None and at is not None:
-        if at.tb_frame.f_code.co_filename == spec.origin:
+    while path is not None and at is not None:
+        if at.tb_frame.f_code.co_filename == str(path):
             line = at.tb_lineno
         at = at.tb_next
-    return "" if line is None else f" (line {line} of {spec.origin})"
+    place = "" if line is None else f" (line {line} of {path})"
+    return f"run.task = {name!r}: importing it raised {type(error).__name__}: {error}{place}"
 
 
 def _as_task(name: str, attribute: str, module) -> type[Task]:

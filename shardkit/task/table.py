@@ -17,11 +17,12 @@ from typing import Any
 import numpy
 
 from ..annotations import FilePath
-from ..checkpoint.format.files import write_whole
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
+from ..files.reading import MOST_TABLE_BYTES, read_bytes
+from ..files.writing import write_whole
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models import MLP
@@ -269,8 +270,8 @@ class TableTask(Task):
 
     def open(self, folder: Path) -> None:
         self._folder = Path(folder)
-        content = (self._folder / "data" / DESCRIPTION).read_bytes()
-        self.described = Described.from_json(content)
+        path = self._folder / "data" / DESCRIPTION
+        self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
         self.loss = self._loss()
         self.metrics = self._metrics()
 

@@ -9,7 +9,6 @@ The same settings as `shardkit train`; steps are on a batch of Task.example, and
 """
 
 import json
-import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,8 @@ from threadpoolctl import threadpool_limits
 from ..array import products
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
+from ..files.removing import remove_trial
+from ..files.writing import check_can_write, write_whole
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.step.profile import PARTS as MEASURED_PARTS
 from ..parallel.step.profile import StepProfile, least_parts, profile_steps
@@ -50,7 +51,7 @@ def bench_run(
     with collectively(backend):
         check_batch(settings, backend.world_size)
         if json_path is not None and backend.rank == 0:
-            Path(json_path).write_text("", encoding="utf-8")  # before the work, not after it
+            check_can_write(json_path)  # before the work, not after it
     with threadpool_limits(settings.run.threads), _opened(settings, backend) as task:
         model = make_model(task, backend)
         task.begin(model)
@@ -67,7 +68,7 @@ def bench_run(
         if backend.rank == 0:
             print_figures(figures)
             if json_path is not None:
-                Path(json_path).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+                write_whole(json_path, (json.dumps(figures, indent=1) + "\n").encode())
     return figures
 
 
@@ -93,7 +94,7 @@ def _opened(settings: RunConfiguration, backend: CommunicationBackend):
         yield task
     finally:
         if backend.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_trial(folder)
 
 
 def _batch(task: Task, model: ShardedModel):

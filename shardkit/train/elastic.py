@@ -11,7 +11,6 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..annotations import FilePath
@@ -83,14 +82,14 @@ class ElasticTraining:
         Function (number of the living) -> how many of them make the mesh, 0 if too few; None: all
         whole replicas. The rest are spares, who take the places of the dead.
     checkpoints
-        Folder for what the copies in memory do not have; None: the job ends then.
+        Folder, or several, with what the copies in memory do not have; None: the job ends then.
     every
         Steps between two copies to the neighbor: so many may be lost.
     timeout
-        Seconds that one call may take before the job is ended with a report.
+        Seconds that one call may take before the job is ended with a report, and that a process may
+        be stopped before it is ended, so that the others go on.
     ledger
-        Folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one where a
-        death ends the job.
+        Folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one.
     say
         Function (text), on every rank that trains, about each loss.
 
@@ -110,7 +109,7 @@ class ElasticTraining:
         pipeline: int = 1,
         tensor: int = 1,
         num_training: Callable[[int], int] | None = None,
-        checkpoints: FilePath | None = None,
+        checkpoints: FilePath | tuple[FilePath, ...] | None = None,
         every: int = 1,
         timeout: float = 600.0,
         ledger: FilePath | None = None,
@@ -125,7 +124,7 @@ class ElasticTraining:
         self._make_model, self._work = make_model, work
         replica = self._replica = MeshShape(pipeline=pipeline, tensor=tensor).size
         self._num_training = num_training or (lambda living: living // replica * replica)
-        self._checkpoints = None if checkpoints is None else Path(checkpoints)
+        self._checkpoints = checkpoints
         self._every = every
         self._timeout = timeout
         self._ledger = ledger

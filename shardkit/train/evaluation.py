@@ -18,10 +18,11 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
+from ..files.trust import Trust
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
-from .folder import has_checkpoints, stored_settings
+from .folder import has_checkpoints, stored_places, stored_settings
 from .model import make_model
 from .ranks import makes_groups, num_replicas
 from .settings import RunConfiguration, resumed
@@ -57,6 +58,7 @@ class TrainedRun:
 
     given      {"section.key": value} that this evaluation takes instead of the stored settings
     averaged   with the averages that optimizer.ema_decay kept, instead of the weights
+    trust      files that the task of the run may be in, beside what is imported and built in
     Errors, on all ranks: ConfigurationError, CheckpointError, FileNotFoundError.
     """
 
@@ -67,19 +69,20 @@ class TrainedRun:
         backend: CommunicationBackend,
         *,
         averaged: bool = False,
+        trust: Trust = Trust(),
     ):
         with collectively(backend):
             if not has_checkpoints(folder):
                 raise ConfigurationError(
                     f"{folder} holds no run with a checkpoint; wanted the folder of a run"
                 )
-            stored = stored_settings(folder)
+            stored = stored_settings(folder, trust=trust)
             settings = on_these_ranks(resumed(stored, given), given, backend.world_size)
             self.task: Task = settings.make_task()
             self.task.open(folder)
         self.backend = backend
         self.window_samples = settings.batch.micro_batch
-        checkpoints = folder / "checkpoints"
+        checkpoints = stored_places(folder)
         self.model: ShardedModel = make_model(self.task, backend, awaits=checkpoints)
         only = "averaged" if averaged else "model"
         self.step: int = self.model.load_model(checkpoints, only=only)["step"]

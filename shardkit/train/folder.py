@@ -8,22 +8,47 @@ there               there         refused: --resume   continues
                                   and no run; model.start, say, begins with them
 """
 
+import hashlib
 import json
 from pathlib import Path
 
-from ..checkpoint.format.files import write_whole
 from ..checkpoint.store import CheckpointStore
-from ..errors import ConfigurationError
-from ..task.load import DEFAULT_TASK, load_task
+from ..errors import ConfigurationError, InputError
+from ..files.notes import read_note
+from ..files.reading import read_json, understood, wanted
+from ..files.trust import Trust
+from ..files.writing import write_whole
+from ..task.load import DEFAULT_TASK, trusted_task
 from ..task.task import Task
 from .settings import RunConfiguration, configuration_of
 
 _SETTINGS = "configuration.json"
 
 
+def fallback_place(folder: Path, fallback: str) -> Path:
+    """Return where in run.fallback_folder the run of this folder keeps checkpoints."""
+    own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return Path(fallback) / f"{folder.resolve().name}-{own}"
+
+
+def checkpoint_places(folder: Path, fallback: str | None) -> tuple[Path, ...]:
+    """Return the folders where a run may have checkpoints; fallback as run.fallback_folder."""
+    own = folder / "checkpoints"
+    return (own,) if fallback is None else (own, fallback_place(folder, fallback))
+
+
+def stored_places(folder: Path) -> tuple[Path, ...]:
+    """Return the folders where the run in this folder may have checkpoints, by its settings."""
+    try:
+        fallback = _tables(folder / _SETTINGS).get("run", {}).get("fallback_folder")
+    except ConfigurationError:
+        fallback = None
+    return checkpoint_places(folder, fallback)
+
+
 def has_checkpoints(folder: Path) -> bool:
     """Return True if a run that was started here can resume from a checkpoint."""
-    return bool(CheckpointStore(folder / "checkpoints").steps())
+    return any(CheckpointStore(place).steps() for place in stored_places(folder))
 
 
 def check_folder(folder: Path, resume: bool, task: type[Task] = Task) -> None:
@@ -62,43 +87,61 @@ def stored_task(folder: Path) -> str | None:
     """Return the name of the task of the run in this folder; None if no run is there."""
     if not (folder / _SETTINGS).exists():
         return None
-    return _tables(folder / _SETTINGS).get("run", {}).get("task", DEFAULT_TASK)
+    path = folder / _SETTINGS
+    return wanted(_tables(path).get("run", {}).get("task", DEFAULT_TASK), str, path, "run.task")
 
 
 # what a run did that was started before a setting existed, where that is not its default
 _BEFORE_THEY_WERE_SETTINGS = {"optimizer.decayed": "all"}
 
 
-def stored_settings(folder: Path, task: type[Task] | None = None) -> RunConfiguration:
+def task_of_run(folder: Path, trust: Trust = Trust()) -> type[Task]:
+    """Return the task of the run in this folder, whose code runs only if it is trusted.
+
+    Errors: ConfigurationError that says how to allow it.
+    """
+    name = stored_task(folder)
+    return trusted_task(DEFAULT_TASK if name is None else name, folder, trust)
+
+
+def stored_settings(
+    folder: Path, task: type[Task] | None = None, trust: Trust = Trust()
+) -> RunConfiguration:
     """Read the settings of the run in this folder.
 
-    task   that the run is of; None: it is loaded by its name
+    task   that the run is of; None: it is loaded by its name, if it is trusted
     Errors: ConfigurationError if there are none, or if they cannot be read.
     """
     if task is None:
-        task = load_task(stored_task(folder) or DEFAULT_TASK)
+        task = task_of_run(folder, trust)
     check_folder(folder, True, task)
     settings = {
         f"{section}.{key}": value
         for section, table in _tables(folder / _SETTINGS).items()
         for key, value in table.items()
     }
-    return configuration_of(task)().replace({**_BEFORE_THEY_WERE_SETTINGS, **settings})
+    with understood(folder / _SETTINGS):
+        return configuration_of(task)().replace({**_BEFORE_THEY_WERE_SETTINGS, **settings})
 
 
 def _tables(path: Path) -> dict[str, dict]:
     """Return {section: {key: value}} of a stored configuration. Errors: ConfigurationError."""
     try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
+        tables = read_json(path)
         if not all(isinstance(table, dict) for table in tables.values()):
-            raise ValueError("it holds no sections")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError(
-            f"cannot resume: {path} cannot be read ({error}); restore it"
+            raise InputError(f"{path} holds no sections", path)
+    except (OSError, InputError) as error:
+        raise InputError(
+            f"cannot resume: {path} cannot be read ({error}); restore it", path
         ) from None
     return tables
 
 
 def store_settings(folder: Path, settings: RunConfiguration) -> None:
-    """Write the settings into the folder, for --resume."""
-    write_whole(folder / _SETTINGS, json.dumps(settings.to_dict(), indent=1).encode())
+    """Write the settings into the folder, for --resume, unless they are those already.
+
+    So a run goes on while the disk is full.
+    """
+    text = json.dumps(settings.to_dict(), indent=1)
+    if read_note(folder / _SETTINGS) != text:
+        write_whole(folder / _SETTINGS, text.encode())

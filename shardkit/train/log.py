@@ -13,27 +13,31 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ..errors import FileError, InputError
+from ..files.notes import Notes, Screen, tell
+from ..files.reading import bytes_of, opened, wanted, wanted_count
+from ..files.shown import shown
 from .terminal import console_of
+
+_MOST_BYTES = 1 << 30
+_MOST_LINE = 1 << 22  # bytes
 
 
 class RankLog:
-    """The log file of one rank, written line by line.
+    """The log file of one rank, written line by line. A context manager that records an error.
 
-    A context manager that records an error and closes the file.
+    notes   the files of the run that this rank writes beside its work, this one among them
     """
 
     def __init__(self, folder: Path, rank: int):
-        path = folder / "logs" / f"rank-{rank:05d}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", buffering=1, encoding="utf-8")
+        self._path = folder / "logs" / f"rank-{rank:05d}.log"
+        self.notes = Notes()
 
     def line(self, text: str):
         """Write the text with date and time."""
         now = time.time()
-        self._file.write(
-            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  "
-            f"{text}\n"
-        )
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        self.notes.add(self._path, f"{stamp}.{int(now % 1 * 1000):03d}  {text}")
 
     def __enter__(self):
         return self
@@ -41,14 +45,14 @@ class RankLog:
     def __exit__(self, kind, error, traceback):
         if error is not None:
             self.line(f"failed: {kind.__name__}: {error}")
-        self._file.close()
+        self.notes.close()
 
 
 class Reporter:
     """Says how a run is going. On a terminal a progress bar stands below the lines; elsewhere there
     are only lines.
 
-    log        of this rank, which gets the lines too
+    log        of this rank, which gets the lines too, and whose notes have the records
     is_writer  False on all ranks but one: only the log is written then
     """
 
@@ -56,8 +60,9 @@ class Reporter:
         self, folder: Path, total_steps: int, log: RankLog, *, is_writer: bool, stream=None
     ):
         self._is_writer, self._log = is_writer, log
-        self._metrics_path = folder / "metrics.jsonl"
-        self._console = console_of(stream or sys.stdout) if is_writer else None
+        self._folder, self._metrics_path = folder, folder / "metrics.jsonl"
+        self._screen = Screen(sys.stdout if stream is None else stream)
+        self._console = console_of(self._screen) if is_writer else None
         self._bar = None
         if self._console is not None and self._console.is_terminal:
             self._bar = Progress(
@@ -79,11 +84,21 @@ class Reporter:
         if self._bar is not None:
             self._bar.stop()
 
+    def close(self):
+        """Write what standard output has not taken yet, or say what is lost."""
+        self._screen.close()
+
     def line(self, text: str):
         """Write one line for people."""
         self._log.line(text)
         if self._console is not None:
-            self._console.print(text, markup=False)
+            self._console.print(shown(text), markup=False)
+
+    def warn(self, text: str):
+        """Write a warning, also to standard error."""
+        self._log.line(f"warning: {text}")
+        if self._is_writer:
+            tell(f"warning: {text}")
 
     def progress(self, step: int, text: str | None = None):
         """Move the progress bar, if there is one; `text` beside it stays until the next call."""
@@ -101,32 +116,70 @@ class Reporter:
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:
-            with open(self._metrics_path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+            self._log.notes.add(self._metrics_path, json.dumps(values))
+
+    def write(self, name: str, text: str):
+        """Write this file of the run folder whole, if this rank is the writer."""
+        if self._is_writer:
+            self._log.notes.write(self._folder / name, text)
 
     def recorded(self, name: str) -> list:
         """Return the values of this name in metrics.jsonl, in their order."""
-        records = read_metrics(self._metrics_path) if self._metrics_path.exists() else []
-        return [record[name] for record in records if name in record]
+        return [record[name] for record in self._records() if name in record]
 
     def drop_records_after(self, step: int):
         """Remove the records after this step: a resumed run writes them again."""
-        if self._is_writer and self._metrics_path.exists():
-            kept = [record for record in read_metrics(self._metrics_path) if record["step"] <= step]
-            self._metrics_path.write_text(
-                "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
-            )
+        if not self._is_writer:
+            return
+        records = self._records()
+        kept = [record for record in records if record["step"] <= step]
+        if len(kept) < len(records):
+            text = "".join(json.dumps(record) + "\n" for record in kept)
+            self._log.notes.write(self._metrics_path, text)
+
+    def _records(self) -> list[dict]:
+        """Return the records so far; none, with a warning, where the file cannot be read."""
+        try:
+            return read_metrics(self._metrics_path)
+        except (OSError, FileError) as error:
+            tell(f"warning: {error}; its records stay as they are")
+            return []
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the records of metrics.jsonl, without a last line that was cut short."""
+    """Return the records of metrics.jsonl, without lines that were cut short; [] without a file.
+
+    Errors: InputError, with the number of the line, if one is no record of a step; OSError.
+    """
+    if not path.exists():
+        return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    with opened(path) as file:
+        if bytes_of(file) > _MOST_BYTES:
+            raise InputError(f"{path} has {bytes_of(file):,} bytes; wanted {_MOST_BYTES:,}", path)
+        number = 0
+        while line := file.readline(_MOST_LINE):
+            number += 1
+            record = _record_of(line, path, number)
+            if record is not None:
+                records.append(record)
     return records
+
+
+def _record_of(line: bytes, path: Path, number: int) -> dict | None:
+    """Return the record in a line; None if the line is no JSON, as one that was cut short."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    where = f"line {number}"
+    for name, value in wanted(record, dict, path, where).items():
+        if type(value) is float and not math.isfinite(value):
+            raise InputError(f"{path}, {where}: {name} = {value!r:.100}", path, name)
+    wanted_count(record.get("step"), path, f"{where}, step")
+    if "time" in record:
+        wanted(record["time"], float, path, f"{where}, time")
+    return record
 
 
 def duration_text(seconds: float) -> str:

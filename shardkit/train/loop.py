@@ -4,6 +4,7 @@
                                                            |-> reports, validations, checkpoints
 
 run folder/
+  owner.json            which process has the folder to itself, for as long as it lives
   configuration.json    the settings, so that --resume needs none
   data/                 what the task wrote for all ranks: an index of the data
   metrics.jsonl         the curve: one record per report
@@ -26,13 +27,15 @@ from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
 from ..comm.failure.signals import StopSignals
+from ..comm.same import check_same, facts_of
 from ..data.samples import TRAINING
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..task.task import Task
 from .choice import with_blas
 from .feed import training_stream
-from .folder import check_folder, store_settings
+from .folder import check_folder, checkpoint_places, store_settings
+from .keeping import LEDGER, KeptFolder
 from .log import RankLog, Reporter
 from .model import make_model
 from .preparing import prepare_data
@@ -102,18 +105,25 @@ def train_run(
     OutOfMemoryError, NonFiniteError
         On all ranks.
     """
-    settings, start = settled(settings), start or StartClock()
-    folder = Path(settings.run.folder)
-    task = prepare_run(settings, backend, resume=resume)
+    settings, start = agreed(settings, backend), start or StartClock()
+    with KeptFolder(Path(settings.run.folder)) as kept:
+        how = program, signals, callbacks, after, start
+        return _train_in(kept, settings, backend, resume, *how)
+
+
+def _train_in(
+    kept: KeptFolder, settings, backend, resume: bool, program, signals, callbacks, after, start
+) -> RunResult:
+    folder = kept.folder
+    task = prepare_run(settings, backend, kept, resume=resume)
     start.note("data")
     backend.timeout = settings.run.timeout
-    with collectively(backend):
-        backend.keep_ledger(folder / "ledger")
-        log = RankLog(folder, backend.rank)
+    backend.keep_ledger(folder / LEDGER)
+    log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
-        run = TrainingRun(task, backend, signals, log, callbacks, goes_on=resume)
+        run = TrainingRun(task, backend, signals, log, kept, callbacks, goes_on=resume)
         run.say(reason)
         begin_run(run, task.settings, resume=resume)
         if program is not None:
@@ -126,7 +136,26 @@ def train_run(
         return result
 
 
-def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
+def agreed(settings: RunConfiguration, backend: CommunicationBackend) -> RunConfiguration:
+    """Return the settings of the run, settled, if all ranks have the same. Collective.
+
+    Raises
+    ------
+    ConfigurationError
+        On all ranks.
+    ShardingError
+        On all ranks, with the first setting that differs.
+    """
+    with collectively(backend):
+        settings = settled(settings)
+    facts = {name: settings.value(name) for name in settings.keys()}
+    check_same(backend, facts_of(facts), "start all ranks with the same settings")
+    return settings
+
+
+def prepare_run(
+    settings: RunConfiguration, backend: CommunicationBackend, kept: KeptFolder, *, resume: bool
+) -> Task:
     """Make the task and its run folder, if these ranks can do the run. Collective.
 
     The settings of the task have the steps of their epochs.
@@ -136,9 +165,11 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
     Errors: as train_run.
     """
     folder = Path(settings.run.folder)
-    check_batch(settings, backend.world_size)
     with collectively(backend):
+        check_batch(settings, backend.world_size)
         task = settings.make_task()
+    kept.own(backend)
+    with collectively(backend):
         if backend.rank == 0:
             check_folder(folder, resume, settings.task_class)
     prepare_data(task, folder, backend, resume=resume)
@@ -198,6 +229,8 @@ class TrainingRun:
     ----------
     commit
         Function (), called after each step; may be set.
+    watched
+        The backend that keeps the ledger of this rank; may be set.
     """
 
     def __init__(
@@ -206,6 +239,7 @@ class TrainingRun:
         backend: CommunicationBackend,
         signals: StopSignals,
         log: RankLog,
+        kept: KeptFolder,
         callbacks: Iterable[Callback] = (),
         *,
         goes_on: bool = False,
@@ -213,9 +247,10 @@ class TrainingRun:
         settings = task.settings
         self.task, self.settings = task, settings
         self.folder = Path(settings.run.folder)
-        self.checkpoints = self.folder / "checkpoints"
-        self.backend, self.signals = backend, signals
+        self.checkpoints = checkpoint_places(self.folder, settings.run.fallback_folder)
+        self.backend, self.signals, self._kept = backend, signals, kept
         self.commit = lambda: None
+        self.watched = backend
         with collectively(backend):
             task.open(self.folder)
             samples = task.samples(TRAINING)
@@ -237,6 +272,8 @@ class TrainingRun:
             settings.run,
             self.reporter,
             self.fingerprint,
+            places=self.checkpoints,
+            seconds_left=lambda: self.clock.seconds_left,
             note_save=lambda seconds: self.clock.note_save(seconds),
             after=self.callbacks.after_checkpoint,
         )
@@ -264,7 +301,7 @@ class TrainingRun:
                 )
         self._compare_blas(manifest.get("blas"))
         self._take_companions()
-        self.saves.newest = self.model.step_number
+        self.saves.go_on_from(self.model.step_number, str(self.checkpoints[0].parent))
         self.be_at_step(f"resumed at step {self.model.step_number}")
 
     def _compare_blas(self, before: str | None):
@@ -304,6 +341,7 @@ class TrainingRun:
         """Train to the last step, then let the task show it; or stop before, as the ranks vote."""
         self._listen()
         self.callbacks.at_start(self)
+        self._kept.remember()
         train_loss = validation_loss = stop = None
         with self.stream, self.reporter:
             while self.model.step_number < self.settings.run.steps:
@@ -315,8 +353,8 @@ class TrainingRun:
                 validation_loss = self._after_step(train_loss, validation_loss)
             if stop is not None:
                 self._say_why(stop)
-                self.saves.save()
-            self.saves.wait()
+                self._save()
+            self.saves.finish()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
@@ -332,6 +370,7 @@ class TrainingRun:
             self.model.step_number, train_loss, validation_loss, shown, is_interrupted
         )
         self.callbacks.at_end(result)
+        self.reporter.close()
         return result
 
     def _step(self) -> float:
@@ -360,9 +399,15 @@ class TrainingRun:
         if step % run.validate_every == 0 or is_last:
             validation_loss = self._validate(step)
         if step % run.checkpoint_every == 0 or is_last:
-            self.saves.save()
+            self._save()
         self.report.leave_out(time.perf_counter() - began)
         return validation_loss
+
+    def _save(self):
+        """Write a checkpoint, into a folder that is whole. Collective."""
+        has_saved = self.saves.newest is not None
+        self.say(self._kept.mend(self.backend, self.watched, has_saved=has_saved))
+        self.saves.save()
 
     def _validate(self, step: int) -> float:
         loss, metrics = self.validation.measure()

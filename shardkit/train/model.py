@@ -14,7 +14,7 @@ from .ranks import num_replicas
 
 
 def make_model(
-    task: Task, backend: CommunicationBackend, *, awaits: Path | None = None
+    task: Task, backend: CommunicationBackend, *, awaits: tuple[Path, ...] | None = None
 ) -> ShardedModel:
     """Make the sharded model of a task, in its settings. Collective.
 
@@ -27,7 +27,7 @@ def make_model(
     with collectively(backend):
         model = task.make_model()
         if awaits is not None:
-            without_weights(model, awaits)
+            without_weights(model, awaits[0])
     balance = parallel.stage_balance
     if balance == "measured":
         example = task.example(settings.batch.micro_batch)

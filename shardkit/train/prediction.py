@@ -17,6 +17,8 @@ from ..comm.failure.agreement import collectively
 from ..data import hdf5
 from ..data.samples import Samples
 from ..errors import ConfigurationError
+from ..files.removing import remove_file
+from ..files.writing import fresh_file, give_name
 from ..tree import num_samples
 from .evaluation import SampleWindow, TrainedRun
 
@@ -35,16 +37,20 @@ def predict(run: TrainedRun, samples: Samples, output: Path) -> dict[str, tuple[
     The file replaces another of this name when it is complete, and not before.
     Errors, on all ranks: OSError; no half-written file stays.
     """
-    temporary = output.with_name(output.name + ".tmp")
+    temporary = None
+    with collectively(run.backend):
+        if run.backend.rank == 0:
+            temporary = fresh_file(output)
+    temporary = run.backend.broadcast_object(temporary, 0)
     try:
         shapes = _write(run, samples, temporary)
         with collectively(run.backend):
             if run.backend.rank == 0:
-                temporary.rename(output)
+                give_name(temporary, output)
                 sync(output.parent)
     except BaseException:
         if run.backend.rank == 0:
-            temporary.unlink(missing_ok=True)
+            remove_file(temporary)
         raise
     return shapes
 
@@ -88,7 +94,7 @@ class _Writer:
                 offsets = hdf5.lay_out(path, layout, about)
         self._offsets = run.backend.broadcast_object(offsets, 0)
         with collectively(run.backend):
-            self._file = os.open(path, os.O_WRONLY) if self._is_writer else None
+            self._file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW) if self._is_writer else None
 
     def write(self, window: SampleWindow, outputs: dict) -> None:
         """Write the outputs of a window at their rows. Errors: OSError."""

@@ -7,9 +7,12 @@
 
 from pathlib import Path
 
+from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..task.task import Task
+
+ALONE_SECONDS = 24 * 3600.0  # that a task may take to prepare its data, while the others wait
 
 
 def prepare_data(
@@ -22,9 +25,13 @@ def prepare_data(
     with collectively(backend):
         num = task.num_surveys(folder, resume)
         shares = [num * rank // backend.world_size for rank in range(backend.world_size + 1)]
-        found = [task.survey(number) for number in range(*shares[backend.rank :][:2])]
+        found = []
+        for number in range(*shares[backend.rank :][:2]):
+            backend.work()
+            found.append(task.survey(number))
     gathered = backend.gather_object(found, 0)
     with collectively(backend):
         if backend.rank == 0:
             task.surveyed = [each for part in gathered for each in part]
-            task.prepare(folder, resume)
+            with native_work(backend, ALONE_SECONDS):
+                task.prepare(folder, resume)

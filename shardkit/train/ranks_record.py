@@ -8,8 +8,6 @@ import json
 import resource
 import time
 
-from ..checkpoint.format.files import write_whole
-from ..comm.failure.agreement import collectively
 from ..comm.mpi.launch import all_seats, ranks_text
 from ..environment import slurm_node
 from ..layout.mesh_shape import AXES
@@ -30,10 +28,7 @@ class RanksRecord(Callback):
         self._run, self._has_memory = run, False
         seats = all_seats(run.backend, run.settings.run.threads)
         nodes = run.backend.all_gather_object(slurm_node())
-        with collectively(run.backend):
-            if run.backend.rank == 0:
-                text = json.dumps(_ranks(run, seats, nodes))
-                write_whole(run.folder / RANKS, text.encode())
+        run.reporter.write(RANKS, json.dumps(_ranks(run, seats, nodes)))
 
     def after_report(self, step, values):
         """Record the memory of each rank, once."""

@@ -84,6 +84,18 @@ class Run:
     asynchronous_checkpoints: bool = setting(
         True, "train while a checkpoint is written; takes memory for a copy of the state"
     )
+    fallback_folder: str | None = setting(
+        None,
+        "folder for checkpoints that cannot be written into run.folder, on a full disk say; "
+        "--resume finds them there too; none: they are only tried again",
+        is_path=True,
+    )
+    last_save_seconds: float = setting(
+        600.0,
+        "how long the last checkpoint of a run is tried again; then the run fails",
+        "seconds",
+        minimum=0.0,
+    )
     timeout: float = setting(
         600.0,
         "longest time for one call between ranks; then the job ends with a report",

@@ -7,12 +7,12 @@
 """
 
 import os
-import sys
 import time
 from pathlib import Path
 
 from ..array.machine_code import MACHINE_CODE
 from ..environment import launcher
+from ..files.notes import tell
 from ..parallel.model.callback import Callback
 
 
@@ -72,11 +72,7 @@ def say_when_compiling() -> None:
 
 
 def _say_that_it_compiles():
-    print(
-        "shardkit: compiling kernels for this kind of CPU, once; later starts read them from files",
-        file=sys.stderr,
-        flush=True,
-    )
+    tell("compiling kernels for this kind of CPU, once; later starts read them from files")
 
 
 def launched_at() -> float:

@@ -14,6 +14,7 @@ from collections import deque
 from math import inf
 
 from ..environment import allocation_end, slurm_job
+from ..files.programs import find_program
 from .log import duration_text
 from .settings import Run
 
@@ -91,12 +92,12 @@ def end_of_slurm_job() -> float | None:
 
     None outside of a job, for a job without a limit, or if squeue fails.
     """
-    job = slurm_job()
-    if job is None:
+    job, squeue = slurm_job(), find_program("squeue")
+    if job is None or squeue is None:
         return None
     try:
         answer = subprocess.run(
-            ["squeue", "--noheader", "--jobs", job, "--format=%e"],
+            [squeue, "--noheader", "--jobs", job, "--format=%e"],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,

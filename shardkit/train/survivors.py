@@ -12,6 +12,8 @@ from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
 from .choice import kept_blas, with_blas
 from .elastic import ElasticTraining
+from .folder import checkpoint_places
+from .keeping import LEDGER, KeptFolder
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, counted, prepare_run
 from .ranks import check_batch
@@ -52,6 +54,7 @@ class SurvivingRun:
         self._signals = signals
         self._callbacks = (*callbacks, self._start)
         self._folder = Path(settings.run.folder)
+        self._kept = KeptFolder(self._folder)
         self._run: TrainingRun | None = None
         self._log: RankLog | None = None
         mesh = settings.mesh
@@ -61,10 +64,10 @@ class SurvivingRun:
             pipeline=mesh.pipeline,
             tensor=mesh.tensor,
             num_training=self._num_training,
-            checkpoints=self._folder / "checkpoints",
+            checkpoints=checkpoint_places(self._folder, settings.run.fallback_folder),
             every=settings.run.elastic_every,
             timeout=settings.run.timeout,
-            ledger=self._folder / "ledger",
+            ledger=self._folder / LEDGER,
         )
         self._began = time.monotonic()
 
@@ -77,6 +80,7 @@ class SurvivingRun:
             with threadpool_limits(self._settings.run.threads):
                 return self.training.run()
         finally:
+            self._kept.release()
             if self._log is not None:
                 self._log.__exit__(None, None, None)
 
@@ -99,8 +103,10 @@ class SurvivingRun:
     def _make_model(self, backend):
         is_new = self.training.is_new
         if is_new:
-            prepare_run(self._settings, backend, resume=self._resume)
+            prepare_run(self._settings, backend, self._kept, resume=self._resume)
             self._start.note("data")
+        else:
+            self._kept.own(backend)
         if self._log is None:
             self._log = RankLog(self._folder, self.training.started_rank)
         if self._run is not None:
@@ -113,9 +119,11 @@ class SurvivingRun:
             backend,
             self._signals,
             self._log,
+            self._kept,
             self._callbacks,
             goes_on=self._resume or not is_new,
         )
+        self._run.watched = self.training.backend
         self._run.say(reason)
         if is_new:
             begin_run(self._run, self._settings, resume=self._resume)

@@ -11,9 +11,7 @@ import json
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from ..checkpoint.format.files import write_whole
 from ..comm.clocks import clock_offset, on_first_clock
-from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
 from ..parallel.model.tracing import Trace, spans_of
@@ -92,7 +90,10 @@ class Tracing(Callback):
     def _begin(self):
         run, model = self._run, self._run.model
         if self._steps.is_whole:
-            self._trace = Trace(model, self._path())
+            name = f"traces/steps-{self._steps.first}-{self._steps.last}.json"
+            self._trace = Trace(
+                model, run.folder / name, write=lambda text: run.reporter.write(name, text)
+            )
             self._recorder = self._trace.recorder
             for part, method, kind in (
                 (run.stream, "batch", "data"),
@@ -103,12 +104,6 @@ class Tracing(Callback):
             self._recorder = Recorder()
             self._wrappers.enter_context(recording(model.engine, self._recorder, verbs=False))
         self._before = clock_offset(run.backend)
-
-    def _path(self):
-        folder = self._run.folder / "traces"
-        with collectively(self._run.backend):
-            folder.mkdir(exist_ok=True)
-        return folder / f"steps-{self._steps.first}-{self._steps.last}.json"
 
     def _end(self):
         run = self._run
@@ -134,10 +129,9 @@ class Tracing(Callback):
             ]
             mine = at.pipeline, step.step, self._on_clock(step, after), actions
         everyones = [each for each in run.backend.all_gather_object(mine) if each is not None]
-        with collectively(run.backend):
-            if run.backend.rank == 0 and everyones:
-                text = json.dumps(_timeline(everyones, run.model), separators=(",", ":"))
-                write_whole(run.folder / TIMELINE, text.encode())
+        if everyones:
+            text = json.dumps(_timeline(everyones, run.model), separators=(",", ":"))
+            run.reporter.write(TIMELINE, text)
 
     def _on_clock(self, span, after) -> list[float]:
         return [on_first_clock(at, self._before, after) for at in (span.start, span.end)]

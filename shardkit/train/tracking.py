@@ -1,30 +1,44 @@
 """run.track: the curve of a run in TensorBoard, Weights & Biases or MLflow, from rank 0.
 
 Each is a callback; its library is imported when a run that names it starts. A run that goes on
-continues its curve.
+continues its curve. A library that fails does not end the run: see Patient.
 """
 
 import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.notes import Notes, read_note, tell
+from ..files.reading import parsed_json, wanted
 from ..parallel.model.callback import Callback
 
 _ID_FILE = "tracking.json"  # in the run folder: under which name a tracker knows the run
+_MOST_WAITING = 10_000  # points of a curve that are kept for a tracker that fails
+_RETRY_SECONDS = 30.0  # from a failure until it is asked again
+_PATIENCE = 20  # times as long as the failure took, if that is more: the other ranks wait
+_END_SECONDS = 60.0  # that it may take to end its curve
+_MOST_EVENTS = 1 << 30  # that wait for the disk: the library blocks for ever where more would
 
 
-class Tracker(Callback):
-    """The numbers of reports and validations, handed to write()."""
+class Tracker:
+    """What a library is told of a run: its start, the numbers of steps, its end. May raise."""
+
+    def at_start(self, run) -> None:
+        """Begin a curve, or go on with it."""
+        raise NotImplementedError
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write these numbers of a step."""
         raise NotImplementedError
 
-    def after_report(self, step, values):
-        self.write(step, values)
-
-    def after_validation(self, step, values):
-        self.write(step, values)
+    def at_end(self, result) -> None:
+        """End the curve."""
+        raise NotImplementedError
 
 
 class TensorBoard(Tracker):
@@ -38,7 +52,12 @@ class TensorBoard(Tracker):
 
     def at_start(self, run):
         first = run.model.step_number + 1  # also in the file's name, which else has only seconds
-        self._writer = self._make(self._folder, purge_step=first, filename_suffix=f".{first}")
+        self._writer = self._make(
+            self._folder,
+            purge_step=first,
+            filename_suffix=f".{first}",
+            max_queue=_MOST_EVENTS,
+        )
 
     def write(self, step, values):
         for name, value in values.items():
@@ -100,10 +119,96 @@ class MLflow(Tracker):
 TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
-def make_tracker(name: str, folder: Path, settings) -> Tracker:
+class Patient(Callback):
+    """A tracker that never ends the run: what it does not take waits, and it is asked again."""
+
+    def __init__(self, name: str, tracker: Tracker):
+        self._name, self._tracker = name, tracker
+        self._waiting: deque[tuple[int, dict]] = deque(maxlen=_MOST_WAITING)
+        self._run: Any = None
+        self._has_started = False
+        self._failure: str | None = None
+        self._next_try = 0.0
+
+    def at_start(self, run):
+        self._run = run
+        self._send()
+
+    def after_report(self, step, values):
+        self._waiting.append((step, values))
+        self._send()
+
+    def after_validation(self, step, values):
+        self.after_report(step, values)
+
+    def at_end(self, result):
+        self._next_try = 0.0
+        self._send()
+        if self._waiting:
+            tell(f"warning: {self._named}: {len(self._waiting):,} points were never written")
+        if self._has_started:
+            self._end(result)
+
+    def _send(self):
+        began = time.monotonic()
+        if began < self._next_try:
+            return
+        try:
+            if not self._has_started:
+                self._tracker.at_start(self._run)
+                self._has_started = True
+            while self._waiting:
+                self._tracker.write(*self._waiting[0])
+                self._waiting.popleft()
+        except Exception as error:
+            self._fail(error, time.monotonic() - began)
+        else:
+            if self._failure is not None:
+                tell(f"{self._named} is written again")
+            self._failure = None
+
+    def _end(self, result):
+        """End the curve, without waiting for ever for a library that stands still."""
+        errors: list[Exception] = []
+        work = _caught(lambda: self._tracker.at_end(result), errors)
+        thread = threading.Thread(target=work, name="shardkit tracker", daemon=True)
+        thread.start()
+        thread.join(_END_SECONDS)
+        if thread.is_alive():
+            errors.append(TimeoutError(f"it did not end within {_END_SECONDS:g} s"))
+        for error in errors:
+            self._fail(error)
+
+    def _fail(self, error: Exception, seconds: float = 0.0):
+        self._next_try = time.monotonic() + max(_RETRY_SECONDS, _PATIENCE * seconds)
+        if self._failure is None:
+            self._failure = f"{type(error).__name__}: {error}"
+            tell(
+                f"warning: {self._named} cannot be written: {self._failure}; training goes on, and "
+                "metrics.jsonl has the curve"
+            )
+
+    @property
+    def _named(self) -> str:
+        return f"the curve of run.track = {self._name!r}"
+
+
+def _caught(work: Callable[[], None], errors: list[Exception]) -> Callable[[], None]:
+    """Return a function that does the work and adds its error to these."""
+
+    def run():
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    return run
+
+
+def make_tracker(name: str, folder: Path, settings) -> Patient:
     """Return the tracker of this name. Errors: ConfigurationError if it is not installed."""
     try:
-        return TRACKERS[name](folder, settings)
+        return Patient(name, TRACKERS[name](folder, settings))
     except ImportError as error:
         raise ConfigurationError(
             f"run.track = {name!r} needs {error.name}, which is not installed; install "
@@ -114,8 +219,17 @@ def make_tracker(name: str, folder: Path, settings) -> Tracker:
 def _known_id(folder: Path) -> str | None:
     """Return the name that the tracker gave the run when it started; None if it did not yet."""
     path = folder / _ID_FILE
-    return json.loads(path.read_text())["id"] if path.exists() else None
+    text = read_note(path)
+    if not text:
+        return None
+    try:
+        return wanted(parsed_json(text.encode(), path).get("id"), str, path, "id")
+    except InputError as error:
+        tell(f"warning: {error}; the tracker begins a new run")
+        return None
 
 
 def _keep_id(folder: Path, own: str) -> None:
-    (folder / _ID_FILE).write_text(json.dumps({"id": own}))
+    notes = Notes()
+    notes.write(folder / _ID_FILE, json.dumps({"id": own}))
+    notes.close()

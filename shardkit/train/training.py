@@ -12,7 +12,6 @@ script.py` writes its job script.
 
 import atexit
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,11 +25,14 @@ from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
 from ..comm.failure.signals import StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
+from ..comm.same import check_same, facts_of
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, StopVoted
+from ..files.notes import settle_output
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
+from ..refusal import check_made, check_usable
 from ..task.given import ArraySamples, as_samples, task_of
 from ..task.load import SCRIPT
 from ..task.task import Task
@@ -68,7 +70,7 @@ class Training:
     Raises
     ------
     ConfigurationError
-        On anything else.
+        On anything else; with several ranks on all of them, from run().
     """
 
     def __init__(
@@ -85,8 +87,16 @@ class Training:
         backend: CommunicationBackend | None = None,
     ) -> None:
         self._given = {"run.folder": str(folder), "run.task": SCRIPT, **(settings or {})}
+        self._callbacks = tuple(callbacks)
+        self._backend = backend
+        self._run: TrainingRun | None = None
+        parts = {"loss": loss, "metrics": metrics, "companions": companions}
+        num_ranks = None if backend is None else backend.world_size
+        check_made(self, lambda: self._configure(task, {"data": data, **parts}), num_ranks)
+
+    def _configure(self, task, own: dict):
+        """Set the configuration. Errors: ConfigurationError."""
         if isinstance(task, type) and issubclass(task, Task):
-            own = {"data": data, "loss": loss, "metrics": metrics, "companions": companions}
             for name, value in own.items():
                 if value is not None:
                     raise ConfigurationError(
@@ -94,17 +104,8 @@ class Training:
                         "it out, or pass a model instead of the task"
                     )
         else:
-            task = task_of(
-                cast("Module | Callable[[], Module]", task),
-                data,
-                loss=loss,
-                metrics=metrics,
-                companions=companions,
-            )
+            task = task_of(cast("Module | Callable[[], Module]", task), **own)
         self._configuration = configuration_of(task)
-        self._callbacks = tuple(callbacks)
-        self._backend = backend
-        self._run: TrainingRun | None = None
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Training:
                 result = self._train(self._backend, signals, program)
         if result.is_interrupted:
             signals.ignore()
-            sys.stdout.flush()
+            settle_output()
             raise SystemExit(StopVoted.exit_code)
         return result
 
@@ -141,6 +142,7 @@ class Training:
         if not backend.is_initialized:
             backend.initialize()
         with collectively(backend):
+            check_usable(self)
             has_run = has_checkpoints(self._folder) if backend.rank == 0 else None
         resume = backend.broadcast_object(has_run, 0)
         with collectively(backend):
@@ -156,6 +158,7 @@ class Training:
         )
 
     def _train_elastic(self, signals) -> RunResult:
+        check_usable(self)
         resume = has_checkpoints(self._folder)
         surviving = SurvivingRun(self._settings(resume), resume, signals, self._callbacks)
         result = surviving.go()
@@ -214,10 +217,12 @@ class Training:
         output
             The HDF5 file to write.
         """
-        run, output = self._trained(), Path(output)
+        run = self._trained()
         with collectively(run.backend):
-            check_output(output)
-        return predict(run, _samples_of(run, data, has_targets=False), output)
+            path = Path(output)
+            check_output(path)
+        check_same(run.backend, facts_of({"output": str(path)}))
+        return predict(run, _samples_of(run, data, has_targets=False), path)
 
     def _trained(self) -> TrainedRun:
         if self._run is None:
@@ -227,15 +232,18 @@ class Training:
 
 def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:
     """Return samples of what a script gives. Collective."""
-    if isinstance(data, (Samples, tuple)):
-        return as_samples(data)
-    if has_targets or not hasattr(data, "shape"):
+    are_given = isinstance(data, (Samples, tuple))
+    are_inputs = not has_targets and hasattr(data, "shape")
+    check_same(run.backend, {"data": type(data).__name__}, "pass the same data on all ranks")
+    if not are_given and not are_inputs:
         return run.samples(data, has_targets=has_targets)
-    return ArraySamples(data, numpy.empty((len(data), 0), numpy.float32))
+    with collectively(run.backend):
+        if are_given:
+            return as_samples(data)
+        return ArraySamples(data, numpy.empty((len(data), 0), numpy.float32))
 
 
 def _leave() -> None:
     """End the process before MPI waits for dead ranks."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    settle_output()
     os._exit(0)

@@ -1,5 +1,5 @@
-"""mpiexec -n N python elastic_rank.py KILLS PIPELINE TENSOR POLICY FOLDER: ten elastic steps, in
-which ranks die.
+"""mpiexec -n N python elastic_rank.py KILLS PIPELINE TENSOR POLICY FOLDER [SIGNAL TIMEOUT]: ten
+elastic steps, in which ranks die, or get another signal.
 
 KILLS    step.place:rank,rank;... with ranks as they were numbered at the start; place: 0 between
          two steps, 1 to 3 in forward, backward, reduction of the step after it
@@ -25,7 +25,7 @@ STEPS, SAMPLES, MICRO_BATCH = 10, 16, 2
 
 def die():
     (FOLDER / "struck").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), getattr(signal, SIGNAL))
 
 
 def num_training(num_living):
@@ -114,6 +114,7 @@ KILLS, PIPELINE, TENSOR, POLICY, FOLDER = (
     sys.argv[4],
     Path(sys.argv[5]),
 )
+SIGNAL, TIMEOUT = sys.argv[6:] or ("SIGKILL", 600.0)
 training = sk.ElasticTraining(
     make_model,
     work,
@@ -121,6 +122,7 @@ training = sk.ElasticTraining(
     tensor=TENSOR,
     num_training=num_training,
     checkpoints=FOLDER / "checkpoints",
+    timeout=float(TIMEOUT),
 )
 training.run()
 print(f"rank {training.started_rank} reached the end", flush=True)

@@ -49,7 +49,7 @@ TRAIN = [
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("elastic")]
 
 
-def elastic(folder, kills, *, num_ranks=4, pipeline=1, tensor=1, policy="fsdp"):
+def elastic(folder, kills, *more, num_ranks=4, pipeline=1, tensor=1, policy="fsdp"):
     """(recoveries as text, sha256 of the parameters, the finished job) of ten steps in which ranks
     die.
     """
@@ -64,6 +64,7 @@ def elastic(folder, kills, *, num_ranks=4, pipeline=1, tensor=1, policy="fsdp"):
             tensor,
             policy,
             here,
+            *more,
             num_ranks=num_ranks,
             launcher_options=SURVIVE,
         )
@@ -173,6 +174,19 @@ def test_the_others_go_on_with_the_same_bits(
     assert bits == bits_then, done.stdout + done.stderr
     for pattern, recovery in zip(wanted, recoveries, strict=True):
         assert re.match(pattern, recovery)
+
+
+@pytest.mark.parametrize("kills", ["5.3:2", "4.0:0"], ids=["in a step", "between two"])
+def test_a_rank_that_is_stopped_is_ended_and_the_others_go_on(tmp_path, undisturbed_bits, kills):
+    recoveries, bits, done = elastic(tmp_path / "run", kills, "SIGSTOP", "6")
+    rank = kills[-1]
+    assert bits == undisturbed_bits(1, 1), done.stdout + done.stderr
+    assert len(recoveries) == 1 and recoveries[0].startswith(f"rank {rank} died; 3 live")
+    said = re.findall("shardkit: .*", done.stderr)
+    assert len(said) == 1 and said[0].startswith(
+        f"shardkit: rank {rank} of 4 has been stopped for 6 s on "
+    ), done.stderr
+    assert said[0].endswith("it is ended, and the others go on")
 
 
 def test_too_few_for_a_mesh_end_the_job_with_the_fix(tmp_path):

@@ -2,7 +2,6 @@
 on the stand-in for CuPy.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -20,14 +19,13 @@ STAND_IN = ROOT / "tests" / "stand_in"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SABOTAGE = """
 import os, signal, sys, time
-if "shardkit.comm.gpu.trials" in sys.orig_argv:
-    from shardkit.comm.gpu.mpi import MPITransport
-    broadcast = MPITransport.broadcast
-    def wrong(self, port, root):
-        if port.num_bytes > 1 << 20:
-            {deed}
-        return broadcast(self, port, root)
-    MPITransport.broadcast = wrong
+from shardkit.comm.gpu.mpi import MPITransport
+broadcast = MPITransport.broadcast
+def wrong(self, port, root):
+    if port.num_bytes > 1 << 20:
+        {deed}
+    return broadcast(self, port, root)
+MPITransport.broadcast = wrong
 """
 
 
@@ -36,7 +34,7 @@ def pretended(monkeypatch):
     """Processes of the probe find the stand-in for CuPy, and this one believes in a GPU."""
     if not MPIEXEC.exists():
         pytest.skip("no mpiexec beside this Python")
-    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.setattr(sys, "path", [str(STAND_IN), *sys.path])
     monkeypatch.setattr(probes, "gpu_seat", lambda local_rank: None)
 
 
@@ -66,11 +64,10 @@ def test_a_library_that_takes_the_memory_passes_every_verb_at_every_size(pretend
     ],
 )
 def test_a_crash_a_hang_or_wrong_bytes_end_one_verb_at_one_size_and_nothing_else(
-    pretended, monkeypatch, tmp_path, deed, reason
+    pretended, monkeypatch, deed, reason
 ):
     limit = 3 * whole_probe()[1]  # what hangs has three times as long as all that does not
-    (tmp_path / "sitecustomize.py").write_text(SABOTAGE.format(deed=deed))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(STAND_IN), str(ROOT)]))
+    monkeypatch.setattr(probes, "_RUN_TRIALS", SABOTAGE.format(deed=deed) + probes._RUN_TRIALS)
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(
         subprocess,
@@ -100,7 +97,8 @@ def test_without_cupy_the_processes_of_the_probe_end_at_once_and_the_answer_is_n
         pytest.skip("no mpiexec beside this Python")
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(probes, "gpu_seat", lambda local_rank: None)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+    without = [folder for folder in sys.path if folder != str(STAND_IN)]
+    monkeypatch.setattr(sys, "path", without)
     runs = []
     run = probes._run
     monkeypatch.setattr(probes, "_run", lambda *arguments: runs.append(run(*arguments)) or runs[-1])

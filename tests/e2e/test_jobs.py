@@ -436,4 +436,4 @@ def test_ranks_know_when_the_job_ends_and_how_many_threads_they_have(site, sched
         output = job.communicate(timeout=20)[0]
     found, words = re.search(r"end=(\d+) threads=1: (.*)", output).groups()
     assert found == end if end else began <= int(found) - 3600 <= time.time()
-    assert words.endswith("python -m shardkit train --resume-if-any --run.folder=runs/a b")
+    assert words.endswith("python -P -m shardkit train --resume-if-any --run.folder=runs/a b")

@@ -11,7 +11,7 @@ import sys
 import pytest
 from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_job
 
-from shardkit.environment import environment_of_children
+from shardkit.environment import environment_without_launcher
 
 MPI_TESTS = """
 import os
@@ -135,7 +135,7 @@ def test_without_a_launcher_all_others_run_and_workers_may_share_them(project):
         capture_output=True,
         text=True,
         timeout=100,
-        env=environment_of_children(),
+        env={**environment_without_launcher(), "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0 and re.search(r"=+ 1 passed in", done.stdout), (
         done.stdout + done.stderr

@@ -24,6 +24,7 @@ from pathlib import Path
 import h5py
 import numpy
 from checkpoints import described, owned_part, rows, save_boxes, seal
+from damage import BYTES, deep_text, edit_json
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
@@ -66,108 +67,7 @@ def originals(folder):
     return folder / "store" / "step-00000001", image_of(truth(1), described(1))
 
 
-# ---- mutations of bytes --------------------------------------------------------------------------
-
-
-def flip(rng, content):
-    for _ in range(rng.choice((1, 1, 2, 8, 64))):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-
-
-def cut_off(rng, content):
-    del content[rng.randrange(len(content)) :]
-
-
-def append(rng, content):
-    content += rng.randbytes(rng.choice((1, 100, 5000)))
-
-
-def blank(rng, content):
-    start = rng.randrange(len(content))
-    stop = min(start + rng.choice((1, 512, 4096)), len(content))
-    content[start:stop] = bytes(stop - start)
-
-
-def repeat(rng, content):
-    start, size = rng.randrange(len(content)), rng.choice((1, 8, 512))
-    content[start:start] = content[start : start + size]
-
-
-def move(rng, content):
-    a, b = sorted(rng.sample(range(len(content)), 2))
-    size = min(rng.choice((4, 512, 4096)), b - a, len(content) - b)
-    content[a : a + size], content[b : b + size] = content[b : b + size], content[a : a + size]
-
-
-BYTES = [flip, flip, flip, cut_off, append, blank, repeat, move]
-
 # ---- mutations of JSON ---------------------------------------------------------------------------
-
-STRANGE = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2**31,
-    2**63,
-    2**70,
-    1.5,
-    1e308,
-    float("nan"),
-    "",
-    "a",
-    "../rank-00000.h5",
-    "/etc/passwd",
-    ".",
-    "rank-00001.h5",
-    "model/b",
-    [],
-    {},
-    [0],
-    [-1],
-    [2**40, 2**40],
-    "x" * 5000,
-    "00000000",
-    "float64",
-    "object",
-    "<f4",
-    "V8",
-]
-
-
-DEEP = "deep"  # stands for more brackets than any parser should follow
-
-
-def places(node):
-    """(container, key) of everything inside."""
-    found = []
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        found.append((node, key))
-        if isinstance(value, (dict, list)):
-            found += places(value)
-    return found
-
-
-def edit_json(rng, table):
-    """Change one to three things somewhere."""
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        container, key = rng.choice(places(table))
-        value = container[key]
-        how = rng.randrange(6)
-        if how == 0:
-            del container[key]
-        elif how == 1 and type(value) is int:
-            container[key] = value + rng.choice((-1, 1, 2, 1000))
-        elif how == 2:
-            other, other_key = rng.choice(places(table))
-            container[key] = json.loads(json.dumps(other[other_key]))
-        elif how == 3 and isinstance(container, list):
-            container.insert(key, json.loads(json.dumps(value)))
-        elif how == 4:
-            container[key] = DEEP
-        else:
-            container[key] = rng.choice(STRANGE)
 
 
 def edited(rng, text, *, is_sealed):
@@ -175,7 +75,7 @@ def edited(rng, text, *, is_sealed):
     stated = table.pop("crc32")
     edit_json(rng, table)
     again = json.dumps({"crc32": "00000000", **table})
-    again = again.replace(json.dumps(DEEP), "[" * 100_000 + "]" * 100_000)
+    again = deep_text(again)
     return seal(again) if is_sealed else again.replace("00000000", stated, 1)
 
 

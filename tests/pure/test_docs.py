@@ -41,6 +41,25 @@ def test_every_link_to_a_file_leads_to_one(page):
     assert not [link for link in files if not (page.parent / link).exists()]
 
 
+def test_every_command_says_what_it_reads_and_what_it_runs():
+    make_parser = importlib.import_module("shardkit.cli").make_parser
+    rows = re.findall(
+        r"^\| `([a-z ]+)` \| (.+) \| (.+) \|$", (ROOT / "docs/trust.md").read_text(), re.M
+    )
+    assert [name for name, _, _ in rows] == list(dict.fromkeys(name for name, _, _ in rows))
+    assert {name for name, _, _ in rows} == set(make_parser()[1])
+
+
+def test_commands_that_take_trust_are_those_that_run_the_task_of_a_run_folder():
+    commands = importlib.import_module("shardkit.cli").make_parser()[1]
+    rows = re.findall(
+        r"^\| `([a-z ]+)` \| .+ \| (.+) \|$", (ROOT / "docs/trust.md").read_text(), re.M
+    )
+    said = {name for name, runs in rows if "--trust" in runs or "as `evaluate`" in runs}
+    taking = {name for name, parser in commands.items() if "--trust" in parser.format_help()}
+    assert said == taking == {"train", "evaluate", "predict"}
+
+
 def test_the_pages_name_many_paths():
     found = [path for page in PAGES for path in re.findall(rf"`(?:{ROOMS})/", page.read_text())]
     assert len(found) > 60

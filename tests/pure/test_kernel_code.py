@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import numpy
@@ -18,6 +19,7 @@ from shardkit.array.cpu import compiled
 from shardkit.array.cpu.compiled import CodeFiles, candidate_folders, inlined
 from shardkit.array.cpu.scalar import exp, exp2, larger, like, logistic, plus
 from shardkit.array.machine_code import MachineCode
+from shardkit.files import writers
 
 NO_FOLDER = "/dev/null/folder"  # nobody can make it, not even root
 
@@ -80,15 +82,14 @@ def test_code_goes_to_the_first_folder_that_can_be_written_to(tmp_path):
 
 
 def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_folder_is_taken(tmp_path, monkeypatch):
-    write = Path.write_bytes
+    rename = os.rename
 
-    def full(path, content):
-        write(path, content[:100])
-        if path.parent.name == "full":
+    def full(old, new):
+        if Path(new).parent.name == "full":
             raise OSError(28, "No space left on device")
-        return write(path, content)
+        return rename(old, new)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "rename", full)
     assert fresh(tmp_path / "full", tmp_path / "free")(1.5) == 3.0
     assert not list((tmp_path / "full").iterdir()) and len(list((tmp_path / "free").iterdir())) == 1
 
@@ -130,12 +131,53 @@ def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, mon
     private = tmp_path / f"shardkit-kernels-{os.getuid()}"
     candidate_folders.cache_clear()
     try:
-        assert candidate_folders()[-1] == private and private.stat().st_mode & 0o777 == 0o700
+        assert candidate_folders()[-1] == private and not private.exists()  # made when it is used
+        private.mkdir(mode=0o700)
+        candidate_folders.cache_clear()
+        assert candidate_folders()[-1] == private
         private.chmod(0o777)
         candidate_folders.cache_clear()
         assert private not in candidate_folders()
     finally:
         candidate_folders.cache_clear()
+
+
+def _of_somebody_else(path):
+    os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.chmod(path.stat().st_mode | 0o002),
+        lambda path: (os.chown(path, -1, 12345), path.chmod(path.stat().st_mode | 0o020)),
+        _of_somebody_else,
+    ],
+)
+def test_code_that_others_can_have_written_is_not_unpickled(tmp_path, what, change, monkeypatch):
+    if os.getuid():
+        pytest.skip("gives files to other users: for root alone")
+    monkeypatch.setattr(writers.pwd, "getpwuid", lambda user: types.SimpleNamespace(pw_name="me"))
+    fresh(tmp_path)(1.5)
+    (file,) = tmp_path.iterdir()
+    assert compiled._read(file) is not None
+    change(file if what == "file" else tmp_path)
+    assert compiled._read(file) is None
+    assert fresh(tmp_path)(1.5) == 3.0
+
+
+def test_code_under_another_name_or_behind_a_link_is_not_unpickled(tmp_path):
+    fresh(tmp_path)(1.5)
+    (file,) = tmp_path.iterdir()
+    other = file.with_name("another.kernel")
+    other.symlink_to(file)
+    assert compiled._read(other) is None
+    other.unlink()
+    file.rename(other)
+    assert compiled._read(other) is None
+    os.mkfifo(file)
+    assert compiled._read(file) is None
 
 
 # ---- in a process of its own ---------------------------------------------------------------------
@@ -158,6 +200,13 @@ GELU = (
     "import numpy, shardkit; from shardkit.array import kernels; y = "
     "kernels.gelu(numpy.ones(3, 'float32')); "
 )
+
+
+def test_a_settings_file_of_numba_in_the_working_folder_names_no_folder_of_code(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'theirs'}\n")
+    code = "from shardkit.array.cpu.compiled import candidate_folders as c; print(*c())"
+    assert "theirs" not in " ".join(run(code, tmp_path, NUMBA_CACHE_DIR=""))
 
 
 def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keeps_its_code_there(

@@ -1,18 +1,26 @@
 """The ledger of one rank, and the report that is made of all."""
 
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from math import inf
+from pathlib import Path
 
 import numpy
 import pytest
 
+import shardkit
 import shardkit as sk
-from shardkit.comm.watch.hang import hang_report, hang_suspects
+from shardkit.comm.watch.call_clock import ranks_needed
+from shardkit.comm.watch.hang import hang_report, hang_suspects, idle_since
 from shardkit.comm.watch.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
-from shardkit.comm.watch.progress import Progress
+from shardkit.comm.watch.progress import Call, Progress
 from shardkit.comm.watch.watchdog import Watchdog
 
 RANKS = (0, 1, 2)
@@ -201,6 +209,84 @@ def test_who_neither_sends_nor_calls_is_missing_for_who_waits_for_its_message(tm
     assert hang_suspects(tmp_path) == "rank 1 is missing"
 
 
+@pytest.mark.parametrize(
+    "ran, away, suspects",
+    [
+        (0.1, None, "all ranks are there"),
+        (5.0, None, "rank 1 is missing: its interpreter has not run for 5."),
+        (0.1, 5.0, "rank 1 is missing: it runs other code inside of the call for 5."),
+        (0.1, 0.5, "all ranks are there"),
+        (3.0, None, "all ranks are there"),
+    ],
+    ids=["runs", "native code", "signal handler", "a moment", "busy machine"],
+)
+def test_who_cannot_go_on_inside_of_a_call_is_named(tmp_path, monkeypatch, ran, away, suspects):
+    """Seconds since the interpreter ran, and since it runs other code; the limit is 8 s."""
+    now = time.monotonic()
+    for rank in range(3):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 3)
+        ledger.begin("all_reduce", "world", (0, 1, 2), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: now - (ran if rank == 1 else 0.1))
+            ledger.beat(60.0, 0.0 if away is None or rank != 1 else now - away)
+        ledger.close()
+    assert hang_suspects(tmp_path, 8.0).startswith(suspects)
+
+
+def test_what_all_ranks_do_inside_of_a_call_makes_none_of_them_missing(tmp_path):
+    for rank in range(2):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2)
+        ledger.begin("all_reduce", "world", (0, 1), 1)
+        ledger.beat(8.0, time.monotonic() - 5.0)
+        ledger.close()
+    words = hang_suspects(tmp_path, 8.0)
+    assert words.startswith("all ranks are there: ranks 0, 1 run other code inside of the call")
+
+
+def test_why_a_missing_rank_does_not_come_is_said(tmp_path):
+    for rank in range(2):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2)
+        if rank == 0:
+            ledger.begin("all_reduce", "world", (0, 1), 1)
+        ledger.beat(0.02, 0.0)
+        ledger.close()
+    time.sleep(0.05)
+    assert "rank 1 is missing: its interpreter has not run for 0." in hang_suspects(tmp_path, 0.02)
+
+
+def test_other_code_inside_of_a_call_is_noticed(tmp_path):
+    progress, noticed = Progress(), []
+    watchdog = Watchdog(progress, tmp_path, 0, 1, seconds=lambda: 20.0, abort=lambda message: None)
+
+    def look():
+        noticed.append(watchdog._is_away())
+
+    def ask():
+        thread = threading.Thread(target=look)
+        thread.start()
+        while thread.is_alive():
+            pass
+
+    ask()
+    progress.begin_collective("barrier", "world", (0,))
+    ask()  # the call is not on the stack of this thread
+    progress.end()
+    progress.ledger = Listener(ask)
+    progress.begin_collective("barrier", "world", (0,))  # calls code of others
+    progress.ledger = watchdog.ledger
+    watchdog.close()
+    assert noticed == [False, False, True]
+
+
+class Listener:
+    """What listens to calls in the place of a ledger."""
+
+    is_written_by_loops = False
+
+    def __init__(self, hear):
+        self.begin = lambda *call: hear()
+
+
 def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
     stopped = subprocess.Popen(
         [
@@ -223,3 +309,64 @@ def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
     finally:
         stopped.kill()
         stopped.wait()
+
+
+def test_a_wait_counts_from_when_the_last_missing_rank_got_on(tmp_path):
+    """Rank 0 waits for 1 and 2; both have noted work, and who has not for long is named."""
+    rank_ledger(tmp_path, 0, 2)
+    workers = [rank_ledger(tmp_path, rank, 1, is_stuck=False) for rank in (1, 2)]
+    call = Call("all_reduce", "world", (0, 1, 2), 2)
+    assert ranks_needed(tmp_path, call)[1] == -inf
+    workers[0].work()
+    assert ranks_needed(tmp_path, call)[1] == -inf, "rank 2 has noted nothing"
+    time.sleep(0.05)
+    between = time.time()
+    time.sleep(0.05)
+    workers[1].work()
+    assert ranks_needed(tmp_path, call)[1] < between
+    assert hang_suspects(tmp_path, time.time() - between) == "rank 1 is missing"
+    assert idle_since(tmp_path, between) == "rank 1"
+    workers[0].work()
+    assert between < ranks_needed(tmp_path, call)[1] <= time.time() + 0.01
+    assert hang_suspects(tmp_path, time.time() - between) == "ranks 1, 2 are missing"
+    assert idle_since(tmp_path, between) == ""
+
+
+def test_a_ledger_without_room_is_kept_in_memory_and_its_rank_is_not_taken_for_missing(
+    tmp_path, monkeypatch, capsys
+):
+    def full(descriptor, at, num_bytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "posix_fallocate", full)
+        without = rank_ledger(tmp_path, 0, 2)
+    said = capsys.readouterr().err
+    path = tmp_path / LEDGER_NAME.format(0)
+    assert without.path is None and said.count(f"{path} cannot be made: No space left") == 1
+    assert path.stat().st_size == 0
+    rank_ledger(tmp_path, 1, 2)
+    rank_ledger(tmp_path, 2, 1, is_stuck=False)
+    assert hang_suspects(tmp_path) == "rank 2 is missing"
+    report = hang_report(tmp_path)
+    assert "rank 0 left no ledger here" in report and "there was no room" in report
+
+
+def test_the_blocks_of_a_ledger_exist_before_it_is_mapped(tmp_path):
+    path = Path(rank_ledger(tmp_path, 0, 1).path)
+    found = path.stat()
+    assert found.st_blocks * 512 >= found.st_size
+
+
+def test_memory_of_files_is_mapped_for_writing_in_one_place():
+    """Elsewhere it is read only, of no file, or of memory that has no limit but the machine's."""
+    allowed = ("ACCESS_READ", "mmap(-1", "files/mapping.py", "comm/node/heap.py")
+    package = Path(shardkit.__file__).parent
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "mmap.mmap(" in line or re.search(r"memmap\(.*[\"'](w\+|r\+)", line)
+    ]
+    assert len(found) > 3
+    assert not [line for line in found if not any(word in line for word in allowed)]

@@ -13,16 +13,22 @@ from clean_fork import clean_context
 from shardkit import comm
 from shardkit.comm.checks import check_timeout
 from shardkit.comm.watch import folder as folder_module
-from shardkit.comm.watch.attendance import job_key
+from shardkit.comm.watch.attendance import Attendance, job_key
 from shardkit.comm.watch.folder import PREFIX, JobFolder, note_segments, remove_abandoned
+from shardkit.comm.watch.hang import HANG_NAME
+from shardkit.comm.watch.ledger import Ledger
 from shardkit.comm.watch.progress import Progress
-from shardkit.comm.watch.roll import Entry, Roll
-from shardkit.comm.watch.warden import state_of, whom
+from shardkit.comm.watch.pulse import note_path
+from shardkit.comm.watch.roll import EXIT_HOOKS, Entry, Roll
+from shardkit.comm.watch.warden import Warden, state_of, whom
+from shardkit.comm.watch.watchdog import Watchdog
 
 HOLDER = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-from watch.folder import JobFolder
+import sys, time, types
+for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[2] + folder]
+from shardkit.comm.watch.folder import JobFolder
 folder = JobFolder.open(sys.argv[1])
 (folder.path / "roll").touch()
 print("held", flush=True)
@@ -32,7 +38,7 @@ time.sleep(60)
 
 def held_by_another(path):
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parent],
+        [sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parents[1]],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -67,6 +73,29 @@ def test_the_last_to_leave_a_folder_removes_it(tmp_path):
     assert (tmp_path / "job").exists()
     last.close()
     last.close()
+    assert not (tmp_path / "job").exists()
+
+
+def test_all_that_a_job_makes_in_its_folder_is_removed_with_it(tmp_path, monkeypatch):
+    folder = JobFolder.open(tmp_path / "job")
+    roll = Roll(folder.path)
+    roll.write(0, Entry(os.getpid()))
+    assert roll.may_report()
+    roll.end()
+    told = []
+    watchdog = Watchdog(Progress(), folder.path, 0, 2, seconds=lambda: 60.0, abort=told.append)
+    (folder.path / HANG_NAME).touch()
+    note_path(folder.path, 0, watchdog.ledger.path)
+    own = Attendance()
+    monkeypatch.setattr(own, "num_ranks", 2)
+    own.folder, own._roll = folder.path, roll
+    assert own.exchange_within("a note", 0.05) is None
+    monkeypatch.setattr(folder_module, "_OF_LIBRARIES", ("",))
+    note_segments(folder.path)
+    watchdog.close()
+    roll.close()
+    assert len(list(folder.path.iterdir())) >= 8 and not told
+    folder.close()
     assert not (tmp_path / "job").exists()
 
 
@@ -237,6 +266,20 @@ def test_at_the_end_of_the_program_those_are_missing_who_have_not_left():
     assert words.startswith("rank 2 is missing, its own code after shutdown()")
 
 
+def test_before_mpi_finalize_those_are_missing_who_still_run_exit_hooks(tmp_path):
+    own, other = (
+        waits(has_left=True, may_end=True, doing=doing) for doing in ("MPI_Finalize", EXIT_HOOKS)
+    )
+    roll = Roll(tmp_path)
+    roll.write(1, other)
+    assert not Warden(roll, 0, 2, 1, os.getppid(), "", {})._are_gone(own)  # it will come
+    roll.write(1, waits(has_left=True, process=dead_process()))
+    assert Warden(roll, 0, 2, 1, os.getppid(), "", {})._are_gone(own)
+    roll.close()
+    assert whom(0, own, {1: other}).startswith("rank 1 is missing, in its exit hooks")
+    assert whom(1, other, {0: own}) == "rank 1 itself is the one that all wait for"
+
+
 def test_ranks_of_one_launcher_have_one_key_and_a_rank_alone_its_own():
     def keys():
         with clean_context().Pool(1) as rank:
@@ -263,6 +306,95 @@ def test_a_call_that_an_exception_ended_is_not_one_that_the_rank_made():
 def test_a_time_limit_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match="wanted seconds > 0, or math.inf for none"):
         check_timeout(seconds)
+
+
+@pytest.mark.parametrize(
+    "changes, is_reported, is_ended",
+    [
+        ({}, True, True),
+        ({"may_end": True}, False, False),
+        ({"may_end": True, "is_waiting": True, "has_left": True}, False, False),
+        ({"is_guest": True}, True, False),
+        ({"survives": True}, False, False),
+        ({"has_left": True, "is_waiting": True}, True, True),
+    ],
+    ids=["guarded", "free", "in MPI_Finalize", "guest", "survived", "at its end"],
+)
+def test_the_end_of_a_process_is_a_death_where_others_need_it(
+    tmp_path, capfd, changes, is_reported, is_ended
+):
+    roll = Roll(tmp_path)
+    roll.write(0, Entry(dead_process(), doing="its own code", **changes))
+    roll.write(1, Entry(os.getpid(), doing="its own code"))
+    warden = Warden(roll, 0, 2, 1, os.getppid(), "", {})
+    warden._hold_launcher = lambda: None
+    warden._name_death()
+    assert ("rank 0 died" in capfd.readouterr().err) == is_reported
+    assert roll.is_ended() == is_ended
+    roll.close()
+
+
+def test_a_guest_that_does_not_see_all_ranks_names_no_death(tmp_path, capfd):
+    """One of the others may have ended the job."""
+    roll = Roll(tmp_path)
+    roll.write(0, Entry(dead_process(), is_guest=True))
+    Warden(roll, 0, 2, 1, os.getppid(), "", {})._name_death()
+    assert capfd.readouterr().err == "" and not roll.is_ended()
+    roll.close()
+
+
+@pytest.mark.parametrize(
+    "ran, began, is_ended",
+    [(11.0, 12.0, True), (11.0, 10.0, False), (0.5, 12.0, False), (11.0, None, False)],
+    ids=["stuck", "not yet", "its interpreter runs", "in no call"],
+)
+def test_a_rank_whose_interpreter_is_stuck_in_a_call_is_ended_by_its_warden(
+    tmp_path, monkeypatch, ran, began, is_ended
+):
+    """Seconds since the interpreter ran and since the call began; the limit is 8 s."""
+    now = time.monotonic()
+    with monkeypatch.context() as patch:
+        ledger = Ledger(tmp_path / "other" / "rank-00005.ledger", 5, 8)
+        patch.setattr(time, "monotonic", lambda: now - (began or 1.0))
+        ledger.begin("barrier", "world", (0, 1), 1)
+        if began is None:
+            ledger.end()
+        patch.setattr(time, "monotonic", lambda: now - ran)
+        ledger.beat(8.0, 0.0)
+    note_path(tmp_path, 1, ledger.path)
+    roll, said = Roll(tmp_path), []
+    warden = Warden(roll, 1, 2, os.getpid(), os.getppid(), "", {})
+    warden._end_job = said.append
+    assert warden._is_ended_as_stuck(Entry(os.getpid())) == is_ended == bool(said)
+    assert not said or "has not run for 11 s, native code holds its lock" in said[0]
+    note_path(tmp_path, 1, None)
+    assert not warden._is_ended_as_stuck(Entry(os.getpid()))
+    ledger.close()
+    roll.close()
+
+
+def test_the_last_words_of_an_interpreter_come_after_all_exit_hooks(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LAST_WORDS)
+    done = subprocess.run(
+        [sys.executable, program, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3 and done.stdout == "its exit hooks\n", done.stderr
+    roll = Roll(tmp_path)
+    assert roll.read(0).doing == "MPI_Finalize"
+    roll.close()
+
+
+LAST_WORDS = """
+import atexit, os, sys
+from shardkit.comm.mpi import ending
+from shardkit.comm.watch.roll import Entry, Roll
+roll = Roll(sys.argv[1])
+roll.write(0, Entry(os.getpid(), doing="its exit hooks"))
+atexit.register(lambda: print(roll.read(0).doing))
+ending._last_words().call = roll.writer(0, Entry(os.getpid(), doing="MPI_Finalize"))
+sys.exit(3)
+"""
 
 
 STOPS_AT_THE_END = """

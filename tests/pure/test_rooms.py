@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import shardkit
+from shardkit.files.trust import LIBRARIES
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
@@ -14,8 +15,9 @@ LEVEL = {
     "annotations": -2,
     "arguments": -1,
     "environment": -1,
-    "files": 0,
+    "files": -0.5,
     "tree": -1,
+    "refusal": 0,
     "settings": 0,
     "layout": 1,
     "schedule": 1,
@@ -39,7 +41,7 @@ LEVEL = {
 DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),
     "mpi4py": ("comm/",),
-    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py"),
+    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
     "xxhash": ("checkpoint/format/files.py",),
     "pyarrow": ("data/parquet_file.py",),
     "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),
@@ -98,6 +100,11 @@ def test_each_library_is_declared_with_its_lowest_version():
         module.split(".")[0] for _, module, level in files_and_imports() if level == 0
     } - sys.stdlib_module_names
     assert "numpy" in imported and not {PACKAGED_AS.get(name, name) for name in imported} - declared
+
+
+def test_no_library_is_looked_for_beside_the_file_of_a_task():
+    names = {module.split(".")[0] for _, module, level in files_and_imports() if level == 0}
+    assert names - sys.stdlib_module_names - {"pytest", "xdist", "_pytest"} <= set(LIBRARIES)
 
 
 def test_only_one_file_reads_the_environment():

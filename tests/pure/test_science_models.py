@@ -428,3 +428,31 @@ def test_what_does_not_fit_is_refused(name):
     call, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         call()
+
+
+WRONG_EDGES = {
+    "of the sample after": [[0, 1, 3], [0, 1, 2]],
+    "of the sample before": [[0, 1, 2], [0, 1, -1]],
+    "of no sample": [[0, 1, 99], [0, 1, 2]],
+    "no numbers": [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]],
+    "of another count of samples": [[0, 1, 2]],
+    "shared by all": [0, 1, 2],
+}
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("name", WRONG_EDGES)
+def test_an_edge_leads_to_nodes_of_its_own_sample(name, end):
+    model = sk.models.MessagePassing(2, 1, width=4, steps=1)
+    nodes = numpy.zeros((2, 3, 2), "float32")
+    ends = [numpy.array([[1, 2, 0], [1, 2, 0]])] * 2
+    model((nodes, *ends))
+    ends[end] = numpy.array(WRONG_EDGES[name])
+    with pytest.raises(ShapeError, match="wanted"):
+        model((nodes, *ends))
+
+
+def test_edges_of_the_model_need_the_nodes_that_they_name():
+    model = sk.models.MessagePassing(2, 1, [0, 1], [1, 3], width=4, steps=1)
+    with pytest.raises(ShapeError, match="at least 4 nodes"):
+        model(numpy.zeros((2, 3, 2), "float32"))

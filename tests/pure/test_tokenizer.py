@@ -51,9 +51,9 @@ def test_what_ends_a_text_comes_from_the_files_beside(tmp_path):
 @pytest.mark.parametrize(
     "files, words",
     [
-        ({"tokenizer.json": b"{"}, "no JSON"),
+        ({"tokenizer.json": b"{"}, "is damaged: Expecting"),
         ({"tokenizer.json": b"[1]"}, "no JSON object"),
-        ({"tokenizer.json": b"{}"}, "no tokenizer"),
+        ({"tokenizer.json": b"{}"}, "model = None; wanted dict"),
         ({"tokenizer.json": word_json(model={"type": "BPE", "dropout": 0.1})}, "at random"),
         ({"tokenizer.json": word_json(), "tokenizer_config.json": b'{"eos_token": "z"}'}, "'z'"),
         ({}, "has no tokenizer.json"),

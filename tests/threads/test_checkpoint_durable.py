@@ -30,10 +30,11 @@ class Disk:
     FUNCTIONS = [
         (os, "pwrite"),
         (os, "fsync"),
-        (Path, "write_text"),
-        (Path, "rename"),
+        (os, "rename"),
+        (os, "link"),
+        (os, "unlink"),
+        (os, "rmdir"),
         (Path, "mkdir"),
-        (shutil, "rmtree"),
         (saving, "lay_out"),
         (saving, "write_index"),
     ]
@@ -184,17 +185,14 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning_not_a_failed_save
 ):
     save(tmp_path, 1, 1)
 
-    def refuse(path):
+    def refuse(path, **more):
         raise PermissionError(errno.EACCES, "no", str(path))
 
     with (
         monkeypatch.context() as patch,
-        pytest.warns(UserWarning, match="step-00000001 was not deleted"),
+        pytest.warns(UserWarning, match=r"stays .*step-00000001.deleted.tmp: no"),
     ):
-        patch.setattr(
-            "shardkit.checkpoint.store.shutil.rmtree",
-            lambda path, ignore_errors=False: ignore_errors or refuse(path),
-        )
+        patch.setattr(os, "rmdir", refuse)
         save(tmp_path, 2, 2, keep=1)
     assert newest(tmp_path)[:2] == (2, 2)
 

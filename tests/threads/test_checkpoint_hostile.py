@@ -190,7 +190,7 @@ def test_json_that_is_none_is_refused(case, folder):
 
 def test_a_manifest_of_gigabytes_is_not_read(folder):
     os.truncate(folder / "manifest.json", 3 << 30)
-    refused(lambda: look(folder), "it is no manifest")
+    refused(lambda: look(folder), "wanted 268,435,456 at most")
 
 
 @pytest.mark.parametrize("name", ["rank-00001.h5", "index.h5", "manifest.json"])

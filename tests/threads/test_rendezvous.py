@@ -1,10 +1,13 @@
 """Ranks that are threads give back what they brought to a collective before anybody goes on."""
 
+import threading
+import time
 import weakref
 
 import numpy
 import pytest
 
+import shardkit as sk
 from shardkit.comm.threads.rendezvous import Environment
 
 
@@ -34,3 +37,23 @@ def test_a_rank_is_woken_when_nobody_holds_its_array_any_more(is_collective):
     else:
         group.post(0, 1, 0, numpy.zeros(4), is_send=False)
     assert alive_at_the_end == [False]
+
+
+def test_a_wait_for_a_rank_that_gets_on_has_no_limit_and_for_one_that_does_not_has_one():
+    def on_rank(backend, num_notes):
+        if backend.rank == 1:
+            for _ in range(num_notes):
+                time.sleep(0.2)
+                backend.work()
+            if num_notes < 10:
+                ended.wait(60)
+        try:
+            backend.barrier()
+        finally:
+            ended.set()
+
+    ended = threading.Event()
+    sk.run_ranks(2, lambda backend: on_rank(backend, 10), timeout=1.0)
+    ended.clear()
+    with pytest.raises(sk.CommunicationTimeout, match="rank 1 did not come within 1 s"):
+        sk.run_ranks(2, lambda backend: on_rank(backend, 3), timeout=1.0)

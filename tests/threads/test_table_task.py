@@ -19,6 +19,7 @@ from shardkit.task.load import load_task
 from shardkit.train import train_run
 from shardkit.train.evaluation import TrainedRun, evaluate
 from shardkit.train.folder import stored_settings
+from shardkit.train.keeping import KeptFolder
 from shardkit.train.loop import prepare_run
 from shardkit.train.prediction import predict
 from shardkit.train.settings import configuration_of, first_settings, resumed, with_steps
@@ -201,7 +202,7 @@ def test_a_kill_among_the_predictions_leaves_no_half_file_and_the_next_run_write
     run(settings_of(folder))
     evaluated(folder, 1, output="whole.h5")
     assert exit_code(die_among_predictions, folder) == -signal.SIGKILL
-    assert (folder / "out.h5.tmp").exists() and not (folder / "out.h5").exists()
+    assert [*folder.glob(".shardkit-*.tmp")] and not (folder / "out.h5").exists()
     evaluated(folder, 3, output="out.h5")
     assert (folder / "out.h5").read_bytes() == (folder / "whole.h5").read_bytes()
     assert not (folder / "out.h5.tmp").exists()
@@ -311,7 +312,8 @@ def test_the_scaling_has_the_same_bits_however_many_ranks_look_at_the_rows(folde
     )
     for ranks in (1, 2, 3, 4):
         settings = settings_of(folder, run__folder=str(folder / f"run{ranks}"), batch__sequences=48)
-        sk.run_ranks(ranks, lambda backend: prepare_run(settings, backend, resume=False))
+        with KeptFolder(folder / f"run{ranks}") as kept:
+            sk.run_ranks(ranks, lambda backend: prepare_run(settings, backend, kept, resume=False))
         found.add((folder / f"run{ranks}" / "data" / "table.json").read_bytes())
     assert len(found) == 1 and sorted(looked) == sorted(4 * list(range(max(looked) + 1)))
     task = settings.make_task()

@@ -4,12 +4,11 @@ x/2 (1 + tanh u) is x / (1 + exp(-2u)), which needs one exponential and loses no
 is near -1.
 """
 
-from .. import fresh
 from ..reference import activation as reference
 from ..registry import on_cpu
-from .arrays import computed_dtype, elementwise, empty_like, run
+from .arrays import RowSums, elementwise, empty_like, run
 from .compiled import compiled, inlined
-from .scalar import exp, fma, larger, like, logistic, plus
+from .scalar import block_end, close, exp, fma, larger, like, logistic, plus
 from .storage import narrow, wide
 
 TWICE = 2 * reference.SQRT_2_OVER_PI
@@ -36,9 +35,9 @@ def bias_gelu(x, bias, out=None):
 @on_cpu
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     out = empty_like(x, out if wanted[0] else None)
-    for_bias = fresh.zeros(bias.shape, computed_dtype(bias))
-    run(_bias_gelu_backward, (gradient, x), (bias, for_bias), (out,))
-    return out if wanted[0] else None, for_bias if wanted[1] else None
+    sums = RowSums(bias, 1)
+    run(_bias_gelu_backward, (gradient, x), (bias, *sums.shared), (out,))
+    return out if wanted[0] else None, sums.vectors()[0] if wanted[1] else None
 
 
 @on_cpu
@@ -141,8 +140,18 @@ def _bias_gelu(x, bias, out):
 
 
 @compiled
-def _bias_gelu_backward(gradient, x, bias, for_bias, out):
-    for i in range(x.shape[0]):
+def _bias_gelu_backward(gradient, x, bias, for_bias, whole, seen, out):
+    start = 0
+    while start < x.shape[0]:
+        stop = block_end(start, x.shape[0], seen)
+        _bias_gelu_backward_rows(gradient, x, bias, for_bias, out, start, stop)
+        close(for_bias, whole[0], seen)
+        start = stop
+
+
+@inlined
+def _bias_gelu_backward_rows(gradient, x, bias, for_bias, out, start, stop):
+    for i in range(start, stop):
         for j in range(x.shape[1]):
             for_x = wide(gradient[i, j]) * _gelu_slope(wide(x[i, j]) + wide(bias[j]))
             out[i, j] = narrow(for_x, out)

@@ -39,6 +39,24 @@ def elementwise(loop, *inputs, out=None):
     return out
 
 
+class RowSums:
+    """Sums of rows that keep their digits: those of some rows, and of all before them in float64.
+
+    A loop gets `shared`: the vectors [D] in which it adds rows one after the other, `whole`
+    [vectors, D] and `seen`; it goes from one block_end to the next, and closes each vector there.
+    """
+
+    def __init__(self, x, number: int):
+        self._dtype = computed_dtype(x)
+        self._parts = [fresh.zeros(x.shape[-1:], self._dtype) for _ in range(number)]
+        self._whole = numpy.zeros((number, x.shape[-1]))
+        self.shared = (*self._parts, self._whole, numpy.zeros(1, numpy.int64))
+
+    def vectors(self) -> list[numpy.ndarray]:
+        """Return the sums of all rows, each a vector [D]."""
+        return [(w + part).astype(self._dtype) for w, part in zip(self._whole, self._parts)]
+
+
 def run(loop, inputs, shared, outputs):
     """Run loop(*inputs, *shared, *outputs), whose row i of outputs comes from row i of inputs.
 

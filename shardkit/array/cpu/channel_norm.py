@@ -1,10 +1,12 @@
 """Norms of x [N, C, L] by groups of channels, and by channel over all samples.
 
 A channel of a sample is a line [L]: read once for its sum, once for its squares, once for its
-result, while its group lies in the cache. Sums of a channel over samples go from one to the next.
+result, while its group lies in the cache. Sums of lines go from one to the next, in float64.
 """
 
 import math
+
+import numpy
 
 from .. import fresh
 from ..arena import empty
@@ -45,10 +47,11 @@ def batch_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, 
 def _gradients(loop, given, eps, wanted):
     """Return the gradients of x, weight and bias that the loop computes; None for the others."""
     _, x, weight, *_ = given
-    sums = [fresh.zeros(weight.shape, weight.dtype) for _ in range(2)]
+    sums = [numpy.zeros(weight.shape) for _ in range(2)]  # float64: one line after another
     for_x = empty_like(x, None) if wanted[0] else empty((0, 0, 0), x.dtype)
     loop(*[plain(array) for array in given], eps, wanted[0], for_x, *sums)
-    return tuple([array if want else None for array, want in zip((for_x, *sums), wanted)])
+    results = (for_x, *[each.astype(weight.dtype) for each in sums])
+    return tuple([array if want else None for array, want in zip(results, wanted)])
 
 
 # ---- lines ---------------------------------------------------------------------------------------
@@ -106,14 +109,14 @@ def _group_norm(x, weight, bias, eps, y, mean, variance):
     for n in range(mean.shape[0] if x.size > 0 else 0):
         for g in range(mean.shape[1]):
             channels = range(g * width, (g + 1) * width)
-            count = like(width * x.shape[2], x[0, 0, 0])
-            total = squares = like(0.0, count)
+            count = width * x.shape[2]
+            total = squares = 0.0  # float64: of one line after another
             for c in channels:
                 total += _line_sum(x, n, c)
-            mean[n, g] = middle = total / count
+            mean[n, g] = middle = like(total / count, x[0, 0, 0])
             for c in channels:
                 squares += _line_squares(x, n, c, middle)
-            variance[n, g] = squares / count
+            variance[n, g] = like(squares / count, x[0, 0, 0])
             inverse = _inverse(variance[n, g], eps)
             for c in channels:
                 _scale_line(x, n, c, middle, inverse * weight[c], bias[c], y)
@@ -127,10 +130,10 @@ def _group_norm_backward(
     for n in range(mean.shape[0] if x.size > 0 else 0):
         for g in range(mean.shape[1]):
             channels = range(g * width, (g + 1) * width)
-            count = like(width * x.shape[2], x[0, 0, 0])
+            count = width * x.shape[2]
             middle = mean[n, g]
             inverse = _inverse(variance[n, g], eps)
-            level = along = like(0.0, count)
+            level = along = 0.0
             for c in channels:
                 total = _line_sum(gradient, n, c)
                 moment = _line_products(gradient, x, n, c, middle) * inverse
@@ -139,24 +142,25 @@ def _group_norm_backward(
                 level += total * weight[c]
                 along += moment * weight[c]
             if wants_x:
-                level, along = level * inverse / count, along * inverse * inverse / count
+                mean_level = like(level * inverse / count, inverse)
+                mean_along = like(along * inverse * inverse / count, inverse)
                 for c in channels:
                     factor = weight[c] * inverse
-                    _gradient_line(gradient, x, n, c, middle, factor, level, along, for_x)
+                    _gradient_line(gradient, x, n, c, middle, factor, mean_level, mean_along, for_x)
 
 
 @compiled
 def _batch_norm(x, weight, bias, eps, y, mean, variance):
     samples = range(x.shape[0])
     for c in range(x.shape[1] if x.size > 0 else 0):
-        count = like(x.shape[0] * x.shape[2], x[0, 0, 0])
-        total = squares = like(0.0, count)
+        count = x.shape[0] * x.shape[2]
+        total = squares = 0.0
         for n in samples:
             total += _line_sum(x, n, c)
-        mean[c] = middle = total / count
+        mean[c] = middle = like(total / count, x[0, 0, 0])
         for n in samples:
             squares += _line_squares(x, n, c, middle)
-        variance[c] = squares / count
+        variance[c] = like(squares / count, x[0, 0, 0])
         factor = _inverse(variance[c], eps) * weight[c]
         for n in samples:
             _scale_line(x, n, c, middle, factor, bias[c], y)
@@ -168,10 +172,10 @@ def _batch_norm_backward(
 ):
     samples = range(x.shape[0])
     for c in range(x.shape[1] if x.size > 0 else 0):
-        count = like(x.shape[0] * x.shape[2], x[0, 0, 0])
+        count = x.shape[0] * x.shape[2]
         middle = mean[c]
         inverse = _inverse(variance[c], eps)
-        total = moment = like(0.0, count)
+        total = moment = 0.0
         for n in samples:
             total += _line_sum(gradient, n, c)
             moment += _line_products(gradient, x, n, c, middle)
@@ -179,7 +183,7 @@ def _batch_norm_backward(
         for_weight[c] = moment * inverse
         if wants_x:
             factor = weight[c] * inverse
-            level = factor * total / count
-            along = factor * inverse * inverse * moment / count
+            level = like(factor * total / count, factor)
+            along = like(factor * inverse * inverse * moment / count, factor)
             for n in samples:
                 _gradient_line(gradient, x, n, c, middle, factor, level, along, for_x)

@@ -18,11 +18,11 @@ first of these folders that has it, and written to the first that lets us.
 
 If none can be written to, each process compiles what it needs. One file holds one loop for one
 signature and kind of CPU, and carries a checksum: ranks that compile at the same time write equal
-files, and a torn file is compiled again. (Numba's own cache numbers its files in an index, which
-two processes that save different signatures can leave pointing at each other's.)
+files, and a torn file is compiled again. Reading one runs what it holds: only a file that nobody
+else can have written is read (files/writers.py). (Numba's own cache numbers its files in an index,
+which two processes that save different signatures can leave pointing at each other's.)
 """
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -31,14 +31,17 @@ import stat
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
-import numba
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
-
+from ...environment import kernel_folder
+from ...files.writers import can_be_trusted, read_trusted
+from ...files.writing import write_whole
 from ..machine_code import MACHINE_CODE
+
+with MACHINE_CODE.loading("Numba"):
+    import numba
+    from numba.core.compiler import CompileResult
+    from numba.core.serialize import dumps
 
 DIGEST_BYTES = 32
 
@@ -67,6 +70,9 @@ class CodeFiles:
         self._home = Path(loop.__code__.co_filename).parent
         self._folders = candidate_folders() if folders is None else folders
 
+    def __str__(self):
+        return self._name
+
     @property
     def cache_path(self):
         return str(self._folders[0])
@@ -74,15 +80,21 @@ class CodeFiles:
     def load_overload(self, signature, target):
         """Return the compiled code for this signature, or None."""
         began = time.perf_counter()
+        with MACHINE_CODE.loading(self._name):
+            found = self._load(signature, target)
+        if found is None:
+            MACHINE_CODE.begin(self)
+        else:
+            MACHINE_CODE.read(time.perf_counter() - began)
+        return found
+
+    def _load(self, signature, target):
         target.refresh()
         name = self._file_name(signature, target.codegen())
         for folder in self._folders:
             content = _read(folder / name)
             if content is not None:
-                found = CompileResult._rebuild(target, *pickle.loads(content))
-                MACHINE_CODE.read(time.perf_counter() - began)
-                return found
-        MACHINE_CODE.begin(self)
+                return CompileResult._rebuild(target, *pickle.loads(content))  # runs code
         return None
 
     def save_overload(self, signature, result):
@@ -113,7 +125,8 @@ class CodeFiles:
 @functools.cache
 def candidate_folders() -> tuple[Path, ...]:
     """Return the folders where compiled code may be, the best first."""
-    folders = [Path(numba.config.CACHE_DIR) / "shardkit"] if numba.config.CACHE_DIR else []
+    chosen = kernel_folder()
+    folders = [chosen / "shardkit"] if chosen is not None else []
     folders.append(Path(__file__).parent / "__pycache__")
     home = os.path.expanduser("~")
     if home != "~":  # which it stays where there is no home directory
@@ -123,13 +136,12 @@ def candidate_folders() -> tuple[Path, ...]:
 
 
 def _is_private(folder):
-    """Return True for a folder that only we can write to, created if missing."""
+    """Return True for a folder that only we can write to; also for one that is made when used."""
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return not os.path.lexists(folder)
+    return stat.S_ISDIR(found.st_mode) and can_be_trusted(found)
 
 
 @functools.cache
@@ -146,25 +158,23 @@ def _digest_of(folder: Path) -> str:
 
 
 def _read(path):
-    """Return what _write wrote, or None if there is no file or only a part of one."""
-    try:
-        content = path.read_bytes()
-    except OSError:
+    """Return what _write wrote, or None if there is no file, a part of one, or another's."""
+    whole = read_trusted(path)
+    if whole is None or whole[:DIGEST_BYTES] != _digest(path.name, whole[DIGEST_BYTES:]):
         return None
-    digest = content[:DIGEST_BYTES]
-    content = content[DIGEST_BYTES:]
-    return content if digest == hashlib.sha256(content).digest() else None
+    return whole[DIGEST_BYTES:]
 
 
 def _write(folder, name, content) -> bool:
     """Write the file atomically; return False if the folder is full or cannot be written to."""
-    temporary = folder / f"{name}.{uuid.uuid4().hex}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
-        temporary.replace(folder / name)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(folder / name, _digest(name, content) + content, mode=0o644)
     except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         return False
     return True
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    """Return the checksum of a file under its name: under another it is not whole."""
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()

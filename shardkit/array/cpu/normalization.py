@@ -6,12 +6,11 @@ gradients of weight and bias are added up row after row, whatever else is comput
 
 import math
 
-from .. import fresh
 from ..arena import empty
 from ..registry import on_cpu
-from .arrays import computed_dtype, empty_like, run
+from .arrays import RowSums, computed_dtype, empty_like, run
 from .compiled import compiled, inlined
-from .scalar import fma, like, plus
+from .scalar import block_end, close, fma, like, plus
 from .storage import narrow, wide
 
 
@@ -38,17 +37,11 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
     for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
     wants_sums = wanted[1] or wanted[2]
-    for_weight = fresh.zeros(weight.shape, computed_dtype(weight))
-    for_bias = fresh.zeros(weight.shape, computed_dtype(weight))
-    run(
-        _layer_norm_backward,
-        (gradient, x, mean, inverse),
-        (weight, wanted[0], wants_sums, for_weight, for_bias),
-        (for_x,),
-    )
-    return tuple(
-        [array if want else None for array, want in zip((for_x, for_weight, for_bias), wanted)]
-    )
+    sums = RowSums(weight, 2)
+    shared = (weight, wanted[0], wants_sums, *sums.shared)
+    run(_layer_norm_backward, (gradient, x, mean, inverse), shared, (for_x,))
+    results = (for_x, *sums.vectors())
+    return tuple([array if want else None for array, want in zip(results, wanted)])
 
 
 @on_cpu
@@ -71,9 +64,10 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 @on_cpu
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
     for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
-    for_weight = fresh.zeros(weight.shape, computed_dtype(weight))
-    run(_rms_norm_backward, (gradient, x, inverse), (weight, *wanted, for_weight), (for_x,))
-    return tuple([array if want else None for array, want in zip((for_x, for_weight), wanted)])
+    sums = RowSums(weight, 1)
+    run(_rms_norm_backward, (gradient, x, inverse), (weight, *wanted, *sums.shared), (for_x,))
+    results = (for_x, *sums.vectors())
+    return tuple([array if want else None for array, want in zip(results, wanted)])
 
 
 def _per_row(x):
@@ -136,9 +130,47 @@ def _add_layer_norm(x, branch, weight, bias, eps, total, y, mean, inverse):
 
 @compiled
 def _layer_norm_backward(
-    gradient, x, mean, inverse, weight, wants_x, wants_sums, for_weight, for_bias, for_x
+    gradient,
+    x,
+    mean,
+    inverse,
+    weight,
+    wants_x,
+    wants_sums,
+    for_weight,
+    for_bias,
+    whole,
+    seen,
+    for_x,
 ):
-    for i in range(x.shape[0]):
+    start = 0
+    while start < x.shape[0]:
+        stop = block_end(start, x.shape[0], seen)
+        _layer_norm_backward_rows(
+            gradient, x, mean, inverse, weight, wants_x, wants_sums, for_weight, for_bias, for_x,
+            start, stop,
+        )  # fmt: skip
+        close(for_weight, whole[0], seen)
+        close(for_bias, whole[1], seen)
+        start = stop
+
+
+@inlined
+def _layer_norm_backward_rows(
+    gradient,
+    x,
+    mean,
+    inverse,
+    weight,
+    wants_x,
+    wants_sums,
+    for_weight,
+    for_bias,
+    for_x,
+    start,
+    stop,
+):
+    for i in range(start, stop):
         middle, scale = mean[i], inverse[i]
         if wants_x:
             width = like(x.shape[1], scale)
@@ -173,8 +205,24 @@ def _add_rms_norm(x, branch, weight, eps, total, y, inverse):
 
 
 @compiled
-def _rms_norm_backward(gradient, x, inverse, weight, wants_x, wants_sum, for_weight, for_x):
-    for i in range(x.shape[0]):
+def _rms_norm_backward(
+    gradient, x, inverse, weight, wants_x, wants_sum, for_weight, whole, seen, for_x
+):
+    start = 0
+    while start < x.shape[0]:
+        stop = block_end(start, x.shape[0], seen)
+        _rms_norm_backward_rows(
+            gradient, x, inverse, weight, wants_x, wants_sum, for_weight, for_x, start, stop
+        )
+        close(for_weight, whole[0], seen)
+        start = stop
+
+
+@inlined
+def _rms_norm_backward_rows(
+    gradient, x, inverse, weight, wants_x, wants_sum, for_weight, for_x, start, stop
+):
+    for i in range(start, stop):
         scale = inverse[i]
         if wants_x:
             width = like(x.shape[1], scale)

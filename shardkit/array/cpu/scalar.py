@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, overload, register_jitable
 
+from ..fresh import BLOCK
 from .compiled import inlined
 
 LN2 = {
@@ -169,3 +170,20 @@ def _taylor_polynomial(num_terms, rate=1.0):
 def logistic(x):
     """Return 1 / (1 + exp(-x)), which goes to 0 and 1 without overflow."""
     return like(1.0, x) / (like(1.0, x) + exp(-x))
+
+
+@inlined
+def block_end(start, num_rows, seen):
+    """Return where the block of rows that `start` is in ends, and count its rows. seen [1]."""
+    stop = min(num_rows, start + BLOCK - seen[0] % BLOCK)
+    seen[0] += stop - start
+    return stop
+
+
+@inlined
+def close(part, whole, seen):
+    """Move the sums of a block, part [D], to those of all blocks, whole [D] float64, if it ends."""
+    if seen[0] % BLOCK == 0:
+        for j in range(part.size):
+            whole[j] += part[j]
+            part[j] = like(0.0, part[j])

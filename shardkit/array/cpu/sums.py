@@ -1,9 +1,9 @@
 """Sums of arrays and of rows; bfloat16 is added in float32 and rounded once."""
 
-from .. import fresh
 from ..registry import on_cpu
-from .arrays import bits, computed_dtype, elementwise, empty_like, run
-from .compiled import compiled
+from .arrays import RowSums, bits, elementwise, empty_like, run
+from .compiled import compiled, inlined
+from .scalar import block_end, close
 from .storage import narrow, wide
 
 
@@ -24,9 +24,9 @@ def add_row(x, row, out=None):
 
 @on_cpu
 def sum_of_rows(x):
-    total = fresh.zeros(x.shape[1], computed_dtype(x))
-    run(_sum_of_rows, (x,), (total,), ())
-    return total
+    sums = RowSums(x, 1)
+    run(_sum_of_rows, (x,), sums.shared, ())
+    return sums.vectors()[0]
 
 
 @compiled
@@ -50,7 +50,17 @@ def _add_row_in_place(row, x):
 
 
 @compiled
-def _sum_of_rows(x, total):
-    for i in range(x.shape[0]):
+def _sum_of_rows(x, total, whole, seen):
+    start = 0
+    while start < x.shape[0]:
+        stop = block_end(start, x.shape[0], seen)
+        _sum_of_block(x, total, start, stop)
+        close(total, whole[0], seen)
+        start = stop
+
+
+@inlined
+def _sum_of_block(x, total, start, stop):
+    for i in range(start, stop):
         for j in range(x.shape[1]):
             total[j] += wide(x[i, j])

@@ -3,6 +3,7 @@
 import math
 
 from ..backend import xp_of
+from ..fresh import total_along
 from ..registry import WITH_BFLOAT16, kernel
 from .chunks import elementwise, empty_like, spans
 
@@ -119,7 +120,7 @@ def softmax(x, dim=-1, out=None):
         return out
     xp.subtract(x, x.max(axis=dim, keepdims=True), out=out)
     xp.exp(out, out=out)
-    out /= out.sum(axis=dim, keepdims=True)
+    out /= total_along(out, dim, True)
     return out
 
 
@@ -127,7 +128,7 @@ def softmax(x, dim=-1, out=None):
 def softmax_backward(gradient, y, dim=-1, out=None):
     """Return y (gradient - sum of gradient y over dim), for gradient and y = softmax [...]."""
     product = gradient * y
-    product -= y * product.sum(axis=dim, keepdims=True)
+    product -= y * total_along(product, dim, True)
     return _into(out, product)
 
 

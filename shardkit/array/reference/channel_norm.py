@@ -9,6 +9,7 @@ Both scale each channel by its weight and add its bias. Means of no elements are
 from math import prod
 
 from ..backend import xp_of
+from ..fresh import total
 from ..registry import kernel
 
 
@@ -76,9 +77,9 @@ def _count(parts, dims):
 def _moments(parts, dims):
     """Return mean and variance over dims, which stay as sizes of 1."""
     count = _count(parts, dims)
-    mean = parts.sum(axis=dims, keepdims=True) / count
+    mean = total(parts, dims, True) / count
     centered = parts - mean
-    return mean, (centered * centered).sum(axis=dims, keepdims=True) / count
+    return mean, total(centered * centered, dims, True) / count
 
 
 def _scaled(x, parts, mean, variance, weight, bias, eps):
@@ -96,13 +97,13 @@ def _backward(gradient, x, parts, weight, mean, variance, eps, dims, wanted):
     xp = xp_of(x)
     inverse = 1 / xp.sqrt(variance + eps)
     n = (parts - mean) * inverse
-    for_weight = (gradient * n.reshape(x.shape)).sum(axis=(0, 2)) if wanted[1] else None
-    for_bias = gradient.sum(axis=(0, 2)) if wanted[2] else None
+    for_weight = total(gradient * n.reshape(x.shape), (0, 2)) if wanted[1] else None
+    for_bias = total(gradient, (0, 2)) if wanted[2] else None
     if not wanted[0]:
         return None, for_weight, for_bias
     h = (gradient * weight[:, None]).reshape(parts.shape)
     count = _count(parts, dims)
-    level = h.sum(axis=dims, keepdims=True) / count
-    along = (h * n).sum(axis=dims, keepdims=True) / count
+    level = total(h, dims, True) / count
+    along = total(h * n, dims, True) / count
     for_x = ((h - level - n * along) * inverse).reshape(x.shape)
     return for_x, for_weight, for_bias

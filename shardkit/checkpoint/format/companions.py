@@ -8,7 +8,9 @@ ordinary files of the checkpoint, with their checksums in the manifest. Nothing 
 from pathlib import Path
 
 from ...errors import CheckpointError
-from .files import as_text, crc32, file_bytes, open_regular, sync
+from ...files.reading import read_bytes
+from ...files.writing import write_whole
+from .files import as_text, crc32, read_whole
 
 CONFIGURATION_NAME = "config.json"
 NAMES = (
@@ -44,7 +46,7 @@ def found_beside(folder: Path) -> tuple[dict[str, bytes], list[str]]:
                 f"wanted {MOST_BYTES:,} at most"
             )
         else:
-            companions[name] = path.read_bytes()
+            companions[name] = read_bytes(path, MOST_BYTES, error=CheckpointError)
     taken = [name for name in companions if name != CONFIGURATION_NAME]
     if taken:
         notes.append(f"taken along: {', '.join(taken)}")
@@ -54,8 +56,7 @@ def found_beside(folder: Path) -> tuple[dict[str, bytes], list[str]]:
 def write_companions(folder: Path, companions: dict[str, bytes]) -> dict[str, dict]:
     """Write them to disk, durably; return their records in the manifest."""
     for name, content in companions.items():
-        (folder / name).write_bytes(content)
-        sync(folder / name)
+        write_whole(folder / name, content, durable=True)
     return {
         name: {"bytes": len(content), "crc32": as_text(crc32(content))}
         for name, content in companions.items()
@@ -78,9 +79,7 @@ def read_companions(folder: Path, records: dict[str, dict]) -> dict[str, bytes]:
 
 
 def _read(path: Path, record: dict) -> bytes:
-    check_companion(path.name, file_bytes(path))
-    with open(open_regular(path), "rb") as file:
-        content = file.read()
+    content = read_whole(path, MOST_BYTES)
     if as_text(crc32(content)) != record["crc32"]:
         raise CheckpointError(f"{path} is damaged: its checksum is not {record['crc32']}")
     return content

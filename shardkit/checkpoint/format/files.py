@@ -8,7 +8,6 @@ Nothing here knows HDF5: the caller says where bytes belong. reads.py reads them
 
 import errno
 import os
-import stat
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import xxhash
 
 from ...array.copies import Copies
 from ...errors import CheckpointError
+from ...files import reading
 from .stored import SEGMENT_BYTES, cut
 
 EARLY_BYTES = 16 << 20  # when so much is written, the disk may begin
@@ -65,7 +65,7 @@ def write_arrays(
     """
     written = []
     sent = 0
-    with _descriptor(path, os.O_RDWR) as descriptor:
+    with _descriptor(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
         for at, array in parts:
             written.append([])
             for start, view in _segments(array, cancelled, copies or Copies()):
@@ -136,29 +136,10 @@ def _check_not_cancelled(cancelled: threading.Event | None) -> None:
 
 def write_parts(path: Path, num_bytes: int, parts: dict[int, bytes]) -> None:
     """Make a file of {at: bytes} with zeros between them. It need not be on disk yet on return."""
-    with _descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+    with _descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as descriptor:
         os.ftruncate(descriptor, num_bytes)
         for at, content in parts.items():
             _write_fully(descriptor, memoryview(content)[: num_bytes - at], at)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file of this text; it is on disk when this returns."""
-    path.write_text(text, encoding="utf-8")
-    sync(path)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name first: nobody finds half of it.
-
-    Who has the old one open keeps it. It need not be on disk yet on return.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
@@ -213,9 +194,7 @@ def damage_of(path: Path):
     except PermissionError:
         raise
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a link") from None
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", path) from None
 
 
 def open_regular(path: Path) -> int:
@@ -224,11 +203,13 @@ def open_regular(path: Path) -> int:
     Errors: CheckpointError, PermissionError.
     """
     with damage_of(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is not an ordinary file")
-    return descriptor
+        return reading.open_regular(path, error=CheckpointError, follows_links=False)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """Return the content of an ordinary file of at most so many bytes. Errors: as open_regular."""
+    with damage_of(path):
+        return reading.read_bytes(path, most, error=CheckpointError, follows_links=False)
 
 
 def file_bytes(path: Path) -> int:

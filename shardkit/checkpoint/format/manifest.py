@@ -16,15 +16,15 @@ the files before memory is taken for them.
 """
 
 import json
-import os
 import re
 from pathlib import Path
 
 from ...errors import CheckpointError, LayoutError
+from ...files.writing import write_whole
 from ...layout.box import Box, tiles_exactly
 from .companions import check_companion
 from .description import check_description, is_count
-from .files import as_text, crc32, file_bytes, open_regular, write_text
+from .files import as_text, crc32, file_bytes, read_whole
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
 FORMAT = "shardkit-checkpoint"
@@ -54,7 +54,8 @@ def write_manifest(folder: Path, description: dict, files: dict, boxes: list[Sto
         allow_nan=False,
     )
     text = f'{UNSEALED}{head[1:-1]},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
-    write_text(folder / MANIFEST_NAME, text.replace("00000000", as_text(crc32(text.encode())), 1))
+    text = text.replace("00000000", as_text(crc32(text.encode())), 1)
+    write_whole(folder / MANIFEST_NAME, text.encode(), durable=True)
 
 
 def _lines(table: dict) -> str:
@@ -122,18 +123,14 @@ def _text_of(path: Path) -> bytes:
             f"{path.parent} has no {MANIFEST_NAME}: it is not a checkpoint, or its writing was cut "
             "short"
         )
-    with os.fdopen(open_regular(path), "rb") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes > MOST_BYTES:
-            raise CheckpointError(f"{path} has {num_bytes} bytes, so it is no manifest")
-        return file.read(num_bytes)
+    return read_whole(path, MOST_BYTES)
 
 
 def parse_object(text: bytes) -> dict:
     """Return the JSON object of this text. Errors: CheckpointError."""
     try:
         table = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise CheckpointError(str(error)) from None
     if not isinstance(table, dict):
         raise CheckpointError(f"it is no JSON object but a {type(table).__name__}")

@@ -20,16 +20,18 @@ from typing import Any
 
 from ...annotations import FilePath
 from ...errors import CheckpointError, ConfigurationError
+from ...files.reading import read_json
+from ...files.writing import write_whole
 from ...nn.lora import LoRALinear, apply_lora, chosen_layers, lora_layers
 from ...nn.models.gpt import GPT
 from ...nn.module import Module
 from .families import configuration_of
-from .folder import read_json
 from .names import links
 from .safetensors import READABLE, StoredTensor, read_header, write_tensors
 
 SETTINGS_NAME, TENSORS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(.+)\.(lora_[AB])\.weight")
+_PLAIN = re.compile(r"\^?[\w.\\-]+\$?")  # a pattern for the names of layers
 # What this room computes, of what the library can; anything else is refused.
 _WANTED: dict[str, Any] = {
     "peft_type": ("LORA",),
@@ -83,13 +85,8 @@ def save_adapter(model: Module, folder: FilePath) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shapes = {name: array.shape for name, array in arrays.items()}
     dtypes = {name: str(array.dtype) for name, array in arrays.items()}
-    temporary = folder / f"{TENSORS_NAME}.tmp"
-    try:
-        write_tensors(temporary, shapes, dtypes, arrays.values())
-        temporary.replace(folder / TENSORS_NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
-    (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    write_tensors(folder / TENSORS_NAME, shapes, dtypes, arrays.values())
+    write_whole(folder / SETTINGS_NAME, (json.dumps(settings, indent=2) + "\n").encode())
 
 
 def load_adapter(model: Module, folder: FilePath) -> list[str]:
@@ -120,7 +117,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
     """
     folder = Path(folder)
     where = folder / SETTINGS_NAME
-    settings = read_json(where)
+    settings = read_json(where, error=CheckpointError)
     for name, wanted in _WANTED.items():
         if settings.get(name, wanted[0]) not in wanted:
             raise CheckpointError(
@@ -260,6 +257,13 @@ def _of_layer(settings: dict, patterns: str, default: str, tensor: str, where: P
     """Return a setting of one layer. Errors: CheckpointError."""
     name = _NAME.sub(r"\1", tensor)
     by_name = settings.get(patterns) or {}
+    if not isinstance(by_name, dict) or not all(map(_PLAIN.fullmatch, by_name)):
+        raise CheckpointError(
+            f"{where} has {patterns} = {by_name!r:.200}; wanted names of layers, without "
+            "repetitions, which may take for ever to compare",
+            where,
+            patterns,
+        )
     value = next(
         (by_name[pattern] for pattern in by_name if re.fullmatch(rf"(.*\.)?({pattern})", name)),
         settings.get(default),

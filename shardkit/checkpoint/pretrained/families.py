@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import CheckpointError
+from ...files.reading import wanted_count
 from ...nn.models.gpt import GPT, GPTSettings
 from ...nn.transformer import STYLES, hidden_width
 from .configuration import (
@@ -27,6 +28,7 @@ from .configuration import (
     rotary_settings,
 )
 
+_MOST_LAYERS = 1 << 16
 _STYLE_EPS = {"gpt2": 1e-5, "llama": 1e-6}  # of GPT where it is not said
 
 
@@ -293,18 +295,24 @@ FAMILIES = {
 
 
 def read_configuration(
-    entries: dict, where: str, dtype: str, sequence_length: int | None = None
+    entries: dict,
+    where: str,
+    dtype: str,
+    sequence_length: int | None = None,
+    *,
+    most_layers: int = _MOST_LAYERS,
 ) -> tuple[GPT, Family, list[str]]:
     """Return the model that a config.json describes, its family, and notes.
 
     The model has no weights yet, and none are made before they are used.
     dtype            of our parameters
     sequence_length  of the model; None: the longest that the file says
+    most_layers      that the tensors beside it can be of: layers are made before they are compared
     Errors: CheckpointError, with the reason, if GPT cannot compute what it describes.
     """
     config = Configuration(entries, where, sequence_length)
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise CheckpointError(
             f"{where} describes a {model_type!r} model; wanted {', '.join(FAMILIES)}"
         )
@@ -312,8 +320,9 @@ def read_configuration(
     family = FAMILIES[model_type]
     try:
         arguments = family.read(family, config)
+        wanted_count(arguments["layers"], where, "layers", most_layers, error=CheckpointError)
         return GPT(**arguments, style=family.style, dtype=dtype), family, config.notes
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(
             f"{where} does not describe a model that can be built: {error}"
         ) from None

@@ -9,7 +9,6 @@ So GPT.from_checkpoint(folder) and load_model(folder) take such a folder as it i
 a checksum: sizes, names and shapes are compared before anything is read.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ...array.copies import Copies
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
+from ...files.reading import read_json, size_of
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.init import Unread
@@ -35,6 +35,7 @@ from .safetensors import READABLE, StoredTensor, read_header
 
 TENSORS_NAME = "model.safetensors"
 INDEX_NAME = TENSORS_NAME + ".index.json"
+_MOST_INDEX_BYTES = 1 << 26
 _CHUNK = 1 << 20  # elements
 _MODEL = "model/"
 
@@ -70,8 +71,10 @@ class TransformersFolder:
         self._dtype = dtype
         if contents is None:
             tensors = _stored_tensors(self.folder)
-            contents = read_json(self.folder / CONFIGURATION_NAME), tensors
-        self._entries, self._tensors = contents
+            entries = read_json(self.folder / CONFIGURATION_NAME, error=CheckpointError)
+            contents = entries, tensors
+        self._entries: dict = contents[0]
+        self._tensors = contents[1]
         self.model, self._family, self.notes = self._described(dtype, sequence_length)
         self._links = {link.ours: link for link in links(self.model, self._family)}
         self._parameters = self.model.named_parameters()
@@ -94,7 +97,8 @@ class TransformersFolder:
 
     def _described(self, dtype: str, sequence_length: int | None):
         where = str(self.folder / CONFIGURATION_NAME)
-        return read_configuration(self._entries, where, dtype, sequence_length)
+        most = len(self._tensors)
+        return read_configuration(self._entries, where, dtype, sequence_length, most_layers=most)
 
     # ---- what is there ---------------------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class TransformersFolder:
         with collectively(backend):
             owned = check(self).taken(owned)
             for path in {tensor.path for tensor in self._by_name.values()}:
-                path.open("rb").close()
+                size_of(path, error=CheckpointError)
         with collectively(backend):
             self.read_into(owned, copies)
 
@@ -234,7 +238,7 @@ class TransformersFolder:
     def _check_tensor(self, link: Link, wanted: tuple[int, ...]):
         if link.theirs not in self._by_name:
             raise CheckpointError(
-                f"there is no {link.theirs} of shape {list(wanted)} in these files; they hold "
+                f"{self.folder} has no {link.theirs} of shape {list(wanted)}; its files hold "
                 f"{len(self._by_name)} tensors: {', '.join(sorted(self._by_name)[:3])}, ..."
             )
         found = self._by_name[link.theirs]
@@ -267,7 +271,8 @@ def _are_equal(a: StoredTensor, b: StoredTensor) -> bool:
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return {name in the files: where it is}. Errors: FileNotFoundError, CheckpointError."""
     if (folder / INDEX_NAME).exists():
-        return _indexed_tensors(folder, read_json(folder / INDEX_NAME))
+        index = read_json(folder / INDEX_NAME, _MOST_INDEX_BYTES, error=CheckpointError)
+        return _indexed_tensors(folder, index)
     if not (folder / TENSORS_NAME).exists():
         advice = ""
         if any(folder.glob("*.bin")):
@@ -297,20 +302,5 @@ def _indexed_tensors(folder: Path, index: dict) -> dict[str, StoredTensor]:
 
 def _header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file; a link, as caches of downloads have them, is followed."""
-    return read_header(path.resolve(strict=True))
-
-
-def read_json(path: Path) -> dict:
-    """Return the table in a file. Errors: OSError, CheckpointError."""
-    return parsed_json(path, path.read_bytes())
-
-
-def parsed_json(path: Path, content: bytes) -> dict:
-    """Return the table that this content of a file is. Errors: CheckpointError."""
-    try:
-        entries = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no table")
-    return entries
+    size_of(path, error=CheckpointError)  # named as it was given
+    return read_header(path.resolve())

@@ -7,7 +7,6 @@ A parameter that two modules share is written once, under its first name. A file
 each of its names, as PyTorch's state dicts do: then all must be equal.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,9 @@ def save_safetensors(model: Module, path: FilePath) -> None:
         raise TypeError(f"save_safetensors wants an nn.Module; got {type(model).__name__}")
     state = model.state_dict()
     path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
     shapes = {name: array.shape for name, array in state.items()}
     dtypes = {name: str(array.dtype) for name, array in state.items()}
-    try:
-        write_tensors(temporary, shapes, dtypes, state.values())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_tensors(path, shapes, dtypes, state.values())
 
 
 def load_safetensors(

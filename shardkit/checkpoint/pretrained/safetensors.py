@@ -12,7 +12,6 @@ Source: github.com/huggingface/safetensors, "Format".
 """
 
 import json
-import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,6 +19,16 @@ from pathlib import Path
 import numpy
 
 from ...errors import CheckpointError
+from ...files.reading import (
+    LARGEST,
+    MOST_DIMS,
+    bytes_of,
+    mapped,
+    opened,
+    parsed_json,
+    understood,
+)
+from ...files.writing import whole_file
 
 # bfloat16, which NumPy does not have, is the upper half of a float32
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -53,7 +62,9 @@ class StoredTensor:
         """
         if 0 in self.shape:
             return numpy.empty(self.shape, dtype)[index]
-        whole = numpy.memmap(self.path, _STORED_TYPES[self.dtype], "r", self.start, self.shape)
+        stored = _STORED_TYPES[self.dtype]
+        how = {"field": self.name, "error": CheckpointError}
+        whole = mapped(self.path, stored, self.start, self.shape, **how)
         return numpy.array(as_floats(whole[index]), dtype)
 
 
@@ -72,8 +83,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     Errors: FileNotFoundError, CheckpointError if it is something else or damaged. Tensors of other
     types than READABLE are listed, and cannot be read.
     """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+    with opened(path, error=CheckpointError) as file:
+        size = bytes_of(file)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
             raise CheckpointError(
@@ -81,24 +92,15 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 f"{length}"
             )
         text = file.read(length)
-    try:
-        entries = json.loads(text, object_pairs_hook=_without_duplicates)
-        entries.pop("__metadata__", None)
-        tensors = {name: _checked(path, name, entry, 8 + length) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"the header of {path} is damaged: {type(error).__name__} {error}"
-        ) from None
+    entries = parsed_json(text, path, error=CheckpointError)
+    entries.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in entries.items():
+        with understood(path, name, error=CheckpointError):
+            tensors[name] = _checked(path, name, entry, 8 + length)
     spans = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
     _check_no_holes(path, spans, size - 8 - length)
     return tensors
-
-
-def _without_duplicates(pairs) -> dict:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
-    return found
 
 
 def _checked(path, name, entry, first_byte) -> StoredTensor:
@@ -106,8 +108,11 @@ def _checked(path, name, entry, first_byte) -> StoredTensor:
     dtype = entry["dtype"]
     shape = entry["shape"]
     start, stop = entry["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in [*shape, start, stop]):
-        raise ValueError(f"{name} has shape {shape} at {start}, {stop}")
+    is_right = all(type(n) is int and 0 <= n <= LARGEST for n in [*shape, start, stop])
+    if not is_right or len(shape) > MOST_DIMS or prod(n for n in shape if n) > LARGEST:
+        raise ValueError(f"{name} has shape {shape!s:.100} at {start!s:.30}, {stop!s:.30}")
+    if stop < start or not isinstance(dtype, str):
+        raise ValueError(f"{name} of type {dtype!r:.30} is at bytes {start} to {stop}")
     if dtype in _STORED_TYPES:
         if stop - start != prod(shape) * numpy.dtype(_STORED_TYPES[dtype]).itemsize:
             raise ValueError(f"{name} of shape {shape} and type {dtype} has {stop - start} bytes")
@@ -132,7 +137,7 @@ def _check_no_holes(path, spans, num_bytes) -> None:
 def write_tensors(
     path: Path, shapes: dict[str, tuple[int, ...]], dtype: str | dict[str, str], arrays
 ) -> None:
-    """Write a file of these tensors; it is on disk when this returns.
+    """Write a file of these tensors, whole; it is on disk when this returns.
 
     shapes   {name: shape}
     dtype    "float32", "float64", ..., of all, or {name: dtype}
@@ -149,10 +154,8 @@ def write_tensors(
         at = stop
     header = json.dumps(entries).encode("utf-8")
     header += b" " * (-len(header) % 8)  # numbers start at a multiple of 8
-    with open(path, "wb") as file:
+    with whole_file(path, durable=True) as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for (name, shape), array in zip(shapes.items(), arrays, strict=True):
             assert array.shape == shape, f"{name} is {array.shape}, announced as {shape}"
             file.write(numpy.ascontiguousarray(array, _STORED_TYPES[types[name]]).data)
-        file.flush()
-        os.fsync(file.fileno())

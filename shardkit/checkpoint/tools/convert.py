@@ -12,7 +12,6 @@ travel in the checkpoints, through training too (format/companions.py).
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ from pathlib import Path
 import numpy
 
 from ...comm.threads.backend import run_ranks
-from ...errors import ConfigurationError
+from ...errors import CheckpointError, ConfigurationError
+from ...files.reading import parsed_json
+from ...files.writing import write_whole
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
 from ..format.companions import CONFIGURATION_NAME, found_beside
@@ -30,7 +31,7 @@ from ..pretrained.adapter import SETTINGS_NAME as ADAPTER_SETTINGS_NAME
 from ..pretrained.adapter import TENSORS_NAME as ADAPTER_TENSORS_NAME
 from ..pretrained.adapter import save_adapter
 from ..pretrained.families import configuration_of
-from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder, parsed_json
+from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder
 from ..pretrained.names import Link, links
 from ..pretrained.safetensors import write_tensors
 from ..sources import find_model
@@ -81,7 +82,9 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     names = (CONFIGURATION_NAME, TENSORS_NAME, INDEX_NAME, *companions)
     _check_free(folder, [folder / name for name in names])
     original = parsed_json(
-        checkpoint.folder / CONFIGURATION_NAME, companions.pop(CONFIGURATION_NAME, b"{}")
+        companions.pop(CONFIGURATION_NAME, b"{}"),
+        checkpoint.folder / CONFIGURATION_NAME,
+        error=CheckpointError,
     )
     model = gpt_of(checkpoint, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype
@@ -103,11 +106,11 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     read = _reader(checkpoint, model, averaged)
     arrays = (_assembled(read, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
-    _write_whole(folder / TENSORS_NAME, lambda file: write_tensors(file, shapes, dtype, arrays))
+    write_tensors(folder / TENSORS_NAME, shapes, dtype, arrays)
     for name, content in companions.items():
-        _write_whole(folder / name, lambda file: file.write_bytes(content))
+        write_whole(folder / name, content)
     text = json.dumps(configuration, indent=2) + "\n"
-    _write_whole(folder / CONFIGURATION_NAME, lambda file: file.write_text(text, "utf-8"))
+    write_whole(folder / CONFIGURATION_NAME, text.encode())
     notes = [f"skipped: {reason}" for reason in skipped] + notes
     if model.settings.lora_rank:
         notes.append("the updates of LoRA were added to their weights")
@@ -176,16 +179,6 @@ def to_adapter(path, folder, *, averaged: bool = False) -> Conversion:
     model = load(path, averaged=averaged)
     save_adapter(model, folder)
     return Conversion(str(folder), model, len(update_names(model)), [])
-
-
-def _write_whole(path: Path, write) -> None:
-    """Call write(temporary path), then give it its name, so that nobody finds half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check_free(folder: Path, paths) -> None:

@@ -72,9 +72,10 @@ def collectively(backend, *ballots: Ballot | CommonNumber | None):
     can raise.
     ballots  decided in the same message if nothing is raised; all ranks pass the same kinds of
              them, or None
-    Errors: the rank's own error where it happened. Elsewhere the same error again, from a PeerError
-    that names the rank, if callers handle its type (ShardkitError, OSError, ValueError, TypeError);
-    otherwise that PeerError. KeyboardInterrupt, SystemExit and CommunicationTimeout pass unchanged:
+    Errors: if callers handle its type (ShardkitError, OSError, ValueError, TypeError), the error of
+    the first rank that has one, on all ranks; its message names the ranks that have it unless all
+    have. Otherwise the rank's own error where it happened, and elsewhere a PeerError.
+    KeyboardInterrupt, SystemExit and CommunicationTimeout pass unchanged:
     after them the ranks are no longer in step.
     """
     error = None
@@ -95,19 +96,35 @@ def collectively(backend, *ballots: Ballot | CommonNumber | None):
 
 
 def raise_together(backend, error):
-    """Raise this rank's own error, or the error of the first rank that has one. Collective."""
+    """Raise the error of the first rank that has one, on all ranks. Collective.
+
+    Its message names the ranks that have it, unless all have. A rank whose own error callers do not
+    handle by its type raises that.
+    """
     notes = backend.all_gather_object(
         None if error is None else (describe_error(error), error if _is_shared(error) else None)
     )
-    if error is not None:
-        raise error
     rank, (text, original) = next(
         (rank, note) for rank, note in enumerate(notes) if note is not None
     )
+    failed = [rank for rank, note in enumerate(notes) if note is not None and note[0] == text]
+    if error is not None and not _is_shared(error):
+        raise error
+    if backend.rank in failed:
+        raise _named(error, failed, len(notes))
     origin = PeerError(f"rank {rank} failed: {text}")
     if original is None:
         raise origin
-    raise original from origin
+    raise _named(original, failed, len(notes)) from origin
+
+
+def _named(error, ranks: list[int], num_ranks: int):
+    """Return the error with the ranks that have it in front of its message, unless all have."""
+    message = error.args[0] if len(error.args) == 1 else None
+    if len(ranks) < num_ranks and message == str(error) and not message.startswith("rank "):
+        word = "rank" if len(ranks) == 1 else "ranks"
+        error.args = (f"{word} {', '.join(map(str, ranks))}: {message}",)
+    return error
 
 
 def _is_shared(error) -> bool:

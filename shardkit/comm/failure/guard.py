@@ -16,16 +16,19 @@ nothing while all is well. It needs the thread level MULTIPLE, which mpi4py requ
 with less, a rank that leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
 """
 
-import atexit
 import pickle
 import threading
 import time
+from math import inf
 
 import numpy
 
+from ..mpi.ending import ending
 from ..mpi.launch import ranks_text
-from ..watch.attendance import NEXT_TO_WATCHDOG_SECONDS, attendance
+from ..watch.attendance import attendance
+from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
+from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from .agreement import describe_error
 
 LEFT_TAG = 1
@@ -33,6 +36,7 @@ POLL_SECONDS = 0.25  # between two looks at who has left
 TURN_SECONDS = 0.5  # a stuck rank waits this long per lower rank that may speak first
 MAX_TURNS = 8
 SILENT_SECONDS = 0.5  # a silent rank gives the one that reports this time before it aborts too
+HEARING_SECONDS = 2.0  # for messages on their way when all ranks are at their end
 LONELY_EXIT_SECONDS = 30.0
 
 
@@ -65,7 +69,7 @@ class JobGuard:
         """Start watching. Collective."""
         if not self._is_active:
             return
-        atexit.register(self._at_exit)
+        ending().add(self._at_exit)
         if self._is_watching:
             self._lifelines = Lifelines.open(self._mpi, self._comm)
             self._start_threads()
@@ -103,8 +107,10 @@ class JobGuard:
         self.has_stopped = True
         for thread in self._threads:
             thread.join()
+        if self._told:
+            self._hear_all()
         if self._is_active:
-            atexit.unregister(self._at_exit)
+            ending().remove(self._at_exit)
         if self._lifelines is not None:
             lifelines, self._lifelines = self._lifelines, None
             lifelines.close()
@@ -128,10 +134,13 @@ class JobGuard:
 
     def _is_complete(self, request, seconds) -> bool:
         """Wait for a request, and return whether it completed in time; if not, the job ends."""
-        deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
+        limit = inf if seconds is None else seconds
+        clock, next_look = FairClock(time.monotonic()), 0.0
         while not request.Test():
-            if time.monotonic() > deadline:
-                return False
+            if time.monotonic() >= next_look:
+                if clock.count(attendance().others_here()) > limit:
+                    return False
+                next_look = time.monotonic() + min(POLL_SECONDS, limit / 8)
             time.sleep(0.002)
         return True
 
@@ -185,7 +194,7 @@ class JobGuard:
         if not self._is_watching:
             return "others have not come to theirs"
         if not missing:
-            return "all ranks are there"
+            return self._backend.suspects()
         one = len(missing) == 1
         return (
             f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, "
@@ -219,6 +228,13 @@ class JobGuard:
         status = self._mpi.Status()
         while self._comm.iprobe(self._mpi.ANY_SOURCE, LEFT_TAG, status):
             self._left[status.source] = self._comm.recv(None, status.source, LEFT_TAG)
+
+    def _hear_all(self):
+        """Receive what all others have sent: MPICH frees no communicator with messages in it."""
+        deadline = time.monotonic() + HEARING_SECONDS
+        while len(self._left) < self._comm.size - 1 and time.monotonic() < deadline:
+            self._hear_who_left()
+            time.sleep(0.002)
 
     def _abort_if_stuck(self):
         """Abort if the current verb needs a rank that has left; the lowest such rank reports."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PeerError, ShardkitError
+from ...files.notes import Notes
 from .agreement import describe_error
 
 INTERRUPTED_CODE = 130  # the exit code after Ctrl-C, a convention of shells
@@ -104,6 +105,8 @@ class Failure:
 
 
 def _summary(note, failures):
+    if f": rank {note.rank}: " in note.message:
+        return note.message
     if all(failure.message == note.message for failure in failures):
         where = f"all {len(failures)} ranks" if len(failures) > 1 else f"rank {note.rank}"
         return f"{note.message} (on {where})"
@@ -111,12 +114,15 @@ def _summary(note, failures):
 
 
 def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
-    """Write error-rank-00003.txt into the folder, made if it is missing, and return its path."""
-    folder = Path(run_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"error-rank-{rank:05d}.txt"
+    """Write error-rank-00003.txt into the folder, made if it is missing, and return its path.
+
+    Where that is not possible, a line on standard error says so.
+    """
+    path = Path(run_folder) / f"error-rank-{rank:05d}.txt"
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    path.write_text(f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}")
+    notes = Notes()
+    notes.write(path, f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}\n")
+    notes.close()
     return path
 
 

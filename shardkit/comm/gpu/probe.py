@@ -2,7 +2,7 @@
 
 One that cannot may crash, hang or send wrong bytes.
 
-    this process     mpiexec -n 2 python -m shardkit.comm.gpu.trials send:1024 broadcast:1024 ...
+    this process     mpiexec -n 2 python -I ... (trials.py) send:1024 broadcast:1024 ...
                      with a time limit
     the two ranks    each verb at each size, on GPU arrays, by the code that a run uses; a line for
                      each that was right
@@ -17,13 +17,13 @@ every node, or nothing.
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from ...environment import environment_of_children, gpu_aware_mpi
+from ...environment import environment_without_launcher, gpu_aware_mpi
 from ...errors import DeviceError
+from ...files.programs import python_command
 from ..mpi.launch import find_mpiexec
 from .device import gpu_seat
 
@@ -36,6 +36,7 @@ SIZE_CLASSES = {
 LIMIT_SECONDS = 40.0
 PASSED = "passed "
 TRIALS = f"{__package__}.trials"  # what the processes of the probe run
+_RUN_TRIALS = f"import runpy; runpy.run_module({TRIALS!r}, run_name='__main__', alter_sys=True)"
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,11 @@ def _run(mpiexec: str, trials, limit_seconds: float) -> tuple[int, str]:
         mpiexec,
         "-n",
         "2",
-        sys.executable,
-        "-m",
-        TRIALS,
-        *(f"{verb}:{size}" for verb, size in trials),
+        *python_command(_RUN_TRIALS, *(f"{verb}:{size}" for verb, size in trials)),
     ]
     process = subprocess.Popen(
         command,
-        env=environment_of_children(),
+        env=environment_without_launcher(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,7 +8,6 @@ The verbs use a duplicate of the user's communicator (channel.py, or the channel
 it); messages about ranks that leave or fail go over another one (job.py).
 """
 
-import os
 import time
 from typing import Any
 
@@ -17,12 +16,14 @@ from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from ..failure.guard import SILENT_SECONDS
 from ..under_way import check_alive
-from ..watch.attendance import NEXT_TO_WATCHDOG_SECONDS, attendance
+from ..watch.attendance import attendance
+from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from ..watch.watchdog import Watchdog
+from .ending import FORWARDING_SECONDS, end_mpi
 from .exits import exits
 from .job import Job, compare_calls, shared_folder
 from .launch import check_launch
-from .library import FORWARDING_SECONDS, LAUNCHER_SECONDS, exit_within, import_mpi
+from .library import import_mpi
 
 TIMEOUT_SECONDS = 600.0
 
@@ -33,7 +34,8 @@ class MPICommunicationBackend(CommunicationBackend):
     Parameters
     ----------
     comm
-        An mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or
+        An mpi4py communicator, for example of a running simulation, whose job stays as it is: how
+        long its ranks work, and how they end, is its own business; None: all ranks that mpiexec or
         srun started, whose job this backend then guards: no rank waits for a dead one, or for ever.
     timeout
         Seconds that one call may take, and the slowest rank may be late, before the job is ended
@@ -69,8 +71,8 @@ class MPICommunicationBackend(CommunicationBackend):
         self.messages: Any = None
         self.carrier: Any = None
         self._watchdog: Watchdog | None = None
-        if comm is None or outlives_ranks:
-            attendance().limit = lambda: self.timeout
+        if self.job.is_guarded:
+            attendance().guard_job(lambda: self.timeout, survives=outlives_ranks)
         if comm is None:
             exits().add(self)
 
@@ -102,7 +104,8 @@ class MPICommunicationBackend(CommunicationBackend):
                 self.open(self.job.world_messages(self.progress, self.group_key))
                 self.local_rank = self.job.local_rank
                 self.job.open_guard(self)
-                if self.job.owns_job:
+                self.job.meet_at_end()
+                if self.job.is_guarded:
                     self.keep_ledger(shared_folder(self))
 
     def shutdown(self) -> None:
@@ -120,6 +123,7 @@ class MPICommunicationBackend(CommunicationBackend):
                 self.job.guard.stop()
             self.use(None)
             self._close_watchdog()
+        self.job.close()
         if self.job.owns_job:
             exits().remove(self)
 
@@ -140,18 +144,15 @@ class MPICommunicationBackend(CommunicationBackend):
         """Return True once a rank has called revoke(), as far as this one has heard of it."""
         return self.job.is_revoked()
 
-    def keep_ledger(self, folder: FilePath) -> None:
+    def keep_ledger(self, folder: FilePath | None) -> None:
         """Note every call in a file there, and watch over how long calls take. No communication.
 
         Parameters
         ----------
         folder
             One that all ranks see, if there is one: then reports, and `shardkit inspect hang
-            FOLDER`, cover all ranks.
-
-        Raises
-        ------
-        OSError
+            FOLDER`, cover all ranks. None, or one that cannot be written: the calls of this rank
+            are noted in memory only.
         """
         check_alive(self, "keep_ledger")
         before = self._watchdog
@@ -163,25 +164,32 @@ class MPICommunicationBackend(CommunicationBackend):
             seconds=lambda: self.timeout,
             abort=self.abort,
             seconds_left=lambda: self.seconds_left(),
+            patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
         )
+        path = self._watchdog.ledger.path
+        self.ledger_folder = path and path.parent
         if before is not None:
             before.close()
+
+    def look_at_others(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.look_at_others()
+
+    def suspects(self) -> str:
+        """Return a phrase that names the ranks for which others wait, as far as ledgers tell."""
+        watchdog = self._watchdog
+        return "all ranks are there" if watchdog is None else watchdog.suspects()
 
     def _close_watchdog(self):
         if self._watchdog is not None:
             self._watchdog.close()
-            self._watchdog = None
+            self._watchdog = self.ledger_folder = None
 
     def abort(self, message: str, code: int = 1) -> None:
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)
-        attendance().end_job()  # ranks that are stopped, or miss the abort, are killed
-        # MPI_Abort may return before the launcher has killed the rank, or never
-        exit_within(LAUNCHER_SECONDS)
-        self.job.mpi.COMM_WORLD.Abort(code)
-        time.sleep(LAUNCHER_SECONDS)
-        os._exit(code)
+        end_mpi(self.job.mpi, code)
 
     def _may_speak(self) -> bool:
         """Return True for one rank of the node; the others leave it the time to."""

@@ -11,6 +11,7 @@ from functools import cache
 
 from ..failure.agreement import describe_error
 from ..failure.program import report_failure, trace_of
+from .ending import ending
 
 
 @cache
@@ -40,20 +41,22 @@ class Exits:
             self._backends.remove(backend)
 
     def _excepthook(self, kind, error, traceback):
-        if not self._backends:
+        if not self._backends or ending().has_begun:
             return self._say_after_shutdown(kind, error, traceback)
         try:
-            report_failure(self._backends[0], error)
+            code = report_failure(self._backends[0], error)
         except BaseException as another:  # the backend is half open or half closed
             self._backends[0].abort(
                 f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in "
                 "saying so, "
                 f"{describe_error(another)}){trace_of(error)}"
             )
+        else:
+            sys.exit(code)  # 2 where a setting was refused on all ranks
 
     def _say_after_shutdown(self, kind, error, traceback):
-        if self._last.world_size > 1 and isinstance(error, Exception):
-            self._last.say(
-                f"rank {self._last.rank} failed after shutdown(): {describe_error(error)}"
-            )
+        last = self._last or self._backends[0]
+        if last.world_size > 1 and isinstance(error, Exception):
+            after = "MPI_Finalize" if ending().has_begun else "shutdown()"
+            last.say(f"rank {last.rank} failed after {after}: {describe_error(error)}")
         self._previous_hook(kind, error, traceback)

@@ -4,18 +4,20 @@ communicators   the user's (parent), one for each group, one for the guard
 this rank       its node, the cores of the node, who watches over it
 """
 
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
 from ...environment import checked_mode
-from ...errors import CommunicationError
+from ...files.notes import tell
 from ..alone import AloneChannel
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
-from ..watch.attendance import attendance
+from ..watch.attendance import attendance, unwatched_text
 from .channel import FirstCalls, MPIChannel
+from .ending import ending
 from .launch import Seat, have_cores, settle_threads
 
 
@@ -41,9 +43,12 @@ class Job:
 
     def attending(self, doing: str, seconds: float):
         """Return a context manager: wardens watch what all ranks do outside of the verbs."""
-        if self.owns_job or self.outlives_ranks:
-            return attendance().waiting(doing, seconds)
-        return nullcontext()
+        return attendance().waiting(doing, seconds) if self.is_guarded else nullcontext()
+
+    @property
+    def is_guarded(self) -> bool:
+        """True unless the job belongs to another program."""
+        return self.owns_job or self.outlives_ranks
 
     def find_node(self) -> None:
         """Learn this rank's place on its node, and share the node's cores and memory."""
@@ -54,8 +59,10 @@ class Job:
         self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
         seats = node.allgather(Seat.here(1))
         home = None if self._node is None else self._node.members[0]
-        self._homes, crowded = zip(*self.parent.allgather((home, not have_cores(seats))))
+        own = home, not have_cores(seats), attendance().unwatched
+        self._homes, crowded, unwatched = zip(*self.parent.allgather(own))
         self._shares_cores = any(crowded)
+        _warn_of_unwatched(unwatched)
         node.Free()
 
     def world_messages(self, progress, key: str) -> MPIChannel:
@@ -77,6 +84,18 @@ class Job:
         communicator = self._own(self.parent.Dup())
         self.guard = JobGuard(backend, self.mpi, communicator, is_active=self.owns_job)
         self.guard.start()
+
+    def meet_at_end(self) -> None:
+        """Let all ranks wait for each other when they end, if the job is guarded."""
+        if self.is_guarded:
+            ending().meet_on(self.parent, again=self.outlives_ranks)
+        else:
+            attendance().be_guest(+1)
+
+    def close(self) -> None:
+        """Note that a guest leaves the job of another program. No communication."""
+        if not self.is_guarded:
+            attendance().be_guest(-1)
 
     def carrier(self, messages: MPIChannel):
         """Return the best channel for a group: memory of its node, levels, or its messages."""
@@ -122,6 +141,13 @@ class Job:
         )
 
 
+def _warn_of_unwatched(reasons) -> None:
+    """Warn of the ranks that nobody watches; reasons: of each rank, None if it is watched."""
+    found = {rank: reason for rank, reason in enumerate(reasons) if reason is not None}
+    if found:
+        warnings.warn(unwatched_text(found), RuntimeWarning, stacklevel=2)
+
+
 def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
@@ -134,9 +160,15 @@ def compare_calls(group, messages: MPIChannel, carrier) -> None:
 
 
 def shared_folder(group):
-    """Return a temporary folder for the ledgers of all ranks, as far as nodes share one."""
+    """Return a temporary folder for the ledgers of all ranks, as far as nodes share one.
+
+    None: rank 0, or this one, can have none there; the ledgers are kept in memory then.
+    """
     path = group.broadcast_object(attendance().folder)
-    if path is None:
-        raise CommunicationError("rank 0 can make no temporary folder for the ledgers; set TMPDIR")
-    attendance().share(path)
+    try:
+        if path is not None:
+            attendance().share(path)
+    except OSError as error:
+        tell(f"warning: this rank cannot use the folder {path}: {error.strerror or error}")
+        return None
     return path

@@ -13,7 +13,6 @@ those of the kernel: with two hardware threads to a core, both count. The quota 
 
 import os
 import platform
-import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from ...environment import Launcher, blas_threads_are_set, launcher
 from ...errors import LaunchError
+from ...files.programs import find_program
 from .quotas import own_quotas
 
 
@@ -75,7 +75,7 @@ def _mismatch(found: Launcher, library: str) -> str:
 def find_mpiexec() -> str | None:
     """Return the mpiexec beside this Python, or that of the PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    return str(beside) if beside.exists() else find_program("mpiexec")
 
 
 def launch_warnings(world_size: int) -> list[str]:

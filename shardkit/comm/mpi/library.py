@@ -1,24 +1,16 @@
-"""Loading mpi4py, MPI_Init with a time limit, and MPI_Finalize.
+"""Loading mpi4py, and MPI_Init with a time limit.
 
 Importing shardkit imports no MPI; the first backend, or import_mpi(), does.
 """
 
-import atexit
-import faulthandler
-import os
 import sys
-import threading
-import time
 from math import inf
 
 from ...errors import CommunicationError
 from ..watch.attendance import attendance
+from .ending import Finalizer, ending
 from .launch import check_library
 from .start import join_roll, start_limit
-
-FORWARDING_SECONDS = 0.1  # MPICH's launcher drops what it has not forwarded when the job is aborted
-LAUNCHER_SECONDS = 1.5
-LATER_THAN_WARDEN_SECONDS = 1.0  # whose words come first
 
 
 def import_mpi(timeout: float = inf):
@@ -31,9 +23,9 @@ def import_mpi(timeout: float = inf):
     try:
         import mpi4py
 
-        mpi4py.rc.initialize = (
-            False  # but below, once the library is known to fit, and with a time limit
-        )
+        if "mpi4py.MPI" not in sys.modules:
+            # but below, once the library is known to fit, and with a time limit
+            mpi4py.rc.initialize = False
         from mpi4py import MPI
     except (
         ImportError,
@@ -54,55 +46,11 @@ def import_mpi(timeout: float = inf):
         )
         with start_limit(library, timeout):
             MPI.Init_thread(level)
-        atexit.register(_finalize, MPI)  # mpi4py finalizes only what it has initialized itself
-    elif not attendance().is_open:  # the program has initialized MPI itself
+        ending().watch(MPI, Finalizer.SHARDKIT)
+    elif not MPI.Is_finalized() and not ending().is_watching:  # the program has initialized MPI
         join_roll(MPI.get_vendor()[0])
-        atexit.register(attendance().leave_mpi)
+        attendance().enter_program()
+        rc = mpi4py.rc
+        is_told = rc.initialize if rc.finalize is None else rc.finalize
+        ending().watch(MPI, Finalizer.MPI4PY if is_told else Finalizer.NOBODY)
     return MPI
-
-
-def _finalize(mpi):
-    try:
-        _finalize_mpi(mpi)
-    except BaseException:  # of a signal handler: the others wait all the same
-        _finalize_mpi(mpi)
-        raise
-    finally:
-        attendance().close()
-
-
-def _finalize_mpi(mpi):
-    if not mpi.Is_finalized():
-        needed_by = attendance().leave_mpi()
-        if needed_by is not None:
-            _say_that_one_left(mpi, needed_by)
-        exit_within(attendance().limit() + LATER_THAN_WARDEN_SECONDS)
-        mpi.Finalize()
-    faulthandler.cancel_dump_traceback_later()
-
-
-def _say_that_one_left(mpi, needed_by: str) -> None:
-    """End the job: this rank is at its end, but others wait for it, and no guard watches.
-
-    needed_by   what they do
-    """
-    if attendance().may_speak():
-        sys.stderr.write(
-            f"shardkit: rank {attendance().rank} left the program (sys.exit, or the end of its "
-            "script) while "
-            f"{needed_by}; the job is ended\n"
-        )
-        sys.stderr.flush()
-        time.sleep(FORWARDING_SECONDS)
-    attendance().end_job()
-    exit_within(LAUNCHER_SECONDS)
-    mpi.COMM_WORLD.Abort(1)
-
-
-def exit_within(seconds: float) -> None:
-    """End this process after that time with exit code 1.
-
-    Even if MPI never returns and holds the interpreter's lock.
-    """
-    if seconds < threading.TIMEOUT_MAX:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=open(os.devnull, "w"))

@@ -5,9 +5,10 @@ from functools import cached_property, lru_cache, partial
 import numpy
 
 from ..channel import WrappedChannel
-from ..operations import ReductionOperation
+from ..operations import COMPILED_VERBS, ReductionOperation
 from .mailbox import (
     ALL_REDUCE,
+    ANY_CHAR,
     DTYPES,
     FIRST_IN_SLOTS,
     IN_SLOTS_BYTES,
@@ -20,11 +21,12 @@ from .mailbox import (
     SUM,
     VERB_BITS,
 )
-from .quick import QuickVerbs
+from .quick import QuickVerbs, load_roads
 
 SMALL_BYTES = 8192
 CALLS_BEFORE_OPENING = 100
 SUM_OF_RANKS = ReductionOperation.SUM
+_ADDING = ("all_reduce", "reduce_scatter")  # their loops differ with the dtype
 _OPERATIONS = {
     ReductionOperation.SUM: SUM,
     ReductionOperation.AVERAGE: SUM,
@@ -98,6 +100,13 @@ class SharedMemoryChannel(WrappedChannel):
     def close(self):
         self._forget()
         super().close()
+
+    def load(self, verb, num_bytes, dtype=None):
+        opens = self._num_calls_left <= 1 or num_bytes * self.size > self.small_bytes
+        if verb in self._roads_of and (self.is_open or opens):
+            char = ANY_CHAR if dtype is None or verb not in _ADDING else dtype.char
+            if char in DTYPES:
+                load_roads(COMPILED_VERBS.index(verb), char)
 
     def _opens(self, num_bytes: int) -> bool:
         """Return True if the memory takes a call that is made now, of a group's first ones.

@@ -87,6 +87,11 @@ class LevelsChannel(WrappedChannel):
         self.far.close()
         super().close()
 
+    def load(self, verb, num_bytes, dtype=None):
+        if self._suits(num_bytes * self.size) or self._num_calls_left <= 1:
+            for part in ("barrier", "reduce_scatter", "all_gather"):
+                self.near.load(part, num_bytes, dtype)
+
     def adds(self, dtype, op) -> bool:
         """Return True if such reductions are done here; sums are the tree over all ranks."""
         is_in_order = op in (MIN, MAX) or self._here & (self._here - 1) == 0

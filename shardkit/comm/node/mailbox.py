@@ -29,6 +29,7 @@ NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES = range(7)
 IS_OPEN, PLACE, TALLY, TRAFFIC, GROUP_NAME, CLOCK = range(7, 13)
 VERB_NAMES, DTYPE_NAMES, MAILBOXES = 14, 19, 24
 DTYPES = "fdilB"  # that are added here, each compiled by itself: NumPy's characters
+ANY_CHAR = DTYPES[0]  # for a verb without arrays
 SPIN_TURNS = 4000
 YIELD_TURNS = 200
 NAP_TURNS = 2

@@ -8,15 +8,18 @@ longer than some spins and naps comes back to Python, which names it to the watc
 
 from functools import cache, partial
 from sys import _getframe
+from typing import Any
 
 import numpy
 
+from ...array.machine_code import MACHINE_CODE
 from ..checks import is_plain
 from ..operations import COMPILED_VERBS, ReductionOperation
 from . import mailbox as at
 from .mailbox import (
     ALL_GATHER,
     ALL_REDUCE,
+    ANY_CHAR,
     BARRIER,
     BROADCAST,
     DONE,
@@ -33,7 +36,6 @@ OPERATIONS = {
     ReductionOperation.MIN: at.MIN,
     ReductionOperation.MAX: at.MAX,
 }
-_ANY_CHAR = DTYPES[0]  # for a verb without arrays
 # of each verb: arrays that it takes, integers before its table and after it
 _ARRAYS = {ALL_REDUCE: 1, REDUCE_SCATTER: 2, ALL_GATHER: 2, BROADCAST: 1}
 _BEFORE = {BROADCAST: 1}
@@ -43,10 +45,11 @@ _AFTER = {BARRIER: 1, ALL_REDUCE: 2, REDUCE_SCATTER: 3, ALL_GATHER: 1, BROADCAST
 @cache
 def loop_of(verb: int, char: str):
     """Return the compiled verb for flat arrays of this dtype; it refuses others by TypeError."""
-    from numba import types
-    from numba.np.numpy_support import from_dtype
+    with MACHINE_CODE.loading(COMPILED_VERBS[verb]):
+        from numba import types
+        from numba.np.numpy_support import from_dtype
 
-    from . import noted  # loads Numba
+        from . import noted  # loads Numba
 
     loop = getattr(noted, COMPILED_VERBS[verb])
     array = types.Array(from_dtype(numpy.dtype(char)), 1, "C")
@@ -56,6 +59,34 @@ def loop_of(verb: int, char: str):
     loop.compile(signature)
     loop.disable_compile(True)
     return loop
+
+
+@cache
+def load_roads(verb: int, char: str) -> None:
+    """Load the loops of a verb in heaps and in slots: a call that takes long goes on in them."""
+    with MACHINE_CODE.loading(COMPILED_VERBS[verb]):
+        from numba import types
+        from numba.np.numpy_support import from_dtype
+
+        from . import loops
+
+    one, table = types.int64, types.int64[::1]
+    array = types.Array(from_dtype(numpy.dtype(char)), 1, "C")
+    gather, add = (one,) * 4 + (table,) * 3 + (one,), (table, one, one, one)
+    signatures: dict[int, dict[Any, tuple]] = {
+        BARRIER: {loops.meet: (table, one)},
+        BROADCAST: {loops.broadcast_in_slots: (one, one, one, table, one)},
+        ALL_GATHER: dict.fromkeys((loops.all_gather_in_heaps, loops.all_gather_in_slots), gather),
+        ALL_REDUCE: dict.fromkeys(
+            (loops.all_reduce_in_heaps, loops.all_reduce_in_slots), (array, *add)
+        ),
+        REDUCE_SCATTER: {
+            loops.reduce_scatter_in_heaps: (array, array, one, *add),
+            loops.reduce_scatter_in_slots: (array, array, table, table, *add),
+        },
+    }
+    for loop, signature in signatures[verb].items():
+        loop.compile(signature)
 
 
 class Loops(dict):
@@ -70,6 +101,8 @@ class Loops(dict):
 
     def __missing__(self, char: str):
         loop = self[char] = loop_of(self._verb, char) if char in DTYPES else None
+        if loop is not None:
+            load_roads(self._verb, char)
         return loop
 
 
@@ -112,7 +145,7 @@ class QuickVerbs:
     def barrier(self) -> bool:
         frame = _getframe().f_back.f_back
         site = self._sites.get((id(frame.f_code), frame.f_lasti)) or self._site()
-        stage = self._loops[BARRIER][_ANY_CHAR](self._table, site)
+        stage = self._loops[BARRIER][ANY_CHAR](self._table, site)
         return stage == DONE or self._go_on(BARRIER, (), stage)
 
     def all_reduce(self, array, op) -> bool:
@@ -189,7 +222,7 @@ class QuickVerbs:
         if not all(map(is_plain, arrays)) or (op is not None and operation is None):
             return None
         flat = [array.reshape(-1) for array in arrays]
-        loop = self._loops[number][flat[0].dtype.char if flat else _ANY_CHAR]
+        loop = self._loops[number][flat[0].dtype.char if flat else ANY_CHAR]
         if loop is None:
             return None
         before = (root,) if number == BROADCAST else ()

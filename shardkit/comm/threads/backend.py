@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...errors import CommunicationError
+from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from .channel import ThreadChannel
@@ -94,6 +95,9 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     @timeout.setter
     def timeout(self, seconds: float):
         self._group.environment.timeout = check_timeout(seconds)
+
+    def work(self) -> None:
+        self._group.environment.worked[self.world_ranks[self.rank]] = time.monotonic()
 
     def initialize(self) -> None:
         if self.channel is None:
@@ -172,6 +176,7 @@ def run_ranks(
 
 
 def _run_rank(environment, rank, fn, results):
+    run_beside(environment.world_size)
     backend = InMemoryCommunicationBackend.of_group(environment.world, rank)
     backend.initialize()
     try:

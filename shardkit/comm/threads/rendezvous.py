@@ -10,7 +10,9 @@ is what makes these messages exact.
 """
 
 import threading
+import time
 from collections import defaultdict, deque
+from math import inf
 
 from ...errors import CommunicationError, CommunicationTimeout, PeerError
 
@@ -62,6 +64,7 @@ class Environment:
         self.lock = threading.RLock()
         self.joined: set[int] = set()
         self.left: set[int] = set()
+        self.worked: dict[int, float] = {}  # rank -> when it last got on with work of its own
         self.failures: list[tuple[int, BaseException]] = []  # in time
         self.world = Group(self, tuple(range(world_size)))
         self.parting = Group(self, tuple(range(world_size)))
@@ -101,7 +104,11 @@ class Environment:
         Errors: PeerError, CommunicationError, CommunicationTimeout.
         """
         seconds = self.timeout if seconds is None else seconds
-        if not wait.done.wait(seconds):
+        left = seconds
+        while not wait.done.wait(left):
+            left = self._worked_last(wait) + seconds - time.monotonic()
+            if left > 0:
+                continue
             with self.lock:
                 missing = _ranks_text(wait.needs)
                 wait.fail(
@@ -112,6 +119,11 @@ class Environment:
         if wait.error is not None:
             kind, message = wait.error
             raise kind(message)
+
+    def _worked_last(self, wait) -> float:
+        """Return when all ranks that are missing had got on with work of their own; -inf: never."""
+        with self.lock:
+            return min((self.worked.get(rank, -inf) for rank in wait.needs), default=-inf)
 
     def _fail_for_absence(self, wait):
         gone = _ranks_text(wait.needs & self.left)

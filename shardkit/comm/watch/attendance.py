@@ -3,7 +3,7 @@
     import_mpi()      with attendance().waiting("MPI_Init", ...)
     initialize()      with attendance().waiting("initialize()", ...)
     shutdown()        with attendance().waiting("shutdown()", ...)
-    end of program    attendance().leave("MPI_Finalize")
+    end of program    attendance().leave_mpi(), may_end(), close()      (mpi/ending.py)
 
 Ledger, guard and watchdog work from the end of initialize() to the end of shutdown(); outside of
 that a warden watches (warden.py). A job without a launcher's rank numbers, and a job of one rank,
@@ -19,15 +19,21 @@ import sys
 import tempfile
 import time
 import warnings
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
+from threading import Event, Thread
 
 from ...environment import launcher
+from ...files.notes import tell
+from ...files.writers import read_trusted
+from ...files.writing import write_whole
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
-from .roll import Entry, Roll
+from .pulse import note_path
+from .roll import EXIT_HOOKS, Entry, Roll
 
 LAUNCHERS = (
     "hydra_pmi_proxy",
@@ -42,10 +48,22 @@ LAUNCHERS = (
     "palsd",
 )
 POLL_SECONDS = 0.01
-NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
-_WARDEN = (
-    "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
-)
+WATCHING = b"watching\n"  # what a warden says first; afterwards, only why it has ended
+_PACKAGE = Path(__file__).parents[2]
+_WARDEN = """\
+import os, sys, types
+for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):  # not their __init__.py
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[2] + folder]
+try:
+    from shardkit.comm.watch.warden import main
+    main(sys.argv[1])
+except BaseException as error:
+    try:
+        os.write(1, f"{type(error).__name__}: {error}".encode(errors="replace"))
+    finally:
+        raise SystemExit(1)
+"""
 
 
 @cache
@@ -57,21 +75,25 @@ def attendance() -> "Attendance":
 class Attendance:
     """This process in the roll of its node.
 
-    limit     function () -> seconds that a wait at the end of the program may take; may be set
+    limit     function () -> seconds that a wait at the end of the program may take
     folder    the job's folder on this node, from open() on; None before, or if it cannot be made
+    unwatched why this rank's warden has ended; None: it has not, as far as is known
     """
 
     def __init__(self):
         found = launcher()
         self.rank = found.rank
         self.num_ranks = found.num_ranks or 1
-        self.limit = lambda: inf
+        self.limit: Callable[[], float] = lambda: inf
         self._folders: dict[Path, JobFolder] = {}
         self.folder: Path | None = None
         self._entry = Entry(os.getpid())
         self._roll: Roll | None = None
         self._warden: subprocess.Popen | None = None
+        self._has_spoken = Event()
+        self.unwatched: str | None = None
         self._num_exchanges = 0
+        self._num_guests = 0  # open backends in a job of another program
 
     def open(self, facts: str, hints: dict[str, str], *, survives: bool) -> None:
         """Enter the roll, start a warden, and remove what killed jobs left on this node.
@@ -87,7 +109,9 @@ class Attendance:
             remove_abandoned(above)
             self.folder = above / f"{PREFIX}{os.getuid()}-{job_key(self.num_ranks)}"
             self.share(self.folder)
-            self._roll = Roll(self.folder)
+            roll = Roll(self.folder)
+            roll.make_room(self.num_ranks)
+            self._roll = roll
             self._write(replace(self._entry, survives=survives, doing="its own code"))
             self._start_warden(facts, hints)
         except OSError as error:
@@ -109,43 +133,73 @@ class Attendance:
             "rank": self.rank,
             "num_ranks": self.num_ranks,
             "process": os.getpid(),
+            "launcher": os.getppid(),
             "facts": facts,
             "hints": hints,
         }
         socket = launcher().socket  # as long as it is open the launcher knows of no death
         self._warden = subprocess.Popen(
-            [
-                sys.executable,
-                "-E",
-                "-s",
-                "-S",
-                "-c",
-                _WARDEN,
-                json.dumps(arguments),
-                os.path.dirname(os.path.dirname(__file__)),
-            ],
+            [sys.executable, "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
             pass_fds=() if socket is None else (socket,),
         )
+        Thread(target=self._follow, args=(self._warden,), daemon=True).start()
+
+    def _follow(self, warden):
+        """Say that the warden has ended before this rank did, and why. In a thread of its own."""
+        first = warden.stdout.readline()
+        if first == WATCHING:
+            self._has_spoken.set()
+        reason = _why_ended(warden, b"" if first == WATCHING else first)
+        if warden is self._warden and self._is_own() and not self._entry.has_left:
+            self.unwatched = reason
+            text = f"{unwatched_text({self.rank: reason})} (process {os.getpid()})\n"
+            os.write(2, f"shardkit: {text}".encode(errors="replace"))
+        self._has_spoken.set()
 
     def has_started(self) -> None:
         """Note what MPI_Init made in shared memory, which stays there if the job is killed."""
         if self._warden is None:
             return
+        self.enter_program()
         if self.num_ranks > 1:
-            self._warden.stdout.read()  # returns when the warden watches
-            note_segments(self.folder)
+            self._has_spoken.wait()  # the warden watches, or has ended
+            try:
+                note_segments(self.folder)
+            except OSError as error:
+                tell(f"warning: {error}; if this job is killed, its shared memory stays")
         else:
-            self._warden.kill()
-            self._warden.communicate()
-            self._warden = None
+            warden, self._warden = self._warden, None
+            warden.kill()
+            warden.wait()
 
     @property
     def is_open(self) -> bool:
         """True if this process has an entry in the roll."""
         return self._roll is not None
+
+    # ---- whose job it is ------------------------------------------------------------------------
+
+    def guard_job(self, limit: Callable[[], float], *, survives: bool) -> None:
+        """Note that shardkit guards this job.
+
+        limit      function () -> seconds that a wait at the end of the program may take
+        survives   deaths of ranks do not end it
+        """
+        self.limit = limit
+        self._write(replace(self._entry, is_guest=False, may_end=False, survives=survives))
+
+    def enter_program(self) -> None:
+        """Note that MPI is initialized, and that the job is another program's, as far as known."""
+        self._write(replace(self._entry, is_guest=True, may_end=True))
+
+    def be_guest(self, change: int) -> None:
+        """Count the open backends (+1, -1) in a job of another program: they need this process."""
+        self._num_guests += change
+        if self._entry.is_guest and not self._entry.has_left:
+            self._write(replace(self._entry, may_end=self._num_guests == 0))
 
     # ---- entries ---------------------------------------------------------------------------------
 
@@ -189,7 +243,45 @@ class Attendance:
         if self.num_ranks == 1:
             self.close()
             return None
-        return None if self._roll is None or self._entry.survives else self._who_waits()
+        is_told = self._roll is not None and not self._entry.survives and not self._entry.is_guest
+        return self._who_waits() if is_told else None
+
+    def own_limit(self) -> float:
+        """Return the seconds after which this rank ends a wait at its end by itself.
+
+        A warden does that better: it names who is missing, and its clock is fair (cores.py).
+        """
+        is_watched = self._warden is not None and self.unwatched is None
+        return inf if is_watched else self.limit()
+
+    def others_here(self) -> list[int]:
+        """Return the processes of the other ranks of this node, as far as they are known."""
+        entries = [
+            None if self._roll is None or rank == self.rank else self._roll.read(rank)
+            for rank in range(self.num_ranks)
+        ]
+        return [entry.process for entry in entries if entry is not None]
+
+    def may_end(self) -> None:
+        """Note that nobody needs this rank but in MPI_Finalize: its process may end at any time."""
+        self._write(replace(self._entry, may_end=True, since=time.monotonic()))
+
+    def run_exit_hooks(self) -> Callable[[], object]:
+        """Note that exit hooks of the program may follow; return what notes that they are done.
+
+        To be called when Python has cleared all modules.
+        """
+        if self._roll is None:
+            return os.getpid
+        after = self._roll.writer(self.rank, self._entry)
+        self._write(replace(self._entry, doing=EXIT_HOOKS))
+        return after
+
+    def note_ledger(self, path: Path | None) -> None:
+        """Note for the warden where this rank keeps its ledger; None: it keeps none any more."""
+        if self._roll is not None and self._is_own():
+            with suppress(OSError):  # a full disk: the other ranks watch, as ever
+                note_path(self.folder, self.rank, path)
 
     def _who_waits(self):
         for rank in range(self.num_ranks):
@@ -204,8 +296,8 @@ class Attendance:
         return None
 
     def close(self) -> None:
-        """Note that MPI is finalized: this process may end at any time."""
-        self._write(replace(self._entry, has_ended=True, is_waiting=False))
+        """Note that MPI is finalized: what this process still does is its own business."""
+        self._write(replace(self._entry, may_end=True, is_waiting=False))
         if self._is_own():
             for folder in self._folders.values():
                 folder.close()
@@ -230,6 +322,10 @@ class Attendance:
         if self._roll is not None:
             self._roll.end()
 
+    def is_job_ended(self) -> bool:
+        """Return True once a process of this node has ended the job."""
+        return self._roll is not None and self._roll.is_ended()
+
     def exchange_within(self, note, seconds: float | None) -> list | None:
         """Return the notes of all ranks, or None if some do not call this within the time.
 
@@ -242,14 +338,34 @@ class Attendance:
             self.folder / f"note-{self._num_exchanges}-{rank:05d}" for rank in range(self.num_ranks)
         ]
         own = paths[self.rank]
-        own.with_suffix(".new").write_bytes(pickle.dumps(note))
-        own.with_suffix(".new").rename(own)
+        try:
+            write_whole(own, pickle.dumps(note))
+        except OSError:  # the others wait for the note in vain, and so learn that something failed
+            return None
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while not all(path.exists() for path in paths):
             if time.monotonic() > deadline:
                 return None
             time.sleep(POLL_SECONDS)
-        return [pickle.loads(path.read_bytes()) for path in paths]
+        notes = [content for path in paths if (content := read_trusted(path)) is not None]
+        return [pickle.loads(note) for note in notes] if len(notes) == len(paths) else None
+
+
+def unwatched_text(reasons: dict[int, str]) -> str:
+    """Return what it means that the wardens of these ranks have ended; {rank: why}."""
+    each = "; ".join(f"rank {rank}: {why}" for rank, why in reasons.items())
+    return (
+        f"the process that watches over a rank outside of the verbs has ended early ({each}); if "
+        "that rank hangs at the start or the end of the program, nobody will end the job"
+    )
+
+
+def _why_ended(warden, first: bytes) -> str:
+    """Wait for the end of a warden; return its last words, or else how it was ended."""
+    words = (first + warden.stdout.read()).decode(errors="replace").strip()
+    code = warden.wait()
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return "".join(c if c.isprintable() else "?" for c in words.splitlines()[-1]) if words else how
 
 
 def job_key(num_ranks: int) -> str:

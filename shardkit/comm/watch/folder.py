@@ -10,16 +10,24 @@ locks, the folders of killed jobs stay.
 
 import fcntl
 import os
-import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+from ...files.removing import FILE, TEMPORARY, clear_folder, remove_file, remove_folder
+from ...files.writing import write_whole
 
 PREFIX = "shardkit-job-"
 LOCK_NAME, SEGMENTS_NAME = "alive", "segments-{}"
 SHARED_MEMORY = Path("/dev/shm")
 _TRIES = 100  # to open a folder that others remove
 _OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "vader_segment.")
+_NAMES = {  # what ranks and wardens make there, beside the lock
+    r"roll|reported|ended|hang": FILE,
+    r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}": FILE,
+    r"rank-\d{5,}\.(ledger|stacks)": FILE,
+    TEMPORARY: FILE,
+}
 
 
 class JobFolder:
@@ -62,7 +70,7 @@ def remove_if_abandoned(path) -> None:
     try:
         if _has_alone(lock):
             _remove_segments(path)
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path, {LOCK_NAME: FILE, **_NAMES})
     finally:
         os.close(lock)
 
@@ -79,7 +87,7 @@ def note_segments(folder) -> None:
     ]
     if mine:
         text = "".join(f"{path.stat().st_ino} {path.name}\n" for path in mine)
-        (Path(folder) / SEGMENTS_NAME.format(os.getpid())).write_text(text)
+        write_whole(Path(folder) / SEGMENTS_NAME.format(os.getpid()), text.encode())
 
 
 def _held(path: Path) -> int:
@@ -90,7 +98,7 @@ def _held(path: Path) -> int:
     try:
         if _has_alone(lock) and _is_same(path / LOCK_NAME, lock):
             _remove_segments(path)
-            _empty(path)
+            clear_folder(path, _NAMES)
         _share(lock)
         if not _is_same(path / LOCK_NAME, lock):
             raise FileNotFoundError(f"{path} was removed")
@@ -107,9 +115,10 @@ def _remove_segments(folder):
             inode, _, name = line.partition(" ")
             path = SHARED_MEMORY / name
             try:
-                if name.startswith(_OF_LIBRARIES) and os.stat(path).st_ino == int(inode):
-                    path.unlink()
-            except OSError:  # it is gone already
+                is_same = os.lstat(path).st_ino == int(inode) and "/" not in name
+                if name.startswith(_OF_LIBRARIES) and is_same:
+                    remove_file(path)
+            except (OSError, ValueError):  # it is gone already, or the note is damaged
                 continue
 
 
@@ -144,9 +153,3 @@ def _is_same(path, file) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:
         return False
-
-
-def _empty(path):
-    for entry in path.iterdir():
-        if entry.name != LOCK_NAME:
-            entry.unlink(missing_ok=True)

@@ -4,20 +4,32 @@ rank 0, 1, 3   in  all_reduce of 1,024 float32 (call 7 on group world)      they
 rank 2         not in that call: last seen in broadcast (call 6), 12 s ago  everybody waits for it
 """
 
+import time
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 from socket import gethostname
 
 from ...errors import CheckpointError
-from .ledger import RecordedCall, RecordedRank, read_ledger
+from ...files.reading import read_bytes
+from ...files.removing import FILE, TEMPORARY
+from .ledger import LEDGER_NAME, RecordedCall, RecordedRank, read_ledger
 from .warden import is_stopped
 
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports
-_OWN_THREADS = ("comm/watch/watchdog.py", "comm/failure/guard.py", "comm/watch/lifeline.py")
+LEDGER_NAMES = {r"rank-\d{5,}\.(ledger|stacks)|hang": FILE, TEMPORARY: FILE}  # in a folder
+_OWN_THREADS = (
+    "comm/watch/watchdog.py",
+    "comm/failure/guard.py",
+    "comm/watch/lifeline.py",
+    "files/ownership.py",
+    "in note_native_work",
+)
 _MAX_STACKS = 3  # ranks; the others are in the files
 _MAX_RANKS = 8  # named one by one in a line
 _MAX_STACK_LINES = 30
+_MOST_STACK_BYTES = 1 << 24
 
 
 def read_ledgers(folder) -> list[RecordedRank]:
@@ -51,7 +63,7 @@ def hang_report(folder, now: float | None = None) -> str:
     for rank in ranks:
         call = rank.under_way
         if call is not None:
-            waiting[call.group, call.number_on_group or -1 - call.ranks[0]].append(rank)
+            waiting[call.group, call.number_on_group or -1 - call.peer].append(rank)
     lines = []
     for waiters in sorted(
         waiting.values(), key=lambda them: min(rank.under_way.began for rank in them)
@@ -62,6 +74,9 @@ def hang_report(folder, now: float | None = None) -> str:
     silent = sorted(set(range(ranks[0].world_size)) - {rank.rank for rank in ranks})
     if silent:
         lines.append(f"{_ranks(silent)} left no ledger here")
+    full = [rank for rank in silent if _is_empty(Path(folder) / LEDGER_NAME.format(rank))]
+    if full:
+        lines.append(f"  there was no room on the disk for {_ranks(full)}, which may be all right")
     if (Path(folder) / HANG_NAME).exists():
         inside = sorted(
             (rank for rank in ranks if rank.under_way is not None),
@@ -73,35 +88,119 @@ def hang_report(folder, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def hang_suspects(folder) -> str:
+def hang_suspects(folder, seconds: float = inf) -> str:
     """Return a phrase that names the ranks for which the others wait.
 
-    In this order: ranks that wait for nobody, ranks of this node whose process is stopped in a
-    call, ranks that wait in another call.
+    seconds   that a call may take; ranks that got on with work of their own within this time are
+              meant only if all did
+    In this order: ranks that wait for nobody, ranks of this node that are in a call, but whose
+    process is stopped, whose interpreter is, or which run other code; ranks in another call.
     """
     ranks = {rank.rank: rank for rank in read_ledgers(folder)}
-    calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
-    missing = {
-        number
-        for call in calls
-        for number in call.ranks
-        if call.number_on_group is not None and not _has_come(ranks.get(number), call)
-    }
-    peers = {number for call in calls if call.number_on_group is None for number in call.ranks}
-    idle = {
-        number
-        for number in missing | peers
-        if number not in ranks or ranks[number].under_way is None
-    }
-    stopped = {
-        number
-        for number, rank in ranks.items()
-        if rank.host == gethostname() and is_stopped(rank.pid)
-    }
-    for named, word in ((idle, "missing"), (stopped, "stopped"), (missing, "missing")):
+    missing, idle = _not_come(Path(folder), ranks, seconds)
+    here = {number: rank for number, rank in ranks.items() if rank.host == gethostname()}
+    stopped = {number for number, rank in here.items() if is_stopped(rank.pid)}
+    now = time.monotonic()
+    pulses = {number: rank.pulse for number, rank in here.items() if number not in stopped}
+    silent = {number: pulse.silent_seconds(now, seconds) for number, pulse in pulses.items()}
+    away = {number: pulse.away_seconds(now, seconds) for number, pulse in pulses.items()}
+    stuck = {number for number in pulses if silent[number]}
+    busy = {number for number in pulses if away[number]}
+    # a compilation, for example
+    is_common = len(busy) == sum(rank.under_way is not None for rank in ranks.values())
+    for named, word in (
+        (idle, "missing"),
+        (stopped, "stopped"),
+        (stuck, "missing"),
+        (set() if is_common else busy, "missing"),
+        (missing, "missing"),
+    ):
         if named:
-            return f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
-    return "all ranks are there"
+            phrase = f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
+            return phrase + _why(named, ranks, silent, away)
+    return "all ranks are there" + _why(set(ranks) if is_common else set(), ranks, {}, away)
+
+
+def _not_come(
+    folder: Path, ranks: dict[int, RecordedRank], seconds: float
+) -> tuple[set[int], set[int]]:
+    """Return the ranks that are not in a collective call of others, and those that wait for nobody.
+
+    seconds   ranks that got on with work of their own within this time are meant only if all did
+    """
+    calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
+    missing = {n for call in calls if call.number_on_group for n in _missing(call, ranks)}
+    peers = {n for call in calls if not call.number_on_group for n in call.ranks}
+    idle = {n for n in missing | peers if n not in ranks or ranks[n].under_way is None}
+    since = inf if seconds == inf else time.time() - seconds
+    at_work = {n for n in idle if n in ranks and (ranks[n].worked or -inf) > since}
+    idle = idle - at_work or at_work
+    without_room = {n for n in idle if _is_empty(folder / LEDGER_NAME.format(n))}
+    return missing, idle - without_room or without_room  # these may be all right
+
+
+def _why(named, ranks: dict[int, RecordedRank], silent, away) -> str:
+    """Return what is known of ranks that are named, ready to follow them; {rank: seconds}."""
+    code = _code_of(named, ranks)
+    return code + (_why_silent(named, silent) or ("" if code else _why_away(named, away)))
+
+
+def _code_of(named, ranks: dict[int, RecordedRank]) -> str:
+    """Return what code these ranks load or compile."""
+    busy = [ranks[number] for number in sorted(named) if number in ranks and ranks[number].code]
+    return "".join(
+        f", rank {rank.rank} is {rank.code} since {time.time() - rank.since:.0f} s"
+        for rank in busy[:_MAX_STACKS]
+    )
+
+
+def _why_silent(named: set[int], silent: dict[int, float]) -> str:
+    """Return what is to be added if the interpreter of some ranks does not run.
+
+    silent   {rank: seconds}
+    """
+    stuck = sorted(number for number in named if silent.get(number))
+    if not stuck:
+        return ""
+    seconds = min(silent[number] for number in stuck)
+    whose = "its interpreter" if len(named) == 1 else f"the interpreter of {_ranks(stuck)}"
+    return f": {whose} has not run for {seconds:.1f} s, native code holds its lock"
+
+
+def _why_away(named: set[int], away: dict[int, float]) -> str:
+    """Return what is to be added if ranks run other code inside of the call; {rank: seconds}."""
+    busy = sorted(number for number in named if away.get(number))
+    if not busy:
+        return ""
+    seconds = min(away[number] for number in busy)
+    who = "it runs" if len(named) == 1 else f"{_ranks(busy)} run{'s' if len(busy) == 1 else ''}"
+    return (
+        f": {who} other code inside of the call for {seconds:.1f} s, perhaps a signal handler or a "
+        "compilation"
+    )
+
+
+def idle_since(folder, time: float) -> str:
+    """Return the ranks, in words, that are in no call and noted work of their own before this time.
+
+    time      seconds since the epoch
+    returns   "" if there are none
+    Errors: FileNotFoundError if there are no ledgers.
+    """
+    idle = [
+        rank.rank
+        for rank in read_ledgers(folder)
+        if rank.under_way is None
+        and rank.worked is not None
+        and max([rank.worked, *(call.ended or 0.0 for call in rank.calls[-1:])]) < time
+    ]
+    return _ranks(idle) if idle else ""
+
+
+def _missing(call: RecordedCall, ranks: dict[int, RecordedRank]) -> list[int]:
+    """Return the ranks that have not begun a collective call."""
+    group, number = call.group, call.number_on_group
+    return [rank for rank in call.ranks if not has_come(ranks.get(rank), group, number)]
 
 
 def _waiting_lines(
@@ -111,7 +210,7 @@ def _waiting_lines(
     if call.number_on_group is None:
         return [
             f"{_ranks([rank.rank for rank in waiters])} in {call.carries} with rank "
-            f"{call.ranks[0]} for {now - call.began:.1f} s, called at {call.site}"
+            f"{call.peer} for {now - call.began:.1f} s, called at {call.site}"
         ]
     lines = []
     by_call = defaultdict(list)
@@ -127,19 +226,29 @@ def _waiting_lines(
             "  these are different calls with the same number: all ranks of a group must make the "
             "same calls"
         )
-    missing = [rank for rank in call.ranks if not _has_come(ranks.get(rank), call)]
+    missing = _missing(call, ranks)
     if missing:
         lines.append(f"  missing: {_ranks(missing)} of {len(call.ranks)} ranks")
     return lines
 
 
-def _has_come(rank: RecordedRank | None, call: RecordedCall) -> bool:
-    """Return True if the rank has begun that call."""
-    return rank is not None and any(
-        c.group == call.group
-        and (c.number_on_group or 0) >= call.number_on_group
-        and not c.has_failed
-        for c in rank.calls
+def _is_empty(path: Path) -> bool:
+    """Return True for a ledger that there was no room for."""
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
+
+
+def has_come(rank: RecordedRank | None, group: str, number: int | None) -> bool:
+    """Return True if the rank has begun the collective of this number on the group."""
+    return (
+        rank is not None
+        and number is not None
+        and any(
+            call.group == group and (call.number_on_group or 0) >= number and not call.has_failed
+            for call in rank.calls
+        )
     )
 
 
@@ -162,7 +271,8 @@ def _last_seen(rank: RecordedRank, now: float) -> str:
 def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
     """Return the stacks of the rank's threads, innermost call first, without our own threads."""
     path = folder / STACKS_NAME.format(rank.rank)
-    text = path.read_text(errors="replace").strip() if path.exists() else ""
+    content = read_bytes(path, _MOST_STACK_BYTES, error=CheckpointError) if path.exists() else b""
+    text = content.decode("utf-8", "replace").strip()
     if not text:
         return [
             f"rank {rank.rank} wrote no stacks: process {rank.pid} on {rank.host} has ended, is "

@@ -1,13 +1,15 @@
 """The ledger: a file with the last calls of a rank, always on, readable after a kill.
 
-    ledger/rank-00000.ledger   | header | names, appended | record | record | ...
+    ledger/rank-00000.ledger   | header, pulse | names, appended | record | ... | code |
 
 The records are a ring, and the newest overwrites the oldest. A record has: number, number on the
 group, verb, group, dtype, call site, count, began, ended. It is written into mapped memory, which
 takes no system call and stays in the file when the process is killed. Names (of verbs, groups, call
-sites) are appended once and referred to by number. Times are seconds since the epoch.
+sites) are appended once and referred to by number. Times are seconds since the epoch. A place of
+its own says what code the rank loads or compiles: meanwhile it waits for nobody.
 """
 
+import math
 import mmap
 import os
 import socket
@@ -19,18 +21,27 @@ from sys import _getframe
 
 import numpy
 
+from ...array.machine_code import MACHINE_CODE
 from ...errors import CheckpointError
+from ...files.mapping import new_map
+from ...files.notes import tell
+from ...files.reading import read_bytes, understood
+from .pulse import NAMES_BYTES as _NAMES_BYTES
+from .pulse import NAMES_START as _NAMES_START
+from .pulse import NUM_RECORDS, PULSE, PULSE_START, Pulse
+from .pulse import RECORD as _RECORD
+from .pulse import RING_START as _RING_START
 
-MAGIC = b"sklgr\x00\x00\x01"  # the last byte is the version
-NUM_RECORDS = 256
+MAGIC = b"sklgr\x00\x00\x02"  # the last byte is the version
 LEDGER_NAME = "rank-{:05d}.ledger"
 _HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
-_RECORD = struct.Struct("<QQIIIIqdd")
-_NAMES_BYTES = 1 << 16
-_NAMES_START = 128
-_RING_START = _NAMES_START + _NAMES_BYTES
+_MOST_RANKS = 1 << 24
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
 RECORD_BYTES = _RECORD.size
+_WORKED, _WORKED_OFFSET = struct.Struct("<d"), 120  # in the header: see Ledger.work()
+_CODE = struct.Struct("<ddI")  # what is loaded or compiled: since; until, the last; its name
+_CODE_START = _RING_START + NUM_RECORDS * RECORD_BYTES
+_FILE_BYTES = _CODE_START + _CODE.size
 _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
@@ -143,18 +154,18 @@ class Ledger:
     """The writer of one rank's file.
 
     begin() and end() belong to the thread that communicates.
+    path    of the file; None: the calls are noted in memory only; so is what cannot be made
     names   of the process; None: of this ledger alone
-    Errors: OSError if the file cannot be made.
+    Where the file cannot be made, on a full disk say, a warning names it, and the calls are noted
+    in memory only: a report of a hang lacks those of this rank.
     """
 
     is_written_by_loops = True  # by node/quick.py, straight into the ring
 
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "wb+") as file:
-            file.truncate(_RING_START + NUM_RECORDS * _RECORD.size)
-            self._map = mmap.mmap(file.fileno(), 0)
+        mapped = None if path is None else _mapped(Path(path), _FILE_BYTES)
+        self.path = None if path is None or mapped is None else Path(path)
+        self._map = mmap.mmap(-1, _FILE_BYTES) if mapped is None else mapped
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
         self._names_end = 0
@@ -163,6 +174,16 @@ class Ledger:
         self._ring = numpy.frombuffer(self._map, numpy.uint8, 1).ctypes.data + _RING_START
         self.names.open(self._append, self._ring)
         self._write_header()
+        MACHINE_CODE.listeners.add(self)
+        if MACHINE_CODE.doing:
+            self.note_code(MACHINE_CODE.doing)
+
+    def note_code(self, doing: str) -> None:
+        """Record what code is loaded or compiled from now on; "": that it is there."""
+        now = time.monotonic()
+        since, until = (now, 0.0) if doing else (0.0, now)
+        number = self.names.number(doing) if doing else 0
+        _CODE.pack_into(self._map, _CODE_START, since, until, number)
 
     def begin(
         self,
@@ -210,12 +231,21 @@ class Ledger:
         """Record that an exception ended the last call: its time is negative."""
         _ENDED.pack_into(self._map, self._at() + _ENDED_OFFSET, -time.monotonic())
 
+    def work(self) -> None:
+        """Record that this rank, for which others wait, gets on with work of its own."""
+        _WORKED.pack_into(self._map, _WORKED_OFFSET, time.monotonic())
+
     def _at(self) -> int:
         """Return where the last record is."""
         return _RING_START + self._words[PLACE_NUMBER] % NUM_RECORDS * _RECORD.size
 
+    def beat(self, seconds: float, away: float) -> None:
+        """Record that the interpreter runs. In a thread of its own; arguments: see Pulse."""
+        PULSE.pack_into(self._map, PULSE_START, time.monotonic(), seconds, away)
+
     def close(self) -> None:
         """Close the file, which stays."""
+        MACHINE_CODE.listeners.discard(self)
         self.names.close(self._ring)
         self._map.close()
 
@@ -240,6 +270,19 @@ class Ledger:
             self._clock,
             socket.gethostname().encode()[:64],
         )
+
+
+def _mapped(path: Path, num_bytes: int) -> mmap.mmap | None:
+    """Return the memory of a new file; None, after a warning, where there cannot be one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return new_map(path, num_bytes)
+    except OSError as error:
+        tell(
+            f"warning: {path} cannot be made: {error.strerror or error}; the calls of this rank "
+            "are noted in memory only, and a report of a hang will lack them"
+        )
+        return None
 
 
 def _line(text: str) -> bytes:
@@ -277,6 +320,11 @@ class RecordedCall:
     has_failed: bool = False
 
     @property
+    def peer(self) -> int:
+        """The other end of a message, the first rank of a collective; -1 if it is not known."""
+        return self.ranks[0] if self.ranks else -1
+
+    @property
     def carries(self) -> str:
         """The verb and what it carries: "all_reduce of 10 float32"."""
         return self.verb if self.count is None else f"{self.verb} of {self.count:,} {self.dtype}"
@@ -284,13 +332,23 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The content of a ledger file: who wrote it, and its last calls, oldest first."""
+    """The content of a ledger file: who wrote it, and its last calls, oldest first.
+
+    pulse    of its interpreter (pulse.py)
+    worked   when it last got on with work of its own, seconds since the epoch; None: it never said
+    code     what code it loads or compiles, "": none
+    since    when it began with that, or was done with it last; seconds since the epoch
+    """
 
     rank: int
     world_size: int
     pid: int
     host: str
+    pulse: Pulse
+    worked: float | None
     calls: tuple[RecordedCall, ...]
+    code: str = ""
+    since: float = 0.0
 
     @property
     def under_way(self) -> RecordedCall | None:
@@ -303,20 +361,31 @@ def read_ledger(path) -> RecordedRank:
 
     Errors: OSError; CheckpointError if the file is no ledger.
     """
-    data = Path(path).read_bytes()
-    if len(data) != _RING_START + NUM_RECORDS * _RECORD.size or data[:8] != MAGIC:
+    data = read_bytes(path, _FILE_BYTES, error=CheckpointError)
+    if len(data) != _FILE_BYTES or data[:8] != MAGIC:
         raise CheckpointError(f"{path} is not a ledger of this version of shardkit")
     _, rank, world_size, pid, names_bytes, clock, host = _HEADER.unpack_from(data)
+    if not rank < world_size <= _MOST_RANKS:
+        raise CheckpointError(f"{path}: rank {rank} of {world_size:,}", path, "rank")
     names = ["?"] + data[_NAMES_START : _NAMES_START + min(names_bytes, _NAMES_BYTES)].decode(
         "utf-8", "replace"
     ).split("\n")
-    records = sorted(record for record in _RECORD.iter_unpack(data[_RING_START:]) if record[0])
+    (worked,) = _WORKED.unpack_from(data, _WORKED_OFFSET)
+    ring = data[_RING_START:_CODE_START]
+    records = sorted(record for record in _RECORD.iter_unpack(ring) if record[0])
+    since, until, code = _CODE.unpack_from(data, _CODE_START)
+    with understood(path, "records", error=CheckpointError):
+        calls = tuple(_call(record, names, clock) for record in records)
     return RecordedRank(
         rank,
         world_size,
         pid,
-        host.rstrip(b"\0").decode(),
-        tuple(_call(r, names, clock) for r in records),
+        host.rstrip(b"\0").decode("utf-8", "replace"),
+        Pulse(*PULSE.unpack_from(data, PULSE_START)),
+        worked + clock if worked else None,
+        calls,
+        (names[code] if code < len(names) else "code") if since else "",
+        (since or until) + clock,
     )
 
 
@@ -326,6 +395,8 @@ def _call(record, names, clock) -> RecordedCall:
         names[i] if i < len(names) else "?" for i in (verb, group, dtype, site)
     ]
     group, _, ranks = group.partition(" of ranks " if on_group else " with rank ")
+    if not all(map(math.isfinite, (began, ended, clock))):
+        raise ValueError(f"call {number} has no time")
     return RecordedCall(
         number,
         on_group or None,

@@ -10,7 +10,7 @@ from math import inf
 
 import numpy
 
-from .ledger import PLACE_IS_FREE, Names
+from .ledger import PLACE_IS_FREE, Ledger, Names
 
 NUM_CALLS, NANOSECONDS = range(2)  # of a tally
 
@@ -122,6 +122,11 @@ class Progress:
         self.current = call
         if self._ledger is not None:
             self._ledger.begin(f"wait for {call.verb}", call.group, call.ranks, call.number)
+
+    def work(self) -> None:
+        """Note that this rank gets on with work of its own, for which others wait in a verb."""
+        if isinstance(self._ledger, Ledger):
+            self._ledger.work()
 
     def describe(self, dtype, count: int) -> None:
         """Note what the current call carries, in elements."""

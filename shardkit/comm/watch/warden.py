@@ -4,7 +4,12 @@
     the rank waits too long in MPI_Init,              names the missing ranks (roll.py) and ends
       initialize(), shutdown() or MPI_Finalize          its rank, so that the launcher ends the job
     a rank that it waits for has left or died         the same, without waiting for the limit
-    its rank died before it reached its end           reports the death
+    the rank has been in a verb longer than the       the same
+      limit, and its interpreter does not run
+    the rank has been stopped for as long as the      ends it, and the others go on
+      limit, and they can go on without it
+    its rank died before it might end                 reports the death; it ends the job unless
+                                                        that belongs to another program
     the job is ending, but its rank still runs        kills it: a stopped process reacts to nothing
                                                         else, and an abort under Open MPI's ULFM may
                                                         end nobody
@@ -23,14 +28,20 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
+from .cores import FairClock, children_of
 from .folder import JobFolder, remove_if_abandoned
-from .roll import Entry, Roll
+from .pulse import read_pulse
+from .roll import EXIT_HOOKS, Entry, Roll
 
 POLL_SECONDS = 0.4
+NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
+SUSPENDED_SECONDS = 5.0  # more than a busy machine delays a look
 SURE_SECONDS = 1.5  # a rank that left must be needed for so long: others may have a better report
 GRACE_SECONDS = 2.5  # between the end of the job and the kill of a rank
+ABORT_SECONDS = 0.5  # for the rank to abort by itself, if its interpreter runs
 FORWARDING_SECONDS = 0.1  # for the launcher to forward a message before it notices a death
 MAX_NAMED = 8
 
@@ -40,6 +51,7 @@ class Warden:
     """The warden of one rank.
 
     process   id of the rank's process
+    launcher  id of the process that started it
     facts     how the rank was started, for the message
     hints     {where a rank waits: what to check}
     """
@@ -48,31 +60,73 @@ class Warden:
     rank: int
     num_ranks: int
     process: int
+    launcher: int
     facts: str
     hints: dict[str, str]
+
+    def __post_init__(self):
+        self._looked_at = self._moved_at = time.monotonic()  # moved: seen not to be stopped
+        self._stopped_at = 0.0  # seen to be stopped
+        self._woke_at = 0.0  # this warden, stopped with the job
 
     def watch(self) -> None:
         """Watch until the rank's process is gone."""
         needed_since = None
+        clock = FairClock(0.0)
         while not self._is_gone():
+            own = self.roll.read(self.rank)
+            self._look()
+            if own is not None and own.is_free:
+                if time.monotonic() > max(self._moved_at, self._woke_at) + own.seconds:
+                    return self._report_stopped(own)
+                continue
             if self.roll.is_ended():
                 return self._end_rank(GRACE_SECONDS)
-            own = self.roll.read(self.rank)
-            if own is not None and own.has_ended:
-                return self._watch_end(own)
+            if own is not None and self._is_ended_as_stuck(own):
+                return
             if own is None or not own.is_waiting:
                 needed_since = None
                 continue
+            since = max(own.since, self._woke_at)
+            if clock.began != since:
+                clock = FairClock(since)
             now = time.monotonic()
             needed_since = (needed_since or now) if self._are_gone(own) else None
             if (
-                now > own.since + own.seconds + self._turn_seconds(own)
+                clock.count(self._needed(own)) > own.seconds + self._turn_seconds(own)
                 or needed_since
                 and now > needed_since + SURE_SECONDS
             ):
                 if self.roll.read(self.rank) == own:
                     return self._report(own, now)
         self._name_death()
+
+    def _look(self):
+        """Note whether the rank, or all of the job, has been stopped: it may be suspended."""
+        now = time.monotonic()
+        if now > self._looked_at + POLL_SECONDS + SUSPENDED_SECONDS:
+            self._woke_at = now
+        if is_stopped(self.process):
+            self._stopped_at = now
+        else:
+            self._moved_at = now
+        self._looked_at = now
+
+    def _needed(self, own: Entry) -> list[int]:
+        """Return the processes of this node that have not come to this wait, or else of all.
+
+        A rank without an entry may be any other child of the process that started this one.
+        """
+        entries = {rank: self.roll.read(rank) for rank in range(self.num_ranks)}
+        known = {entry.process for entry in entries.values() if entry is not None}
+        late = [
+            entry.process
+            for entry in entries.values()
+            if entry is not None and not _has_come(entry, own)
+        ]
+        if None in entries.values():
+            late += [child for child in children_of(self.launcher) if child not in known]
+        return late or list(known)
 
     def _turn_seconds(self, own) -> float:
         """Return how long to wait for a warden that sees who is missing, if this one does not."""
@@ -81,18 +135,6 @@ class Warden:
             entry is not None and not _has_come(entry, own) for entry in others
         )
         return 0.0 if knows else SURE_SECONDS
-
-    def _watch_end(self, own: Entry):
-        """Watch a rank after MPI_Finalize: the launcher still waits for it, if it is stopped."""
-        moved_at = time.monotonic()
-        while not self._is_gone():
-            if not is_stopped(self.process):
-                moved_at = time.monotonic()
-            elif time.monotonic() > moved_at + own.seconds:
-                return self._end_job(
-                    f"has been stopped for {own.seconds:.3g} s at the end of its program on "
-                    f"{self._place()}; the job is ended"
-                )
 
     def _is_gone(self) -> bool:
         """Wait a moment, and return True if the rank's process is gone."""
@@ -118,13 +160,10 @@ class Warden:
 
     def _are_gone(self, own: Entry) -> bool:
         """Return True if the rank waits for one that will never come."""
-        if own.survives:
+        if own.survives or own.is_guest:
             return False
         others = [entry for entry in self._others().values() if entry is not None]
-        return any(
-            not _has_come(entry, own) and (entry.has_left or state_of(entry.process) is None)
-            for entry in others
-        )
+        return any(_never_comes(entry, own) for entry in others)
 
     # ---- reports ---------------------------------------------------------------------------------
 
@@ -136,12 +175,55 @@ class Warden:
             f"ended{self.hints.get(own.doing, '')}"
         )
 
+    def _is_ended_as_stuck(self, own: Entry) -> bool:
+        """End the rank if it is in a verb for too long, and return whether it was so."""
+        now = time.monotonic()
+        found = read_pulse(self.roll.folder, self.rank, now)
+        if found is None:
+            return False
+        pulse, seconds = found
+        if own.survives and now > max(self._moved_at, self._woke_at) + pulse.seconds:
+            if not self._others_move():
+                return False
+            self._remove_rank(f"has been stopped for {pulse.seconds:.3g} s")
+            return True
+        silent = min(pulse.silent_seconds(now), now - max(self._stopped_at, self._woke_at))
+        if min(seconds, silent + NEXT_TO_WATCHDOG_SECONDS) < (
+            pulse.seconds + NEXT_TO_WATCHDOG_SECONDS
+        ):
+            return False
+        self._end_job(
+            f"has been {seconds:.3g} s in a call on {self._place()}, and its interpreter has not "
+            f"run for {silent:.3g} s, native code holds its lock; the job is ended"
+        )
+        return True
+
+    def _others_move(self) -> bool:
+        """Return True unless all ranks of this node are stopped: the job is suspended."""
+        here = [entry for entry in self._others().values() if entry is not None]
+        return not here or any(state_of(entry.process) not in (None, "T", "t") for entry in here)
+
+    def _remove_rank(self, why: str):
+        """End the rank alone."""
+        self._say(
+            f"rank {self.rank} of {self.num_ranks} {why} on {self._place()}; it is ended, and the "
+            "others go on"
+        )
+        self._end_rank(FORWARDING_SECONDS)
+
+    def _report_stopped(self, own: Entry):
+        """End a rank after MPI_Finalize: the launcher still waits for it."""
+        self._end_job(
+            f"has been stopped for {own.seconds:.3g} s at the end of its program on "
+            f"{self._place()}; the job is ended"
+        )
+
     def _end_job(self, text: str):
         """Report this about the rank, unless another process has reported, and end the rank."""
         if self.roll.may_report():
             self._say(f"rank {self.rank} of {self.num_ranks} {text}")
         self.roll.end()
-        self._end_rank(FORWARDING_SECONDS)
+        self._end_rank(ABORT_SECONDS)
 
     def _place(self) -> str:
         return f"{platform.node()} (process {self.process}{self.facts})"
@@ -151,8 +233,10 @@ class Warden:
         own = self.roll.read(self.rank)
         if (
             own is None
-            or own.has_ended
+            or own.may_end
             or own.survives
+            or own.is_guest
+            and None in self._others().values()  # who may have died before, or ended the job
             or own.has_left
             and not own.is_waiting
             or self.roll.is_ended()
@@ -168,9 +252,10 @@ class Warden:
             self._say(
                 f"rank {self.rank} died: its process ended without a word (killed, out of memory, "
                 f"a crash in native code, or os._exit); it was {'in ' if own.is_waiting else ''}"
-                f"{own.doing}{absent}; the job is ended"
+                f"{own.doing}{absent}{'' if own.is_guest else '; the job is ended'}"
             )
-        self.roll.end()
+        if not own.is_guest:  # else its launcher decides
+            self.roll.end()
         self._hold_launcher()
 
     def _end_rank(self, seconds: float):
@@ -209,6 +294,8 @@ def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
     named = missing | stopped
     if is_stopped(own.process):
         return f"rank {rank} itself is stopped"
+    if own.doing == EXIT_HOOKS:
+        return f"rank {rank} itself is the one that all wait for"
     if not named and any(
         entry.number > own.number and not entry.has_left for entry in here.values()
     ):
@@ -231,9 +318,18 @@ def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
 
 def _has_come(entry: Entry, own: Entry) -> bool:
     """Return True if that rank has begun the wait that this one is in."""
+    if own.may_end and own.doing != EXIT_HOOKS:  # it has met the others
+        return entry.may_end and entry.doing != EXIT_HOOKS
     if own.has_left:
         return entry.has_left
     return entry.number >= own.number
+
+
+def _never_comes(entry: Entry, own: Entry) -> bool:
+    """Return True if that rank will never begin the wait that this one is in."""
+    if own.has_left:
+        return not entry.may_end and state_of(entry.process) is None
+    return not _has_come(entry, own) and (entry.has_left or state_of(entry.process) is None)
 
 
 def _whereabouts(entry):
@@ -245,7 +341,7 @@ def _whereabouts(entry):
     word = "stopped " if is_stopped(entry.process) else ""
     place = (
         "at the end of its program"
-        if entry.has_left
+        if entry.has_left and entry.doing != EXIT_HOOKS
         else f"{'in ' if entry.is_waiting else ''}{entry.doing}"
     )
     return f"{word}{place} (process {entry.process})"
@@ -275,7 +371,8 @@ def main(text: str) -> None:
     arguments = json.loads(text)
     folder = JobFolder.open(arguments.pop("folder"))
     roll = Roll(folder.path)
-    os.close(1)  # tells the rank that it is watched
+    with suppress(OSError):  # the rank has died already
+        os.write(1, b"watching\n")  # it is watched, as long as this stays open
     try:
         Warden(roll, **arguments).watch()
     finally:

@@ -1,12 +1,12 @@
 """The watchdog: a call that exceeds the time limit ends the job with a report.
 
 Every rank keeps a ledger (ledger.py), and a thread checks regularly how long the current call has
-taken. The first rank that finds a call over the limit makes the file `hang`, asks the processes of
-its node for their stacks by a signal (ranks of other nodes see the file), reads all ledgers, and
-aborts with the report of hang.py.
+taken, and notes that it could (pulse.py). The first rank that finds a call over the limit makes the
+file `hang`, asks the processes of its node for their stacks by a signal (ranks of other nodes see
+the file), reads all ledgers, and aborts with the report of hang.py.
 
 The report names all ranks if they see one folder; if each node has its own folder, it names the
-ranks of the node.
+ranks of the node. What counts as waiting is said in call_clock.py.
 Source: the flight recorder of torch.distributed.
 """
 
@@ -14,20 +14,28 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+from ...files.removing import remove_file
+from ...files.writing import open_new
 from ..failure.agreement import describe_error
-from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
+from .attendance import attendance
+from .call_clock import CallClock
+from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, idle_since, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
+from .pulse import beat_seconds
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 STACKS_SECONDS = 0.7  # until the stacks of this node are written
+STOPPED_SECONDS = 2.0  # between two beats: a process that was stopped, with all others perhaps
 PATIENCE_SECONDS = 3.0  # the time that the first rank to notice has to end the job
-MAX_POLL_SECONDS = 1.0  # the time limit may change at any time
 REPORT_SECONDS = 8.0  # a hang is reported so long before the batch system kills the job
+_HERE = os.path.dirname(os.path.dirname(__file__))
 MIN_SECONDS = 10.0  # a call may take so long even then: a save may still succeed
 
 
@@ -35,10 +43,12 @@ class Watchdog:
     """The ledger of one rank, and the thread that watches its current call.
 
     progress      the calls to write into the ledger
-    folder        for the files of all ranks; made if it is missing
+    folder        for the files of all ranks; made if it is missing. None, or one that cannot be
+                  written: this rank's calls are watched, and a report lacks them
     seconds       function () -> seconds that a call may take
     seconds_left  function () -> seconds until the batch system kills the job
     abort         function (message) that ends the job
+    patience      seconds beyond the limit: wardens end a stopped rank, and the others go on
     """
 
     def __init__(
@@ -51,25 +61,41 @@ class Watchdog:
         seconds,
         abort,
         seconds_left=lambda: inf,
+        patience: float = 0.0,
     ):
-        self.folder = Path(folder)
+        self.folder = None if folder is None else Path(folder)
         self.rank = rank
         self._seconds = seconds
         self._progress = progress
         self._abort = abort
         self._seconds_left = seconds_left
+        self._patience = patience
         self._stopped = threading.Event()
+        self._clock = CallClock(self.folder)
+        self._next_check = 0.0  # of ranks that work
+        self._away_since = 0.0
+        self._resumed_at = 0.0  # after this process was stopped
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
-            self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
+            self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
         )
-        self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
-        self._hang = self.folder / HANG_NAME
-        self._hang.unlink(missing_ok=True)  # left by an earlier run in this folder
+        self._stacks = self._open_stacks()
+        self.ledger.beat(seconds(), 0.0)
+        attendance().note_ledger(self.ledger.path)
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         progress.ledger = self.ledger
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
+
+    def _open_stacks(self):
+        """Return the file for the stacks of this rank, or a place where they are lost."""
+        try:
+            if self.folder is not None:
+                remove_file(self.folder / HANG_NAME)  # left by an earlier run in this folder
+                return open_new(self.folder / STACKS_NAME.format(self.rank))
+        except OSError:  # the warning about the ledger has said so
+            pass
+        return open(os.devnull, "rb+")
 
     def close(self) -> None:
         """Stop watching; the files stay."""
@@ -77,13 +103,25 @@ class Watchdog:
         self._thread.join()
         if self._progress.ledger is self.ledger:  # else another watchdog has taken over
             self._progress.ledger = None
+            attendance().note_ledger(None)
             faulthandler.unregister(STACKS_SIGNAL)
         self._stacks.close()
         self.ledger.close()
 
+    def suspects(self) -> str:
+        """Return a phrase that names the ranks for which the others wait."""
+        if self.folder is None:
+            return "no rank has a ledger that shows what it does"
+        return hang_suspects(self.folder, self._limit())
+
     def _watch(self):
-        while not self._stopped.wait(min(MAX_POLL_SECONDS, self._seconds() / 8)):
+        beat_at = time.monotonic()
+        while not self._stopped.wait(beat_seconds(self._seconds())):
+            before, beat_at = beat_at, time.monotonic()
+            if beat_at - before > max(self._seconds() / 2, STOPPED_SECONDS):
+                self._resumed_at = beat_at
             try:
+                self._beat()
                 self._look()
             except Exception as error:  # without this thread, no hang would be noticed
                 self._abort(
@@ -91,19 +129,50 @@ class Watchdog:
                     f"{describe_error(error)}; the job is ended"
                 )
 
+    def _beat(self):
+        now = time.monotonic()
+        self._away_since = (self._away_since or now) if self._is_away() else 0.0
+        self.ledger.beat(self._seconds(), self._away_since)
+
+    def _is_away(self) -> bool:
+        """Return True if the main thread runs code of others inside of its call."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if self._progress.current is None or frame is None or _is_own(frame):
+            return False
+        while frame is not None and not _is_own(frame):
+            frame = frame.f_back
+        return frame is not None
+
     def _look(self):
         if self._has_outlived():
             self._report()
-        elif self._hang.exists():
+        elif self.folder is not None and (self.folder / HANG_NAME).exists():
             self._dump_stacks()
 
     def _has_outlived(self) -> bool:
         call, began = self._progress.current, self._progress.began
         return (
             call is not None
-            and time.monotonic() - began > self._limit()
+            and self._clock.seconds(call, max(began, self._resumed_at), self._limit())
+            > self._limit() + self._patience
             and self._progress.current is call
         )
+
+    def look_at_others(self) -> None:
+        """End the job if another rank, in no verb, has long not got on with work of its own.
+
+        For ranks that all note their work, while this one works too.
+        """
+        now = time.monotonic()
+        if self.folder is None or now < self._next_check:
+            return
+        limit = self._limit()
+        self._next_check = now + beat_seconds(limit)
+        with suppress(OSError):
+            stuck = idle_since(self.folder, time.time() - limit)
+            if stuck and self._is_first():
+                _, report = self._look_at_ledgers()
+                self._abort(f"{stuck} got nowhere for {limit:g} s; the job is ended\n{report}")
 
     def _limit(self) -> float:
         """Return the seconds that a call may take now: fewer if the job is about to be killed."""
@@ -112,9 +181,7 @@ class Watchdog:
 
     def _report(self):
         """Report the hang if this rank is the first; otherwise wait for the report of the first."""
-        try:
-            self._hang.touch(exist_ok=False)
-        except FileExistsError:
+        if not self._is_first():
             self._dump_stacks()
             self._gives_up = min(self._gives_up, time.monotonic() + PATIENCE_SECONDS)
             self._stopped.wait(STACKS_SECONDS)
@@ -122,15 +189,35 @@ class Watchdog:
                 return
         call = self._progress.current
         limit = self._limit()
-        suspects = hang_suspects(self.folder)
-        self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
-        time.sleep(STACKS_SECONDS)
-        report = hang_report(self.folder, time.time())
+        suspects, report = self._look_at_ledgers()
         why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"
         self._abort(
-            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n"
-            f"{report}\nfiles: {self.folder}"
+            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}"
         )
+
+    def _is_first(self) -> bool:
+        """Return True for one rank; for all where no file can be made."""
+        try:
+            if self.folder is not None:
+                (self.folder / HANG_NAME).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def _look_at_ledgers(self) -> tuple[str, str]:
+        """Return the ranks that are missing, in words, and the report."""
+        if self.folder is None:
+            return self.suspects(), ""
+        try:
+            suspects = self.suspects()
+            self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
+            time.sleep(STACKS_SECONDS)
+            report = hang_report(self.folder, time.time())
+        except OSError as error:
+            return f"what the ranks do is not known, for {error}", ""
+        return suspects, f"{report}\nfiles: {self.folder}"
 
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
@@ -145,3 +232,8 @@ class Watchdog:
         """Write the stacks, unless the signal has done so."""
         if os.fstat(self._stacks.fileno()).st_size == 0:
             faulthandler.dump_traceback(self._stacks, all_threads=True)
+
+
+def _is_own(frame) -> bool:
+    """Return True if this is code of this room."""
+    return frame.f_code.co_filename.startswith(_HERE)

@@ -4,6 +4,7 @@ parts    | 0 | 1 | 2 | 3 |       rank r takes the parts r, r + ranks, ...
 tokens   [ 0   1   2   3 ]       a part begins where those before it end
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import numpy
 
 from ...checkpoint.format.files import sync
+from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ..token_file import DOCUMENTS, TOKENS, lay_out_token_file
 from ..tokenizer import Tokenizer, token_dtype
-from .parts import TokenPart
+from .inputs import passing
+from .parts import SYNC_SECONDS, TokenPart
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,14 @@ def assemble(
         )
     ]
     with collectively(backend):
-        _write(path, places, [*zip(parts, starts)][backend.rank :: backend.world_size], tokenizer)
+        own = [*zip(parts, starts)][backend.rank :: backend.world_size]
+        _write(path, places, passing(own, backend.work), tokenizer)
+        with native_work(backend, SYNC_SECONDS):
+            sync(path)
     return totals
 
 
-def _write(path: Path, places: dict[str, int], own: list, tokenizer: Tokenizer) -> None:
+def _write(path: Path, places: dict[str, int], own: Iterable, tokenizer: Tokenizer) -> None:
     """Write these parts at their places: (part, (documents before it, tokens before it)) each."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     with open(path, "r+b") as file:
@@ -64,4 +70,3 @@ def _write(path: Path, places: dict[str, int], own: list, tokenizer: Tokenizer) 
             file.write(tokens.tobytes())
         file.seek(places[DOCUMENTS])
         file.write(numpy.zeros(1, "<i8").tobytes())
-    sync(path)

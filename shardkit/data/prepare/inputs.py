@@ -5,10 +5,14 @@ many ranks there are, changes nothing.
 """
 
 import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ...errors import ConfigurationError, CorpusError
+from ...files.reading import opened, size_of
 from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader
 from .readers import DocumentReader, JSONReader, Span, TextReader
@@ -24,6 +28,7 @@ _KINDS = {
 LEAST_BLOCK = 1 << 20  # bytes, a power of two and a multiple of a piece
 LARGEST_BLOCK = 1 << 26
 _MANY_BLOCKS = 1024
+T = TypeVar("T")
 FIELD = "text"  # where documents are, unless something else is said
 
 
@@ -40,12 +45,15 @@ class Input:
     modified: int
     content: Path | None
 
-    def unpacked(self, folder: Path) -> "Input":
-        """Return this input with its content, unpacked into a folder if it is compressed."""
+    def unpacked(self, folder: Path, work: Callable[[], None]) -> "Input":
+        """Return this input with its content, unpacked into a folder if it is compressed.
+
+        work   called as it gets on
+        """
         if self.content is not None:
             return self
-        content = unpack(self.path, folder)
-        return replace(self, content=content, num_bytes=content.stat().st_size)
+        content = unpack(self.path, folder, work)
+        return replace(self, content=content, num_bytes=size_of(content, error=CorpusError))
 
     def reader(self, field: str) -> DocumentReader:
         """Return its reader. Errors: CorpusError, ConfigurationError without a library."""
@@ -73,26 +81,28 @@ class Block:
         return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 
-def find_inputs(paths: list[str]) -> list[Input]:
+def find_inputs(paths: list[str], work: Callable[[], None] = lambda: None) -> list[Input]:
     """Return the files under these paths, in their order; folders are searched, sorted by name.
 
     In folders, files that are hidden or begin with NUL bytes, as no text does, are passed over.
+    work   called after each file
     Errors: CorpusError if a path does not exist, is no text, is compressed in a way that is not
     read, or nothing is there.
     """
-    found = [found for path in map(Path, paths) for found in _under(path)]
+    found = [found for path in map(Path, paths) for found in _under(path, work)]
     if not sum(one.num_bytes for one in found):
         raise CorpusError(f"no text in {', '.join(paths)}")
     return found
 
 
-def _under(path: Path) -> list[Input]:
+def _under(path: Path, work: Callable[[], None]) -> list[Input]:
     if not path.exists():
         raise CorpusError(f"{path} does not exist; wanted files or folders of text")
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = sorted(passing(path.rglob("*"), work))
+        files = [file for file in passing(files, work) if file.is_file()]
         files = [file for file in files if not is_hidden(file, path)]
-        return [_input(file) for file in files if _is_readable(file)]
+        return [_input(file) for file in passing(files, work) if _is_readable(file)]
     if not _is_readable(path):
         raise CorpusError(f"{path} is no text: it holds NUL bytes")
     return [_input(path)]
@@ -114,7 +124,8 @@ def _kind(path: Path) -> str:
 
 
 def _input(path: Path) -> Input:
-    about = path.stat()
+    with opened(path, error=CorpusError) as file:
+        about = os.fstat(file.fileno())
     content = None if is_compressed(path) else path
     return Input(path, _kind(path), about.st_size, about.st_mtime_ns, content)
 
@@ -132,14 +143,28 @@ def check_field(inputs: list[Input], field: str | None) -> str:
     return FIELD if field is None else field
 
 
-def cut_into_blocks(inputs: list[Input], field: str) -> list[Block]:
+def cut_into_blocks(
+    inputs: list[Input], field: str, work: Callable[[], None] = lambda: None
+) -> list[Block]:
     """Return the blocks of all inputs, in document order.
 
+    work   called after each file
     Errors: CorpusError if a Parquet file has no such column.
     """
     block_bytes = _block_bytes(sum(one.num_bytes for one in inputs))
-    spans = [(one, span) for one in inputs for span in one.reader(field).spans(block_bytes)]
+    spans = [
+        (one, span)
+        for one in passing(inputs, work)
+        for span in one.reader(field).spans(block_bytes)
+    ]
     return [Block(number, one, span) for number, (one, span) in enumerate(spans)]
+
+
+def passing(things: Iterable[T], work: Callable[[], None]) -> Iterator[T]:
+    """Yield these, and call work() after each."""
+    for thing in things:
+        yield thing
+        work()
 
 
 def _block_bytes(total: int) -> int:

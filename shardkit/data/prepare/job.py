@@ -9,25 +9,29 @@ parts behind, and the next job does the others. The file is the same whatever ha
 
 import hashlib
 import json
-import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...checkpoint.format.files import sync
+from ...comm.alone_at_work import ledger_in, native_work, wait_until
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, CorpusError
+from ...files.ownership import Ownership
+from ...files.reading import read_json, wanted
+from ...files.removing import few
+from ...files.writing import move_file, write_whole
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
-from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs
+from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs, passing
 from .parts import PartsFolder
 from .vocabulary import train_vocabulary
 from .work import Encoding, PreparationProgress, Readers, told
 
-ALONE_SECONDS = 24 * 3600.0  # what rank 0 may do alone: look at many files, train a vocabulary
-_POLL_SECONDS = 0.1
+ALONE_SECONDS = 24 * 3600.0  # that native code may take for the vocabulary of a large corpus
 
 
 @dataclass(frozen=True)
@@ -61,39 +65,51 @@ def prepare_tokens(
     Errors, on all ranks: ConfigurationError, CorpusError (the first in document order, with file
     and line), OSError. Parts that are done stay, and nothing is at the output's name before it is
     whole.
+    The timeout of the backend limits how long a rank may get nowhere: with a block, say.
     """
-    backend.timeout = max(backend.timeout, ALONE_SECONDS)
+    owned: list[Ownership] = []  # the folder of parts, on rank 0
+    try:
+        return _prepare(backend, preparation, owned, say, report)
+    finally:
+        for each in owned:
+            each.release()
+
+
+def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, report) -> Totals:
     output = preparation.output
-    blocks, field, attempt, files = _plan(backend, preparation)
+    blocks, field, attempt, files = _plan(backend, preparation, owned, say)
     folder = PartsFolder(output, attempt)
-    if files is None:
-        files = _trained(backend, folder, preparation, blocks, field, say)
-    with collectively(backend):
-        tokenizer = tokenizer_of(files)
-    work = Encoding(backend, folder, tokenizer, blocks, field)
-    num_kept = work.check_parts()
-    if backend.rank == 0 and num_kept:
-        say(f"{num_kept} of {len(blocks)} parts were done before")
-    parts = work.encode(report)
-    totals = assemble(backend, folder.unfinished, parts, tokenizer)
+    with ledger_in(backend, folder.ledger):
+        if files is None:
+            files = _trained(backend, folder, preparation, blocks, field, say)
+        with collectively(backend):
+            tokenizer = tokenizer_of(files)
+        work = Encoding(backend, folder, tokenizer, blocks, field)
+        num_kept = work.check_parts()
+        if backend.rank == 0 and num_kept:
+            say(f"{num_kept} of {len(blocks)} parts were done before")
+        parts = work.encode(report)
+        totals = assemble(backend, folder.unfinished, parts, tokenizer)
     with collectively(backend):
         if backend.rank == 0:
-            _publish(folder, preparation, tokenizer)
+            _publish(folder, preparation, tokenizer, say)
     return totals
 
 
-def _plan(backend, preparation: Preparation) -> tuple[list[Block], str, str, dict | None]:
+def _plan(
+    backend, preparation: Preparation, owned, say
+) -> tuple[list[Block], str, str, dict | None]:
     """Return (blocks, field, name of this attempt, files of the tokenizer or None). Collective."""
     plan = None
     with collectively(backend):
         if backend.rank == 0:
-            plan = _look(preparation)
+            plan = _look(preparation, owned, say, backend.work)
     inputs, field, attempt, files = backend.broadcast_object(plan, 0)
     inputs = _unpacked(backend, inputs, PartsFolder(preparation.output, attempt).path)
     blocks = None
     with collectively(backend):
         if backend.rank == 0:
-            blocks = cut_into_blocks(inputs, field)
+            blocks = cut_into_blocks(inputs, field, backend.work)
     return backend.broadcast_object(blocks, 0), field, attempt, files
 
 
@@ -102,14 +118,14 @@ def _unpacked(backend, inputs: list[Input], folder: Path) -> list[Input]:
     packed = [number for number, one in enumerate(inputs) if one.content is None]
     with collectively(backend):
         mine = packed[backend.rank :: backend.world_size]
-        made = {number: inputs[number].unpacked(folder) for number in mine}
+        made = {number: inputs[number].unpacked(folder, backend.work) for number in mine}
     for of_rank in backend.all_gather_object(made):
         for number, one in of_rank.items():
             inputs[number] = one
     return inputs
 
 
-def _look(preparation: Preparation):
+def _look(preparation: Preparation, owned: list[Ownership], say, work):
     output = preparation.output
     trains = preparation.train_vocabulary is not None
     if trains == (preparation.tokenizer is not None):
@@ -122,23 +138,24 @@ def _look(preparation: Preparation):
     if not output.parent.is_dir():
         raise ConfigurationError(f"--output={output}: there is no folder {output.parent}")
     files = None if trains else open_tokenizer(preparation.tokenizer).files
-    inputs = find_inputs(list(preparation.inputs))
+    inputs = find_inputs(list(preparation.inputs), work)
     field = check_field(inputs, preparation.field)
     attempt = uuid.uuid4().hex
-    PartsFolder(output, attempt).open()
+    owned.append(PartsFolder(output, attempt).open(say))
     return inputs, field, attempt, files
 
 
-def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer) -> None:
+def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer, say) -> None:
     """Give the token file its name, and remove the parts."""
     output = preparation.output
     if preparation.train_vocabulary is not None:
         for name, content in tokenizer.files.items():
-            output.with_name(name).write_bytes(content)
-            sync(output.with_name(name))
-    folder.unfinished.rename(output)
+            write_whole(output.with_name(name), content, durable=True)
+    move_file(folder.unfinished, output)
     sync(output.parent)
-    folder.remove()
+    left = folder.remove()
+    if left:
+        say(f"{folder.path} stays, for what is in it: {few(left)}")
 
 
 # ---- a vocabulary --------------------------------------------------------------------------------
@@ -158,19 +175,29 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> d
             num_bytes = sum(block.span.num_bytes for block in blocks)
             say(f"training a vocabulary of {size:,} tokens on {num_bytes / 1e6:,.1f} MB")
             with told(folder):
-                _train(path, blocks, field, size)
-        while not path.exists() and not folder.has_failed:
-            time.sleep(_POLL_SECONDS)
+                _train(path, blocks, field, size, backend)
+        wait_until(backend, lambda: path.exists() or folder.has_failed, 0)
     files = None
     if backend.rank == 0:
-        files = {name: text.encode() for name, text in json.loads(path.read_text()).items()}
+        texts = read_json(path, 1 << 27, error=CorpusError)
+        files = {
+            name: wanted(text, str, path, name, error=CorpusError).encode()
+            for name, text in texts.items()
+        }
     return backend.broadcast_object(files, 0)
 
 
-def _train(path: Path, blocks: list[Block], field: str, size: int) -> None:
+def _train(
+    path: Path, blocks: list[Block], field: str, size: int, backend: CommunicationBackend
+) -> None:
     readers = Readers(field)
-    texts = (text for block in blocks for text, _ in readers.pieces(block))
-    files = train_vocabulary(texts, size)
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({name: content.decode() for name, content in files.items()}))
-    new.rename(path)
+    with ExitStack() as merging:
+
+        def all_texts():
+            for block in blocks:
+                yield from (text for text, _ in passing(readers.pieces(block), backend.work))
+            merging.enter_context(native_work(backend, ALONE_SECONDS))
+
+        files = train_vocabulary(all_texts(), size)
+    stored = {name: content.decode() for name, content in files.items()}
+    write_whole(path, json.dumps(stored).encode())

@@ -7,7 +7,8 @@ another.
 from pathlib import Path
 
 from ...errors import CorpusError
-from ..parquet_file import first_line, open_parquet
+from ...files.reading import library
+from ..parquet_file import open_parquet
 from .readers import DocumentReader, Span, hint_of
 
 
@@ -20,13 +21,17 @@ class ParquetReader(DocumentReader):
         self._kept: tuple = (None, None)  # a row group, and its column
 
     def spans(self, block_bytes):
-        """Return blocks of about so many bytes of the column, before compression."""
-        column = self._column()
+        """Return blocks of about so many bytes of all columns, before compression.
+
+        Not of the column alone: where the statistics of a column are damaged, the library ends the
+        process when it is asked about it.
+        """
+        self._check_column()
         about = self._file.metadata
         found = []
         for group in range(about.num_row_groups):
             rows = about.row_group(group).num_rows
-            size = about.row_group(group).column(column).total_uncompressed_size
+            size = max(about.row_group(group).total_byte_size, 0)
             per_block = max(1, -(-rows // max(1, -(-size // block_bytes))))
             found += [
                 Span(start, min(start + per_block, rows), per_block * size // rows, group)
@@ -43,9 +48,10 @@ class ParquetReader(DocumentReader):
                 raise CorpusError(f"{self.path} row {row} has no value in {self.field!r}")
             yield text, True
 
-    def _column(self) -> int:
-        """Return the number of the column of text. Errors: CorpusError if there is none."""
-        schema = self._file.schema_arrow
+    def _check_column(self) -> None:
+        """Raise CorpusError if there is no column of text."""
+        with library(self.path, error=CorpusError):
+            schema = self._file.schema_arrow
         if self.field not in schema.names:
             raise CorpusError(
                 f"{self.path} has no column {self.field!r}{hint_of(self.field, schema.names)}"
@@ -53,24 +59,21 @@ class ParquetReader(DocumentReader):
         kind = schema.field(self.field).type
         if str(kind) not in ("string", "large_string", "string_view"):
             raise CorpusError(f"{self.path}: column {self.field!r} is {kind}; wanted strings")
-        about = self._file.metadata
-        return next(
-            number
-            for number in range(about.num_columns)
-            if about.schema.column(number).path == self.field
-        )
 
     def _rows(self, group: int):
         if self._kept[0] != group:
             try:
-                table = self._file.read_row_group(group, columns=[self.field])
-                table.validate(full=True)  # strings are UTF-8
-            except (ValueError, OSError) as error:
+                with library(self.path, error=CorpusError):
+                    table = self._file.read_row_group(group, columns=[self.field])
+                    table.validate(full=True)  # strings are UTF-8
+                    self._kept = group, table.column(0)
+            except CorpusError as error:
                 raise CorpusError(
                     f"{self.path} cannot be read from row {self._rows_before(group) + 1} on: "
-                    f"{first_line(error)}"
+                    f"{error}",
+                    self.path,
+                    self.field,
                 ) from None
-            self._kept = group, table.column(0)
         return self._kept[1]
 
     def _rows_before(self, group: int) -> int:

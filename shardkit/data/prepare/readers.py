@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ...arguments import nearest
 from ...errors import CorpusError
+from ...files.reading import bytes_of, opened, size_of
 
 PIECE_BYTES = 1 << 16  # of text that is encoded at once; blocks of text are multiples of it
 _GOOD_CUTS = (  # each match ends where a text may be cut, the best kind first
@@ -28,6 +29,7 @@ _GOOD_CUTS = (  # each match ends where a text may be cut, the best kind first
     re.compile(rb"\S(?= \S)"),
     re.compile(rb"(?=[\x00-\x7f\xc0-\xff])"),  # before any character
 )
+_MOST_LINE = 1 << 28  # bytes of a line of JSON
 _LOOK_BACK = 3  # bytes that a good cut may need before it
 
 
@@ -60,7 +62,7 @@ class DocumentReader(ABC):
 
     def spans(self, block_bytes: int) -> list[Span]:
         """Return the blocks of the file, which depend on it and block_bytes alone."""
-        size = self.path.stat().st_size
+        size = size_of(self.path, error=CorpusError)
         return [
             Span(start, min(start + block_bytes, size), min(block_bytes, size - start))
             for start in range(0, size, block_bytes)
@@ -79,9 +81,9 @@ class TextReader(DocumentReader):
 
     def pieces(self, span):
         """Yield the pieces of this block; the document ends behind the last of the file."""
-        size = self.path.stat().st_size
         first = max(span.start - _LOOK_BACK, 0)
-        with open(self.path, "rb") as file:
+        with opened(self.path, error=CorpusError) as file:
+            size = bytes_of(file)
             file.seek(first)
             content = file.read(span.stop + PIECE_BYTES - first)
         places = [*range(span.start, span.stop, PIECE_BYTES), span.stop]
@@ -121,15 +123,24 @@ class JSONReader(DocumentReader):
 
     def pieces(self, span):
         """Yield the text of each line that begins in this block."""
-        with open(self.path, "rb") as file:
+        with opened(self.path, error=CorpusError) as file:
             at = max(span.start - 1, 0)
             file.seek(at)
             if span.start:
-                at += len(file.readline())  # the end of a line of the block before
-            while at < span.stop and (line := file.readline()):
+                at += len(self._line(file, at))  # the end of a line of the block before
+            while at < span.stop and (line := self._line(file, at)):
                 if line.strip():
                     yield self._text(line, at), True
                 at += len(line)
+
+    def _line(self, file, at: int) -> bytes:
+        line = file.readline(_MOST_LINE + 1)
+        if len(line) > _MOST_LINE:
+            raise CorpusError(
+                f"{self.name} line {line_at(self.path, at)} is longer than {_MOST_LINE:,} bytes",
+                self.name,
+            )
+        return line
 
     def _text(self, line: bytes, at: int) -> str:
         try:
@@ -137,7 +148,14 @@ class JSONReader(DocumentReader):
             text = record[self.field]
             text.encode("utf-8")
             return text
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise CorpusError(
                 f"{self.name} line {line_at(self.path, at)} {self._fault(line, error)}"
             ) from None
@@ -152,6 +170,10 @@ class JSONReader(DocumentReader):
             return f"has half of a surrogate pair in {self.field!r}, which no UTF-8 can hold"
         if isinstance(error, RecursionError):
             return "is nested too deeply"
+        if isinstance(error, MemoryError):
+            return "asks for more memory than there is"
+        if type(error) is ValueError:
+            return f"is no JSON: {error}"
         record = json.loads(line.decode("utf-8-sig"))
         if not isinstance(record, dict):
             return (
@@ -172,7 +194,7 @@ def hint_of(name: str, known) -> str:
 def line_at(path: Path, at: int) -> int:
     """Return the number, from 1, of the line in which this byte of a file lies."""
     number, left = 1, at
-    with open(path, "rb") as file:
+    with opened(path, error=CorpusError) as file:
         while left > 0 and (content := file.read(min(left, 1 << 20))):
             number += content.count(b"\n")
             left -= len(content)

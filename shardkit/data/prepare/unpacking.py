@@ -7,21 +7,24 @@ key depends on the compressed file (name, size and time), which messages name to
 """
 
 import bz2
-import gzip
 import hashlib
+import io
 import lzma
-import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from ...checkpoint.format.files import sync
 from ...errors import CorpusError
+from ...files.reading import open_regular
+from ...files.writing import whole_file
 
-_OPENERS: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _REFUSED = {".zst": "unzstd", ".zstd": "unzstd", ".lz4": "unlz4", ".Z": "uncompress"}
-_DAMAGE = EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error
+_DAMAGE = EOFError, lzma.LZMAError, zlib.error, ValueError
 _PIECE_BYTES = 1 << 20
+_MOST_MEMORY = 1 << 28  # bytes, of a decoder of .xz: four times what xz -9 needs
+_MOST_TIMES = 2000  # what gzip cannot reach
+_MOST_ZEROS = 1 << 20  # behind a stream, where tapes and disks fill up their blocks
+_SMALL = 1 << 30  # bytes that any file may hold
 
 
 def is_compressed(path: Path) -> bool:
@@ -32,9 +35,9 @@ def is_compressed(path: Path) -> bool:
     if path.suffix in _REFUSED:
         raise CorpusError(
             f"{path} is compressed, and of compressed files only those that end in "
-            f"{', '.join(_OPENERS)} are read; {_REFUSED[path.suffix]} unpacks it"
+            f"{', '.join(_DECODERS)} are read; {_REFUSED[path.suffix]} unpacks it"
         )
-    return path.suffix in _OPENERS
+    return path.suffix in _DECODERS
 
 
 def head_of(path: Path, num_bytes: int) -> bytes:
@@ -42,30 +45,127 @@ def head_of(path: Path, num_bytes: int) -> bytes:
     return _read(path, lambda file: file.read(num_bytes))
 
 
-def unpack(path: Path, folder: Path) -> Path:
+def unpack(path: Path, folder: Path, work: Callable[[], None]) -> Path:
     """Return the file in this folder that holds what a compressed file does, made if need be.
 
+    work   called after each MiB
     Errors: CorpusError if it is damaged, OSError.
     """
     about = path.stat()
     key = repr((str(path.resolve()), about.st_size, about.st_mtime_ns))
     unpacked = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.unpacked"
     if not unpacked.exists():
-        new = unpacked.with_name(unpacked.name + ".new")
-        with open(new, "wb") as out:
-            _read(path, lambda file: shutil.copyfileobj(file, out, _PIECE_BYTES))
-        sync(new)
-        new.rename(unpacked)
+        most = max(_MOST_TIMES * about.st_size, _SMALL)
+        with whole_file(unpacked, durable=True) as out:
+            _read(path, lambda file: _copy(path, file, out, most, work))
     return unpacked
+
+
+def _copy(path: Path, file, out, most: int, work: Callable[[], None]) -> None:
+    left = most
+    while content := file.read(_PIECE_BYTES):
+        left -= len(content)
+        if left < 0:
+            raise CorpusError(
+                f"{path} holds more than {most:,} bytes, {_MOST_TIMES:,} times its size; no text "
+                "is compressed so well",
+                path,
+            )
+        out.write(content)
+        work()
 
 
 def _read(path: Path, use: Callable):
     try:
-        with _OPENERS[path.suffix](path, "rb") as file:
-            return use(file)
+        with open(open_regular(path, error=CorpusError), "rb") as packed:
+            return use(io.BufferedReader(_Unpacked(packed, _DECODERS[path.suffix])))
     except _DAMAGE as error:
-        raise CorpusError(f"{path} is damaged and cannot be unpacked: {error}") from None
+        raise CorpusError(f"{path} is damaged and cannot be unpacked: {error}", path) from None
     except OSError as error:
         if error.errno is None:  # of the library bz2, which has no error of its own
-            raise CorpusError(f"{path} is damaged and cannot be unpacked: {error}") from None
+            raise CorpusError(f"{path} is damaged and cannot be unpacked: {error}", path) from None
         raise
+
+
+class _Unpacked(io.RawIOBase):
+    """What a compressed file holds: one stream behind another, and zeros between them.
+
+    Unlike the library's own, it takes bounded memory, and does not look for the end of the zeros
+    one byte at a time.
+
+    packed  the file
+    begin   function () -> a decoder of one stream, like lzma.LZMADecompressor
+    """
+
+    def __init__(self, packed, begin: Callable):
+        super().__init__()
+        self._packed, self._begin = packed, begin
+        self._decoder, self._rest = begin(), b""
+        self._is_within = False  # a stream
+        self._num_zeros = 0
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while self._is_within or self._next_stream():
+            if not self._rest and self._decoder.needs_input:
+                self._rest = self._packed.read(_PIECE_BYTES)
+                if not self._rest:
+                    raise EOFError("it is cut short")
+            found = self._decoder.decompress(self._rest, len(buffer))
+            self._rest = b""
+            if self._decoder.eof:
+                self._rest, self._is_within = self._decoder.unused_data, False
+                self._decoder = self._begin()
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+        return 0
+
+    def _next_stream(self) -> bool:
+        """Pass over zeros; return False at the end of the file."""
+        while True:
+            rest = self._rest.lstrip(b"\0")
+            self._num_zeros += len(self._rest) - len(rest)
+            if self._num_zeros > _MOST_ZEROS:
+                raise EOFError(f"there are more than {_MOST_ZEROS:,} zeros behind its end")
+            if rest:
+                self._rest, self._is_within = rest, True
+                return True
+            self._rest = self._packed.read(_PIECE_BYTES)
+            if not self._rest:
+                return False
+
+
+class _GzipDecoder:
+    """A decoder of one stream of gzip, like those of the other libraries."""
+
+    def __init__(self):
+        self._decoder = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        """True behind the end of the stream."""
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was read behind the end."""
+        return self._decoder.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        """True if nothing is left of what was read."""
+        return not self._decoder.unconsumed_tail
+
+    def decompress(self, content: bytes, most: int) -> bytes:
+        """Return at most so many bytes of the stream."""
+        return self._decoder.decompress(self._decoder.unconsumed_tail + content, most)
+
+
+_DECODERS: dict[str, Callable] = {
+    ".gz": _GzipDecoder,
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=_MOST_MEMORY),
+}

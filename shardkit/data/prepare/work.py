@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import CorpusError
 from ..tokenizer import Tokenizer, token_dtype
 from .encode import encode_block
-from .inputs import Block, Input
-from .parts import PartsFolder, TokenPart
+from .inputs import Block, Input, passing
+from .parts import SYNC_SECONDS, PartsFolder, TokenPart
 from .readers import DocumentReader
 
 _LIST_SECONDS = 1.0  # the least time between two looks at the parts of all ranks
@@ -83,10 +84,11 @@ class Encoding:
             for key in sorted(kept.keys() & self._keys)[
                 self._backend.rank :: self._backend.world_size
             ]:
+                self._backend.work()
                 try:
                     kept[key].read(dtype)
                 except CorpusError:
-                    kept[key].path.unlink()
+                    self._folder.drop(kept[key])
         kept = self._listed()
         return sum(key in kept for key in self._keys)
 
@@ -102,6 +104,8 @@ class Encoding:
         with collectively(self._backend), told(self._folder):
             watch = _Watch(self._folder, self._blocks, self._keys, left)
             for block in left:
+                self._backend.work()
+                self._backend.look_at_others()
                 if self._folder.has_failed or error is not None:
                     break
                 if self._folder.claim(block.number):
@@ -120,11 +124,13 @@ class Encoding:
         """Add the part of this block; return (its number, what is wrong with it) if that fails."""
         key = self._keys[block.number]
         try:
-            encoded = encode_block(self._readers.pieces(block), self._tokenizer)
+            pieces = passing(self._readers.pieces(block), self._backend.work)
+            encoded = encode_block(pieces, self._tokenizer)
         except CorpusError as error:
             self._folder.note_failure()
             return block.number, str(error)
-        made[key] = self._folder.write(key, *encoded)
+        with native_work(self._backend, SYNC_SECONDS):
+            made[key] = self._folder.write(key, *encoded)
         return None
 
     def _listed(self) -> dict[str, TokenPart]:

@@ -13,9 +13,9 @@ from ..autograd import Tensor
 from ..context import current_context
 from ..init import Fill, Initializer, Normal, Uniform
 from ..module import Module, ModuleList, Parameter, members_of
-from ..ops.ids import check_ids
 from ..ops.linear import embedding, linear
 from ..ops.normalization import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
+from ..ops.operands import check_ids
 from ..ops.shape import cast
 
 __all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]

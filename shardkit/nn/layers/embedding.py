@@ -10,8 +10,8 @@ from ...errors import ShapeError
 from ..autograd import Tensor, array_of
 from ..init import Normal
 from ..module import Module, Parameter
-from ..ops.ids import check_ids, index_array
 from ..ops.linear import embedding
+from ..ops.operands import check_ids, index_array
 from ..ops.segments import segment_max, segment_mean, segment_sum
 from .basic import check_sizes
 

@@ -26,6 +26,7 @@ from ..metrics import MAE, RMSE
 from ..module import Module, ModuleList
 from ..ops.activation import silu
 from ..ops.indexing import index_select
+from ..ops.operands import check_ids
 from ..ops.reduction import sum
 from ..ops.segments import segment_sum
 from ..ops.shape import concatenate, reshape
@@ -79,11 +80,14 @@ class GivenGraph:
         """Raise ShapeError unless x is a tuple that fits together."""
         nodes, senders, receivers = self.split(x)
         shapes = [part.shape for part in (nodes, senders, receivers)]
-        if len(shapes[0]) != 3 or shapes[0][2] != features or shapes[1] != shapes[2]:
+        fits = len(shapes[0]) == 3 and shapes[0][2] == features and shapes[1] == shapes[2]
+        if not fits or len(shapes[1]) != 2 or shapes[1][0] != shapes[0][0]:
             raise ShapeError(
                 f"MessagePassing of (nodes, senders, receivers) {shapes}; wanted [samples, nodes, "
                 f"{features}] and twice [samples, edges]"
             )
+        for ends in (senders, receivers):  # of each sample: all nodes become rows of one matrix
+            check_ids("MessagePassing", ends, shapes[0][1])
 
 
 class Encoder(Module):
@@ -98,6 +102,7 @@ class Encoder(Module):
         self.graph.check(x, self.features)
 
     def forward(self, x):
+        self.check_input(x)
         nodes = input_tensor(self.graph.split(x)[0], self.map.weight.dtype)
         return self.graph.join(silu(self.map(nodes)), x)
 

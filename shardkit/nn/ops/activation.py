@@ -11,11 +11,13 @@ from ...errors import ShapeError
 from ..autograd import CheapTensor, Tensor, record
 from .broadcast import summed
 from .elementwise import add, exp, multiply, subtract, where
+from .operands import check_floating, check_numbers
 from .reduction import reduced_dims, sum
 
 
 def relu(x: Tensor) -> Tensor:
     """Return max(x, 0); the gradient at 0 is 0, whatever comes from above."""
+    check_numbers("relu", x)
     y = fresh.compute("maximum", x.array, 0)
 
     def backward(gradient, wanted):
@@ -30,6 +32,7 @@ def relu(x: Tensor) -> Tensor:
 
 def tanh(x: Tensor) -> Tensor:
     """Return the hyperbolic tangent of x."""
+    check_floating("tanh", x)
     y = fresh.compute("tanh", x.array)
     return record(
         y,
@@ -44,6 +47,7 @@ def tanh(x: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)), without overflow for any x."""
+    check_floating("sigmoid", x)
     y = kernels.sigmoid(x.array)
     return record(
         y,
@@ -58,6 +62,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def gelu(x: Tensor) -> Tensor:
     """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form (arXiv 1606.08415)."""
+    check_floating("gelu", x)
 
     def backward(gradient, wanted):
         return (kernels.gelu_backward(gradient, x.array),)
@@ -83,6 +88,7 @@ def _gelu_slope(x):
 
 def erf_gelu(x: Tensor) -> Tensor:
     """Return x/2 (1 + erf(x / sqrt 2)), the form that PyTorch calls approximate="none"."""
+    check_floating("erf_gelu", x)
 
     def backward(gradient, wanted):
         return (kernels.erf_gelu_backward(gradient, x.array),)
@@ -97,6 +103,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
             f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., "
             "D] and [D] of one dtype"
         )
+    check_floating("bias_gelu", x)
     by_row = (prod(x.shape[:-1]), x.shape[-1])
 
     def backward(gradient, wanted):
@@ -125,6 +132,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """Return x sigmoid(x)."""
+    check_floating("silu", x)
 
     def backward(gradient, wanted):
         return (kernels.silu_backward(gradient, x.array),)
@@ -151,6 +159,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
             f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; wanted one "
             "shape and dtype"
         )
+    check_floating("swiglu", gate)
 
     def backward(gradient, wanted):
         return kernels.swiglu_backward(gradient, gate.array, up.array)
@@ -174,6 +183,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Return exp(x) / sum of exp(x) over dim; x is shifted, so that nothing overflows."""
     (dim,) = reduced_dims(x, dim)
+    check_floating("softmax", x)
     y = kernels.softmax(x.array, dim)
 
     def backward(gradient, wanted):
@@ -189,17 +199,18 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Return x - log of the sum of exp(x) over dim."""
     (dim,) = reduced_dims(x, dim)
+    check_floating("log_softmax", x)
     xp = xp_of(x.array)
     dtype = x.dtype
     array = widened(x.array)
     y = array - array.max(axis=dim, keepdims=True)
-    y -= xp.log(xp.exp(y).sum(axis=dim, keepdims=True))
+    y -= xp.log(fresh.total(xp.exp(y), (dim,), True))
     y = rounded(y, dtype)
 
     def backward(gradient, wanted):
         gradient = widened(gradient)
         return (
-            rounded(gradient - xp.exp(widened(y)) * gradient.sum(axis=dim, keepdims=True), dtype),
+            rounded(gradient - xp.exp(widened(y)) * fresh.total(gradient, (dim,), True), dtype),
         )
 
     def differentiable(gradient, wanted, output):

@@ -19,6 +19,7 @@ from .activation import softmax
 from .elementwise import add, multiply, where
 from .joint import JointPart
 from .linear import matmul
+from .operands import check_floating
 from .shape import cast, reshape, transpose
 
 # Scores of hidden keys: their exponentials are 0 beside any other, and sums with them are finite.
@@ -91,6 +92,7 @@ def _check_attention(q, k, v, first_query):
         raise ShapeError(
             f"{got} with dtypes {q.dtype}, {k.dtype}, {v.dtype}; wanted one dtype, use ops.cast"
         )
+    check_floating("causal_attention", q)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError(
             f"{got}: {q.shape[1]} heads cannot be shared out over {k.shape[1]} key heads; wanted a "

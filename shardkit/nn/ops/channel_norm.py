@@ -7,6 +7,7 @@ from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .elementwise import add, multiply, power, subtract
+from .operands import check_floating
 from .shape import cast, reshape
 
 
@@ -138,6 +139,7 @@ def _or_constant(parameter, number, x):
 
 def _check(name, x, weight, bias, num_groups):
     """Raise ShapeError unless x [N, C, *grid], weight and bias [C] fit, and groups divide C."""
+    check_floating(name, x)
     parameters = [one for one in (weight, bias) if one is not None]
     if (
         x.ndim < 2

@@ -14,15 +14,22 @@ from ...array.halves import rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import fit, form, summed
+from .operands import check_floating, check_numbers, counted_power, divided, matched
 
 
 def _compute(name, *operands, function=None):
     """Return xp.name(*operands), or function(*operands).
 
-    Errors: ShapeError that shows the shapes, if they do not broadcast.
+    Errors: ShapeError that shows the shapes, if they do not broadcast, or the dtypes, if there is
+    no such operation on them.
     """
     try:
         return fresh.compute(name, *operands) if function is None else function(*operands)
+    except TypeError:
+        dtypes = " and ".join(str(getattr(operand, "dtype", operand)) for operand in operands)
+        raise ShapeError(
+            f'{name} of {dtypes}, which is not defined; cast them first, as ops.cast(x, "int64")'
+        ) from None
     except ValueError:
         shapes = " and ".join(str(getattr(operand, "shape", ())) for operand in operands)
         raise ShapeError(
@@ -33,6 +40,7 @@ def _compute(name, *operands, function=None):
 
 def add(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x + y."""
+    x, y = matched("add", x, y)
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -53,6 +61,7 @@ def add(x: TensorLike, y: TensorLike) -> Tensor:
 
 def subtract(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x - y."""
+    x, y = matched("subtract", x, y)
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -73,6 +82,7 @@ def subtract(x: TensorLike, y: TensorLike) -> Tensor:
 
 def multiply(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x * y."""
+    x, y = matched("multiply", x, y)
     form_x, form_y = form(x), form(y)
     # keep only what a gradient will need
     for_y = x if form_y else None
@@ -100,6 +110,7 @@ def multiply(x: TensorLike, y: TensorLike) -> Tensor:
 
 def divide(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x / y."""
+    x, y = divided("divide", x, y)
     form_x, form_y = form(x), form(y)
     for_y = x if form_y else None
 
@@ -107,7 +118,9 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
         scaled = fresh.compute("divide", gradient, array_of(y))
         return (
             fit(scaled, form_x) if wanted[0] else None,
-            fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None,
+            fit(-_scaled_by(array_of(for_y), scaled, gradient) / array_of(y), form_y)
+            if wanted[1]
+            else None,
         )
 
     def differentiable(gradient, wanted, output):
@@ -121,8 +134,14 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
     return record(quotient, (x, y), backward, needs=(for_y, y), differentiable=differentiable)
 
 
+def _scaled_by(x, scaled, gradient):
+    """Return scaled x; 0 where x is, though `scaled` may be infinite there."""
+    return xp_of(scaled).where(x == 0, gradient * x, scaled * x)
+
+
 def negative(x: Tensor) -> Tensor:
     """Return -x."""
+    check_numbers("negative", x)
 
     def backward(gradient, wanted):
         return (fresh.compute("negative", gradient),)
@@ -140,6 +159,7 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
 
     The gradient of a Tensor exponent needs x > 0; at x = 0 it is 0 unless the exponent is negative.
     """
+    x, exponent = matched("power", *counted_power(x, exponent))
     form_x, form_exponent = form(x), form(exponent)
 
     def backward(gradient, wanted):
@@ -157,12 +177,22 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
             else None,
         )
 
-    result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
-    if isinstance(x, Tensor) and is_half(x.dtype):
-        result = rounded(result, x.dtype)
+    result = _compute("power", array_of(x), array_of(exponent), function=_powers)
+    dtypes = {each.dtype for each in (x, exponent) if hasattr(each, "dtype")}
+    if len(dtypes) == 1 and is_half(*dtypes):
+        result = rounded(result, *dtypes)
     return record(
         result, (x, exponent), backward, needs=(x, exponent), differentiable=differentiable
     )
+
+
+def _powers(base, n):
+    """Return base^n; base^-0.5 is 1 / sqrt(base) at -0 and -inf too, where C has another limit."""
+    y = base**n
+    if isinstance(n, float) and n == -0.5:
+        xp = xp_of(y)
+        y = xp.where(base == -xp.inf, xp.nan, xp.copysign(y, base)).astype(y.dtype, copy=False)
+    return y
 
 
 def _for_base(gradient, base, n):
@@ -170,7 +200,7 @@ def _for_base(gradient, base, n):
     if isinstance(n, (int, float)):
         if n == 0:
             return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
-        return gradient * n * base ** (n - 1)
+        return gradient * n * _powers(base, n - 1)
     xp = xp_of(gradient)
     is_constant = n == 0
     return xp.where(is_constant, 0, gradient * n * base ** xp.where(is_constant, 0, n - 1))
@@ -206,6 +236,7 @@ def _again_for_exponent(gradient, base, n):
 
 def exp(x: Tensor) -> Tensor:
     """Return e to the x."""
+    check_floating("exp", x)
     y = fresh.compute("exp", x.array)
     return record(
         y,
@@ -218,6 +249,7 @@ def exp(x: Tensor) -> Tensor:
 
 def log(x: Tensor) -> Tensor:
     """Return the natural logarithm of x."""
+    check_floating("log", x)
     y = fresh.compute("log", x.array)
     return record(
         y,
@@ -230,6 +262,7 @@ def log(x: Tensor) -> Tensor:
 
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root of x; its gradient at 0 is infinite."""
+    check_floating("sqrt", x)
     y = fresh.compute("sqrt", x.array)
     return record(
         y,
@@ -255,6 +288,7 @@ def minimum(x: TensorLike, y: TensorLike) -> Tensor:
 
 def _extreme(name, loses, x, y):
     """Return xp.name(x, y), where a gradient passes by an operand that loses(it, the other)."""
+    x, y = matched(name, x, y)
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -287,6 +321,7 @@ def _extreme(name, loses, x, y):
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x where the condition, booleans without a gradient, holds, and y elsewhere."""
+    x, y = matched("where", x, y)
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):

@@ -23,6 +23,7 @@ from ..autograd import Tensor, record
 from .arrangement import stack
 from .contraction import einsum
 from .elementwise import multiply
+from .operands import check_floating
 from .reduction import reduced_dims
 from .shape import getitem
 
@@ -139,6 +140,7 @@ def _both_ways(name, adjoint, x, s, dim, norm):
 
 def complex_multiply(x: Tensor, y: Tensor) -> Tensor:
     """Return the complex products of pairs x [..., 2] and y [..., 2], which broadcast."""
+    check_floating("complex_multiply", x, y)
     (a, b), (c, d) = [[getitem(z, (..., part)) for part in (0, 1)] for z in (x, y)]
     return stack([a * c - b * d, a * d + b * c], -1)
 

@@ -4,8 +4,11 @@ Each has its slope beside it. sign, floor, ceil and round are flat wherever they
 results take no gradient.
 """
 
+import builtins
 import math
 from typing import Any
+
+import numpy
 
 from ...array import kernels
 from ...array.backend import xp_of
@@ -27,16 +30,19 @@ from .elementwise import (
     sqrt,
     where,
 )
+from .operands import FLOAT32, check_floating, check_numbers, divided, is_counted
+from .shape import cast
 
 
-def pointwise(x: Tensor, compute, slope, slope_again=None) -> Tensor:
-    """Return compute(xp, x), whose gradient is multiplied by slope(xp, x).
+def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
+    """Return compute(xp, x) of floats, whose gradient is multiplied by slope(xp, x).
 
     Parameters
     ----------
     slope_again
         The slope as operations on a Tensor, for second derivatives; None: there are none.
     """
+    check_floating(name, x)
     xp = xp_of(x.array)
     dtype = x.dtype
 
@@ -63,24 +69,27 @@ def flat(slope):
 
 def abs(x: Tensor) -> Tensor:
     """Return the magnitude of x; its gradient at 0 is 0."""
-    return pointwise(x, lambda xp, x: xp.abs(x), lambda xp, x: xp.sign(x), sign)
+    if is_counted(x):
+        return _whole("abs", x)
+    return pointwise("abs", x, lambda xp, x: xp.abs(x), _sign, sign)
 
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x, in radians."""
-    return pointwise(x, lambda xp, x: xp.sin(x), lambda xp, x: xp.cos(x), cos)
+    return pointwise("sin", x, lambda xp, x: xp.sin(x), lambda xp, x: xp.cos(x), cos)
 
 
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of x, in radians."""
     return pointwise(
-        x, lambda xp, x: xp.cos(x), lambda xp, x: -xp.sin(x), lambda x: negative(sin(x))
+        "cos", x, lambda xp, x: xp.cos(x), lambda xp, x: -xp.sin(x), lambda x: negative(sin(x))
     )
 
 
 def tan(x: Tensor) -> Tensor:
     """Return the tangent of x, in radians."""
     return pointwise(
+        "tan",
         x,
         lambda xp, x: xp.tan(x),
         lambda xp, x: 1 + xp.tan(x) ** 2,
@@ -91,6 +100,7 @@ def tan(x: Tensor) -> Tensor:
 def arctan(x: Tensor) -> Tensor:
     """Return the angle between -pi/2 and pi/2 whose tangent is x."""
     return pointwise(
+        "arctan",
         x,
         lambda xp, x: xp.arctan(x),
         lambda xp, x: 1 / (1 + x * x),
@@ -101,13 +111,17 @@ def arctan(x: Tensor) -> Tensor:
 def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     """Return the angle of the point (x, y), from -pi to pi.
 
-    gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2)
+    gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2); 0 where both are 0
     """
+    y, x = divided("arctan2", y, x)
     form_y, form_x = form(y), form(x)
 
     def backward(gradient, wanted):
         height, width = array_of(y), array_of(x)
-        scaled = gradient / (height * height + width * width)
+        squares = height * height + width * width
+        is_zero = squares == 0
+        xp = xp_of(gradient)
+        scaled = xp.where(is_zero, 0, gradient / xp.where(is_zero, 1, squares))
         return (
             fit(scaled * width, form_y) if wanted[0] else None,
             fit(scaled * -height, form_x) if wanted[1] else None,
@@ -119,6 +133,7 @@ def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
 def erf(x: Tensor) -> Tensor:
     """Return 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
     return pointwise(
+        "erf",
         x,
         lambda xp, x: kernels.erf(x),
         lambda xp, x: 2 / math.sqrt(math.pi) * xp.exp(-x * x),
@@ -142,40 +157,53 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
         z = multiply(x, beta)
         return where(z.array > threshold, 1, sigmoid(z))
 
-    return pointwise(x, compute, slope, slope_again)
+    return pointwise("softplus", x, compute, slope, slope_again)
 
 
 def log1p(x: Tensor) -> Tensor:
     """Return log(1 + x), exact for small x."""
     return pointwise(
-        x, lambda xp, x: xp.log1p(x), lambda xp, x: 1 / (1 + x), lambda x: divide(1, add(x, 1))
+        "log1p",
+        x,
+        lambda xp, x: xp.log1p(x),
+        lambda xp, x: 1 / (1 + x),
+        lambda x: divide(1, add(x, 1)),
     )
 
 
 def expm1(x: Tensor) -> Tensor:
     """Return exp(x) - 1, exact for small x."""
-    return pointwise(x, lambda xp, x: xp.expm1(x), lambda xp, x: xp.exp(x), exp)
+    return pointwise("expm1", x, lambda xp, x: xp.expm1(x), lambda xp, x: xp.exp(x), exp)
 
 
 def square(x: Tensor) -> Tensor:
     """Return x x."""
-    return pointwise(x, lambda xp, x: x * x, lambda xp, x: 2 * x, lambda x: multiply(x, 2))
+    if is_counted(x):
+        return power(x, 2)
+    return pointwise(
+        "square", x, lambda xp, x: x * x, lambda xp, x: 2 * x, lambda x: multiply(x, 2)
+    )
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """Return 1 / x."""
     return pointwise(
-        x, lambda xp, x: 1 / x, lambda xp, x: -1 / (x * x), lambda x: divide(-1, multiply(x, x))
+        "reciprocal",
+        x,
+        lambda xp, x: 1 / x,
+        lambda xp, x: -1 / (x * x),
+        lambda x: divide(-1, multiply(x, x)),
     )
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
     return pointwise(
+        "rsqrt",
         x,
         lambda xp, x: 1 / xp.sqrt(x),
-        lambda xp, x: -0.5 / (x * xp.sqrt(x)),
-        lambda x: divide(-0.5, multiply(x, sqrt(x))),
+        lambda xp, x: -0.5 / (xp.abs(x) * xp.sqrt(x)),  # of -0 too, whose root is -0
+        lambda x: divide(-0.5, multiply(abs(x), sqrt(x))),
     )
 
 
@@ -189,38 +217,71 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
     """
     if min is None and max is None:
         raise ShapeError("clamp without limits; give min, max or both")
+    if is_counted(x):
+        return _clamped(x, min, max)
 
     def is_inside(xp, x):
         above = True if min is None else x >= min
         below = True if max is None else x <= max
         return (above & below).astype(x.dtype)
 
-    return pointwise(x, lambda xp, x: xp.clip(x, min, max), is_inside, flat(is_inside))
+    return pointwise("clamp", x, lambda xp, x: xp.clip(x, min, max), is_inside, flat(is_inside))
 
 
 clip = clamp  # NumPy's name
 
 
+def _clamped(x, min, max):
+    """Return clamp of integers: of their own dtype between integers, else as float32."""
+    check_numbers("clamp", x)
+    limits = [limit for limit in (min, max) if limit is not None]
+    if not builtins.all(isinstance(limit, (int, numpy.integer)) for limit in limits):
+        return clamp(cast(x, FLOAT32), min, max)
+    held = numpy.iinfo(x.dtype)
+    if min is not None and min > held.max or max is not None and max < held.min:
+        raise ShapeError(
+            f"clamp of {x.dtype} between {min} and {max}, which it does not hold; cast it first, "
+            'as ops.cast(x, "int64")'
+        )
+    lowest = None if min is None else builtins.max(int(min), held.min)
+    highest = None if max is None else builtins.min(int(max), held.max)
+    return Tensor(xp_of(x.array).clip(x.array, lowest, highest))
+
+
 def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
     """Return x, and the value where the mask, booleans that broadcast to x, is True."""
+    if x.dtype == bool and type(value) is int and value in (0, 1):
+        value = bool(value)
     return where(mask, value, x)
 
 
 def sign(x: Tensor) -> Tensor:
-    """Return -1, 0 or 1, without a gradient."""
-    return Tensor(xp_of(x.array).sign(x.array))
+    """Return -1, 0 or 1, without a gradient; 0 of NaN, as in PyTorch."""
+    check_numbers("sign", x)
+    return Tensor(_sign(xp_of(x.array), x.array))
+
+
+def _sign(xp, x):
+    """Return the sign of x, and 0 of NaN."""
+    return xp.nan_to_num(xp.sign(x), copy=False)
+
+
+def _whole(name, x, keeps=False):
+    """Return xp.name(x), or x itself if that keeps integers, without a gradient."""
+    check_numbers(name, x)
+    return Tensor(x.array if keeps else getattr(xp_of(x.array), name)(x.array))
 
 
 def floor(x: Tensor) -> Tensor:
     """Return the largest whole number that is not above x, without a gradient."""
-    return Tensor(xp_of(x.array).floor(x.array))
+    return _whole("floor", x, keeps=is_counted(x))
 
 
 def ceil(x: Tensor) -> Tensor:
     """Return the smallest whole number that is not below x, without a gradient."""
-    return Tensor(xp_of(x.array).ceil(x.array))
+    return _whole("ceil", x, keeps=is_counted(x))
 
 
 def round(x: Tensor) -> Tensor:
     """Return the nearest whole number, of two the even one, without a gradient."""
-    return Tensor(xp_of(x.array).rint(x.array))
+    return _whole("rint", x, keeps=is_counted(x))

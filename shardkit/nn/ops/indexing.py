@@ -17,7 +17,7 @@ from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .broadcast import fit, form, summed
-from .ids import check_ids, index_array
+from .operands import check_ids, index_array, is_counted, sum_dtype
 from .reduction import reduced_dims
 from .shape import expand, gather, permute, reshape
 
@@ -166,6 +166,7 @@ def index_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     xp = xp_of(x.array)
     places = (slice(None),) * dim + (index,)
     return _added(
+        "index_add",
         x,
         source,
         lambda: places,
@@ -198,6 +199,7 @@ def scatter_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
         return tuple(each)
 
     return _added(
+        "scatter_add",
         x,
         source,
         places,
@@ -206,11 +208,12 @@ def scatter_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     )
 
 
-def _added(x, source, places, taken, taken_again):
+def _added(name, x, source, places, taken, taken_again):
     """Return x with source added at places(); taken(gradient) is what comes back to source.
 
     taken_again  the same of a Tensor, recorded
     """
+    source = _summand(name, x, source)
     form_x, form_source = form(x), form(source)
 
     def backward(gradient, wanted):
@@ -229,6 +232,18 @@ def _added(x, source, places, taken, taken_again):
         )
 
     return record(rounded(y, x.dtype), (x, source), backward, differentiable=differentiable)
+
+
+def _summand(name, x, source):
+    """Return a source to be added to x, which has the dtype of the sums."""
+    dtype = sum_dtype(name, x)
+    if is_counted(x) and (x.dtype != dtype or not is_counted(source)):
+        wanted = dtype if is_counted(source) else source.dtype
+        raise ShapeError(
+            f"{name} of {source.dtype} into {x.dtype}, which does not hold the sums; wanted x of "
+            f'{wanted}: ops.cast(x, "{wanted}")'
+        )
+    return source
 
 
 def _checked_index(name, x, dim, index):

@@ -14,7 +14,7 @@ from ..context import logits_are_late
 from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
 from .broadcast import fit, form, reshaped, summed
-from .ids import check_ids, index_array
+from .operands import check_ids, index_array
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None) -> Tensor:

@@ -13,7 +13,7 @@ from ..autograd import Tensor, array_of, record
 from ..late import LateLogits
 from .blocks import goes_by_blocks, sum_by_blocks
 from .elementwise import multiply, negative, subtract
-from .ids import check_ids
+from .operands import check_floating, check_ids, matched
 from .shape import cast
 
 
@@ -51,6 +51,7 @@ def cross_entropy(
             f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "
             "[..., V] and targets of the shape before V"
         )
+    check_floating("cross_entropy", logits)
     num_classes = logits.shape[-1]
     flat = targets.reshape(-1)
     counts = None if ignore_index is None else flat != ignore_index  # [rows] bool
@@ -98,6 +99,9 @@ def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any =
             f"mse of prediction {prediction.shape} and target {target.shape}; wanted equal shapes "
             "(no broadcasting here: it hides mistakes)"
         )
+    check_floating("mse", prediction)
+    target = matched("mse", prediction, target)[1]
+    target = target if isinstance(target, Tensor) else Tensor(target)
     weight = _weight(reduction, lambda: prediction.size)
     factors = None if weights is None else _by_row(weights, prediction)
 
@@ -135,7 +139,11 @@ def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any =
 
 
 def binary_cross_entropy(
-    logits: Tensor, targets: Any, reduction: str = "mean", weights: Any = None
+    logits: Tensor,
+    targets: Any,
+    reduction: str = "mean",
+    weights: Any = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     """Return the negative log probability of the targets under sigmoid(logits), in nats.
 
@@ -146,7 +154,9 @@ def binary_cross_entropy(
     logits, targets
         Of one shape; targets from 0 to 1, an array or Tensor.
     weights
-        As of mse.
+        As of mse, or one for each element.
+    ignore_index
+        Targets of this value do not count; None: all do.
     """
     xp = xp_of(logits.array)
     target = fresh.placed(array_of(targets), xp)
@@ -155,9 +165,12 @@ def binary_cross_entropy(
             f"binary_cross_entropy of logits {logits.shape} and targets {target.shape}; wanted "
             "equal shapes"
         )
+    check_floating("binary_cross_entropy", logits)
+    counts = None if ignore_index is None else target != ignore_index
     z = widened(logits.array)
     target = target.astype(z.dtype, copy=False)
-    weight = _weight(reduction, lambda: logits.size)
+    target = target if counts is None else xp.where(counts, target, 0)
+    weight = _weight(reduction, lambda: logits.size if counts is None else int(counts.sum()))
     factors = None if weights is None else _by_row(weights, logits)
 
     def backward(gradient, wanted):
@@ -165,11 +178,15 @@ def binary_cross_entropy(
         for_logits = (kernels.sigmoid(z) - target) * (gradient * weight)
         if factors is not None:
             for_logits *= factors
+        if counts is not None:
+            for_logits[~counts] = 0
         return (rounded(for_logits, logits.dtype),)
 
     losses = xp.maximum(z, 0) - z * target + xp.log1p(xp.exp(-xp.abs(z)))
     if factors is not None:
         losses *= factors
+    if counts is not None:
+        losses[~counts] = 0
     return record(losses.sum() * weight, (logits,), backward, needs=(logits,))
 
 
@@ -184,6 +201,8 @@ def _factors(weights, losses):
 def _by_row(weights, prediction):
     """Return weights [rows] as an array that stretches over the rows of a prediction."""
     weights = fresh.placed(array_of(weights), xp_of(prediction.array))
+    if weights.shape == prediction.shape:
+        return weights.astype(widened(prediction.array).dtype, copy=False)
     if weights.shape != prediction.shape[:1]:
         raise ShapeError(
             f"weights {weights.shape} of predictions {prediction.shape}; wanted one for each row"

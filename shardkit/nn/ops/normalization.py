@@ -5,6 +5,7 @@ from ...array.random import key_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from ..context import ForwardContext
+from .operands import check_floating
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -83,6 +84,7 @@ def _rows(name, x, *parameters):
         raise ShapeError(
             f"{name} of {got}; wanted x [..., D] with D > 0 and then [D], all of one dtype"
         )
+    check_floating(name, x)
     return x.array.reshape(x.size // x.shape[-1], x.shape[-1])
 
 
@@ -134,6 +136,7 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
         return x
     if x.ndim == 0:
         raise ShapeError("dropout of a single number; wanted [samples, ...]")
+    check_floating("dropout", x)
     key = key_of(context.seed, "dropout", path, context.step)
     start = context.first_sample * (x.size // max(x.shape[0], 1))
 

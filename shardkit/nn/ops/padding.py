@@ -11,6 +11,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor, record
+from .operands import check_holds
 from .shape import concatenate, expand, getitem
 
 PADDING_MODES = ("constant", "circular", "reflect", "replicate")
@@ -32,9 +33,10 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
     ConfigurationError
         On another mode.
     ShapeError
-        If x has too few dimensions or elements.
+        If x has too few dimensions or elements, or integers that the value is none of.
     """
     padding = tuple(padding)
+    check_holds("pad", x, value)
     if mode not in PADDING_MODES:
         raise ConfigurationError(f"pad with mode = {mode!r}; wanted one of {PADDING_MODES}")
     if mode != "constant" and value:

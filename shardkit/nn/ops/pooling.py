@@ -14,6 +14,7 @@ from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
 from .convolution import per_dim
 from .elementwise import multiply
+from .operands import check_floating
 from .reduction import mean
 from .windows import window_maxima, window_sums
 
@@ -240,6 +241,7 @@ def _adaptive(name, num_dims, x, output_size, takes_maxima):
 
 def check_pooled(name, num_dims, x):
     """Raise ShapeError unless x is [N, C, *grid] of so many dimensions, with positions."""
+    check_floating(name, x)
     if x.ndim != num_dims + 2 or min(x.shape[2:]) == 0:
         raise ShapeError(
             f"{name} of x {x.shape}; wanted [N, C, *grid] with {num_dims} dimensions of a grid, "

@@ -15,12 +15,15 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     def slope(xp, x):
         return xp.where(x > 0, 1, negative_slope).astype(x.dtype, copy=False)
 
-    return pointwise(x, lambda xp, x: xp.where(x > 0, x, negative_slope * x), slope, flat(slope))
+    return pointwise(
+        "leaky_relu", x, lambda xp, x: xp.where(x > 0, x, negative_slope * x), slope, flat(slope)
+    )
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, alpha (exp(x) - 1) elsewhere (arXiv 1511.07289)."""
     return pointwise(
+        "elu",
         x,
         lambda xp, x: xp.where(x > 0, x, alpha * xp.expm1(xp.minimum(x, 0))),
         lambda xp, x: xp.where(x > 0, 1, alpha * xp.exp(xp.minimum(x, 0))),
@@ -31,6 +34,7 @@ def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Return x between the two values, and the nearer one elsewhere; no gradient passes there."""
     return pointwise(
+        "hardtanh",
         x,
         lambda xp, x: xp.clip(x, min_val, max_val),
         lambda xp, x: ((x > min_val) & (x < max_val)).astype(x.dtype),
@@ -47,4 +51,4 @@ def mish(x: Tensor) -> Tensor:
         y = soft(xp, x)
         return y + x * (1 - y * y) * kernels.sigmoid(x)
 
-    return pointwise(x, lambda xp, x: x * soft(xp, x), slope)
+    return pointwise("mish", x, lambda xp, x: x * soft(xp, x), slope)

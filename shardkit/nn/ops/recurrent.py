@@ -16,6 +16,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
+from .operands import check_floating
 from .shape import getitem
 
 SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without packing
@@ -148,6 +149,7 @@ def gru(
 
 def _check(name, num_gates, x, states, weights, biases):
     """Return T, B, H. Errors: ShapeError unless all fit together."""
+    check_floating(name, x)
     w_ih, w_hh = weights
     width = w_hh.shape[-1]
     rows = num_gates * width

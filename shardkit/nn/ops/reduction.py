@@ -13,11 +13,14 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .broadcast import reshaped, stretched
 from .elementwise import divide, multiply, subtract
+from .operands import FLOAT32, in_float64, is_counted, sum_dtype
 
 
 def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Return the sum over dim."""
+    """Return the sum over dim, of booleans and integers as int64."""
     dims = reduced_dims(x, dim)
+    if is_counted(x):
+        return Tensor(x.array.sum(axis=dims, dtype=sum_dtype("sum", x), keepdims=keepdim))
     shape = x.shape
 
     def backward(gradient, wanted):
@@ -31,7 +34,7 @@ def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
 
 
 def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Return the sum over dim, divided by the number of elements.
+    """Return the sum over dim, divided by the number of elements: float32 of what is counted.
 
     Raises
     ------
@@ -41,6 +44,8 @@ def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
     dims = reduced_dims(x, dim)
     shape = x.shape
     count = _count(x, dims, "mean")
+    if is_counted(x):
+        return Tensor((sum(x, dims, keepdim).array / count).astype(FLOAT32))
 
     def backward(gradient, wanted):
         return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
@@ -70,12 +75,12 @@ def _extreme(name, x, dim, keepdim):
 
     def backward(gradient, wanted):
         chosen = (x.array == y).astype(gradient.dtype)
-        share = gradient.reshape(y.shape) / chosen.sum(axis=dims, keepdims=True)
+        share = gradient.reshape(y.shape) / fresh.total(chosen, dims, True)
         return (chosen * share,)
 
     def differentiable(gradient, wanted, output):
         chosen = (x.array == y).astype(gradient.dtype)
-        share = chosen / chosen.sum(axis=dims, keepdims=True)
+        share = chosen / fresh.total(chosen, dims, True)
         return (multiply(reshaped(gradient, y.shape), share),)
 
     return record(
@@ -102,10 +107,12 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
     """Return the mean squared distance from the mean over dim; the divisor is the count."""
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")
+    if is_counted(x):
+        return in_float64(variance, x, dims, keepdim)
 
     def centered():
         array = widened(x.array)
-        return array - array.sum(axis=dims, keepdims=True) / count
+        return array - fresh.total(array, dims, True) / count
 
     def backward(gradient, wanted):
         return (
@@ -120,7 +127,7 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
         scale = _stretch_again(multiply(gradient, 2 / count), x.shape, dims)
         return (multiply(scale, distance),)
 
-    y = (centered() ** 2).sum(axis=dims, keepdims=keepdim) / count
+    y = fresh.total(centered() ** 2, dims, keepdim) / count
     return record(rounded(y, x.dtype), (x,), backward, needs=(x,), differentiable=differentiable)
 
 

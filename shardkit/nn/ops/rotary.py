@@ -12,6 +12,7 @@ from ...array.graphs import kept_for_graph, outside_of_graphs
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .joint import JointPart
+from .operands import check_floating
 
 MAX_TABLES = 32  # that are kept: of lengths, models and dtypes in use at the same time
 
@@ -43,6 +44,7 @@ def rotary(
     ----------
     arXiv 2104.09864.
     """
+    check_floating("rotary", x)
     array = x.array
     num_positions = None
     if positions is not None:

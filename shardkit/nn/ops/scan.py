@@ -1,10 +1,12 @@
 """Running sums and products along a dimension."""
 
 from ...array.backend import xp_of
-from ...array.dtypes import is_floating
+from ...array.dtypes import FLOAT32, wide
+from ...array.fresh import BLOCK
 from ...array.halves import rounded, widened
 from ..autograd import Tensor, record
 from .arrangement import flip
+from .operands import is_counted, sum_dtype
 from .reduction import reduced_dims
 
 
@@ -13,16 +15,19 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
     (dim,) = reduced_dims(x, dim)
     xp = xp_of(x.array)
     dtype = x.dtype
+    is_long = wide(dtype) == FLOAT32 and x.shape[dim] > BLOCK
+    wider = "float64" if is_long else None  # one sum follows another, and each would be rounded
 
     def backward(gradient, wanted):
         turned = xp.flip(widened(gradient), dim)
-        return (rounded(xp.flip(turned.cumsum(axis=dim), dim), dtype),)
+        return (rounded(xp.flip(turned.cumsum(axis=dim, dtype=wider), dim), dtype),)
 
     def differentiable(gradient, wanted, output):
         return (flip(cumsum(flip(gradient, dim), dim), dim),)
 
-    y = widened(x.array).cumsum(axis=dim)
-    y = rounded(y, dtype) if is_floating(dtype) else y
+    if is_counted(x):
+        return Tensor(x.array.cumsum(axis=dim, dtype=sum_dtype("cumsum", x)))
+    y = rounded(widened(x.array).cumsum(axis=dim, dtype=wider), dtype)
     return record(y, (x,), backward, differentiable=differentiable)
 
 
@@ -39,9 +44,13 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
     def backward(gradient, wanted):
         rows = xp.moveaxis(widened(x.array), dim, 0)
         result = xp.moveaxis(widened(gradient), dim, 0).copy()
+        is_zero = rows == 0  # what comes after a zero does not count, though it is infinite
         for i in range(len(rows) - 2, -1, -1):
-            result[i] += rows[i + 1] * result[i + 1]
-        result[1:] *= rows[:-1].cumprod(axis=0)
+            result[i] += xp.where(is_zero[i + 1], 0, rows[i + 1] * result[i + 1])
+        has_zero = is_zero[:-1].cumsum(axis=0) > 0
+        result[1:] = xp.where(has_zero, 0, result[1:] * rows[:-1].cumprod(axis=0))
         return (rounded(xp.moveaxis(result, 0, dim), dtype),)
 
+    if is_counted(x):
+        return Tensor(x.array.cumprod(axis=dim, dtype=sum_dtype("cumprod", x)))
     return record(rounded(widened(x.array).cumprod(axis=dim), dtype), (x,), backward, needs=(x,))

@@ -8,14 +8,16 @@ without rows is 0. The other way, from nodes to edges, is index_select(x, 0, ids
 
 from typing import Any
 
+import numpy
+
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .elementwise import multiply
-from .ids import check_ids, index_array
 from .indexing import index_select
+from .operands import check_ids, in_float64, index_array, is_counted, sum_dtype
 
 
 def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:
@@ -35,6 +37,9 @@ def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     def differentiable(gradient, wanted, output):
         return (index_select(gradient, 0, ids),)
 
+    if is_counted(x):
+        array = x.array.astype(sum_dtype("segment_sum", x), copy=False)
+        return Tensor(_sums(array, ids, num_segments))
     sums = _sums(x.array, ids, num_segments)
     return record(rounded(sums, dtype), (x,), backward, differentiable=differentiable)
 
@@ -42,6 +47,8 @@ def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:
 def segment_mean(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     """Return the mean of the rows of each segment."""
     ids = _checked("segment_mean", x, ids, num_segments)
+    if is_counted(x):
+        return in_float64(segment_mean, x, ids, num_segments)
     xp = xp_of(x.array)
     counts = xp.maximum(xp.bincount(ids, minlength=num_segments), 1)
     shares = (1 / counts).reshape(-1, *(1,) * (x.ndim - 1)).astype(x.dtype)
@@ -53,24 +60,44 @@ def segment_max(x: Tensor, ids: Any, num_segments: int) -> Tensor:
     ids = _checked("segment_max", x, ids, num_segments)
     xp = xp_of(x.array)
     shape, dtype = x.shape, x.dtype
+    if is_counted(x):
+        return Tensor(_largest(xp, x.array, ids, num_segments))
+    is_empty = (xp.bincount(ids, minlength=num_segments) == 0).reshape(-1, *(1,) * (x.ndim - 1))
     rows = widened(x.array).reshape(len(ids), -1) if x.size else widened(x.array)
     if x.size:
         top = kernels.segment_max(rows, ids, num_segments).reshape(num_segments, *shape[1:])
     else:
         top = xp.full((num_segments, *shape[1:]), -xp.inf, rows.dtype)
 
-    def backward(gradient, wanted):
+    def winners():
+        """Return 1 for the largest elements, 0 for others; and how many each segment has.
+
+        That is none for NaN, which makes gradients NaN, as those of max.
+        """
         chosen = (widened(x.array) == top[ids]).astype(top.dtype)
-        shares = widened(gradient) / xp.maximum(_sums(chosen, ids, num_segments), 1)
-        return (rounded(chosen * fresh.rows(shares, ids), dtype),)
+        return chosen, _sums(chosen, ids, num_segments) + is_empty
+
+    def backward(gradient, wanted):
+        chosen, counts = winners()
+        with numpy.errstate(invalid="ignore", divide="ignore"):
+            return (rounded(chosen * fresh.rows(widened(gradient) / counts, ids), dtype),)
 
     def differentiable(gradient, wanted, output):
-        chosen = (widened(x.array) == top[ids]).astype(top.dtype)
-        shares = chosen / xp.maximum(_sums(chosen, ids, num_segments), 1)[ids]
+        chosen, counts = winners()
+        with numpy.errstate(invalid="ignore"):
+            shares = chosen / counts[ids]
         return (multiply(index_select(gradient, 0, ids), shares.astype(dtype)),)
 
-    y = rounded(xp.where(top == -xp.inf, 0, top), dtype)
+    y = rounded(xp.where(is_empty, 0, top).astype(top.dtype, copy=False), dtype)
     return record(y, (x,), backward, needs=(x,), differentiable=differentiable)
+
+
+def _largest(xp, array, ids, num_segments):
+    """Return the largest of each segment of booleans or integers."""
+    top = fresh.zeros((num_segments, *array.shape[1:]), array.dtype, xp)
+    top[ids] = False if array.dtype.kind == "b" else numpy.iinfo(array.dtype).min
+    xp.maximum.at(top, ids, array)
+    return top
 
 
 def _sums(array, ids, num_segments):

@@ -19,6 +19,7 @@ from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
 from .broadcast import fit, form, reshaped, summed
+from .operands import check_ids, common, index_array
 from .reduction import reduced_dims
 
 
@@ -110,7 +111,7 @@ def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     tensors = tuple(tensors)
     arrays = [array_of(tensor) for tensor in tensors]
     try:
-        y = xp_of(*arrays).concatenate(arrays, axis=dim)
+        y = xp_of(*arrays).concatenate(common(arrays), axis=dim)
     except ValueError:
         raise ShapeError(
             f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at "
@@ -225,21 +226,19 @@ def gather(x: Tensor, dim: int, index: Any) -> Tensor:
     All other sizes are those of x.
     """
     (dim,) = reduced_dims(x, dim)
-    index = array_of(index)
+    index = index_array(index)
     shape = x.shape
     others_fit = index.ndim == len(shape) and all(
         index.shape[d] == shape[d] for d in range(len(shape)) if d != dim
     )
-    if not others_fit or index.dtype.kind not in "iu":
+    if not others_fit:
         raise ShapeError(
-            f"gather from shape {shape} along dim {dim} with an index of shape {index.shape} and "
-            f"dtype {index.dtype}; wanted integers, and the sizes of x in every other dim"
+            f"gather from shape {shape} along dim {dim} with an index of shape {index.shape}; "
+            "wanted the sizes of x in every other dim"
         )
+    check_ids("gather", index, shape[dim])
     xp = xp_of(x.array)
-    try:
-        y = xp.take_along_axis(x.array, index, dim)
-    except IndexError as error:
-        raise ShapeError(f"gather from shape {shape} along dim {dim}: {error}") from None
+    y = xp.take_along_axis(x.array, index, dim)
 
     def places():
         """Return an index into x that takes the same elements."""

@@ -10,6 +10,7 @@ from math import prod as product
 
 import numpy
 
+from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded, widened
@@ -17,6 +18,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .elementwise import divide, exp, multiply, subtract, where
 from .functions import abs, square
+from .operands import in_float64, is_counted, sum_dtype
 from .reduction import max, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
 
@@ -47,7 +49,9 @@ def _row_products(x):
         others = before.cumprod(axis=-1) * after[..., ::-1].cumprod(axis=-1)[..., ::-1]
         return (rounded(widened(gradient)[..., None] * others, dtype),)
 
-    y = widened(x.array).prod(axis=-1, dtype=wide(dtype))
+    y = widened(x.array).prod(axis=-1, dtype=sum_dtype("prod", x))
+    if is_counted(x):
+        return Tensor(y)
     return record(rounded(xp.asarray(y), dtype), (x,), backward, needs=(x,))
 
 
@@ -63,13 +67,15 @@ def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool =
     """
     dims = reduced_dims(x, dim)
     _check_count("logsumexp", x, dims, 0)
+    if is_counted(x):
+        return in_float64(logsumexp, x, dims, keepdim)
     xp = xp_of(x.array)
     dtype = x.dtype
     array = widened(x.array)
     top = array.max(axis=dims, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     with numpy.errstate(divide="ignore"):  # the logarithm of 0; CuPy never warns
-        y = top + xp.log(xp.exp(array - top).sum(axis=dims, keepdims=True))
+        y = top + xp.log(fresh.total(xp.exp(array - top), dims, True))
 
     def backward(gradient, wanted):
         gradient = widened(gradient).reshape(y.shape)
@@ -101,6 +107,8 @@ def var(
         Unless there are more elements than correction.
     """
     count = _check_count("var", x, reduced_dims(x, dim), correction)
+    if is_counted(x):
+        return in_float64(var, x, dim, correction, keepdim)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
     y = variance(wider, dim, keepdim) * (count / (count - correction))
     return y if wider is x else cast(y, x.dtype)
@@ -110,6 +118,8 @@ def std(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: float = 1, keepdim: bool = False
 ) -> Tensor:
     """Return the square root of var; where that is 0, the gradient is 0."""
+    if is_counted(x):
+        return in_float64(std, x, dim, correction, keepdim)
     return _root(var(x, dim, correction, keepdim))
 
 
@@ -131,14 +141,26 @@ def norm(
     """
     if p not in (1, 2, inf):
         raise ShapeError(f"norm with p = {p!r}; wanted 1, 2 or math.inf")
+    if is_counted(x):
+        return in_float64(norm, x, p, dim, keepdim)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
     if p == 1:
         y = sum(abs(wider), dim, keepdim)
     elif p == 2:
         y = _root(sum(square(wider), dim, keepdim))
     else:
-        y = max(abs(wider), dim, keepdim)
+        y = _largest_magnitude(wider, dim, keepdim)
     return y if wider is x else cast(y, x.dtype)
+
+
+def _largest_magnitude(x, dim, keepdim):
+    """Return the largest magnitude over dim; where that is NaN, the gradient is 0."""
+    y = max(abs(x), dim, keepdim)
+    xp = xp_of(y.array)
+    if not xp.isnan(y.array).any():
+        return y
+    is_nan = xp.isnan(x.array).any(axis=reduced_dims(x, dim), keepdims=True)
+    return where(xp.isnan(y.array), y.array, max(abs(where(is_nan, 0, x)), dim, keepdim))
 
 
 def _root(x):

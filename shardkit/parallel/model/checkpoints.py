@@ -5,8 +5,10 @@
 Every method is collective over the mesh, unless it says otherwise.
 """
 
+import os
 from dataclasses import replace
 from math import isfinite
+from pathlib import Path
 
 from ...checkpoint.background import PendingCheckpoint, Saver
 from ...checkpoint.fit import Fit, Wanted
@@ -19,6 +21,7 @@ from ...checkpoint.selection import Selection
 from ...checkpoint.sources import load_from
 from ...checkpoint.store import CheckpointStore
 from ...comm.failure.agreement import collectively
+from ...comm.same import check_same, facts_of
 from ...errors import CheckpointError
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
@@ -56,6 +59,7 @@ class Checkpoints:
         self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
     ) -> str:
         """Write a checkpoint into folder `path` and return its own folder."""
+        path = self._agreed(path, keep=keep, keep_every=keep_every)
         self.saver.wait()
         return self._store(path).save(
             self._engine.state.counted_boxes(),
@@ -69,6 +73,7 @@ class Checkpoints:
         self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
     ) -> PendingCheckpoint:
         """Copy the state, and write a checkpoint of it in the background."""
+        path = self._agreed(path, keep=keep, keep_every=keep_every)
         return self.saver.start(
             self._store(path),
             self._engine.state.counted_boxes(),
@@ -112,6 +117,14 @@ class Checkpoints:
             "import": f"{cls.__module__}:{cls.__qualname__}",
         }
 
+    def _agreed(self, path, **others) -> Path:
+        """Return the path, if all ranks pass the same, and the same others. Collective."""
+        with collectively(self.world):
+            if not isinstance(path, (str, os.PathLike)):
+                raise TypeError(f"path = {path!r}; wanted the path of a folder")
+        check_same(self.world, facts_of({"path": os.fspath(path), **others}))
+        return Path(path)
+
     # ---- reading ---------------------------------------------------------------------------------
 
     def read_image(self, data: bytes, selection: dict) -> Fit:
@@ -132,8 +145,10 @@ class Checkpoints:
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on a
         selection that means nothing; the model is unchanged then.
         """
-        self.saver.wait()
         weights, wanted = self._engine.weights, self._wanted(selection)
+        several = isinstance(path, tuple)  # folders, of which the newest is taken
+        path = tuple(map(self._agreed, path)) if several else self._agreed(path)
+        self.saver.wait()
         try:
             return load_from(
                 path,
@@ -152,6 +167,7 @@ class Checkpoints:
         """Return what the model takes from a checkpoint."""
         with collectively(self.world):
             selected = Selection.of(**selection)
+        check_same(self.world, facts_of(vars(selected)))
         state, features = self._engine.state, input_features(self._engine.model)
         return Wanted(
             state.shapes(),

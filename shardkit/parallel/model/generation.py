@@ -102,7 +102,7 @@ def generate(
         settings = engine.model.settings
         texts = [checked_prompt(prompt, settings.vocabulary_size) for prompt in prompts]
         check_number(num_tokens)
-        chosen = Choice(**choice)
+        chosen = Choice(**{**choice, "stop": tuple(choice["stop"])})
         seeds = list(range(len(texts)) if seeds is None else seeds)
         are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)
         require(are_seeds, "seeds", seeds, f"{len(texts)} integers, one for each prompt")

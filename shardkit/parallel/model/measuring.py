@@ -9,8 +9,10 @@ whichever ranks computed them.
 
 import numpy
 
+from ...arguments import require
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import collectively
+from ...comm.same import check_same
 from ...nn.autograd import no_grad
 from ...nn.loss import as_loss
 from ...nn.metrics import LANES, Metric, exact_lanes, exact_value
@@ -66,3 +68,14 @@ class Measurement:
         loss = exact_value(vectors[0][:LANES]) / items if items else float("nan")
         named = zip(self._metrics.items(), vectors[1:])
         return loss, {name: metric.value(sums) for (name, metric), sums in named}
+
+
+def check_metrics(metrics, world) -> None:
+    """Check that all ranks measure the same. Collective over `world`.
+
+    Errors, on all ranks: ConfigurationError on what is no {name: Metric}; ShardingError.
+    """
+    with collectively(world):
+        require(isinstance(metrics, dict), "metrics", metrics, "{name: Metric}, or None")
+    kinds = {f"metrics[{name!r}]": type(metric).__qualname__ for name, metric in metrics.items()}
+    check_same(world, kinds)

@@ -8,6 +8,7 @@ engine, sharded as the model's class decides, and its files (stored.py) are the 
 implementation (optimizers.py) names the ShardedModel that it trains with.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 from ...annotations import FilePath
 from ...arguments import is_integer, is_number, require
 from ...comm.failure.agreement import agree, collectively
-from ...comm.same import check_same
+from ...comm.same import check_same, facts_of
 from ...errors import ShardingError
 from ...layout.mesh_shape import AXES
 from ...nn.module import Module
 from ...optim.rules import Rule
+from ...refusal import check_usable
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints
@@ -54,9 +56,10 @@ class ShardedOptimizer(Stored):
     Raises
     ------
     TypeError
-        On all ranks, without a rule or a configuration and on a model of another class.
+        On all ranks, without a rule and on a model of another class; on this rank alone, without a
+        configuration.
     ConfigurationError
-        On all ranks, on a bad patience.
+        On all ranks, on a bad patience, setting, or constant of the rule.
     ShardingError
         On all ranks, on a model that keeps other state than the rule or was made with another
         configuration, and those of the model's class.
@@ -77,7 +80,9 @@ class ShardedOptimizer(Stored):
         patience: int | None = None,
         minimum_improvement: float = 0.0,
     ) -> None:
-        _check_kinds(type(self).__name__, wrapped_optimizer, config)
+        name = type(self).__name__
+        if not isinstance(config, ShardingConfiguration):
+            raise TypeError(f"{name} needs a ShardingConfiguration, got {type(config).__name__}")
         self.wrapped_optimizer, self.sharding_configuration = wrapped_optimizer, config
         self.patience, self.minimum_improvement = patience, minimum_improvement
         self.model: ShardedModel | None = None
@@ -85,6 +90,10 @@ class ShardedOptimizer(Stored):
         if not config.backend.is_initialized:
             config.backend.initialize()
         with collectively(config.backend):
+            if isinstance(wrapped_optimizer, type) or not isinstance(wrapped_optimizer, Rule):
+                got = repr(wrapped_optimizer)
+                raise TypeError(f"{name} needs a rule such as AdamW(lr=1e-3), got {got}")
+            check_usable(wrapped_optimizer, config)
             self._check_settings()
         if model is not None:
             self._attach(model)
@@ -260,7 +269,9 @@ class ShardedOptimizer(Stored):
         CheckpointError
             On all ranks, on a folder of another run.
         """
-        check_together(input_data, self.sharding_configuration.backend)
+        backend = self.sharding_configuration.backend
+        check_together(input_data, backend)
+        check_same(backend, facts_of({"folder": None if folder is None else os.fspath(folder)}))
         self._begin_at(input_data.initial_solution)
         optimization = Optimization(
             self._attached(), input_data, self.step, folder, Callbacks(callbacks, self.rank == 0)
@@ -312,11 +323,3 @@ class ShardedOptimizer(Stored):
             "patience": self.patience,
             "minimum_improvement": self.minimum_improvement,
         }
-
-
-def _check_kinds(name, rule, config):
-    """Raise TypeError unless these are a rule and a configuration."""
-    if isinstance(rule, type) or not isinstance(rule, Rule):
-        raise TypeError(f"{name} needs a rule such as AdamW(lr=1e-3), got {rule!r}")
-    if not isinstance(config, ShardingConfiguration):
-        raise TypeError(f"{name} needs a ShardingConfiguration, got {type(config).__name__}")

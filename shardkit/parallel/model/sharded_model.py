@@ -33,6 +33,7 @@ from ...layout.policy import Policy
 from ...nn.metrics import Metric, metrics_of
 from ...nn.module import Module
 from ...optim.rules import Rule
+from ...refusal import check_usable
 from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine
@@ -40,9 +41,10 @@ from ..tensor.plan import close_groups
 from .checkpoints import Checkpoints
 from .copied import Copied
 from .features import Featured
+from .fingerprint import describe
 from .generation import generate
 from .history import History
-from .measuring import Measurement
+from .measuring import Measurement, check_metrics
 from .report import metadata_of, table_of
 from .stored import Stored
 from .tracing import Traced
@@ -67,6 +69,8 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         blocks, or if model, configuration or policy differ between ranks.
     ScheduleError
         On all ranks, on an unknown schedule.
+    ConfigurationError
+        On all ranks, on a setting or a constant of the rule that is wrong on any.
     DeviceError
         On all ranks.
     TypeError
@@ -90,6 +94,7 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         if not config.backend.is_initialized:
             config.backend.initialize()
         with collectively(config.backend):
+            check_usable(config)
             self._check_arguments(wrapped_model)
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
         _warn_of_large_block(self)
@@ -241,6 +246,7 @@ class ShardedModel(Stored, Copied, Featured, Traced):
             On all ranks, as train, and if no label counts.
         """
         self._check_open()
+        check_same(self.mesh.world, {"loss": describe(loss)})
         self.engine.compute_gradients(x, y, loss)
         gradients = [to_host(unit.gradients.updated) for unit in self.engine.trained_here]
         return numpy.concatenate([numpy.empty(0, self.engine.units[0].dtype), *gradients])
@@ -405,12 +411,7 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         parallelism each token costs a pass over the text.
         """
         self._check_open()
-        choice = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "stop": tuple(stop),
-        }
+        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
         return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
 
     def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
@@ -434,6 +435,7 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         """
         self._check_open()
         metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
+        check_metrics(metrics, self.mesh.world)
         measurement = Measurement(self.engine, metrics, self.sharding_configuration.loss)
         measurement.add(x, y)
         loss, figures = measurement.figures()

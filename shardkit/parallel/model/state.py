@@ -15,6 +15,8 @@ from ...optim.description import describe_rule
 from ...optim.groups import groups_by_name, rule_for
 from ...optim.late import on_state_since
 from ...optim.muon import matrix_rule_of
+from ...optim.rules import Rule
+from ...refusal import check_usable
 from ..step.buffers import Buffers
 from ..step.numerics import LossScale
 from ..step.votes import Skips
@@ -190,6 +192,9 @@ class State:
         Errors, on all ranks: ShardingError if it keeps other state, or is not the same on all.
         """
         with collectively(self._world):
+            if isinstance(rule, type) or not isinstance(rule, Rule):
+                raise TypeError(f"the rule is {rule!r}; wanted one such as AdamW(lr=1e-3)")
+            check_usable(rule)
             self._check_rule(rule)
         check_same(self._world, {"the rule": describe(rule)})
         self.rule = rule

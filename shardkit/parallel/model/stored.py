@@ -196,7 +196,12 @@ class Stored:
         self.checkpoints.saver.abandon()
 
     def load_model(
-        self, path: FilePath, *, only: str | None = None, strict: bool = True, names: Any = None
+        self,
+        path: FilePath | tuple[FilePath, ...],
+        *,
+        only: str | None = None,
+        strict: bool = True,
+        names: Any = None,
     ) -> dict:
         """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
@@ -205,7 +210,7 @@ class Stored:
         path
             What save_model() was given, or a run folder; or one checkpoint, which is then taken or
             refused; or a folder of transformers, whose numbers have no checksums: a model at step
-            0.
+            0. Of a tuple of folders of checkpoints, the newest valid one of all is taken.
         only
             "model": take parameters and buffers alone, to predict, or to begin a new training at
             step 0 with fresh optimizer state; "averaged": the same, with the averages that sk.EMA

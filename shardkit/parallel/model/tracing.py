@@ -7,13 +7,14 @@ with model.trace("trace.json"):          # on all ranks
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ...checkpoint.background import PendingCheckpoint
 from ...comm.clocks import clock_offset
 from ...comm.failure.agreement import collectively
+from ...files.writing import check_can_write, write_whole
 from ..step.trace import Recorder, recording
 from .trace_file import RankSpans, trace_file
 
@@ -43,20 +44,22 @@ def spans_of(part, method: str, recorder: Recorder, kind: str, then=None) -> Ite
 
 
 class Trace:
-    """A trace under way. A context manager that closes it; an error inside leaves no file.
+    """A trace under way. A context manager that closes it; an error inside writes none.
 
     Making it, and close(), are collective over the mesh of the model.
-    path   of the file, which rank 0 writes
-    Errors, on all ranks: OSError if it cannot be written.
+    path    of the file, which rank 0 writes
+    write   function (text) that writes it in the end, on rank 0; None: write it here
+    Errors, on all ranks: OSError if it cannot be written here.
     """
 
-    def __init__(self, model, path):
+    def __init__(self, model, path, write: Callable[[str], None] | None = None):
         self.path = Path(path)
         self.recorder = Recorder()
         self._model, self._world = model, model.mesh.world
+        self._write = write or self._write_here
         with collectively(self._world):
-            if self._world.rank == 0:
-                self.path.write_text("", encoding="utf-8")  # before the work, not after it
+            if self._world.rank == 0 and write is None:
+                check_can_write(self.path)  # before the work, not after it
         self._before = clock_offset(self._world)
         self._pending: list[PendingCheckpoint] = []
         self._wrappers = ExitStack()
@@ -94,8 +97,10 @@ class Trace:
         ranks = world.gather_object(mine)
         with collectively(world):
             if ranks is not None:
-                text = json.dumps(trace_file(ranks, self._about()))
-                self.path.write_text(text, encoding="utf-8")
+                self._write(json.dumps(trace_file(ranks, self._about())))
+
+    def _write_here(self, text: str):
+        write_whole(self.path, text.encode())
 
     def _about(self) -> dict:
         device = self._model.engine.device.kind
@@ -119,8 +124,6 @@ class Trace:
             self.close()
         else:
             self.stop()
-            if self._model.rank == 0:
-                self.path.unlink(missing_ok=True)
 
 
 class Traced:

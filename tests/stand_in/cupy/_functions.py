@@ -45,7 +45,8 @@ SIGNATURES = {
     "zeros_like": "a, dtype=None, order='K', subok=None, shape=None",
 }
 UFUNCS = (
-    "absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater "
+    "absolute add bitwise_and bitwise_or bitwise_xor copysign cos divide equal exp floor_divide "
+    "greater "
     "greater_equal invert "
     "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or "
     "maximum minimum multiply "

@@ -1,0 +1,73 @@
+"""How long a call has waited for ranks that are to blame for it.
+
+the others of a call                     their time
+do something else, hang, are stopped     counts
+note that they get on with their work    counts from their last note, of all of them
+load or compile code                     counts when they are done, from the start; and if they do
+                                           not want a core for it (cores.py)
+wait for a core that others have         counts as far as the machine is shared fairly (cores.py)
+"""
+
+import socket
+import time
+from math import inf
+
+from .cores import FairClock
+from .hang import has_come, read_ledgers
+from .ledger import RecordedRank
+from .progress import Call
+
+LATE_PART = 0.25  # of the limit: from then on it is asked why the others do not come
+
+
+class CallClock:
+    """Counts the seconds of one call after the other.
+
+    folder   of the ledgers of all ranks; None: there are none
+    """
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._clock = FairClock(0.0)
+        self._since = (0.0, -inf)  # that the clock counts from
+
+    def seconds(self, call: Call, began: float, limit: float) -> float:
+        """Return for how long the call has waited; to be asked again and again.
+
+        began   time.monotonic()
+        """
+        waited = time.monotonic() - began
+        if waited < LATE_PART * limit or self._folder is None:
+            return waited
+        try:
+            needed, worked = ranks_needed(self._folder, call)
+        except OSError:  # a folder that was emptied
+            return waited
+        ahead = time.monotonic() - time.time()
+        if self._since != (began, worked):
+            self._since = began, worked
+            self._clock = FairClock(max(began, worked + ahead))
+        host = socket.gethostname()
+        here = {rank.pid: rank for rank in needed if rank.host == host}
+        is_unknown = any(rank.code and rank.host != host for rank in needed)
+        prepared = max((rank.since for rank in needed if not rank.code), default=0.0)
+        return self._clock.count(
+            here,
+            preparing=[process for process, rank in here.items() if rank.code],
+            until_fair=inf if is_unknown else prepared + ahead,
+        )
+
+
+def ranks_needed(folder, call: Call) -> tuple[list[RecordedRank], float]:
+    """Return those of the call's ranks that have not come to it, all of them if all have, as far as
+    their ledgers are in the folder; and when the last of them to do so got on with work of its own.
+
+    The time is in seconds since the epoch; -inf if one of them never said that it does such work.
+    Errors: FileNotFoundError if there are no ledgers.
+    """
+    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
+    late = [n for n in call.ranks if not has_come(ranks.get(n), call.group, call.number)]
+    needed = [ranks[n] for n in late or call.ranks if n in ranks]
+    if len(needed) < len(late):
+        return needed, -inf
+    return needed, min((rank.worked or -inf for rank in needed), default=-inf)

@@ -1,0 +1,45 @@
+"""Code that a rank loads or compiles is there before a collective begins, and lets nobody wait."""
+
+from pathlib import Path
+
+import pytest
+from mpi_jobs import LIBRARIES, run_job, words_of_shardkit
+
+SCRIPT = Path(__file__).with_name("loading_rank.py")
+COLD, WARM = "nothing is compiled yet", "code is in files"
+
+
+def run(library, how, **environment):
+    return run_job(library, SCRIPT, how, num_ranks=2, time_limit=400, **environment)
+
+
+@pytest.mark.timeout(900)  # it compiles, which takes minutes on a busy machine
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_a_verb_needs_is_loaded_before_it_begins(library, tmp_path):
+    for _ in (COLD, WARM):
+        done = run(library, "before", NUMBA_CACHE_DIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+        assert [line.partition("late ")[2] for line in lines] == ["[]", "[]"]
+        assert all("loaded 0," not in line for line in lines)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_rank_that_compiles_for_longer_than_the_limit_is_waited_for(library):
+    done = run(library, "slow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("went on") == 2 and not words_of_shardkit(done)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("asleep", "rank 1 is missing;"),
+        ("endless", "rank 1 is missing, rank 1 is compiling a slow loop since"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_with_what_it_compiles(library, how, words):
+    done = run(library, how)
+    assert done.returncode != 0 and "went on" not in done.stdout
+    assert any(words in line for line in words_of_shardkit(done)), done.stderr
