@@ -279,6 +279,7 @@ ERRORS: tuple[type[Exception], ...] = (
     sk.ConfigurationError,
     sk.DeviceError,
     sk.FeatureError,
+    sk.FileError,
     sk.LayoutError,
     sk.MeshError,
     sk.NonFiniteError,

@@ -72,11 +72,11 @@ class Case:
 
     @property
     def is_free(self) -> bool:
-        """True if MPI is finalized at the place, or will not be."""
+        """True if MPI is finalized at the place, or will not be; or before Python joins threads."""
         return (
             self.place == "finalized"
             or self.finalize == "program"
-            and "hook" in self.place
+            and ("hook" in self.place or self.way in ("thread", "thread for ever"))
             or self.place == "early hook"
             and (self.first == "shardkit" or self.finalize == "never")
         )

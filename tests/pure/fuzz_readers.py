@@ -307,7 +307,7 @@ def read_inputs(path):
     unpacked = path.parent.parent / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir()
-    inputs = [one.unpacked(unpacked) for one in find_inputs([str(path)])]
+    inputs = [one.unpacked(unpacked, lambda: None) for one in find_inputs([str(path)])]
     for block in cut_into_blocks(inputs, "text"):
         for _ in block.input.reader("text").pieces(block.span):
             pass
