@@ -16,6 +16,7 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterable
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -129,10 +130,18 @@ def parsed_json(content: bytes, path, *, error: type[FileError] = InputError) ->
 def _without_twins(pairs) -> dict:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.100} is there twice")
+        raise ValueError(f"{first_twin(name for name, _ in pairs)!r:.100} is there twice")
     return found
+
+
+def first_twin(names: Iterable[str]) -> str | None:
+    """Return the first name that was there before; None if each is there once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _no_constant(text: str):

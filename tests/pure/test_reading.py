@@ -85,6 +85,10 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path):
 NO_JSON = {
     "deep": (b'{"a":' + b"[" * 100_000, "nested too deeply"),
     "twins": (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is there twice"),
+    "twins behind many": (
+        b"{" + b"".join(b'"%x":0,' % number for number in range(200_000)) + b'"7":0}',
+        "'7' is there twice",
+    ),
     "NaN": (b'{"a": NaN}', "NaN is no number"),
     "infinity": (b'{"a": -Infinity}', "-Infinity is no number"),
     "long number": (b'{"a": ' + b"9" * 5000 + b"}", "4300"),
