@@ -11,6 +11,7 @@ there               there         refused: --resume   continues
 import hashlib
 import json
 from pathlib import Path
+from types import NoneType
 
 from ..checkpoint.store import CheckpointStore
 from ..errors import ConfigurationError, InputError
@@ -39,8 +40,10 @@ def checkpoint_places(folder: Path, fallback: str | None) -> tuple[Path, ...]:
 
 def stored_places(folder: Path) -> tuple[Path, ...]:
     """Return the folders where the run in this folder may have checkpoints, by its settings."""
+    path = folder / _SETTINGS
     try:
-        fallback = _tables(folder / _SETTINGS).get("run", {}).get("fallback_folder")
+        fallback = _tables(path).get("run", {}).get("fallback_folder")
+        fallback = wanted(fallback, (str, NoneType), path, "run.fallback_folder")
     except ConfigurationError:
         fallback = None
     return checkpoint_places(folder, fallback)
