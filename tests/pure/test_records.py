@@ -1,4 +1,4 @@
-"""Records of runs that others wrote: each value that is counted with is a number of a usual size."""
+"""Records of runs that others wrote: what is counted with is a number of a usual size."""
 
 import json
 
