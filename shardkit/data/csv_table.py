@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import ConfigurationError, InputError
-from ..files.reading import loaded, opened, size_of
+from ..files.reading import first_twin, loaded, opened, size_of
 from .columns import Field
 from .mapped import FileMap
 from .table import Table
@@ -85,9 +85,9 @@ class _Style:
         cells = [cell.strip() for cell in self.cells(text)]
         self.has_names = not all(map(_is_number, cells))
         self.names = cells if self.has_names else [str(column) for column in range(len(cells))]
-        if len(set(self.names)) < len(self.names):
-            twice = sorted({name for name in self.names if self.names.count(name) > 1})
-            raise ConfigurationError(f"{path} has two columns named {twice[0]!r}; rename one")
+        twice = first_twin(self.names)
+        if twice is not None:
+            raise ConfigurationError(f"{path} has two columns named {twice!r:.100}; rename one")
         self.first_row = len(head) if self.has_names else self.mark
 
     def cells(self, line: str) -> list[str]:

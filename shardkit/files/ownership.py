@@ -202,6 +202,8 @@ class Ownership:
     def _remove_files_of_dead(self) -> None:
         """Remove what those left who died in taking the folder; one that lives makes it again."""
         for path in self.folder.glob(f"{OWNER_NAME}.*.new"):
+            if not re.fullmatch(OWNER_NAMES, path.name):
+                continue
             with suppress(OSError, ConfigurationError):
                 found = _read(path)
                 if found is not None and self._judge(found) is not False:
@@ -282,11 +284,18 @@ class Ownership:
         return self._path.with_name(f"{OWNER_NAME}.{owner.token}")
 
     def _chain(self) -> list["_OwnerFile"]:
-        """Return the owner, and who is taking over from it, and from that one."""
+        """Return the owner, and who is taking over from it, and from that one.
+
+        A file that names an owner once more says nothing, as one that is damaged.
+        """
         chain: list[_OwnerFile] = []
+        tokens: set[str] = set()
         path = self._path
-        while (found := _read(path)) is not None and len(chain) < 100:
+        while (found := _read(path)) is not None:
+            if found.owner.token in tokens:
+                found = replace(found, owner=_unknown(os.lstat(path)))
             chain.append(found)
+            tokens.add(found.owner.token)
             path = self._claim(found.owner)
         return chain
 
@@ -375,6 +384,11 @@ def _parsed(content: bytes, about: os.stat_result) -> Owner:
             return owner
     except (ValueError, TypeError, RecursionError):
         pass
+    return _unknown(about)
+
+
+def _unknown(about: os.stat_result) -> Owner:
+    """Return an owner of whom nothing is known but the file."""
     key = f"{about.st_dev} {about.st_ino} {about.st_mtime_ns}"
     return Owner(hashlib.sha256(key.encode()).hexdigest()[:16], since=about.st_mtime)
 

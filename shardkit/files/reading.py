@@ -16,6 +16,7 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterable
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -129,10 +130,18 @@ def parsed_json(content: bytes, path, *, error: type[FileError] = InputError) ->
 def _without_twins(pairs) -> dict:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.100} is there twice")
+        raise ValueError(f"{first_twin(name for name, _ in pairs)!r:.100} is there twice")
     return found
+
+
+def first_twin(names: Iterable[str]) -> str | None:
+    """Return the first name that was there before; None if each is there once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _no_constant(text: str):
@@ -147,9 +156,25 @@ def read_toml(path, *, error: type[FileError] = InputError) -> dict[str, Any]:
     """Return the tables of a TOML file. Errors: as open_regular; `error` if it is none."""
     content = read_bytes(path, MOST_TABLE_BYTES, error=error)
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        tables = tomllib.loads(content.decode("utf-8"))
+        _check_integers(tables)
     except (ValueError, RecursionError) as fault:
         raise error(f"{path} is not TOML: {_said(fault)}", path) from None
+    return tables
+
+
+def _check_integers(tables: dict[str, Any]) -> None:
+    """Raise ValueError on an integer of more than 64 bits, which TOML lacks.
+
+    Python reads those in base 16, 8 and 2 of any length, and cannot write them down.
+    """
+    left: list[Any] = [tables]
+    while left:
+        value = left.pop()
+        if type(value) is int and not -LARGEST - 1 <= value <= LARGEST:
+            raise ValueError("an integer has more than 64 bits")
+        if isinstance(value, (dict, list)):
+            left.extend(value.values() if isinstance(value, dict) else value)
 
 
 @contextmanager

@@ -40,10 +40,10 @@ def checkpoint_places(folder: Path, fallback: str | None) -> tuple[Path, ...]:
 
 def stored_places(folder: Path) -> tuple[Path, ...]:
     """Return the folders where the run in this folder may have checkpoints, by its settings."""
+    path = folder / _SETTINGS
     try:
-        path = folder / _SETTINGS
         fallback = _tables(path).get("run", {}).get("fallback_folder")
-        wanted(fallback, (str, NoneType), path, "run.fallback_folder")
+        fallback = wanted(fallback, (str, NoneType), path, "run.fallback_folder")
     except ConfigurationError:
         fallback = None
     return checkpoint_places(folder, fallback)

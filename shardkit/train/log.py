@@ -21,6 +21,7 @@ from .terminal import console_of
 
 _MOST_BYTES = 1 << 30
 _MOST_LINE = 1 << 22  # bytes
+_NUMBERS = "time", "validation_loss"  # what a run or its report counts with
 
 
 class RankLog:
@@ -176,9 +177,9 @@ def _record_of(line: bytes, path: Path, number: int) -> dict | None:
     for name, value in wanted(record, dict, path, where).items():
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{path}, {where}: {name} = {value!r:.100}", path, name)
+        if type(value) is int or name in _NUMBERS:
+            wanted(value, float, path, f"{where}, {name}")
     wanted_count(record.get("step"), path, f"{where}, step")
-    if "time" in record:
-        wanted(record["time"], float, path, f"{where}, time")
     return record
 
 

@@ -292,6 +292,27 @@ def test_what_is_no_ordinary_file_is_refused(tmp_path, kind):
     assert kind != "link" or (tmp_path / "victim").read_text() == "precious"
 
 
+@pytest.mark.parametrize("length", [1, 2, 150])
+def test_owners_that_take_over_in_a_circle_are_gone_like_others(tmp_path, quick, length):
+    tokens = [f"{number:016x}" for number in range(length)]
+    for number, token in enumerate(tokens):
+        content = json.dumps(asdict(Owner(token)))
+        name = OWNER_NAME + (f".{tokens[number - 1]}" if number else "")
+        (tmp_path / name).write_text(content)
+    (tmp_path / f"{OWNER_NAME}.{tokens[-1]}").write_text(json.dumps(asdict(Owner(tokens[0]))))
+    take(tmp_path).release()
+    assert names(tmp_path) == []
+
+
+def test_of_files_that_look_like_those_of_takers_only_theirs_are_removed(tmp_path):
+    mine = {f"{OWNER_NAME}.{name}.new" for name in ("bak", "0123", "g" * 16, "0" * 17)}
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / f"{OWNER_NAME}.{'0' * 16}.new").write_text("")
+    take(tmp_path).release()
+    assert names(tmp_path) == sorted(mine)
+
+
 def test_signs_of_life_are_given(tmp_path, quick):
     owned = take(tmp_path)
     before = (tmp_path / OWNER_NAME).stat().st_mtime_ns

@@ -85,6 +85,10 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path):
 NO_JSON = {
     "deep": (b'{"a":' + b"[" * 100_000, "nested too deeply"),
     "twins": (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is there twice"),
+    "twins behind many": (
+        b"{" + b"".join(b'"%x":0,' % number for number in range(200_000)) + b'"7":0}',
+        "'7' is there twice",
+    ),
     "NaN": (b'{"a": NaN}', "NaN is no number"),
     "infinity": (b'{"a": -Infinity}', "-Infinity is no number"),
     "long number": (b'{"a": ' + b"9" * 5000 + b"}", "4300"),
@@ -103,12 +107,26 @@ def test_json_that_is_none_is_refused_with_the_file_and_the_reason(case, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "content", [b"a = ", b"a = " + b"[" * 9000, b"a = " + b"9" * 5000, b"a = '\xff'"]
+    "content",
+    [
+        b"a = ",
+        b"a = " + b"[" * 9000,
+        b"a = " + b"9" * 5000,
+        b"a = '\xff'",
+        b"a = 0x" + b"f" * 6000,
+        b"[a]\nb = [1, {c = 0b" + b"1" * 64 + b"}]",
+        b"a = -9223372036854775809",
+    ],
 )
 def test_toml_that_is_none_is_refused(content, tmp_path):
     (tmp_path / "x.toml").write_bytes(content)
     with pytest.raises(InputError, match=r"x\.toml is not TOML"):
         read_toml(tmp_path / "x.toml")
+
+
+def test_integers_of_64_bits_are_toml(tmp_path):
+    (tmp_path / "x.toml").write_text("a = 9223372036854775807\nb = -9223372036854775808")
+    assert read_toml(tmp_path / "x.toml") == {"a": (1 << 63) - 1, "b": -1 << 63}
 
 
 def test_damage_has_a_path_and_a_field_and_is_told_once(tmp_path):
