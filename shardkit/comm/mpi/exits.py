@@ -4,8 +4,10 @@ before initialize(), and until shutdown()      report_failure: one message, and 
                                                if this rank fails alone
 after shutdown()                               one message; the others may finish what they do
                                                without this rank
+in a process that a rank has forked            what the program prints itself: it is no rank
 """
 
+import os
 import sys
 from functools import cache
 
@@ -25,6 +27,7 @@ class Exits:
 
     def __init__(self):
         self._backends: list = []
+        self._process = os.getpid()
         self._previous_hook = None
         self._last = None  # the backend that was shut down last
 
@@ -41,6 +44,8 @@ class Exits:
             self._backends.remove(backend)
 
     def _excepthook(self, kind, error, traceback):
+        if os.getpid() != self._process:
+            return self._previous_hook(kind, error, traceback)
         if not self._backends or ending().has_begun:
             return self._say_after_shutdown(kind, error, traceback)
         try:

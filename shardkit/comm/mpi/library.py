@@ -17,8 +17,8 @@ def import_mpi(timeout: float = inf):
     """Return mpi4py's MPI module, initialized.
 
     timeout   seconds that MPI_Init may take, if SHARDKIT_START_SECONDS is not less
-    Errors: CommunicationError that names what to install; LaunchError if mpiexec belongs to another
-    MPI. A process that stays in MPI_Init is ended (start.py).
+    Errors: CommunicationError that names what to install, or if MPI is at its end; LaunchError if
+    mpiexec belongs to another MPI. A process that stays in MPI_Init is ended (start.py).
     """
     try:
         import mpi4py
@@ -36,6 +36,11 @@ def import_mpi(timeout: float = inf):
             "load "
             "the site's MPI module and install mpi4py; for threads in one process use run_ranks"
         ) from None
+    if MPI.Is_finalized():
+        raise CommunicationError(
+            "MPI is finalized in this process, and starts only once; make backends, and train, "
+            "before MPI.Finalize()"
+        )
     if not MPI.Is_initialized():
         library = MPI.get_vendor()[0]
         check_library(library)
@@ -47,7 +52,7 @@ def import_mpi(timeout: float = inf):
         with start_limit(library, timeout):
             MPI.Init_thread(level)
         ending().watch(MPI, Finalizer.SHARDKIT)
-    elif not MPI.Is_finalized() and not ending().is_watching:  # the program has initialized MPI
+    elif not ending().is_watching:  # the program has initialized MPI
         join_roll(MPI.get_vendor()[0])
         attendance().enter_program()
         rc = mpi4py.rc
