@@ -274,6 +274,7 @@ class TrainingRun:
             self.fingerprint,
             places=self.checkpoints,
             seconds_left=lambda: self.clock.seconds_left,
+            is_hurried=self.signals.is_urgent,
             note_save=lambda seconds: self.clock.note_save(seconds),
             after=self.callbacks.after_checkpoint,
         )

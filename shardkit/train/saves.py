@@ -19,6 +19,8 @@ from .log import Reporter, seconds_text
 from .settings import Run
 
 RETRY_SECONDS = 10.0  # from a save that could be written nowhere to the next try
+HURRIED_SECONDS = 20.0  # for the last save, after a signal that a kill follows soon
+IN_THE_WAY = FileExistsError, NotADirectoryError, IsADirectoryError  # no time heals these
 
 
 class Saves:
@@ -27,6 +29,7 @@ class Saves:
     fingerprint    of the data, which a run that goes on compares
     places         folders of checkpoints, the best one first
     seconds_left   function () -> seconds that rank 0 still has
+    is_hurried     function () -> bool: a signal has come that a kill follows soon
     note_save      function (seconds), called with the time that a checkpoint took to be on disk
     after          function (step, folder), called when one is on disk
     """
@@ -40,6 +43,7 @@ class Saves:
         *,
         places: tuple[Path, ...],
         seconds_left: Callable[[], float],
+        is_hurried: Callable[[], bool],
         note_save: Callable[[float], None],
         after: Callable[[int, str], None],
     ):
@@ -48,9 +52,9 @@ class Saves:
         self._fingerprint = fingerprint
         self._places, self._at = places, 0  # the one that is written into
         self._patience, self._seconds_left = run.last_save_seconds, seconds_left
-        self._note_save, self._after = note_save, after
+        self._note_save, self._after, self._is_hurried = note_save, after, is_hurried
         self._pending: tuple[int, PendingCheckpoint] | None = None  # that is being written
-        self._failures: dict[Path, str] = {}  # of places that could not be written, since then
+        self._failures: dict[Path, OSError] = {}  # of places that could not be written, since then
         self._failed_at: float | None = None  # when all places had failed; None: they have not
         self.newest: int | None = None  # step of the newest, written or being written
         self._written: tuple[int, str] | None = None  # step and folder of the newest that is there
@@ -93,9 +97,12 @@ class Saves:
         began = time.monotonic()
         while self._failed_at is not None:
             limit = min(self._patience, self._seconds_left() / 2)
-            if self._agreed(time.monotonic() - began >= limit):
+            if self._is_hurried():
+                limit = min(limit, HURRIED_SECONDS)
+            is_over = time.monotonic() - began >= limit or not self._may_heal()
+            if self._agreed(is_over):
                 raise CheckpointError(self._loss(time.monotonic() - began))
-            time.sleep(min(RETRY_SECONDS, self._patience / 4))
+            time.sleep(min(RETRY_SECONDS, self._patience / 4, HURRIED_SECONDS / 4))
             self._begin(0)
             self._settle()
 
@@ -170,7 +177,11 @@ class Saves:
                 f"step {step}/{self._run.steps}  no checkpoint in {place}: {error}; training goes "
                 f"on, and {then}"
             )
-        self._failures[place] = str(error)
+        self._failures[place] = error
+
+    def _may_heal(self) -> bool:
+        """Return False if something stands in each place that will not go away by itself."""
+        return not all(isinstance(error, IN_THE_WAY) for error in self._failures.values())
 
     def _loss(self, seconds: float) -> str:
         """Return what is lost, in words."""

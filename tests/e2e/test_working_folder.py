@@ -193,8 +193,8 @@ KILL = """
 import time
 from shardkit.comm.watch.attendance import attendance
 if backend.rank == 1:
-    attendance()._warden.kill()
-    while attendance().unwatched is None:
+    attendance().warden.process.kill()
+    while attendance().warden.ended is None:
         time.sleep(0.05)
 """
 
@@ -207,9 +207,9 @@ def test_a_warden_that_ends_early_is_said_once_with_its_rank(tmp_path):
 
 def test_a_warden_that_cannot_begin_is_said_on_all_ranks_with_its_reason(tmp_path):
     before = (
-        "import os\nfrom pathlib import Path\nfrom shardkit.comm.watch import attendance\n"
+        "import os\nfrom pathlib import Path\nfrom shardkit.comm.watch import own_warden\n"
         "if os.environ['PMI_RANK'] == '0':\n"
-        "    attendance._PACKAGE = Path('/nowhere')\n"
+        "    own_warden._PACKAGE = Path('/nowhere')\n"
     )
     done = job(tmp_path, "", tmp_path, before)
     assert done.returncode == 0
@@ -254,7 +254,7 @@ def test_every_process_of_the_package_is_started_by_these_roads():
     }
     assert starts == {
         "comm/gpu/probe.py",  # python_command
-        "comm/watch/attendance.py",  # -I -S
+        "comm/watch/own_warden.py",  # -I -S
         "doctor/mpi.py",  # python_command
         "train/stopping.py",  # find_program
     }

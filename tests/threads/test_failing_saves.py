@@ -14,6 +14,7 @@ from shardkit.checkpoint import saving as saving_module
 from shardkit.checkpoint import store as store_module
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.diff import compare
+from shardkit.comm.failure.signals import StopSignals
 from shardkit.errors import CheckpointError, ConfigurationError
 from shardkit.task.language import Language
 from shardkit.train import saves as saves_module
@@ -213,3 +214,35 @@ def test_what_a_script_saves_itself_raises_as_before(tmp_path, monkeypatch):
             model.save_model(tmp_path)
 
     sk.run_ranks(1, save)
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_what_stands_in_the_way_of_the_last_save_is_not_waited_for(
+    tmp_path, corpus, is_asynchronous
+):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()
+    settings = settings_of(
+        tmp_path,
+        corpus,
+        run__asynchronous_checkpoints=is_asynchronous,
+        run__last_save_seconds=600.0,
+    )
+    with pytest.raises(CheckpointError, match=r"steps 1 to 8 are lost.*checkpoints"):
+        trained(settings)
+
+
+def test_a_signal_that_a_kill_follows_shortens_the_tries_of_the_last_save(
+    tmp_path, corpus, monkeypatch
+):
+    monkeypatch.setattr(saves_module, "HURRIED_SECONDS", 0.2)
+    full = Full(monkeypatch, tmp_path, errno.ENOSPC, range(STEPS + 1), "make the folder")
+    settings = settings_of(tmp_path, corpus, run__last_save_seconds=600.0)
+
+    def on_rank(backend):
+        signals = StopSignals()
+        signals.name = "SIGTERM"
+        return train_run(settings, backend, signals=signals, callbacks=[full])
+
+    with pytest.raises(CheckpointError, match="are lost|is lost|could not be written"):
+        sk.run_ranks(2, on_rank)

@@ -63,6 +63,10 @@ class StopSignals:
         self._is_interrupted = True
         self._note(number, frame)
 
+    def is_urgent(self) -> bool:
+        """Return True once a signal has come after which little time is left."""
+        return self.name in ("SIGTERM", "SIGINT")
+
     def is_raised(self) -> bool:
         """Return True once a signal has come."""
         return self.name is not None

@@ -15,7 +15,8 @@ from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Member
 from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
-from ..watch.attendance import attendance, unwatched_text
+from ..watch.attendance import attendance
+from ..watch.own_warden import unwatched_text
 from .channel import FirstCalls, MPIChannel
 from .ending import ending
 from .launch import Seat, have_cores, settle_threads
@@ -59,7 +60,8 @@ class Job:
         self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
         seats = node.allgather(Seat.here(1))
         home = None if self._node is None else self._node.members[0]
-        own = home, not have_cores(seats), attendance().unwatched
+        warden = attendance().warden
+        own = home, not have_cores(seats), warden and warden.ended
         self._homes, crowded, unwatched = zip(*self.parent.allgather(own))
         self._shares_cores = any(crowded)
         _warn_of_unwatched(unwatched)

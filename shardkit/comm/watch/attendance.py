@@ -10,12 +10,9 @@ that a warden watches (warden.py). A job without a launcher's rank numbers, and 
 have a warden during MPI_Init only.
 """
 
-import json
 import math
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -25,13 +22,13 @@ from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
-from threading import Event, Thread
 
 from ...environment import launcher
 from ...files.notes import tell
 from ...files.writers import read_trusted
 from ...files.writing import write_whole
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
+from .own_warden import OwnWarden
 from .pulse import note_path
 from .roll import EXIT_HOOKS, Entry, Roll
 
@@ -48,22 +45,6 @@ LAUNCHERS = (
     "palsd",
 )
 POLL_SECONDS = 0.01
-WATCHING = b"watching\n"  # what a warden says first; afterwards, only why it has ended
-_PACKAGE = Path(__file__).parents[2]
-_WARDEN = """\
-import os, sys, types
-for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):  # not their __init__.py
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [sys.argv[2] + folder]
-try:
-    from shardkit.comm.watch.warden import main
-    main(sys.argv[1])
-except BaseException as error:
-    try:
-        os.write(1, f"{type(error).__name__}: {error}".encode(errors="replace"))
-    finally:
-        raise SystemExit(1)
-"""
 
 
 @cache
@@ -77,7 +58,7 @@ class Attendance:
 
     limit     function () -> seconds that a wait at the end of the program may take
     folder    the job's folder on this node, from open() on; None before, or if it cannot be made
-    unwatched why this rank's warden has ended; None: it has not, as far as is known
+    warden    of this rank, from open() on; None before, and in a job of one rank
     """
 
     def __init__(self):
@@ -89,9 +70,7 @@ class Attendance:
         self.folder: Path | None = None
         self._entry = Entry(os.getpid())
         self._roll: Roll | None = None
-        self._warden: subprocess.Popen | None = None
-        self._has_spoken = Event()
-        self.unwatched: str | None = None
+        self.warden: OwnWarden | None = None
         self._num_exchanges = 0
         self._num_guests = 0  # open backends in a job of another program
 
@@ -113,7 +92,16 @@ class Attendance:
             roll.make_room(self.num_ranks)
             self._roll = roll
             self._write(replace(self._entry, survives=survives, doing="its own code"))
-            self._start_warden(facts, hints)
+            arguments = {
+                "folder": str(self.folder),
+                "rank": self.rank,
+                "num_ranks": self.num_ranks,
+                "process": os.getpid(),
+                "launcher": os.getppid(),
+                "facts": facts,
+                "hints": hints,
+            }
+            self.warden = OwnWarden(arguments, lambda: self._is_own() and not self._entry.has_left)
         except OSError as error:
             self.folder = None if self._roll is None else self.folder
             warnings.warn(
@@ -127,53 +115,20 @@ class Attendance:
         if path not in self._folders:
             self._folders[path] = JobFolder.open(path)
 
-    def _start_warden(self, facts, hints):
-        arguments = {
-            "folder": str(self.folder),
-            "rank": self.rank,
-            "num_ranks": self.num_ranks,
-            "process": os.getpid(),
-            "launcher": os.getppid(),
-            "facts": facts,
-            "hints": hints,
-        }
-        socket = launcher().socket  # as long as it is open the launcher knows of no death
-        self._warden = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=() if socket is None else (socket,),
-        )
-        Thread(target=self._follow, args=(self._warden,), daemon=True).start()
-
-    def _follow(self, warden):
-        """Say that the warden has ended before this rank did, and why. In a thread of its own."""
-        first = warden.stdout.readline()
-        if first == WATCHING:
-            self._has_spoken.set()
-        reason = _why_ended(warden, b"" if first == WATCHING else first)
-        if warden is self._warden and self._is_own() and not self._entry.has_left:
-            self.unwatched = reason
-            text = f"{unwatched_text({self.rank: reason})} (process {os.getpid()})\n"
-            os.write(2, f"shardkit: {text}".encode(errors="replace"))
-        self._has_spoken.set()
-
     def has_started(self) -> None:
         """Note what MPI_Init made in shared memory, which stays there if the job is killed."""
-        if self._warden is None:
+        if self.warden is None:
             return
         self.enter_program()
         if self.num_ranks > 1:
-            self._has_spoken.wait()  # the warden watches, or has ended
+            self.warden.await_watch()
             try:
                 note_segments(self.folder)
             except OSError as error:
                 tell(f"warning: {error}; if this job is killed, its shared memory stays")
         else:
-            warden, self._warden = self._warden, None
-            warden.kill()
-            warden.wait()
+            warden, self.warden = self.warden, None
+            warden.end()
 
     @property
     def is_open(self) -> bool:
@@ -251,7 +206,7 @@ class Attendance:
 
         A warden does that better: it names who is missing, and its clock is fair (cores.py).
         """
-        is_watched = self._warden is not None and self.unwatched is None
+        is_watched = self.warden is not None and self.warden.ended is None
         return inf if is_watched else self.limit()
 
     def others_here(self) -> list[int]:
@@ -349,23 +304,6 @@ class Attendance:
             time.sleep(POLL_SECONDS)
         notes = [content for path in paths if (content := read_trusted(path)) is not None]
         return [pickle.loads(note) for note in notes] if len(notes) == len(paths) else None
-
-
-def unwatched_text(reasons: dict[int, str]) -> str:
-    """Return what it means that the wardens of these ranks have ended; {rank: why}."""
-    each = "; ".join(f"rank {rank}: {why}" for rank, why in reasons.items())
-    return (
-        f"the process that watches over a rank outside of the verbs has ended early ({each}); if "
-        "that rank hangs at the start or the end of the program, nobody will end the job"
-    )
-
-
-def _why_ended(warden, first: bytes) -> str:
-    """Wait for the end of a warden; return its last words, or else how it was ended."""
-    words = (first + warden.stdout.read()).decode(errors="replace").strip()
-    code = warden.wait()
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return "".join(c if c.isprintable() else "?" for c in words.splitlines()[-1]) if words else how
 
 
 def job_key(num_ranks: int) -> str:
