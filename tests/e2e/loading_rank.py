@@ -1,8 +1,9 @@
-"""One rank of a job in which code is loaded or compiled: loading_rank.py HOW [SECONDS].
+"""One rank of a job in which code is loaded or compiled: loading_rank.py HOW.
 
 before   says which verbs were under way when code was loaded for them
 slow     rank 1 compiles for longer than the limit before it comes to a collective
 endless  the same, and does not end
+stuck    rank 1 sleeps in what it compiles
 asleep   rank 1 does nothing for longer than the limit
 """
 
@@ -40,6 +41,12 @@ def call_all(backend):
     backend.barrier()
 
 
+def compute(seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pass
+
+
 def main(how):
     backend = sk.MPICommunicationBackend()
     backend.initialize()
@@ -56,7 +63,8 @@ def main(how):
         if backend.rank == 1 and how != "asleep":
             MACHINE_CODE.begin("a slow loop")
         if backend.rank == 1:
-            time.sleep(100 if how == "endless" else 3 * LIMIT_SECONDS)
+            wait = time.sleep if how in ("asleep", "stuck") else compute
+            wait(3 * LIMIT_SECONDS if how == "slow" else 100)
         if backend.rank == 1 and how != "asleep":
             MACHINE_CODE.end("a slow loop")
         backend.barrier()

@@ -37,6 +37,8 @@ def test_a_rank_that_compiles_for_longer_than_the_limit_is_waited_for(library):
     [
         ("asleep", "rank 1 is missing;"),
         ("endless", "rank 1 is missing, rank 1 is compiling a slow loop since"),
+        # it does not even want a core for that
+        ("stuck", "rank 1 is missing, rank 1 is compiling a slow loop since"),
     ],
 )
 def test_a_rank_that_does_not_come_is_named_with_what_it_compiles(library, how, words):

@@ -21,6 +21,7 @@ HANG_NAME = "hang"  # made by the rank that reports
 LEDGER_NAMES = {r"rank-\d{5,}\.(ledger|stacks)|hang": FILE, TEMPORARY: FILE}  # in a folder
 _OWN_THREADS = (
     "comm/watch/watchdog.py",
+    "comm/watch/own_warden.py",
     "comm/failure/guard.py",
     "comm/watch/lifeline.py",
     "files/ownership.py",
