@@ -10,8 +10,10 @@ PYTHON=(python3)
 # CuPy keeps compiled kernels in a folder: one of each node's own, since ranks of many nodes in one home wait for each other.
 if [ -n "${GPUS_PER_NODE:-}" ]; then
     export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-/tmp/cupy-$(id -u)}
-    mkdir -p -m 700 "$CUPY_CACHE_DIR" && [ -O "$CUPY_CACHE_DIR" ] && [ ! -L "$CUPY_CACHE_DIR" ] ||
-        { echo "$CUPY_CACHE_DIR is not a folder of this user: kernels from there are not run" >&2; unset CUPY_CACHE_DIR; }
+    if ! (umask 077 && mkdir -p "$CUPY_CACHE_DIR") || [ ! -O "$CUPY_CACHE_DIR" ] || [ -L "$CUPY_CACHE_DIR" ]; then
+        echo "$CUPY_CACHE_DIR is not a folder of this user: kernels from there are not run" >&2
+        unset CUPY_CACHE_DIR
+    fi
 fi
 
 # srun: --mpi=pmi2 for MPICH, Intel MPI and Cray, --mpi=pmix for Open MPI; `srun --mpi=list` shows what the site has.

@@ -26,10 +26,11 @@ export OMP_NUM_THREADS=$THREADS OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$T
 
 # A file of the working folder is no program of the batch system: PATH without the entries that mean this folder.
 IFS=: read -ra FOLDERS <<< "$PATH"
-PATH=
+KEPT=
 for folder in "${FOLDERS[@]}"; do
-    case $folder in '' | . | ./) ;; *) PATH=${PATH:+$PATH:}$folder ;; esac
+    case $folder in '' | . | ./) ;; *) KEPT=${KEPT:+$KEPT:}$folder ;; esac
 done
+PATH=$KEPT
 
 run_ranks() {
     NEWEST=$(newest_checkpoint)

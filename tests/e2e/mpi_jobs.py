@@ -80,6 +80,7 @@ def run_job(
         os.environ
         | OPEN_MPI_SETTINGS
         | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        | {"PYTHONUNBUFFERED": ""}  # a rank's line is one write, and no other's gets into it
         | environment
     )
     command = [
