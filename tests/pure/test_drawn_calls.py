@@ -679,9 +679,10 @@ def losses(d, name, arrays, target=None, more=None, *, kinds=("mean", "sum", "no
 
     def run_theirs(*given):
         x, y = split(given)
-        y = torch.tensor(y) if target is not None else y
+        y = y if target is None else torch.tensor(y)
+        y = y.to(x[0].dtype) if y.is_floating_point() else y
         x, rest = (x[:1], x[1:]) if name == "GaussianNLLLoss" else (x, ())
-        return theirs.to(torch.float64)(*x, y, *rest)
+        return theirs.to(x[0].dtype)(*x, y, *rest)
 
     return Call(run_ours, run_theirs, arrays)
 
@@ -828,8 +829,7 @@ def _encoder(d):
 
 # ----------------------------------------------------------------------------- the comparison
 
-# PyTorch's gradient is 0 everywhere; ours says that none flows
-STEPS = (ops.ceil, ops.floor, ops.round, ops.sign)
+NOT_COMPARED = ("num_batches_tracked",)  # of InstanceNorm: PyTorch's does not count
 
 # Name: what PyTorch computes and we refuse, as the message begins.
 REFUSED = {
@@ -837,6 +837,7 @@ REFUSED = {
     "variance": "variance over dims",
     "var": "var over dims",
     "std": "var over dims",
+    "logsumexp": "logsumexp over dims",
     "norm": "norm with p",
     "matmul": "matmul of",  # of a vector by a matrix
 }
@@ -849,85 +850,94 @@ def flat(value):
     return [] if value is None else [value]
 
 
-def near(found, wanted, dtype, what):
-    found, wanted = numpy.asarray(found), wanted.detach().numpy()
-    assert found.shape == wanted.shape, f"{what}: shape {found.shape}, PyTorch {wanted.shape}"
-    dtype = numpy.dtype(dtype).name
-    if wanted.dtype.kind == "f":
-        assert found.dtype == dtype, f"{what}: {found.dtype}"
-    tolerance = TOLERANCE.get(dtype, 0)
+def results_of_theirs(drawn, sent, dtype):
+    """{what: array} of PyTorch's call in a dtype: values, gradients, running statistics."""
+    arrays = [torch.tensor(x.astype(dtype), requires_grad=True) for x in drawn.arrays]
+    values = flat(drawn.theirs(*arrays))
+    found = {f"value {place}": value.detach().numpy() for place, value in enumerate(values)}
+    draws = [torch.tensor(sent(value.shape).astype(dtype)) for value in values]
+    total = sum((v * g).sum() for v, g in zip(values, draws) if v.requires_grad)
+    if not isinstance(total, int):
+        total.backward()
+    leaves = dict(enumerate(arrays))
+    for module in drawn.modules[1:]:
+        leaves |= dict(module.named_parameters())
+        buffers = module.named_buffers() if dtype == "float64" else ()  # in its first call
+        found |= {name: buffer.numpy() for name, buffer in buffers}
+    grads = {place: leaf.grad for place, leaf in leaves.items() if leaf.grad is not None}
+    return found | {f"gradient of {place}": grad.numpy() for place, grad in grads.items()}
+
+
+def results_of_ours(drawn, sent, elsewhere):
+    arrays = [Tensor(elsewhere(x), requires_grad=True) for x in drawn.arrays]
+    with forward_context(ForwardContext(training=True)):
+        values = flat(drawn.ours(*arrays))
+    found = {f"value {place}": value.array for place, value in enumerate(values)}
+    draws = [sent(value.shape) for value in values]
+    wanting = [(v, g) for v, g in zip(values, draws) if v.requires_grad]
+    if wanting:
+        sum((v * g.astype(v.dtype)).sum() for v, g in wanting).backward()
+    leaves = dict(enumerate(arrays))
+    for module in drawn.modules[:1]:
+        leaves |= module.named_parameters()
+        found |= {name: numpy.asarray(array) for name, array in module.state_dict().items()}
+    grads = {place: leaf.grad for place, leaf in leaves.items() if leaf.grad is not None}
+    return found | {f"gradient of {place}": grad for place, grad in grads.items()}
+
+
+def differs(found, wanted, dtype, allowed):
+    """Return what is wrong with an array, or nothing; allowed() says how far PyTorch's is off."""
+    found = numpy.asarray(found)
+    if found.shape != wanted.shape:
+        return f"shape {found.shape}, PyTorch {wanted.shape}"
+    if wanted.dtype.kind == "f" and found.dtype.name != dtype:
+        return f"{found.dtype}, wanted {dtype}"
     size = abs(wanted[numpy.isfinite(wanted)]).max(initial=1.0)
-    close = numpy.isclose(found, wanted, rtol=0, atol=tolerance * size, equal_nan=True)
-    assert close.all(), f"{what}: {found[~close][:3]}, PyTorch {wanted[~close][:3]}"
+    for tolerance in (lambda: TOLERANCE[dtype] * size, allowed):
+        close = numpy.isclose(found, wanted, rtol=0, atol=tolerance(), equal_nan=True)
+        if close.all():
+            return ""
+    return f"{found[~close][:3]}, PyTorch {wanted[~close][:3]}"
 
 
 def compare(name, number, dtype):
-    """Return "alike", "refused", or "PyTorch refuses"."""
+    """Return "alike", "refused: ...", "PyTorch refuses: ...", or what differs."""
     draw = Draw(name, number, dtype)
     drawn = CALLS[name](draw)
-    theirs_in = [torch.tensor(x.astype("float64"), requires_grad=True) for x in drawn.arrays]
+    seed = draw.number(0, 10**6)
+
+    def sent(shape):  # the gradients that are sent back
+        return Draw(str(tuple(shape)), seed, "float32").array(tuple(shape))
+
     try:
-        wanted = flat(drawn.theirs(*theirs_in))
+        wanted = results_of_theirs(drawn, sent, "float64")
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         return f"PyTorch refuses: {error}"
-    ours_in = [Tensor(draw.elsewhere(x), requires_grad=True) for x in drawn.arrays]
     try:
-        with forward_context(ForwardContext(training=True)):
-            found = flat(drawn.ours(*ours_in))
+        found = results_of_ours(drawn, sent, draw.elsewhere)
     except (ShardkitError, TypeError) as error:
         return f"refused: {error}"
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted):
-        near(a.array, b, dtype, "value")
-    totals = [
-        (_dot(a, sent), (b * torch.tensor(sent.astype("float64"))).sum())
-        for a, b, sent in zip(found, wanted, map(draw_like(draw, dtype), found))
-        if b.requires_grad
-    ]
-    if not totals or drawn.ours in STEPS:
-        return "alike"
-    ours, theirs = map(sum, zip(*totals))
-    theirs.backward()
-    ours.backward()
-    for place, (a, b) in enumerate(zip(ours_in, theirs_in)):
-        if b.grad is not None:
-            grad = numpy.zeros(a.shape, dtype) if a.grad is None else a.grad
-            near(getattr(grad, "array", grad), b.grad, dtype, f"gradient {place}")
-    if drawn.modules:
-        compare_modules(*drawn.modules, dtype)
+
+    def off(what):  # as far as PyTorch's float32 is, a row that is nearly constant for example
+        if dtype == "float64" or drawn.modules:
+            return 0.0
+        return 4 * numpy.nanmax(abs(results_of_theirs(drawn, sent, dtype)[what] - wanted[what]))
+
+    for what, array in wanted.items():
+        if what not in found and not array.any() or what in NOT_COMPARED:
+            continue
+        fault = differs(found[what], array, dtype, lambda what=what: off(what))
+        if fault:
+            return f"differs in {what}: {fault}"
     return "alike"
-
-
-def draw_like(draw, dtype):
-    return lambda found: draw.array(found.shape).astype(dtype)
-
-
-def _dot(a, sent):
-    return (a * sent).sum()
-
-
-def compare_modules(ours, theirs, dtype):
-    """The gradients of all parameters, and what running statistics became."""
-    mine = dict(ours.named_parameters())
-    for name, parameter in theirs.named_parameters():
-        grad = mine[name].grad
-        near(getattr(grad, "array", grad), parameter.grad, dtype, f"gradient of {name}")
-    state = ours.state_dict()
-    for name, buffer in theirs.named_buffers():
-        if name == "num_batches_tracked" and "Instance" in type(theirs).__name__:
-            continue  # PyTorch's does not count
-        near(numpy.asarray(state[name]), buffer, state[name].dtype, name)
 
 
 def check(name, numbers):
     """Fail unless the calls of these numbers are alike, or refused as REFUSED says."""
     faults, num_alike = [], 0
     for number, dtype in itertools.product(numbers, TOLERANCE):
-        try:
-            with numpy.errstate(all="ignore"):
-                outcome = compare(name, number, dtype)
-        except AssertionError as error:
-            outcome = f"differs: {error}"
+        with numpy.errstate(all="ignore"):
+            outcome = compare(name, number, dtype)
         num_alike += outcome == "alike"
         is_known = outcome.startswith(("alike", "PyTorch refuses"))
         if not is_known and not outcome.startswith(f"refused: {REFUSED.get(name, '?')}"):
