@@ -393,6 +393,27 @@ def array_of(value):
     return value.array if isinstance(value, Tensor) else value
 
 
+def wants_gradient(value):
+    """Return whether a gradient of this value would be asked for: a Tensor's, outside no_grad()."""
+    return isinstance(value, Tensor) and value.requires_grad and is_grad_enabled()
+
+
+def constant_of(value, what):
+    """Return the array of a Tensor; any other value as it is: what a function knows no gradient of.
+
+    Raises
+    ------
+    AutogradError
+        If one is wanted, which would be lost.
+    """
+    if wants_gradient(value):
+        raise AutogradError(
+            f"{what} is a tensor that wants a gradient, and gets none here: pass t.detach() if "
+            "none is wanted, or write the formula with functions of shardkit.nn.ops"
+        )
+    return array_of(value)
+
+
 def origin_of(tensor):
     """Return where a walk meets the tensor: the node that made it, or the leaf itself."""
     return tensor._node or tensor

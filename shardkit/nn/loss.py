@@ -19,9 +19,9 @@ from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, num_samples, structure
-from .autograd import Tensor, array_of
+from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .ops.loss import binary_cross_entropy, cross_entropy, mse
+from .ops.loss import WEIGHTS, binary_cross_entropy, cross_entropy, mse
 
 
 class Loss:
@@ -90,7 +90,7 @@ def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
     ShapeError
         If they are neither.
     """
-    weights = fresh.placed(array_of(weights), xp)
+    weights = fresh.placed(constant_of(weights, WEIGHTS), xp)
     if weights.shape == shape:
         return weights
     if weights.shape != shape[:1]:
@@ -165,6 +165,8 @@ class MeanSquaredError(Loss):
 
     def _target(self, prediction, y):
         prediction = one_array("MeanSquaredError", "predictions", prediction)
+        if wants_gradient(y):
+            return y
         target = fresh.placed(array_of(y), xp_of(prediction.array))
         dtype = wide(prediction.dtype)
         return target if target.dtype == dtype else halves.copy(target, dtype)
@@ -205,7 +207,8 @@ class BinaryCrossEntropy(Loss):
 
     def _total(self, prediction, y, weights):
         prediction = one_array("BinaryCrossEntropy", "logits", prediction)
-        target = fresh.placed(array_of(y), xp_of(prediction.array)).reshape(prediction.shape)
+        target = constant_of(y, "the target of BinaryCrossEntropy")
+        target = fresh.placed(target, xp_of(prediction.array)).reshape(prediction.shape)
         return binary_cross_entropy(prediction, target, "sum", weights, self.ignore_index)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:

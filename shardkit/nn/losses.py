@@ -4,9 +4,10 @@
     model.loss = criterion                      in training: the mean over the global batch
     criterion(prediction, y)                    by hand: the mean over what is there
 
-Targets are arrays, which take no gradient. reduction is "mean", since the engine makes means of
-sums and counts over micro-batches and ranks; any other is refused. Half floats are computed in
-float32.
+Targets are arrays. A Tensor that wants a gradient gets one from L1Loss, MSELoss, HuberLoss,
+SmoothL1Loss, BCEWithLogitsLoss and GaussianNLLLoss, and is refused by the others. reduction is
+"mean", since the engine makes means of sums and counts over micro-batches and ranks; any other is
+refused. Half floats are computed in float32.
 """
 
 import math
@@ -20,7 +21,7 @@ from ..array.backend import to_host, xp_of
 from ..array.dtypes import wide
 from ..errors import ShapeError
 from . import ops
-from .autograd import Tensor, array_of
+from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
 from .loss import IGNORED, Loss, is_ignored, one_array, weights_of_items
 from .ops.operands import check_floating
@@ -34,6 +35,7 @@ class PointwiseLoss(Loss):
     """
 
     takes_trees = False
+    gives_targets_gradients = False  # True: a target that wants a gradient is a Tensor in items()
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         """Return the loss of each item, [samples, ...]."""
@@ -52,10 +54,16 @@ class PointwiseLoss(Loss):
         parts = [one_array(type(self).__name__, "predictions", part) for part in parts]
         check_floating(type(self).__name__, *parts)
         parts = [input_tensor(part, wide(part.dtype)) for part in parts]
-        target = fresh.placed(array_of(y), xp_of(parts[0].array))
-        if target.dtype != parts[0].dtype:
-            target = halves.copy(target, parts[0].dtype)
+        target = self._target(y, parts[0])
         return self.items(parts[0] if len(parts) == 1 else tuple(parts), target)
+
+    def _target(self, y, prediction):
+        if self.gives_targets_gradients and wants_gradient(y):
+            return input_tensor(y, prediction.dtype)
+        target = constant_of(y, f"the target of {type(self).__name__}")
+        target = fresh.placed(target, xp_of(prediction.array))
+        dtype = prediction.dtype
+        return target if target.dtype == dtype else halves.copy(target, dtype)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if prediction_shape is not None and y.shape != prediction_shape:
@@ -78,6 +86,8 @@ class L1Loss(PointwiseLoss):
         refused.
     """
 
+    gives_targets_gradients = True
+
     def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("L1Loss", reduction)
 
@@ -94,6 +104,8 @@ class MSELoss(PointwiseLoss):
         "mean", since means are made of sums and counts over micro-batches and ranks; any other is
         refused.
     """
+
+    gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean") -> None:
         _check_reduction("MSELoss", reduction)
@@ -113,6 +125,8 @@ class HuberLoss(PointwiseLoss):
     delta
         Where the square ends, above 0.
     """
+
+    gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         _check_reduction("HuberLoss", reduction)
@@ -138,6 +152,8 @@ class SmoothL1Loss(PointwiseLoss):
     beta
         Where the square ends, above 0.
     """
+
+    gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         _check_reduction("SmoothL1Loss", reduction)
@@ -167,15 +183,17 @@ class BCEWithLogitsLoss(PointwiseLoss):
         None: 1.
     """
 
+    gives_targets_gradients = True
+
     def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
         _check_reduction("BCEWithLogitsLoss", reduction)
-        self.pos_weight = None if pos_weight is None else to_host(array_of(pos_weight))
+        self.pos_weight = None if pos_weight is None else _constant(pos_weight, "pos_weight")
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         _check_equal(prediction, target)
         soft = ops.softplus(-prediction, threshold=math.inf)  # -log sigmoid(z)
         if self.pos_weight is not None:
-            weight = xp_of(target).asarray(self.pos_weight, target.dtype)
+            weight = xp_of(prediction.array).asarray(self.pos_weight, target.dtype)
             soft = soft * (1 + (weight - 1) * target)
         return prediction * (1 - target) + soft
 
@@ -226,6 +244,8 @@ class GaussianNLLLoss(PointwiseLoss):
         refused.
     """
 
+    gives_targets_gradients = True
+
     def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
         _check_reduction("GaussianNLLLoss", reduction)
         require(is_number(eps, above=0), "GaussianNLLLoss with eps", eps, "a number above 0")
@@ -238,7 +258,7 @@ class GaussianNLLLoss(PointwiseLoss):
     def items(self, prediction: Any, target: Any) -> Tensor:
         mean, variance = _two("GaussianNLLLoss", prediction, "(mean, variance)")
         _check_equal(mean, target)
-        lifted = xp_of(target).maximum(variance.array, self.eps) - variance.array
+        lifted = xp_of(mean.array).maximum(variance.array, self.eps) - variance.array
         variance = variance + lifted  # a constant: the gradient is that of the variance
         items = (ops.log(variance) + ops.square(mean - target) / variance) * 0.5
         return items + 0.5 * math.log(2 * math.pi) if self.full else items
@@ -337,7 +357,7 @@ class NLLLoss(Loss):
         self, weight: Any = None, ignore_index: int = IGNORED, reduction: str = "mean"
     ) -> None:
         _check_reduction(type(self).__name__, reduction)
-        self.weight = None if weight is None else to_host(array_of(weight)).astype("float64")
+        self.weight = None if weight is None else _constant(weight, "weight").astype("float64")
         self.ignore_index = ignore_index
 
     def total(self, prediction: Any, y: Any) -> Tensor:
@@ -362,7 +382,7 @@ class NLLLoss(Loss):
     def _factors(self, log_probabilities, y, weights):
         """Return y with 0 in place of what does not count, and the factor of each element."""
         xp = xp_of(log_probabilities.array)
-        y = fresh.placed(array_of(y), xp)
+        y = fresh.placed(constant_of(y, "the targets of a loss"), xp)
         if y.shape != log_probabilities.shape[:-1]:
             raise ShapeError(
                 f"{type(self).__name__} of {y.shape} targets and {log_probabilities.shape[:-1]} "
@@ -461,6 +481,10 @@ _REDUCTION = (
 
 def _check_reduction(owner, reduction):
     require(reduction == "mean", f"{owner} with reduction", reduction, _REDUCTION)
+
+
+def _constant(weights, name):
+    return to_host(constant_of(weights, f"{name} of a loss"))
 
 
 def _check_equal(prediction, target):

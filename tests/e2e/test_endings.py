@@ -30,6 +30,7 @@ from e2e.mpi_jobs import fair_seconds, run_job, seconds_since, words_of_shardkit
 
 SCRIPT = Path(__file__).with_name("ending_rank.py")
 LATE_SECONDS = 5.0  # beyond the limit
+BARE_RUNS = 6
 # name -> (library, launcher's options, environment)
 MPIS = {
     "MPICH": ("MPICH", (), {}),
@@ -165,8 +166,10 @@ def start(case: Case, folder: Path, *, time_limit=100.0):
 
 
 @cache
-def bare(case: Case) -> tuple[bool, list[str]]:
-    """Return (exit code 0?, lines) of the program without shardkit."""
+def bare(case: Case, number: int) -> tuple[bool, list[str]]:
+    """Return (exit code 0?, lines) of the program without shardkit, run for the number-th time:
+    where nobody finalizes MPI, the launcher's exit code differs from run to run.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         done = start(replace(case, comm="bare", first="mpi4py", shutdown="open"), Path(folder))
     return done.returncode == 0, ends_of(done)
@@ -228,11 +231,10 @@ def _free_to_die(case, done, words):
 
 
 def _bare(case, done, words):
-    is_well, ends = bare(case)
-    if (done.returncode == 0) != is_well:
-        return f"exit code {done.returncode}, and {'' if is_well else 'not '}0 without shardkit"
-    if is_well and ends_of(done) != ends:
-        return "not all came to their end"
+    is_well, ends = done.returncode == 0, ends_of(done)
+    without = (bare(case, number) for number in range(BARE_RUNS))
+    if not any(good == is_well and (not good or lines == ends) for good, lines in without):
+        return f"exit code {done.returncode}, {ends}; never so without shardkit"
     is_word_of_death = (
         case.way in DEATHS and words and words[0].startswith("shardkit: rank ") and not is_well
     )

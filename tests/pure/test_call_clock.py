@@ -11,7 +11,7 @@ import pytest
 from shardkit.array.machine_code import MACHINE_CODE, MachineCode
 from shardkit.comm.watch import cores
 from shardkit.comm.watch.call_clock import CallClock
-from shardkit.comm.watch.cores import MOST_SECONDS, FairClock, children_of, ran_and_waited
+from shardkit.comm.watch.cores import MOST_SECONDS, FairClock, OnCores, children_of, on_cores
 from shardkit.comm.watch.hang import hang_suspects
 from shardkit.comm.watch.ledger import LEDGER_NAME, Ledger, read_ledger
 from shardkit.comm.watch.progress import Call
@@ -21,20 +21,21 @@ LIMIT = 8.0
 
 @pytest.fixture
 def watch(monkeypatch):
-    """function (seconds, {process: (ran, waited)}): let this much time pass."""
+    """function (seconds, {process: (ran, waited[, switches])}): let this much time pass."""
 
     class Machine:
         now, seconds = 100.0, {}
 
         def passes(self, seconds, of_processes):
             self.now += seconds
-            for process, (ran, waited) in of_processes.items():
-                before = self.seconds.get(process, (0.0, 0.0))
-                self.seconds[process] = before[0] + ran, before[1] + waited
+            for process, (ran, waited, *switches) in of_processes.items():
+                before = self.seconds.get(process, OnCores(0.0, 0.0, 0))
+                passed = OnCores(ran, waited, *(switches or [0]))
+                self.seconds[process] = OnCores(*map(sum, zip(before, passed)))
 
     machine = Machine()
     monkeypatch.setattr(cores.time, "monotonic", lambda: machine.now)
-    monkeypatch.setattr(cores, "ran_and_waited", machine.seconds.get)
+    monkeypatch.setattr(cores, "on_cores", machine.seconds.get)
     machine.passes(0.0, {1: (0.0, 0.0), 2: (5.0, 50.0)})
     return machine
 
@@ -48,6 +49,10 @@ def watch(monkeypatch):
         ({1: (2.5, 7.5)}, 10.0),  # with three others
         ({1: (0.5, 9.5)}, 2.0),  # with nineteen: what it ran, and three times as much
         ({1: (0.0, 10.0)}, 0.0),
+        ({1: (0.5, 9.5, 200)}, 2.0),  # with nineteen, which take turns every 2.5 ms
+        ({1: (0.5, 9.5, 50_000)}, 10.0),  # it gives its core away whenever it has one
+        ({1: (5.0, 5.0, 500), 2: (0.1, 9.9, 5000)}, 10.0),  # one runs, one gives way to it
+        ({1: (0.5, 9.5, 200), 2: (0.1, 9.9, 5000)}, 2.0),  # and there one is late
         ({1: (0.0, 0.0), 2: (0.5, 9.5)}, 2.0),  # one of two is late
         ({3: (0.0, 10.0)}, 10.0),  # not seen before, so not known
     ],
@@ -92,20 +97,27 @@ def test_a_clock_lets_no_more_pass_than_it_may(watch):
     assert clock.count([], until_fair=1e9) == pytest.approx(7.0)
 
 
-def test_a_process_without_a_core_is_seen_to_wait_for_one():
-    if ran_and_waited(os.getpid()) is None:
+# how a process spends its time -> is it starved on a core that it shares with three others?
+WAYS = {"pass": True, "os.sched_yield()": False}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_that_wants_a_core_is_told_from_one_that_gives_it_away(way):
+    if on_cores(os.getpid()) is None:
         pytest.skip("this system does not tell for how long a process waits for a core")
-    program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
-    busy = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: "
+    programs = [one_core + way, *[one_core + "pass"] * 5]
+    busy = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
     try:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            time.sleep(0.2)
-            seen = [ran_and_waited(process.pid) for process in busy]
-            if all(ran > 0.1 for ran, _ in seen) and sum(waited for _, waited in seen) > 0.2:
+            before = on_cores(busy[0].pid)
+            time.sleep(1.0)
+            seen = on_cores(busy[0].pid) - before
+            if before.ran > 0.01 and seen.waited > 0.7 and (seen.starved > 0) == WAYS[way]:
                 break
         else:
-            pytest.fail(f"three processes on one core have waited {seen} for it")
+            pytest.fail(f"one of six processes on one core had {seen} of it in a second")
         assert {process.pid for process in busy} <= set(children_of(os.getpid()))
     finally:
         for process in busy:

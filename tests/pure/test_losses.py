@@ -8,9 +8,9 @@ import pytest
 from torch_or_skip import torch
 
 from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit.errors import AutogradError, ConfigurationError, ShapeError
 from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
+from shardkit.nn.autograd import Tensor, no_grad
 from shardkit.nn.loss import Weighted
 
 RNG = numpy.random.default_rng(0)
@@ -209,3 +209,31 @@ def test_an_activation_layer_is_that_of_pytorch(name):
     (expected * both(sent)).sum().backward()
     numpy.testing.assert_allclose(tensor.grad, other.grad.numpy(), rtol=1e-10, atol=1e-12)
     assert not layer.parameters() and layer(Tensor(x[:0])).shape[0] == 0
+
+
+LOST = {  # arguments that no gradient is known of
+    "targets of classes": lambda t: nn.BinaryCrossEntropy()(Tensor(NUMBERS[:, :1]), t[:, 0]),
+    "KLDivLoss": lambda t: nn.KLDivLoss()(Tensor(NUMBERS), t),
+    "RelativeL2Loss": lambda t: nn.RelativeL2Loss()(Tensor(NUMBERS), t),
+    "pos_weight": lambda t: nn.BCEWithLogitsLoss(pos_weight=t[0]),
+    "class weights": lambda t: nn.CrossEntropyLoss(weight=t[0]),
+    "weights of samples": lambda t: nn.L1Loss().weighted_total(Tensor(NUMBERS), SHARES, t[:, 0]),
+    "weights of squares": lambda t: ops.mse(Tensor(NUMBERS), SHARES, "sum", t[:, 0]),
+    "weights of classes": lambda t: ops.cross_entropy(
+        Tensor(NUMBERS), abs(CLASSES) % 3, weights=t[:, 0]
+    ),
+    "scale": lambda t: ops.causal_attention(*[Tensor(NUMBERS[None, None])] * 3, t[0, 0]),
+    "value": lambda t: ops.pad(Tensor(NUMBERS), (1, 1), value=t[0, 0]),
+}
+
+
+@pytest.mark.parametrize("argument", LOST)
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_gradient_that_would_be_lost_is_refused(argument, is_leaf):
+    given = Tensor(SHARES + 0.1, requires_grad=True)
+    given = given if is_leaf else given * 2
+    with pytest.raises(AutogradError, match="wants a gradient, and gets none here"):
+        LOST[argument](given)
+    LOST[argument](given.detach())
+    with no_grad():
+        LOST[argument](given)

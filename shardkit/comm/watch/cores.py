@@ -3,29 +3,60 @@
     a rank that runs or sleeps           every second counts
     a rank that waits for a core         so does the wait, up to WAITS_PER_RUN times what it ran;
                                          the rest does not: others have the cores
+    a rank that gives its core away      every second counts: it waits for others in MPI, whatever
+                                         /proc says
     a rank that loads or compiles code   every second counts in which it does not even want a core,
                                          or wait for a disk: it hangs in that
 
 A rank that hangs asleep, is stopped, or spins on a core that it shares with a few others is found
 as by any clock. /proc/PID/schedstat tells for how long the main thread of a process has waited
-while it could have run; where there is none, every second counts.
+while it could have run; where there is none, every second counts. A process in a loop of
+sched_yield() waits by that measure nearly all the time, but it runs for some microseconds between
+two switches that /proc/PID/status calls not voluntary; one that computes for milliseconds.
 """
 
 import time
+from typing import NamedTuple
 
 WAITS_PER_RUN = 3.0  # four processes per core are usual where ranks spin and others compute
 MOST_SECONDS = 900.0  # that a clock lets pass uncounted, in all
+YIELDING_SECONDS = 2e-4  # a process that runs for less between two switches gives its core away
+FEW_SWITCHES = 3  # so few say nothing
 NANOSECONDS = 1e9
 
 
-def ran_and_waited(process: int) -> tuple[float, float] | None:
-    """Return the seconds that the process has run, and has waited for a core; None: not known."""
+class OnCores(NamedTuple):
+    """What a process has had of the cores since it began."""
+
+    ran: float  # seconds
+    waited: float  # seconds in which it could have run
+    switches: int  # how often it lost its core without going to sleep
+
+    def __sub__(self, earlier: "OnCores") -> "OnCores":
+        return OnCores(*(now - before for now, before in zip(self, earlier)))
+
+    @property
+    def wanted(self) -> float:
+        """The seconds in which it ran or could have."""
+        return self.ran + self.waited
+
+    @property
+    def starved(self) -> float:
+        """The seconds of waiting that are more than its share of a busy machine."""
+        gives_away = self.switches > FEW_SWITCHES and self.ran < YIELDING_SECONDS * self.switches
+        return 0.0 if gives_away else self.waited - WAITS_PER_RUN * self.ran
+
+
+def on_cores(process: int) -> OnCores | None:
+    """Return what the main thread of a process has had of the cores; None: not known."""
     try:
         with open(f"/proc/{process}/schedstat", "rb") as file:
             ran, waited, _ = file.read().split()
+        with open(f"/proc/{process}/status", "rb") as file:
+            switches = file.read().rpartition(b"nonvoluntary_ctxt_switches:")[2]
+        return OnCores(int(ran) / NANOSECONDS, int(waited) / NANOSECONDS, int(switches))
     except (OSError, ValueError):
         return None
-    return int(ran) / NANOSECONDS, int(waited) / NANOSECONDS
 
 
 def children_of(process: int) -> list[int]:
@@ -49,7 +80,7 @@ class FairClock:
         self.seconds = 0.0
         self._counted_to = began
         self._left = MOST_SECONDS
-        self._before: dict[int, tuple[float, float]] = {}
+        self._before: Seen = {}
 
     def count(self, processes, *, preparing=(), until_fair: float = 0.0) -> float:
         """Count the time since the last call, and return all seconds counted.
@@ -60,7 +91,7 @@ class FairClock:
         """
         now = time.monotonic()
         passed = now - self._counted_to
-        found = {process: ran_and_waited(process) for process in processes}
+        found = {process: on_cores(process) for process in processes}
         before, self._before = self._before, {p: seen for p, seen in found.items() if seen}
         unfair = max(
             _starved(before, self._before),
@@ -74,7 +105,7 @@ class FairClock:
         return self.seconds
 
 
-Seen = dict[int, tuple[float, float]]  # process -> seconds that it has run, and has waited
+Seen = dict[int, OnCores]
 
 
 def _starved(before: Seen, now: Seen) -> float:
@@ -82,15 +113,8 @@ def _starved(before: Seen, now: Seen) -> float:
 
     A process that is seen for the first time says nothing yet.
     """
-    return max(
-        (
-            now[process][1]
-            - before[process][1]
-            - WAITS_PER_RUN * (now[process][0] - before[process][0])
-            for process in now.keys() & before.keys()
-        ),
-        default=0.0,
-    )
+    both = now.keys() & before.keys()
+    return max(((now[process] - before[process]).starved for process in both), default=0.0)
 
 
 def _at_work(before: Seen, now: Seen, preparing, passed: float) -> float:
@@ -100,7 +124,7 @@ def _at_work(before: Seen, now: Seen, preparing, passed: float) -> float:
     """
     return max(
         (
-            sum(now[process]) - sum(before[process])
+            (now[process] - before[process]).wanted
             if process in now and process in before and not is_at_disk(process)
             else passed
             for process in preparing

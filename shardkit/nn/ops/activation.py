@@ -203,7 +203,7 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     xp = xp_of(x.array)
     dtype = x.dtype
     array = widened(x.array)
-    y = array - array.max(axis=dim, keepdims=True)
+    y = array - array.max(axis=dim, keepdims=True) if array.size else array.copy()
     y -= xp.log(fresh.total(xp.exp(y), (dim,), True))
     y = rounded(y, dtype)
 

@@ -155,7 +155,9 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     (dim,) = reduced_dims(x, dim)
     if chunks < 1:
         raise ShapeError(f"chunk into {chunks} parts; wanted at least 1")
-    return parts_of(x, max(-(-x.shape[dim] // chunks), 1), dim)
+    if x.shape[dim] == 0:
+        return [getitem(x, ...) for _ in range(chunks)]
+    return parts_of(x, -(-x.shape[dim] // chunks), dim)
 
 
 def parts_of(x: Tensor, size: int, dim: int) -> list[Tensor]:

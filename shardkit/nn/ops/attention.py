@@ -14,7 +14,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, constant_of, record
 from .activation import softmax
 from .elementwise import add, multiply, where
 from .joint import JointPart
@@ -54,7 +54,7 @@ def causal_attention(
     2205.14135).
     """
     _check_attention(q, k, v, first_query)
-    return _by_tiles(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, first_query)
+    return _by_tiles(q, k, v, _scale_of(q, scale), first_query)
 
 
 def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def scaled_dot_product_attention(
             f"scaled_dot_product_attention with dropout_p {dropout_p}; wanted 0: dropout belongs "
             "to a layer, use nn.MultiheadAttention(dropout=...)"
         )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = _scale_of(query, scale)
     if attn_mask is None and key.shape == value.shape and key.shape[-2] > 0:
         shape = query.shape
         query, key, value = [_as_4d(x) for x in (query, key, value)]
@@ -204,9 +204,14 @@ def attention_weights(
     The arguments are those of scaled_dot_product_attention.
     """
     _check_operands(query, key, key, enable_gqa)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = _scale_of(query, scale)
     weights, sees = _weights(query, key, attn_mask, is_causal, scale)
     return weights if sees is None else where(sees, weights, 0)
+
+
+def _scale_of(query, scale):
+    """Return the given scale, a number without a gradient, or 1 / sqrt(D)."""
+    return query.shape[-1] ** -0.5 if scale is None else constant_of(scale, "scale of attention")
 
 
 def _weights(query, key, mask, is_causal, scale):

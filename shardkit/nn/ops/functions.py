@@ -263,7 +263,7 @@ def sign(x: Tensor) -> Tensor:
 
 def _sign(xp, x):
     """Return the sign of x, and 0 of NaN."""
-    return xp.nan_to_num(xp.sign(x), copy=False)
+    return xp.nan_to_num(xp.asarray(xp.sign(x)), copy=False)  # of one number it is a scalar
 
 
 def _whole(name, x, keeps=False):

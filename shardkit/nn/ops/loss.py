@@ -9,12 +9,14 @@ from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, constant_of, record
 from ..late import LateLogits
 from .blocks import goes_by_blocks, sum_by_blocks
 from .elementwise import multiply, negative, subtract
 from .operands import check_floating, check_ids, matched
 from .shape import cast
+
+WEIGHTS = "the weights of a loss"
 
 
 def cross_entropy(
@@ -45,7 +47,8 @@ def cross_entropy(
     by blocks (blocks.py), and their gradients with them.
     """
     late = logits if isinstance(logits, LateLogits) else None
-    targets = fresh.placed(array_of(targets), xp_of(logits.array) if late is None else numpy)
+    targets = constant_of(targets, "the targets of cross_entropy")
+    targets = fresh.placed(targets, xp_of(logits.array) if late is None else numpy)
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ShapeError(
             f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "
@@ -159,7 +162,7 @@ def binary_cross_entropy(
         Targets of this value do not count; None: all do.
     """
     xp = xp_of(logits.array)
-    target = fresh.placed(array_of(targets), xp)
+    target = fresh.placed(constant_of(targets, "the target of binary_cross_entropy"), xp)
     if logits.shape != target.shape:
         raise ShapeError(
             f"binary_cross_entropy of logits {logits.shape} and targets {target.shape}; wanted "
@@ -192,7 +195,7 @@ def binary_cross_entropy(
 
 def _factors(weights, losses):
     """Return weights as a flat array of the losses' dtype and library."""
-    weights = fresh.placed(array_of(weights), xp_of(losses)).reshape(-1)
+    weights = fresh.placed(constant_of(weights, WEIGHTS), xp_of(losses)).reshape(-1)
     if weights.shape != losses.shape:
         raise ShapeError(f"{weights.size} weights of {losses.size} losses; wanted one each")
     return weights.astype(losses.dtype, copy=False)
@@ -200,7 +203,7 @@ def _factors(weights, losses):
 
 def _by_row(weights, prediction):
     """Return weights [rows] as an array that stretches over the rows of a prediction."""
-    weights = fresh.placed(array_of(weights), xp_of(prediction.array))
+    weights = fresh.placed(constant_of(weights, WEIGHTS), xp_of(prediction.array))
     if weights.shape == prediction.shape:
         return weights.astype(widened(prediction.array).dtype, copy=False)
     if weights.shape != prediction.shape[:1]:

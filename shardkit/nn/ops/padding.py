@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, constant_of, record
 from .operands import check_holds
 from .shape import concatenate, expand, getitem
 
@@ -36,6 +36,7 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
         If x has too few dimensions or elements, or integers that the value is none of.
     """
     padding = tuple(padding)
+    value = constant_of(value, "value of pad")
     check_holds("pad", x, value)
     if mode not in PADDING_MODES:
         raise ConfigurationError(f"pad with mode = {mode!r}; wanted one of {PADDING_MODES}")
