@@ -171,7 +171,7 @@ class TokenEmbedding(Module):
             self.positions = Embedding(
                 settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype
             )
-        self.dropout = Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout, sample_dim=0)
 
     def check_input(self, x):
         self._check_positions(x, None)

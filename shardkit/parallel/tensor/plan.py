@@ -285,7 +285,7 @@ def _sequence_sliced(model, modules, axis) -> dict[int, Module]:
     Norms and biases need no change.
     """
     replaced: dict[int, Module] = {
-        id(module): SequenceSlicedDropout(axis, module.p)
+        id(module): SequenceSlicedDropout(axis, module)
         for module in modules.values()
         if type(module) is Dropout
     }

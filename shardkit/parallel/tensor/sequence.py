@@ -4,6 +4,7 @@ from ...array import fresh
 from ...array.backend import xp_of
 from ...nn.autograd import Tensor
 from ...nn.context import current_context
+from ...nn.layers.basic import Dropout
 from ...nn.module import Module, Parameter
 from ...nn.ops.linear import embedding
 from ...nn.ops.normalization import dropout
@@ -33,8 +34,9 @@ class SequenceSlicedDropout(Module):
     x [batch, S/T, width] local
     """
 
-    def __init__(self, axis: TensorAxis, p: float):
-        self.p = p
+    def __init__(self, axis: TensorAxis, whole: Dropout):
+        self.p = whole.p
+        self.sample_dim = whole.sample_dim
         self._axis = axis
 
     def forward(self, x):
@@ -45,4 +47,6 @@ class SequenceSlicedDropout(Module):
         ones = fresh.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, xp_of(x.array))
         ones += 1
         start, stop = self._axis.own_span(length)
-        return x * dropout(Tensor(ones), self.p, self.path_in_model, context)[:, start:stop]
+        path = self.path_in_model
+        mask = dropout(Tensor(ones), self.p, path, context, self.sample_dim)
+        return x * mask[:, start:stop]
