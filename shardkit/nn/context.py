@@ -70,7 +70,7 @@ class _Pass:
 
     def continued(self, context: ForwardContext) -> "_Pass":
         """Return the pass of a block inside of this one: this one, if it draws the same numbers."""
-        if _numbers_of(context) != _numbers_of(self.context):
+        if not self.context.training or _numbers_of(context) != _numbers_of(self.context):
             return _Pass(context, {})
         inner = _Pass(context, self.counts)
         inner.home, inner.block = self.home, self.block
@@ -86,13 +86,8 @@ class _Pass:
 
 def _numbers_of(context: ForwardContext) -> tuple:
     """Return what decides which random numbers a pass draws."""
-    return (
-        context.training,
-        context.seed,
-        context.step,
-        context.first_sample,
-        context.num_samples,
-    )
+    where = context.first_sample, context.num_samples
+    return (context.training, context.seed, context.step, *where)
 
 
 _current = ContextVar("shardkit_forward_context", default=_Pass(ForwardContext(), {}))

@@ -190,7 +190,7 @@ def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str)
     if num_samples is None or rows == num_samples:
         return dim % len(shape)
     may_be_next = sample_dim == "rows" and len(shape) > 2 and shape[1] == num_samples > 1
-    if rows % num_samples or not rows or may_be_next:
+    if rows % num_samples or may_be_next:
         raise ShapeError(
             f"dropout of x {shape} in a pass of {num_samples} samples: which of them its {rows} "
             f"rows along dim {dim} belong to cannot be told; wanted {num_samples} rows, or a "
