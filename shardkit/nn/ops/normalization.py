@@ -8,7 +8,6 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from ..context import ForwardContext, next_call
 from .operands import check_floating
-from .shape import permute
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -147,29 +146,24 @@ def dropout(
     if x.ndim == 0:
         raise ShapeError("dropout of a single number; wanted [samples, ...]")
     check_floating("dropout", x)
-    call = next_call(path, context)
+    parts = context.seed, "dropout", path, context.step, *next_call(path, context)
     if sample_dim is None:
-        key = key_of(
-            context.seed, "dropout", path, context.step, *call, "pass", context.first_sample
-        )
-        return _dropped(x, key, 0, p)
+        return _dropped(x, 0, key_of(*parts, "pass", context.first_sample), 0, p)
     dim = dim_of_samples(x.shape, context.num_samples, sample_dim)
     count = x.shape[dim] if context.num_samples is None else context.num_samples
     size = x.size // max(count, 1)
-    key = key_of(context.seed, "dropout", path, context.step, *call, size)
-    start = context.first_sample * size
-    if dim == 0:
-        return _dropped(x, key, start, p)
+    return _dropped(x, dim, key_of(*parts, size), context.first_sample * size, p)
+
+
+def _dropped(x, dim, key, start, p):
+    """Return x dropped, recorded; elements are counted with `dim` as the first."""
     there = [dim, *(other for other in range(x.ndim) if other != dim)]
     back = [there.index(other) for other in range(x.ndim)]
-    return permute(_dropped(permute(x, there), key, start, p), back)
 
+    def drop(array):
+        return kernels.dropout(array.transpose(there), key, start, p).transpose(back)
 
-def _dropped(x, key, start, p):
-    def backward(gradient, wanted):
-        return (kernels.dropout(gradient, key, start, p),)
-
-    return record(kernels.dropout(x.array, key, start, p), (x,), backward)
+    return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
 
 
 def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str) -> int:
