@@ -235,10 +235,10 @@ MESHES = [  # pipeline, data, policy, settings
 def trained(form, pipeline, data, policy, accumulated=False, **settings):
     def on_rank(backend):
         RANK.masks = {}
+        settings.setdefault("minimum_parameter_group_size", 1)
         config = sk.ShardingConfiguration(
             backend,
             optimizer=sk.SGD(lr=1e-4),
-            minimum_parameter_group_size=1,
             auto_synchronize_gradients=not accumulated,
             **settings,
         )
@@ -279,6 +279,14 @@ def test_a_shared_layer_and_a_block_that_comes_twice_draw_new_masks_each_time():
     masks = [mask for of_layer in trained("by sample", 1, 1, "ddp")[0][2] for mask in of_layer]
     assert len(masks) == 2 * 5 * 4  # steps, blocks, calls in each
     assert len({mask.tobytes() for mask in masks}) == len(masks)
+
+
+def test_masks_do_not_depend_on_the_size_of_units():
+    merged = trained("by sample", 1, 1, "ddp", minimum_parameter_group_size=10**6)
+    apart = trained("by sample", 1, 1, "ddp")
+    assert len(merged[0][2]) == len(apart[0][2]) == 5  # layers: a shared one, and of each block
+    for mask, other in zip(merged[0][2], apart[0][2]):
+        assert numpy.array_equal(mask, other)
 
 
 def test_a_second_forward_has_the_masks_of_the_first():
