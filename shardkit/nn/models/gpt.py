@@ -392,7 +392,8 @@ class GPT(Module):
         temperature, top_k, top_p, stop
             See generation.Choice.
         seed
-            Token i is drawn with random number i of this seed: same seed, same text.
+            Token i of the text, the prompt counted, is drawn with random number i of this seed:
+            same seed, same text, in one call or in several that continue it.
 
         Raises
         ------
