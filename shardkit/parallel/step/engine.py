@@ -103,9 +103,9 @@ class Engine:
         self.exposure = Exposure({axis: mesh.carriers(axis) for axis in mesh.shape.order})
         self.ballot: Ballot | None = None
         self.gradient_norm: float | None = None
-        self._samples_pending = 0  # of all ranks, whose gradients are accumulated but not reduced
-        self._samples_computed = 0  # of all ranks, by compute_gradients() since the last step
-        self._items_pending = 0.0  # of the samples that are pending
+        self._samples_accumulated = 0  # of all ranks, since the last step
+        self._samples_computed = 0  # of all ranks, by compute_gradients() since then
+        self._items_pending = 0.0  # whose gradients are accumulated but not reduced
         self._items_reduced: float | None = None  # whose gradients are reduced; None: given by hand
         self._micro_batches_pending = 0
         self._has_gradients = False  # reduced, or given by hand
@@ -181,12 +181,12 @@ class Engine:
             x,
             y,
             first_gradient=self._micro_batches_pending,
-            first_sample=self._samples_pending,
+            first_sample=self._samples_accumulated,
         )
         results = self.runtime.run(self._program.local, inputs)
         self._check_failures(results)
         self._micro_batches_pending += self.config.micro_batches
-        self._samples_pending += batch.samples
+        self._samples_accumulated += batch.samples
         self._items_pending += batch.items
         self.state.samples_seen += batch.samples
         return self._losses.mean_of(results, batch.items)
@@ -205,7 +205,7 @@ class Engine:
         self.runtime.run(self._program.reduction, inputs)
         self._has_gradients = True
         self._items_pending = 0.0
-        self._micro_batches_pending = self._samples_pending = 0
+        self._micro_batches_pending = 0
 
     def update(self, learning_rate: float | None = None):
         """Clip and apply the rule to the reduced gradients. Errors: ShardingError if there are
@@ -263,7 +263,7 @@ class Engine:
         for buffers in self._observing:
             buffers.drop()
         self._items_pending = 0.0
-        self._micro_batches_pending = self._samples_pending = self._samples_computed = 0
+        self._micro_batches_pending = self._samples_accumulated = self._samples_computed = 0
         self._has_gradients = False
 
     # ---- one step --------------------------------------------------------------------------------
