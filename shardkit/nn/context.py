@@ -32,7 +32,7 @@ class ForwardContext:
         Number, in the global batch, of the first sample of the input; calls whose gradients are
         added make one batch.
     num_samples
-        Of the input; None: what a layer is given has a sample in each row of dim 0.
+        Of the input; None: each row along dim 0 of what the first module is given is one.
     texts
         The pass over texts that are being continued (texts.py); None: the input is whole.
     observer
@@ -56,15 +56,17 @@ class ForwardContext:
 class _Pass:
     """A forward pass under a context, and how often each layer was called in it so far.
 
+    num_rows      of what the first module was given, along dim 0; 0: that has none; None: not known
     home, block   the path and the number of the block that runs; a layer that is not inside the
                   path (None: no layer is) is shared by blocks, and its calls are counted in each
     """
 
-    __slots__ = ("block", "context", "counts", "home")
+    __slots__ = ("block", "context", "counts", "home", "num_rows")
 
     def __init__(self, context: ForwardContext, counts: dict[str, int]):
         self.context = context
         self.counts = counts
+        self.num_rows: int | None = None
         self.home: str | None = ""
         self.block = 0
 
@@ -73,7 +75,7 @@ class _Pass:
         if not self.context.training or _numbers_of(context) != _numbers_of(self.context):
             return _Pass(context, {})
         inner = _Pass(context, self.counts)
-        inner.home, inner.block = self.home, self.block
+        inner.home, inner.block, inner.num_rows = self.home, self.block, self.num_rows
         return inner
 
     def next_call(self, path: str) -> tuple[int, ...]:
@@ -117,6 +119,20 @@ def begin_block(home: str | None, number: int) -> None:
     here = _current.get()
     here.counts = {}
     here.home, here.block = f"{home}." if home else home, number
+
+
+def note_input(args: tuple) -> None:
+    """Note how many rows the first module of a pass in training is given."""
+    here = _current.get()
+    if here.num_rows is None and here.context.training:
+        shape = getattr(args[0], "shape", ()) if args else ()
+        here.num_rows = shape[0] if shape else 0
+
+
+def num_rows_of_input(context: ForwardContext) -> int:
+    """Return how many rows the first module of this pass was given; 0 if that is not known."""
+    here = _current.get()
+    return here.num_rows or 0 if here.context is context else 0
 
 
 def next_call(path: str, context: ForwardContext) -> tuple[int, ...]:

@@ -409,6 +409,93 @@ def masks_by_hand(*passes):
     return [mask.tobytes() for mask in RANK.masks[""]]
 
 
+def test_flat_rows_of_a_pass_by_hand_are_those_of_its_samples():
+    x = numpy.ones((8, 6, 8), "float32")
+
+    def masks(*parts):
+        net = Twice("flat").finish(0)
+        RANK.masks = {}
+        for first, stop in parts:
+            with nn.forward_context(nn.ForwardContext(training=True, first_sample=first)):
+                net(nn.Tensor(x[first:stop]))
+        return by_number([(None, RANK.masks)], "first", "flat")
+
+    whole = masks((0, 8))
+    assert numpy.array_equal(masks((0, 3), (3, 8)), whole)
+    assert len({mask.tobytes() for mask in whole.reshape(-1, 6, 8)}) == 16
+
+
+LAYERS = {  # those of shardkit that have a dropout inside: (layer, dim of the samples)
+    "LSTM": (lambda: nn.LSTM(8, 8, 2, dropout=0.5, dtype="float64"), 1),
+    "LSTM by sample": (
+        lambda: nn.LSTM(8, 8, 2, dropout=0.5, batch_first=True, dtype="float64"),
+        0,
+    ),
+    "GRU, both ways": (
+        lambda: nn.GRU(8, 4, 3, dropout=0.5, bidirectional=True, dtype="float64"),
+        1,
+    ),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.5, dtype="float64"), 1),
+    "encoder by sample": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.5, batch_first=True, dtype="float64"),
+        0,
+    ),
+    "attention": (lambda: nn.MultiheadAttention(8, 2, 0.5, dtype="float64"), 1),
+    "attention by sample": (
+        lambda: nn.MultiheadAttention(8, 2, 0.5, batch_first=True, dtype="float64"),
+        0,
+    ),
+    "self-attention": (lambda: nn.SelfAttention(8, 2, dropout=0.5, dtype="float64"), 0),
+    "feed-forward": (lambda: nn.FeedForward(8, 16, dropout=0.5, dtype="float64"), 0),
+}
+
+
+class OfLayer(nn.Module):
+    """A layer that is called twice, on windows of the samples if they come first."""
+
+    def __init__(self, name, has_windows):
+        make, self.dim = LAYERS[name]
+        self.layer, self.has_windows = make(), has_windows
+        self.loss = nn.MSELoss()
+
+    def forward(self, x):  # [samples, 8 steps, 8]
+        y = x
+        for _ in range(2):
+            if self.has_windows:
+                y = ops.reshape(y, (-1, 4, 8))  # two windows of each sample
+            y = ops.transpose(y, 0, 1) if self.dim else y
+            y = (
+                self.layer(y, y, y)
+                if isinstance(self.layer, nn.MultiheadAttention)
+                else self.layer(y)
+            )
+            y = y[0] if isinstance(y, tuple) else y
+            y = ops.transpose(y, 0, 1) if self.dim else y
+            y = ops.reshape(y, x.shape)
+        return y
+
+
+@pytest.mark.parametrize("has_windows", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_dropout_have_one_loss_however_the_batch_is_cut(name, has_windows):
+    """8 steps and, by turns, 8, 4, 2 samples: no dim is taken for another."""
+    draw = numpy.random.default_rng(0)
+    x, y = draw.normal(size=(2, 8, 8, 8))
+
+    def run(backend, micro_batches=1):
+        config = sk.ShardingConfiguration(
+            backend, optimizer=sk.SGD(lr=0.01), micro_batches=micro_batches
+        )
+        model = sk.DDPModel(OfLayer(name, has_windows), config)
+        part = sk.split_batch(model.mesh, x, y)
+        return [model.train(*part) for _ in range(3)]
+
+    expected = sk.run_ranks(1, run)[0]
+    for num_ranks, micro_batches in ((1, 2), (1, 8), (2, 2), (4, 1)):
+        found = sk.run_ranks(num_ranks, lambda backend: run(backend, micro_batches))[0]
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_a_pass_counts_its_calls_and_a_second_pass_repeats_them():
     first, second, again, second_again = masks_by_hand(2, 2)
     assert first == again != second == second_again

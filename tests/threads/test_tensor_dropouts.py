@@ -40,6 +40,18 @@ class Heads(nn.Module):
         return ops.permute(ops.reshape(x, (*x.shape[:2], -1, 2)), (0, 2, 1, 3))
 
 
+class Residual(nn.Module):
+    """Layers of shardkit, of which the plan cuts one, in a forward of its own."""
+
+    def __init__(self):
+        self.attention = nn.SelfAttention(8, 2, dropout=0.5)
+        self.mlp = nn.FeedForward(8, 32, dropout=0.5)
+
+    def forward(self, x):
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
 def chain():
     return nn.Sequential(
         nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 8), nn.Dropout(0.5)
@@ -83,6 +95,14 @@ CASES = {  # model, plan
     "flat rows": (
         flat_rows,
         {"0.0": "column", "0.2": "row", "0.1": "column_dropout"},
+    ),
+    "a layer that is whole": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 32, 0.5, batch_first=True), chain()),
+        {"1.0": "column", "1.3": "row"},
+    ),
+    "own, with layers": (
+        lambda: nn.Sequential(Residual()),
+        {"0.mlp.up": "column", "0.mlp.down": "row"},
     ),
     "gpt": (lambda: gpt(), None),
 }
@@ -136,6 +156,21 @@ def test_a_dropout_that_a_forward_of_its_own_calls_is_refused_until_it_is_named(
                 sk.TensorParallelModel(model, config)
 
         sk.run_ranks(tensor, run)
+
+
+def test_a_dropout_of_another_class_on_cut_features_is_refused():
+    class Own(nn.Dropout):
+        pass
+
+    def run(backend, plan):
+        model = nn.Sequential(nn.Linear(8, 8), Own(0.5), nn.Linear(8, 8), Own(0.5))
+        model.loss = nn.MSELoss()
+        config = sk.ShardingConfiguration(backend, tensor_plan={"0": "column", "2": "row", **plan})
+        with pytest.raises(sk.ShardingError, match="1.*(cannot be told|cannot be column_dropout)"):
+            sk.TensorParallelModel(model, config)
+
+    for plan in ({}, {"1": "column_dropout"}):
+        sk.run_ranks(2, lambda backend, plan=plan: run(backend, plan))
 
 
 def test_a_dropout_on_whole_and_on_cut_features_is_refused():

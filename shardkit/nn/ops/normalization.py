@@ -6,7 +6,7 @@ from ...array import kernels
 from ...array.random import key_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
-from ..context import ForwardContext, next_call
+from ..context import ForwardContext, next_call, num_rows_of_input
 from .operands import check_floating
 
 
@@ -150,9 +150,16 @@ def dropout(
     if sample_dim is None:
         return _dropped(x, 0, key_of(*parts, "pass", context.first_sample), 0, p)
     dim = dim_of_samples(x.shape, context.num_samples, sample_dim)
-    count = x.shape[dim] if context.num_samples is None else context.num_samples
-    size = x.size // max(count, 1)
+    size = x.size // max(_num_samples(x.shape[dim], context, sample_dim), 1)
     return _dropped(x, dim, key_of(*parts, size), context.first_sample * size, p)
+
+
+def _num_samples(rows, context, sample_dim):
+    """Return how many samples share these rows: as told, or, by hand, as the first module saw."""
+    if context.num_samples is not None:
+        return context.num_samples
+    first = num_rows_of_input(context) if sample_dim == "rows" else 0
+    return first if first and rows % first == 0 else rows
 
 
 def _dropped(x, dim, key, start, p):

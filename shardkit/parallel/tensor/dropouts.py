@@ -13,7 +13,8 @@ from typing import Any
 
 from ...errors import ShardingError
 from ...nn.layers.attention import MultiheadAttention, TransformerEncoderLayer
-from ...nn.layers.basic import Dropout, Embedding, Sequential
+from ...nn.layers.basic import Dropout, Embedding, Linear, Sequential
+from ...nn.lora import LoRALinear
 from ...nn.module import Module, blocks_of, members_of
 from ...nn.transformer import FeedForward, GatedFeedForward, SelfAttention
 
@@ -42,7 +43,7 @@ def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
     found = {}
     for path, module in modules.items():
         states = seen.get(id(module), set())
-        if states == {True}:
+        if states == {True} and type(module) is Dropout:
             found[path] = ON_A_PART
         elif states - {False}:
             raise ShardingError(
@@ -61,7 +62,7 @@ def _through(
     leave the module. None: that is not known.
     """
     style = named.get(id(module))
-    if type(module) is Dropout:
+    if isinstance(module, Dropout):
         if style is None and module.p:
             see(module, is_cut)
         return is_cut
@@ -69,6 +70,8 @@ def _through(
         return _AFTER[style]
     if style == "vocabulary":
         return type(module) is not Embedding
+    if isinstance(module, (Linear, LoRALinear)):
+        return False  # it reads whole features
     blocks = [block for _, block in blocks_of(module)]
     if len(blocks) > 1 or any(type(module).forward is kind.forward for kind in _IN_ORDER):
         inside = blocks if len(blocks) > 1 else _modules_in(module)
