@@ -74,10 +74,11 @@ class Samples(ABC):
 
 def reader_of(samples: Samples) -> Callable[[numpy.ndarray, numpy.ndarray | None], tuple]:
     """Return (numbers, positions) -> x, y: its read(), told the positions if it takes them."""
+    read: Callable[..., tuple] = samples.read
     try:
-        parameters = inspect.signature(samples.read).parameters.values()
+        parameters = list(inspect.signature(read).parameters.values())
     except (TypeError, ValueError):  # of a read that is not written in Python
-        parameters = ()
+        parameters = []
     if any(each.name == "positions" or each.kind is each.VAR_KEYWORD for each in parameters):
-        return lambda numbers, positions: samples.read(numbers, positions=positions)
-    return lambda numbers, positions: samples.read(numbers)
+        return lambda numbers, positions: read(numbers, positions=positions)
+    return lambda numbers, positions: read(numbers)

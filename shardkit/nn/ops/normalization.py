@@ -1,5 +1,7 @@
 """Layer norms, and dropout."""
 
+from typing import Any
+
 from ...annotations import Shape
 from ...arguments import is_integer
 from ...array import kernels
@@ -146,7 +148,13 @@ def dropout(
     if x.ndim == 0:
         raise ShapeError("dropout of a single number; wanted [samples, ...]")
     check_floating("dropout", x)
-    parts = context.seed, "dropout", path, context.step, *next_call(path, context)
+    parts: tuple[int | str, ...] = (
+        context.seed,
+        "dropout",
+        path,
+        context.step,
+        *next_call(path, context),
+    )
     if sample_dim is None:
         return _dropped(x, 0, key_of(*parts, "pass", context.first_sample), 0, p)
     dim = dim_of_samples(x.shape, context.num_samples, sample_dim)
@@ -181,7 +189,7 @@ def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str)
     ShapeError
         If there is no such dim, it is no multiple of the samples, or several may be the one.
     """
-    dim = 0 if sample_dim == "rows" else sample_dim
+    dim: Any = 0 if sample_dim == "rows" else sample_dim
     if not is_integer(dim) or not -len(shape) <= dim < len(shape):
         raise ShapeError(
             f"dropout of x {shape} with sample_dim = {sample_dim!r}; wanted a dim of x, 'rows' or "
