@@ -172,6 +172,12 @@ def _num_samples(rows, context, sample_dim):
 
 def _dropped(x, dim, key, start, p):
     """Return x dropped, recorded; elements are counted with `dim` as the first."""
+    if dim == 0:
+        return record(
+            kernels.dropout(x.array, key, start, p),
+            (x,),
+            lambda gradient, wanted: (kernels.dropout(gradient, key, start, p),),
+        )
     there = [dim, *(other for other in range(x.ndim) if other != dim)]
     back = [there.index(other) for other in range(x.ndim)]
 
