@@ -8,6 +8,9 @@ from itertools import combinations
 import numpy
 import pytest
 from builders import sha256
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
 import shardkit as sk
 from shardkit import nn
@@ -320,6 +323,42 @@ def test_accumulated_calls_have_the_masks_of_one_batch():
         )
 
 
+def test_calls_draw_new_masks_up_to_the_step_also_when_they_were_synchronized():
+    x, y = batch()
+
+    def run(model):
+        for _ in range(2):
+            model.train(x, y)
+            model.synchronize_gradients()
+        model.step()
+        model.train(x, y)
+
+    ((_, seen),) = recorded(
+        1, lambda c: sk.DDPModel(Twice(), c), run, auto_synchronize_gradients=False
+    )
+    masks = [mask.tobytes() for of_layer in seen.values() for mask in of_layer]
+    assert len(set(masks)) == len(masks) == 12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_that_is_gathered_by_calls_has_the_bits_of_a_whole_one(form):
+    x, y = batch()
+
+    def losses(strategy, num_ranks, **settings):
+        def run(model):
+            part = sk.split_batch(model.mesh, x, y)
+            return [model.train(*part) for _ in range(3)]
+
+        settings |= {"optimizer": sk.SGD(lr=1e-4), "micro_batches": 4 // num_ranks}
+        return recorded(num_ranks, lambda c: strategy(Twice(form), c), run, **settings)[0][0]
+
+    expected = losses(sk.DDPModel, 1)
+    for num_ranks in (1, 2, 4):
+        for is_run_again in (False, True):
+            found = losses(sk.FSDPModel, num_ranks, activation_checkpointing=is_run_again)
+            assert found == expected
+
+
 def test_gradients_that_are_computed_before_a_step_draw_other_masks_each_time():
     x, y = batch()
 
@@ -383,6 +422,34 @@ def test_rows_that_cannot_be_told_apart_are_refused_on_all_ranks(name):
     sk.run_ranks(2, run)
     losses = sk.run_ranks(2, lambda backend: run(backend, sample_dim=sample_dim))
     assert losses[0] == losses[1]
+
+
+@limits(max_examples=200, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_cut_of_any_shape_gives_the_parts_of_one_mask_or_is_refused(data):
+    """The rows of each sample, wherever they lie, are cut with it; first samples follow on."""
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    dim = data.draw(st.integers(0, len(sizes) - 1))
+    samples, rows = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    sizes[dim] = samples * rows
+    said = data.draw(st.sampled_from(["rows", dim, dim - len(sizes)]))
+    cut = data.draw(st.integers(0, samples))
+
+    def dropped(first, stop):
+        x = numpy.ones([*sizes[:dim], (stop - first) * rows, *sizes[dim + 1 :]], "float32")
+        context = nn.ForwardContext(
+            training=True, seed=3, first_sample=10 + first, num_samples=stop - first
+        )
+        return ops.dropout(nn.Tensor(x), 0.5, "d", context, said).array
+
+    try:
+        whole = dropped(0, samples)
+        parts = [dropped(*part) for part in ((0, cut), (cut, samples)) if part[0] < part[1]]
+    except sk.ShapeError as error:
+        assert said == "rows" and "cannot be told" in str(error)
+        return
+    if said != "rows" or dim == 0:
+        assert numpy.array_equal(numpy.concatenate(parts, dim), whole)
 
 
 def test_a_wrong_sample_dim_is_refused():
