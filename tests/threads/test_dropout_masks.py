@@ -452,6 +452,35 @@ def test_any_cut_of_any_shape_gives_the_parts_of_one_mask_or_is_refused(data):
         assert numpy.array_equal(numpy.concatenate(parts, dim), whole)
 
 
+def test_attention_to_one_sample_at_a_time_is_told_by_the_attribute_of_its_dropout():
+    class OneByOne(nn.Module):
+        def __init__(self):
+            self.attention = nn.MultiheadAttention(8, 2, 0.5)
+            self.loss = nn.MSELoss()
+
+        def forward(self, x):
+            return ops.stack([self.attention(one, one, one)[0] for one in x])
+
+    x, y = batch()
+
+    def run(backend, is_told):
+        net = OneByOne()
+        if is_told:
+            net.attention.dropout.sample_dim = None
+        model = sk.DDPModel(
+            net, sk.ShardingConfiguration(backend, micro_batches=4 // backend.world_size)
+        )
+        part = sk.split_batch(model.mesh, x, y)
+        if is_told:
+            return [model.train(*part) for _ in range(2)]
+        with pytest.raises(sk.ShapeError, match="the attribute"):
+            model.train(*part)
+
+    sk.run_ranks(2, lambda backend: run(backend, False))
+    losses = [sk.run_ranks(n, lambda backend: run(backend, True))[0] for n in (1, 2, 4)]
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_a_wrong_sample_dim_is_refused():
     for wrong in ("cols", 0.5, True, [1]):
         with pytest.raises(sk.ConfigurationError, match="sample_dim"):

@@ -209,8 +209,9 @@ def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str)
         raise ShapeError(
             f"dropout of x {shape} in a pass of {num_samples} samples: which of them its {rows} "
             f"rows along dim {dim} belong to cannot be told; wanted {num_samples} rows, or a "
-            "multiple, the rows of a sample one after the other. Say where samples lie: "
-            "Dropout(p, sample_dim=1) for [time, samples, ...], sample_dim=0 for [samples * k, "
-            "...], sample_dim=None if x has none and one mask is for all"
+            "multiple, the rows of a sample one after the other. Say where samples lie, by "
+            "Dropout(p, sample_dim=...) or the attribute of one inside of a layer: 1 for [time, "
+            "samples, ...], 0 for [samples * k, ...], None if x has none, or a single one, and "
+            "each call draws one mask"
         )
     return dim % len(shape)
