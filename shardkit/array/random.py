@@ -29,17 +29,17 @@ CHUNK = 1 << 14  # blocks of four per pass: the temporaries stay in cache
 
 def key_of(*parts: int | str) -> int:
     """Return a 64-bit key for these parts; other parts, or another order, give another key."""
-    digest = blake2b(digest_size=8)
+    texts = []
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, (int, str, numpy.integer)):
             raise TypeError(
                 f"key_of takes integers and strings, got {part!r} of type {type(part).__name__}"
             )
-        kind = "s" if isinstance(part, str) else "i"
+        kind = b"s" if isinstance(part, str) else b"i"
         text = str(part).encode()
         # With the length, ("ab", "c") differs from ("a", "bc")
-        digest.update(f"{kind}{len(text)}:".encode() + text)
-    return int.from_bytes(digest.digest(), "little")
+        texts.append(b"%s%d:%s" % (kind, len(text), text))
+    return int.from_bytes(blake2b(b"".join(texts), digest_size=8).digest(), "little")
 
 
 def philox(counters, key: int):

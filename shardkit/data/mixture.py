@@ -17,7 +17,7 @@ from hashlib import blake2b
 import numpy
 
 from ..errors import ConfigurationError
-from .samples import Samples
+from .samples import Samples, reader_of
 
 _MOST_SAMPLES = 1 << 62
 
@@ -31,6 +31,7 @@ class Mixture(Samples):
 
     def __init__(self, sources: list[Samples], weights):
         self.sources = sources
+        self._readers = [reader_of(source) for source in sources]
         self.weights = tuple(float(weight) for weight in weights)
         self.run_length = max(source.run_length for source in sources)
         exact = [Fraction(weight) for weight in self.weights]
@@ -50,16 +51,17 @@ class Mixture(Samples):
         """Return how many samples of each source an epoch has."""
         return numpy.diff(self._stops, prepend=0).tolist()
 
-    def read(self, numbers):
+    def read(self, numbers, positions=None):
         """Return x, y of these samples, in their order."""
         numbers = numpy.asarray(numbers)
         which = numpy.searchsorted(self._stops, numbers, side="right")
         found = []
-        for index, source in enumerate(self.sources):
+        for index, (source, read) in enumerate(zip(self.sources, self._readers)):
             (rows,) = numpy.nonzero(which == index)
             if len(rows):
                 start = int(self._stops[index - 1]) if index else 0
-                found.append((rows, source.read((numbers[rows] - start) % len(source))))
+                own = (numbers[rows] - start) % len(source)
+                found.append((rows, read(own, None if positions is None else positions[rows])))
         return tuple(_interleaved(len(numbers), found, part) for part in range(2))
 
     def fingerprint(self):

@@ -7,7 +7,9 @@ A source of samples knows neither models nor the settings of a run. It stays whe
 that are mapped into memory or read piece by piece, so that its size costs nothing.
 """
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy
 
@@ -54,6 +56,12 @@ class Samples(ABC):
         Notes
         -----
         One thread calls at a time.
+
+        What is drawn at random, as for augmentation, must depend on the arguments alone. By number
+        it is the same in each epoch, so a read that takes `positions=None` too is told in training
+        where in the stream of the run each sample stands: [n] int64 from 0, no two alike, the same
+        on every mesh and after a restart; position // len is the epoch. None: for validation,
+        predictions and figures, for which nothing is drawn.
         """
 
     @abstractmethod
@@ -62,3 +70,15 @@ class Samples(ABC):
 
         It is cheap (sizes, dtypes, some blocks of the content) and holds no path.
         """
+
+
+def reader_of(samples: Samples) -> Callable[[numpy.ndarray, numpy.ndarray | None], tuple]:
+    """Return (numbers, positions) -> x, y: its read(), told the positions if it takes them."""
+    read: Callable[..., tuple] = samples.read
+    try:
+        parameters = list(inspect.signature(read).parameters.values())
+    except (TypeError, ValueError):  # of a read that is not written in Python
+        parameters = []
+    if any(each.name == "positions" or each.kind is each.VAR_KEYWORD for each in parameters):
+        return lambda numbers, positions: read(numbers, positions=positions)
+    return lambda numbers, positions: read(numbers)

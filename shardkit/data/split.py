@@ -15,7 +15,7 @@ import numpy
 
 from ..array.random import key_of, uniform
 from ..errors import CorpusError
-from .samples import Samples
+from .samples import Samples, reader_of
 
 _MOST_STRETCHES = 1024
 _FEWEST_RUNS = 4  # held out as whole runs; fewer would miss the percentage
@@ -48,13 +48,14 @@ class Selected(Samples):
         self.whole = whole
         self.ranges = ranges
         self.run_length = whole.run_length
+        self._read = reader_of(whole)
 
     def __len__(self):
         return len(self.ranges)
 
-    def read(self, numbers):
-        """Return x, y of the samples at these positions of the selection."""
-        return self.whole.read(self.ranges.numbers(numbers))
+    def read(self, numbers, positions=None):
+        """Return x, y of the samples of these numbers in the selection."""
+        return self._read(self.ranges.numbers(numbers), positions)
 
     def fingerprint(self):
         """Return a hash of the whole and of the ranges."""

@@ -9,8 +9,10 @@ Which samples a batch has is a function of (seed, purpose, step): data rank r of
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy
+
 from .order import EpochOrder
-from .samples import Samples
+from .samples import Samples, reader_of
 
 
 class Stream:
@@ -35,7 +37,7 @@ class Stream:
         count: int,
     ):
         self.waited_seconds = 0.0
-        self._samples = samples
+        self._samples_at = reader_of(samples)
         self._order = EpochOrder(len(samples), seed, purpose, samples.run_length)
         self._global_batch = global_batch
         self._first = first
@@ -61,7 +63,8 @@ class Stream:
 
     def _read(self, step: int) -> tuple:
         first = step * self._global_batch + self._first
-        return self._samples.read(self._order.numbers(first, self._count))
+        positions = numpy.arange(first, first + self._count, dtype=numpy.int64)
+        return self._samples_at(self._order.numbers(first, self._count), positions)
 
     def close(self) -> None:
         """Let the thread end, and wait for it. Afterwards nothing can be read."""

@@ -3,6 +3,12 @@ and its surroundings, which take part in the calls of modules.
 
 Layers such as dropout read the context, so that it is no argument of every layer. Both hold for the
 current thread: ranks that are threads have their own.
+
+A `forward_context` block is one pass. Calls of a layer are counted in it, since each call draws
+numbers of its own, and a second pass under an equal context counts, and draws, the same:
+
+    with forward_context(context): drop(a), drop(b)    two masks
+    with forward_context(context): drop(a), drop(b)    the same two: recomputation
 """
 
 from collections.abc import Iterator
@@ -23,7 +29,10 @@ class ForwardContext:
     seed, step
         Of the run, which masks depend on.
     first_sample
-        Number, in the global batch, of row 0 of the input.
+        Number, in the global batch, of the first sample of the input; calls whose gradients are
+        added make one batch.
+    num_samples
+        Of the input; None: each row along dim 0 of what the first module is given is one.
     texts
         The pass over texts that are being continued (texts.py); None: the input is whole.
     observer
@@ -35,6 +44,7 @@ class ForwardContext:
     seed: int = 0
     step: int = 0
     first_sample: int = 0
+    num_samples: int | None = None
     texts: Any = None
     observer: Any = None
 
@@ -43,22 +53,95 @@ class ForwardContext:
         return replace(self, observer=observer)
 
 
-_current = ContextVar("shardkit_forward_context", default=ForwardContext())
+class _Pass:
+    """A forward pass under a context, and how often each layer was called in it so far.
+
+    num_rows      of what the first module was given, along dim 0; 0: that has none; None: not known
+    home, block   the path and the number of the block that runs; a layer that is not inside the
+                  path (None: no layer is) is shared by blocks, and its calls are counted in each
+    """
+
+    __slots__ = ("block", "context", "counts", "home", "num_rows")
+
+    def __init__(self, context: ForwardContext, counts: dict[str, int]):
+        self.context = context
+        self.counts = counts
+        self.num_rows: int | None = None
+        self.home: str | None = ""
+        self.block = 0
+
+    def continued(self, context: ForwardContext) -> "_Pass":
+        """Return the pass of a block inside of this one: this one, if it draws the same numbers."""
+        if not self.context.training or _numbers_of(context) != _numbers_of(self.context):
+            return _Pass(context, {})
+        inner = _Pass(context, self.counts)
+        inner.home, inner.block, inner.num_rows = self.home, self.block, self.num_rows
+        return inner
+
+    def next_call(self, path: str) -> tuple[int, ...]:
+        """Count a call of the layer of this path; return what tells it from its other calls."""
+        number = self.counts.get(path, 0)
+        self.counts[path] = number + 1
+        is_at_home = self.home is not None and f"{path}.".startswith(self.home)
+        return (number,) if is_at_home else (number, self.block)
+
+
+def _numbers_of(context: ForwardContext) -> tuple:
+    """Return what decides which random numbers a pass draws."""
+    where = context.first_sample, context.num_samples
+    return (context.training, context.seed, context.step, *where)
+
+
+_current = ContextVar("shardkit_forward_context", default=_Pass(ForwardContext(), {}))
 
 
 def current_context() -> ForwardContext:
     """Return the context of the innermost `forward_context` block; not training outside of any."""
-    return _current.get()
+    return _current.get().context
 
 
 @contextmanager
 def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
-    """Run the block under this context (this thread only)."""
-    token = _current.set(context)
+    """Run the block, a forward pass, under this context (this thread only)."""
+    token = _current.set(_current.get().continued(context))
     try:
         yield context
     finally:
         _current.reset(token)
+
+
+def begin_block(home: str | None, number: int) -> None:
+    """Begin to count calls for a block of a model, so that no block need know of the others.
+
+    home     the path of the block; None if an earlier block is the same module
+    number   of the block in the model
+    """
+    here = _current.get()
+    here.counts = {}
+    here.home, here.block = f"{home}." if home else home, number
+
+
+def note_input(args: tuple) -> None:
+    """Note how many rows the first module of a pass in training is given."""
+    here = _current.get()
+    if here.num_rows is None and here.context.training:
+        shape = getattr(args[0], "shape", ()) if args else ()
+        here.num_rows = shape[0] if shape else 0
+
+
+def num_rows_of_input(context: ForwardContext) -> int:
+    """Return how many rows the first module of this pass was given; 0 if that is not known."""
+    here = _current.get()
+    return here.num_rows or 0 if here.context is context else 0
+
+
+def next_call(path: str, context: ForwardContext) -> tuple[int, ...]:
+    """Return what tells this call of a layer from its others in the pass.
+
+    A context whose pass does not run is a pass of this one call.
+    """
+    here = _current.get()
+    return here.next_call(path) if here.context is context else (0,)
 
 
 _logits_are_late = ContextVar("shardkit_late_logits", default=False)

@@ -114,7 +114,8 @@ class Writer:
 
     prompts     lists of token numbers
     num_tokens  to add to each, unless it stops before
-    seeds       one for each text: token i is drawn with random number i of that seed
+    seeds       one for each text: token i of it, the prompt counted, is drawn with random number i
+                of that seed, so that a text which is continued draws no number twice
     on_token    function (number of the prompt, token), called as soon as one is part of a text
     """
 
@@ -133,7 +134,10 @@ class Writer:
         self._num_tokens = num_tokens
         self._choice = choice
         self._on_token = on_token or (lambda row, token: None)
-        self._chances = [uniform(key_of(seed, "generate"), 0, num_tokens) for seed in seeds]
+        self._chances = [
+            uniform(key_of(seed, "generate"), len(prompt), len(prompt) + num_tokens)
+            for seed, prompt in zip(seeds, prompts)
+        ]
         self._texts = Texts(len(prompts), passes.window)
         self._live = list(range(len(prompts))) if num_tokens else []
 
@@ -195,7 +199,7 @@ def generate(model, prompt, num_tokens: int, choice: Choice, seed: int = 0) -> n
 
     model    a GPT
     prompt   1-D integers, at least one
-    seed     token i is drawn with random number i of this seed: same seed, same text
+    seed     token i of the text, the prompt counted, is drawn with random number i of this seed
     returns  int64 without the prompt, num_tokens of them unless the text stops before
     Errors: ShapeError on another prompt, ConfigurationError on a negative number.
     """

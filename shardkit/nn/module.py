@@ -25,7 +25,7 @@ from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, structure
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
-from .context import ForwardContext, current_surroundings, forward_context
+from .context import ForwardContext, current_surroundings, forward_context, note_input
 from .freezing import freeze
 from .parameter import Parameter
 from .trees import arrays_of, as_tensors, entering, given_arrays
@@ -74,6 +74,7 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         surroundings = current_surroundings()
         if surroundings is None:
+            note_input(args)
             return self.forward(*args, **kwargs)
         return surroundings.call(self, args, kwargs)
 

@@ -154,7 +154,7 @@ class SelfAttention(Module):
                 for size in (q_width, kv_width)
             ]
         self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [batch, S, width] from x of that shape."""
@@ -350,7 +350,7 @@ class FeedForward(Module):
     ) -> None:
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(self.up(x, gelu)))
@@ -387,7 +387,7 @@ class GatedFeedForward(Module):
         self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(swiglu(self.gate(x), self.up(x))))

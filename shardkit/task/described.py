@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy
 
 from ..annotations import FilePath
-from ..data.samples import Samples
+from ..data.samples import Samples, reader_of
 from ..data.tables import TableSamples
 from ..files.reading import parsed_json, understood, wanted, wanted_count
 from ..nn.metrics import Metric
@@ -90,13 +90,14 @@ class Scaled(Samples):
 
     def __init__(self, rows: Samples, described: Described):
         self._rows, self._described = rows, described
+        self._read = reader_of(rows)
         self.run_length = rows.run_length
 
     def __len__(self):
         return len(self._rows)
 
-    def read(self, numbers):
-        x, y = self._rows.read(numbers)
+    def read(self, numbers, positions=None):
+        x, y = self._read(numbers, positions)
         x = self._described.x.apply(x).astype(numpy.float32)
         if self._described.classes:
             return x, y

@@ -1,10 +1,15 @@
 """Initializers: a value depends on (seed, name, element index) and on nothing else."""
 
+import copy
+from itertools import combinations
+
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardkit as sk
+from shardkit import nn
 from shardkit.errors import ConfigurationError
 from shardkit.nn.init import CHUNK, Fill, Normal, Uniform
 
@@ -61,3 +66,40 @@ def test_initializers_are_equal_by_value():
 def test_a_negative_width_is_refused(make, width):
     with pytest.raises(ConfigurationError, match="wanted .* >= 0"):
         make(width)
+
+
+def twins():
+    """Return a model whose parts come several times, each as it was made before."""
+    one = nn.Linear(64, 64)
+    gpt = sk.models.GPT(64, 64, 64, 1, 2, seed=0)
+    return nn.ModuleList(
+        [
+            *(copy.deepcopy(one) for _ in range(3)),
+            *(sk.models.MLP([64, 64, 64], seed=0) for _ in range(2)),
+            nn.ModuleList([gpt, copy.deepcopy(gpt), sk.models.GPT(64, 64, 64, 1, 2, seed=0)]),
+            sk.nn.LSTM(64, 64, 2, bidirectional=True),
+            nn.ModuleList([one, one]),
+        ]
+    )
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2, 4])
+def test_no_two_parameters_of_a_model_begin_alike(shift):
+    """Parts that were made with one seed, or copied, are other parts of the whole model."""
+    model = twins().finish(0)
+    length = 2048
+    drawn = {
+        name: parameter.array.reshape(-1)[: length + shift].astype("float64")
+        for name, parameter in model.named_parameters().items()
+        if parameter.size >= length + shift and parameter.array.std()
+    }
+    assert len(drawn) > 40
+    for one, other in combinations(drawn, 2):
+        first, second = drawn[one][:length], drawn[other][shift:]
+        assert abs(numpy.corrcoef(first, second)[0, 1]) < 5 / length**0.5, (one, other)
+
+
+def test_a_module_that_comes_twice_is_one_and_begins_once():
+    model = twins().finish(0)
+    names = [name for name in model.named_parameters() if name.startswith("7.")]
+    assert names == ["7.0.weight", "7.0.bias"]

@@ -390,6 +390,25 @@ def test_more_tokens_begin_with_the_same_tokens():
     assert numpy.array_equal(model.generate([1], 15, seed=5)[:6], model.generate([1], 6, seed=5))
 
 
+@pytest.mark.parametrize("cuts", [(5, 7), (1, 1, 10), (4, 4, 4)])
+def test_a_text_that_is_continued_is_the_text_of_one_call(cuts):
+    model, text = gpt(), [3, 1, 2]
+    whole = model.generate(text, 12, seed=5)
+    for count in cuts:
+        text = [*text, *model.generate(text, count, seed=5).tolist()]
+    assert text[3:] == whole.tolist()
+
+
+def test_a_text_that_is_continued_draws_no_number_twice():
+    """With equal logits for all tokens the text is the random numbers themselves."""
+    model = gpt()
+    for parameter in model.parameters():
+        parameter.array = numpy.zeros(parameter.shape, parameter.dtype)
+    first = model.generate([1], 60, seed=5).tolist()
+    second = model.generate([1, *first], 60, seed=5).tolist()
+    assert sum(a == b for a, b in zip(first, second)) < 20
+
+
 def test_generating_no_tokens_gives_an_empty_array():
     assert gpt().generate([1], 0).shape == (0,)
 

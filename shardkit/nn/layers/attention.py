@@ -95,7 +95,7 @@ class MultiheadAttention(Module):
             setattr(self, name, Parameter((rows, width), Uniform(bound), dtype))
         self.in_proj_bias = Parameter((3 * embed_dim,), Fill(0.0), dtype) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias=bias, dtype=dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
 
     def forward(
         self,
@@ -361,12 +361,12 @@ class TransformerEncoderLayer(Module):
             )
         self.self_attn = MultiheadAttention(d_model, nhead, dropout, batch_first=True, dtype=dtype)
         self.linear1 = Linear(d_model, dim_feedforward, dtype=dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
         self.linear2 = Linear(dim_feedforward, d_model, dtype=dtype)
         self.norm1 = LayerNorm(d_model, eps=layer_norm_eps, dtype=dtype)
         self.norm2 = LayerNorm(d_model, eps=layer_norm_eps, dtype=dtype)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
+        self.dropout1 = Dropout(dropout, sample_dim=0)
+        self.dropout2 = Dropout(dropout, sample_dim=0)
         self.batch_first = batch_first
         self.norm_first = norm_first
         self._activation = ACTIVATIONS.get(activation, activation)

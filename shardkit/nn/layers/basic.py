@@ -7,7 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from ...annotations import DTypeLike
-from ...arguments import is_number, require
+from ...arguments import is_integer, is_number, require
 from ...errors import ConfigurationError, ShapeError, ShardingError
 from ..autograd import Tensor
 from ..context import current_context
@@ -176,19 +176,32 @@ class RMSNorm(Module):
 class Dropout(Module):
     """Each element zeroed with probability p in training, the others times 1 / (1 - p).
 
-    The mask depends on the seed and step of the context, the path of this layer in the model, and
-    the number of the sample in the global batch: it is the same however the batch is cut, and when
-    a checkpointed block is run again.
+    The mask depends on the seed and step of the context, the path of this layer in the model, the
+    number of the call in the forward pass, and the number of the sample in the global batch: it is
+    the same however the batch is cut, and when a checkpointed block is run again.
 
     Parameters
     ----------
     p
         Probability, from 0 to below 1.
+    sample_dim
+        The dim of x along which the samples lie, or several rows of each, one after the other;
+        "rows": dim 0, where that can be told (x [samples, ...], or x.reshape(-1, C) of it); None: x
+        has none, such as a table that all samples read, and each micro-batch draws one mask.
+
+    Notes
+    -----
+    In a sharded model rows that cannot be told apart are a ShapeError: their number is no multiple
+    of the samples, or dim 1 has the length of the samples and dim 0 a multiple of it.
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, *, sample_dim: int | str | None = "rows") -> None:
         require(is_number(p, at_least=0, below=1), "dropout with p", p, "0 <= p < 1")
+        is_known = sample_dim in ("rows", None) or is_integer(sample_dim)
+        wanted = "the number of a dim, 'rows' or None"
+        require(is_known, "dropout with sample_dim", sample_dim, wanted)
         self.p = p
+        self.sample_dim = sample_dim
 
     def forward(self, x: Tensor) -> Tensor:
         context = current_context()
@@ -199,7 +212,7 @@ class Dropout(Module):
                 "a Dropout that has no path yet cannot choose its mask; call finish(seed) on the "
                 "model that it belongs to"
             )
-        return dropout(x, self.p, self.path_in_model, context)
+        return dropout(x, self.p, self.path_in_model, context, self.sample_dim)
 
 
 class Sequential(ModuleList):

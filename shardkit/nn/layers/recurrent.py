@@ -83,7 +83,7 @@ class Recurrent(Module):
                     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
                 for part, shape in shapes.items():
                     setattr(self, f"{part}_l{layer}{ending}", Parameter(shape, init, dtype))
-        self.dropouts = ModuleList(Dropout(dropout) for _ in range(num_layers - 1))
+        self.dropouts = ModuleList(Dropout(dropout, sample_dim=1) for _ in range(num_layers - 1))
 
     def check_input(self, x: Any) -> None:
         if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[self.batch_first] == 0:
@@ -129,7 +129,7 @@ class Recurrent(Module):
                 ends.append(last)
             y = outputs[0] if len(outputs) == 1 else concatenate(outputs, 2)
             if layer < self.num_layers - 1:
-                y = transpose(self.dropouts[layer](transpose(y, 0, 1)), 0, 1)  # by sample
+                y = self.dropouts[layer](y)
         return (transpose(y, 0, 1) if self.batch_first else y), ends
 
 

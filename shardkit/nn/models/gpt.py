@@ -171,7 +171,7 @@ class TokenEmbedding(Module):
             self.positions = Embedding(
                 settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype
             )
-        self.dropout = Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout, sample_dim=0)
 
     def check_input(self, x):
         self._check_positions(x, None)
@@ -392,7 +392,8 @@ class GPT(Module):
         temperature, top_k, top_p, stop
             See generation.Choice.
         seed
-            Token i is drawn with random number i of this seed: same seed, same text.
+            Token i of the text, the prompt counted, is drawn with random number i of this seed:
+            same seed, same text, in one call or in several that continue it.
 
         Raises
         ------

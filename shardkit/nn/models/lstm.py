@@ -23,7 +23,7 @@ class LSTMLayer(Module):
 
     def __init__(self, features: int, width: int, dropout: float, *, dtype):
         self.lstm = LSTM(features, width, batch_first=True, dtype=dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
 
     def check_input(self, x):
         self.lstm.check_input(x)

@@ -45,7 +45,7 @@ class PatchEmbedding(Module):
         self.patches = Linear(channels * math.prod(patch), width, dtype=dtype)
         self.class_token = Parameter((1, 1, width), WEIGHT_INIT, dtype)
         self.positions = Parameter((1 + num_patches, width), WEIGHT_INIT, dtype)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, sample_dim=0)
 
     def check_input(self, x):
         wanted = (self.channels, *self.image)

@@ -1,10 +1,14 @@
 """Layer norms, and dropout."""
 
+from typing import Any
+
+from ...annotations import Shape
+from ...arguments import is_integer
 from ...array import kernels
 from ...array.random import key_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
-from ..context import ForwardContext
+from ..context import ForwardContext, next_call, num_rows_of_input
 from .operands import check_floating
 
 
@@ -108,7 +112,9 @@ def _sum(total, x, branch):
     )
 
 
-def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
+def dropout(
+    x: Tensor, p: float, path: str, context: ForwardContext, sample_dim: int | str | None = "rows"
+) -> Tensor:
     """Return x with each element zeroed with probability p, the others times 1 / (1 - p).
 
     x itself, if not training.
@@ -116,19 +122,24 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
     Parameters
     ----------
     x
-        [samples, ...]; row i is sample context.first_sample + i of the global batch.
+        [samples, ...], or [samples * k, ...] with the rows of a sample one after the other; see
+        sample_dim. The first sample is number context.first_sample of the global batch.
     path
         Of the layer in the model; two dropouts of one model must not share it.
+    sample_dim
+        The dim of x along which the samples lie, or several rows of each; "rows": dim 0, where that
+        can be told; None: x has none, and the pass draws one mask.
 
     Raises
     ------
     ShapeError
-        Unless 0 <= p < 1 and x has samples to count.
+        Unless 0 <= p < 1 and samples can be told apart.
 
     Notes
     -----
-    The mask depends on (seed, path, step, global sample, place in the sample) alone, so it is the
-    same however the batch is cut, and it is made again in the backward instead of kept.
+    The mask depends on (seed, path, step, number of this call in the pass, global sample, place in
+    the sample) alone, so it is the same however the batch is cut, and it is made again in the
+    backward instead of kept.
     """
     if not 0 <= p < 1:
         raise ShapeError(f"dropout with p = {p}; wanted 0 <= p < 1")
@@ -137,10 +148,70 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
     if x.ndim == 0:
         raise ShapeError("dropout of a single number; wanted [samples, ...]")
     check_floating("dropout", x)
-    key = key_of(context.seed, "dropout", path, context.step)
-    start = context.first_sample * (x.size // max(x.shape[0], 1))
+    parts: tuple[int | str, ...] = (
+        context.seed,
+        "dropout",
+        path,
+        context.step,
+        *next_call(path, context),
+    )
+    if sample_dim is None:
+        return _dropped(x, 0, key_of(*parts, "pass", context.first_sample), 0, p)
+    dim = dim_of_samples(x.shape, context.num_samples, sample_dim)
+    size = x.size // max(_num_samples(x.shape[dim], context, sample_dim), 1)
+    return _dropped(x, dim, key_of(*parts, size), context.first_sample * size, p)
 
-    def backward(gradient, wanted):
-        return (kernels.dropout(gradient, key, start, p),)
 
-    return record(kernels.dropout(x.array, key, start, p), (x,), backward)
+def _num_samples(rows, context, sample_dim):
+    """Return how many samples share these rows: as told, or, by hand, as the first module saw."""
+    if context.num_samples is not None:
+        return context.num_samples
+    first = num_rows_of_input(context) if sample_dim == "rows" else 0
+    return first if first and rows % first == 0 else rows
+
+
+def _dropped(x, dim, key, start, p):
+    """Return x dropped, recorded; elements are counted with `dim` as the first."""
+    if dim == 0:
+        return record(
+            kernels.dropout(x.array, key, start, p),
+            (x,),
+            lambda gradient, wanted: (kernels.dropout(gradient, key, start, p),),
+        )
+    there = [dim, *(other for other in range(x.ndim) if other != dim)]
+    back = [there.index(other) for other in range(x.ndim)]
+
+    def drop(array):
+        return kernels.dropout(array.transpose(there), key, start, p).transpose(back)
+
+    return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
+
+
+def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str) -> int:
+    """Return the dim of x of this shape along which samples lie, as dropout() was told.
+
+    Raises
+    ------
+    ShapeError
+        If there is no such dim, it is no multiple of the samples, or several may be the one.
+    """
+    dim: Any = 0 if sample_dim == "rows" else sample_dim
+    if not is_integer(dim) or not -len(shape) <= dim < len(shape):
+        raise ShapeError(
+            f"dropout of x {shape} with sample_dim = {sample_dim!r}; wanted a dim of x, 'rows' or "
+            "None"
+        )
+    rows = shape[dim]
+    if num_samples is None or rows == num_samples:
+        return dim % len(shape)
+    may_be_next = sample_dim == "rows" and len(shape) > 2 and shape[1] == num_samples > 1
+    if rows % num_samples or may_be_next:
+        raise ShapeError(
+            f"dropout of x {shape} in a pass of {num_samples} samples: which of them its {rows} "
+            f"rows along dim {dim} belong to cannot be told; wanted {num_samples} rows, or a "
+            "multiple, the rows of a sample one after the other. Say where samples lie, by "
+            "Dropout(p, sample_dim=...) or the attribute of one inside of a layer: 1 for [time, "
+            "samples, ...], 0 for [samples * k, ...], None if x has none, or a single one, and "
+            "each call draws one mask"
+        )
+    return dim % len(shape)

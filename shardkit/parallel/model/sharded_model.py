@@ -244,6 +244,10 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         ------
         ShapeError
             On all ranks, as train, and if no label counts.
+
+        Notes
+        -----
+        Up to the next step each call draws other dropout masks, the first those of train.
         """
         self._check_open()
         check_same(self.mesh.world, {"loss": describe(loss)})

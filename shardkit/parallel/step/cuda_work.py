@@ -156,6 +156,7 @@ class _ContextOfGraphs:
         self.training = context.training
         self.seed = context.seed
         self.first_sample = context.first_sample
+        self.num_samples = context.num_samples
         self.texts = context.texts
 
     @property

@@ -103,6 +103,8 @@ class Engine:
         self.exposure = Exposure({axis: mesh.carriers(axis) for axis in mesh.shape.order})
         self.ballot: Ballot | None = None
         self.gradient_norm: float | None = None
+        self._samples_accumulated = 0  # of all ranks, since the last step
+        self._samples_computed = 0  # of all ranks, by compute_gradients() since then
         self._items_pending = 0.0  # whose gradients are accumulated but not reduced
         self._items_reduced: float | None = None  # whose gradients are reduced; None: given by hand
         self._micro_batches_pending = 0
@@ -163,21 +165,28 @@ class Engine:
 
         Afterwards units hold the mean gradient of what this rank owns.
         """
-        batch, inputs = self._prepare(x, y, loss)
+        first = self._samples_computed
+        batch, inputs = self._prepare(x, y, loss, first_sample=first)
         if not batch.items:
             raise ShapeError(f"{NOTHING_COUNTS}; there is no mean gradient of nothing")
         results = self._compute(batch, inputs)
+        self._samples_computed = first + batch.samples
         mean_loss = self._losses.mean_of(results, batch.items)
         self._check_failures(results)
         return mean_loss
 
     def accumulate(self, x, y) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
-        first = self._micro_batches_pending
-        batch, inputs = self._prepare(x, y, first_gradient=first)
+        batch, inputs = self._prepare(
+            x,
+            y,
+            first_gradient=self._micro_batches_pending,
+            first_sample=self._samples_accumulated,
+        )
         results = self.runtime.run(self._program.local, inputs)
         self._check_failures(results)
         self._micro_batches_pending += self.config.micro_batches
+        self._samples_accumulated += batch.samples
         self._items_pending += batch.items
         self.state.samples_seen += batch.samples
         return self._losses.mean_of(results, batch.items)
@@ -254,15 +263,24 @@ class Engine:
         for buffers in self._observing:
             buffers.drop()
         self._items_pending = 0.0
-        self._micro_batches_pending = 0
+        self._micro_batches_pending = self._samples_accumulated = self._samples_computed = 0
         self._has_gradients = False
 
     # ---- one step --------------------------------------------------------------------------------
 
     def _prepare(
-        self, x, y, loss=None, ballot: Ballot | None = None, first_gradient: int = 0
+        self,
+        x,
+        y,
+        loss=None,
+        ballot: Ballot | None = None,
+        first_gradient: int = 0,
+        first_sample: int = 0,
     ) -> tuple[AgreedBatch, Inputs]:
-        """Agree on the batch, and cut this rank's part into micro-batches."""
+        """Agree on the batch, and cut this rank's part into micro-batches.
+
+        first_sample   number of the first in the whole batch of the step, of which this is a part
+        """
         self.weights.check()
         self._check_own_weights()
         num = self.config.micro_batches
@@ -278,7 +296,8 @@ class Engine:
                     training=True,
                     seed=self.config.seed,
                     step=self.state.step_number,
-                    first_sample=batch.first_sample + start,
+                    first_sample=first_sample + batch.first_sample + start,
+                    num_samples=size,
                     observer=self._observer(first_gradient + number),
                 ),
             )

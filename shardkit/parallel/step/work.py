@@ -6,8 +6,8 @@ tape of its own.
     B   gradient of output --> gradient of x    forward again first, if only x was kept
     W   what the tape still owes to parameters
 
-A second forward has the same dropout masks, for they depend on seed, step and sample alone, and
-what its buffers observe does not count.
+A second forward has the same dropout masks, for they depend on seed, step, sample and the number of
+the call in its block alone, and what its buffers observe does not count.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ...nn.buffer import unobserved
-from ...nn.context import forward_context, late_logits
+from ...nn.context import begin_block, forward_context, late_logits
 from ...nn.trees import arrays_of, as_tensors, backward_through, gradients_of
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
@@ -61,6 +61,7 @@ class Work:
             else []
             for place in units
         }
+        self._blocks = _numbered_blocks(stages)
         self._arena = arena
         self._keep_activations = keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}  # (unit, micro-batch)
@@ -101,7 +102,8 @@ class Work:
                 return inputs.loss.total(x, inputs.micro_batches[m].y)
 
     def _through_blocks(self, place, x):
-        for block in self.units[place].plan.blocks:
+        for home, number, block in self._blocks[place]:
+            begin_block(home, number)
             x = block(x)
         return x
 
@@ -145,3 +147,19 @@ class Work:
     def clear(self) -> None:
         """Forget all that was computed."""
         self._graphs.clear()
+
+
+def _numbered_blocks(stages: Stages) -> dict[Place, list[tuple]]:
+    """Return (home, number in the model, block) of all blocks of each unit, as begin_block has it.
+
+    A block that is in the model twice is at home where it comes first.
+    """
+    numbered: dict[Place, list[tuple]] = {}
+    seen: list[int] = []
+    for place, plan in stages.plans.items():
+        numbered[place] = []
+        for block in plan.blocks:
+            home = None if id(block) in seen else block.path_in_model
+            numbered[place].append((home, len(seen), block))
+            seen.append(id(block))
+    return numbered

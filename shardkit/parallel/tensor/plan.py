@@ -31,8 +31,9 @@ from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
 from .claims import SHARDED, Claim
 from .default_plans import default_plan
-from .layers import TensorAxis
-from .sequence import SequenceSlicedDropout, SequenceSlicedEmbedding
+from .dropouts import dropouts_on_parts
+from .layers import SEQUENCE_DIM, TensorAxis
+from .sequence import SequenceSlicedEmbedding, SlicedDropout
 from .styles import STYLES, TensorStyle
 from .vocabulary import VocabularyParallelCrossEntropy
 
@@ -113,7 +114,7 @@ def close_groups(model: Module) -> None:
 def _assign(model, plan) -> dict[str, str]:
     """Return {path: style} of the modules that are replaced.
 
-    Errors: ShardingError for an unknown style or pattern.
+    Errors: ShardingError for an unknown style or pattern, and those of dropouts_on_parts().
     """
     paths = [path for path in model.named_modules() if path]
     for pattern, style in plan.items():
@@ -130,7 +131,8 @@ def _assign(model, plan) -> dict[str, str]:
         path: next((plan[pattern] for pattern in plan if fnmatchcase(path, pattern)), None)
         for path in paths
     }
-    return {path: style for path, style in found.items() if style is not None}
+    styles = {path: style for path, style in found.items() if style is not None}
+    return styles | dropouts_on_parts(model, styles)
 
 
 def _names_there(pattern: str, paths: list[str]) -> str:
@@ -285,7 +287,7 @@ def _sequence_sliced(model, modules, axis) -> dict[int, Module]:
     Norms and biases need no change.
     """
     replaced: dict[int, Module] = {
-        id(module): SequenceSlicedDropout(axis, module.p)
+        id(module): SlicedDropout(axis, module, SEQUENCE_DIM)
         for module in modules.values()
         if type(module) is Dropout
     }

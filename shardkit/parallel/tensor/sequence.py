@@ -1,13 +1,14 @@
-"""Modules that see a slice of the sequence under sequence parallelism."""
+"""Modules that see a slice: of the sequence under sequence parallelism, or of the features."""
 
 from ...array import fresh
 from ...array.backend import xp_of
 from ...nn.autograd import Tensor
 from ...nn.context import current_context
+from ...nn.layers.basic import Dropout
 from ...nn.module import Module, Parameter
 from ...nn.ops.linear import embedding
 from ...nn.ops.normalization import dropout
-from .layers import SEQUENCE_DIM, TensorAxis
+from .layers import TensorAxis
 
 
 class SequenceSlicedEmbedding(Module):
@@ -27,22 +28,29 @@ class SequenceSlicedEmbedding(Module):
         return embedding(self.weight, ids[start:stop])
 
 
-class SequenceSlicedDropout(Module):
-    """Dropout on a slice of the sequence; it zeroes the elements that it would zero in the whole.
+class SlicedDropout(Module):
+    """Dropout on a slice along a dim; it zeroes the elements that it would zero in the whole.
 
-    x [batch, S/T, width] local
+    whole   the Dropout that it stands for
+    dim     such as 1 of x [batch, S/T, width] local, or -1 of [batch, S, width/T] local; all ranks
+            have as much
     """
 
-    def __init__(self, axis: TensorAxis, p: float):
-        self.p = p
+    def __init__(self, axis: TensorAxis, whole: Dropout, dim: int):
+        self.p = whole.p
+        self.sample_dim = whole.sample_dim
         self._axis = axis
+        self._dim = dim
 
     def forward(self, x):
         context = current_context()
         if not context.training or self.p == 0:
             return x
-        length = x.shape[SEQUENCE_DIM] * self._axis.group.world_size
-        ones = fresh.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, xp_of(x.array))
+        dim = self._dim % x.ndim
+        length = x.shape[dim] * self._axis.group.world_size
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+        ones = fresh.zeros(shape, x.dtype, xp_of(x.array))
         ones += 1
+        mask = dropout(Tensor(ones), self.p, self.path_in_model, context, self.sample_dim)
         start, stop = self._axis.own_span(length)
-        return x * dropout(Tensor(ones), self.p, self.path_in_model, context)[:, start:stop]
+        return x * mask[(slice(None),) * dim + (slice(start, stop),)]

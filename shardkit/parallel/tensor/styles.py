@@ -8,11 +8,12 @@ A style enters it with a decorator on the function that builds the layer.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...nn.layers.basic import DenseLayer, Embedding, Linear, RMSNorm
+from ...nn.layers.basic import DenseLayer, Dropout, Embedding, Linear, RMSNorm
 from ...nn.lora import LoRALinear
 from ...nn.module import Module
 from .layers import ColumnParallelLinear, ColumnParallelRMSNorm, Region, RowParallelLinear
 from .lora import ColumnParallelLoRALinear, RowParallelLoRALinear
+from .sequence import SlicedDropout
 from .vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
 
 LINEAR = (Linear, DenseLayer)
@@ -120,6 +121,21 @@ def _column_norm(axis, module, parts, enters) -> Module:
 
 @style("head_norm", takes=(RMSNorm,), terms=("weight",))
 def _head_norm(axis, module, parts, enters) -> Module:
+    return module
+
+
+@style("column_dropout", takes=(Dropout,))
+def _column_dropout(axis, module, parts, enters) -> Module:
+    return SlicedDropout(axis, module, dim=-1)
+
+
+@style("head_dropout", takes=(Dropout,))
+def _head_dropout(axis, module, parts, enters) -> Module:
+    return SlicedDropout(axis, module, dim=1)
+
+
+@style("whole_dropout", takes=(Dropout,))
+def _whole_dropout(axis, module, parts, enters) -> Module:
     return module
 
 

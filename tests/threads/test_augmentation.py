@@ -1,0 +1,140 @@
+"""What a source draws at random by position is new in each epoch, and the same on every mesh and
+after a restart.
+"""
+
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.data.mixture import Mixture
+from shardkit.data.samples import reader_of
+from shardkit.data.split import Selected, split_rows
+from shardkit.data.stream import Stream
+
+NUM = 4
+
+
+class Noisy(sk.Samples):
+    """Rows with noise that is drawn by position in training, and none elsewhere."""
+
+    def __init__(self, length=NUM):
+        self.length = length
+        self.told = []  # (number, position, sum of its noise); in validation no position
+
+    def __len__(self):
+        return self.length
+
+    def read(self, numbers, positions=None):
+        x = numpy.repeat(numbers[:, None].astype("f4"), 3, 1)
+        for row, number in enumerate(numbers):
+            position = None if positions is None else int(positions[row])
+            noise = 0.0
+            if position is not None:
+                draw = numpy.random.default_rng([7, position])
+                noise = draw.normal(size=3).astype("f4")
+                x[row] += noise
+            self.told.append((int(number), position, float(numpy.sum(noise))))
+        return x, x.sum(1, keepdims=True)
+
+    def fingerprint(self):
+        return f"{self.length:x}"
+
+
+class ByNumber(Noisy):
+    """A read that knows numbers alone, as before."""
+
+    def read(self, numbers):
+        return Noisy.read(self, numbers)
+
+
+def trained(folder, num_ranks=1, steps=6, batch=4, source=Noisy, **settings):
+    """Return what the source of each rank was told in training, and in validation."""
+
+    def on_rank(backend):
+        training, held_out = source(), source()
+        chosen = {
+            "run.steps": steps,
+            "batch.sequences": batch,
+            "batch.micro_batch": batch // num_ranks,
+            **settings,
+        }
+        data = training, held_out
+        model = sk.models.MLP([3, 1])
+        sk.Training(model, data, folder=str(folder), settings=chosen, backend=backend).run()
+        return training.told, held_out.told
+
+    return sk.run_ranks(num_ranks, on_rank)
+
+
+def by_position(ranks, steps=6, batch=4):
+    """Return {position: (number, noise)} of the steps of a run, from all ranks."""
+    found = {}
+    for told, _ in ranks:
+        for number, position, noise in told:
+            if position is not None and position < steps * batch:
+                assert found.setdefault(position, (number, noise)) == (number, noise)
+    return found
+
+
+def test_noise_is_new_in_each_epoch_and_the_same_on_every_mesh(tmp_path):
+    whole = by_position(trained(tmp_path / "1"))
+    assert sorted(whole) == list(range(24))
+    assert len({noise for _, noise in whole.values()}) == 24  # six epochs of four samples
+    assert by_position(trained(tmp_path / "2", 2)) == whole
+    assert by_position(trained(tmp_path / "4", 4)) == whole
+
+
+def test_a_run_that_goes_on_draws_what_it_would_have_drawn(tmp_path):
+    whole = by_position(trained(tmp_path / "whole"))
+    first = by_position(trained(tmp_path / "cut", steps=3), steps=3)
+    rest = trained(tmp_path / "cut", 2, steps=6)
+    rest = by_position(rest)
+    assert min(rest) == 12 and first | rest == whole
+
+
+def test_validation_is_told_no_position(tmp_path):
+    ((told, held_out),) = trained(tmp_path)
+    assert held_out and all(position is None for _, position, _ in held_out)
+    assert any(position is not None for _, position, _ in told)
+
+
+def test_a_read_of_numbers_alone_is_called_as_before(tmp_path):
+    ((told, _),) = trained(tmp_path, source=ByNumber)
+    assert len(told) >= 24 and all(position is None for _, position, _ in told)
+
+
+def sources():
+    first, second = Noisy(9), Noisy(3)
+    selected = Selected(first, split_rows(9, 30.0)[0])
+    return {
+        "part": (selected, [first]),
+        "mixture": (Mixture([first, second], [1, 3]), [first, second]),
+        "part of a mixture": (
+            Selected(Mixture([first, second], [1, 3]), split_rows(36, 30.0)[0]),
+            [first, second],
+        ),
+        "mixture with one that knows numbers": (Mixture([first, ByNumber(3)], [1, 3]), [first]),
+    }
+
+
+@pytest.mark.parametrize("name", sources())
+def test_sources_of_sources_hand_positions_on(name):
+    source, inner = sources()[name]
+    with Stream(source, 0, "training", global_batch=6, first=2, count=4) as stream:
+        x, _ = stream.batch(5)
+    told = [position for each in inner for _, position, _ in each.told]
+    expected = range(32, 36) if "numbers" not in name else told
+    assert sorted(position for position in told if position < 38) == sorted(expected)
+    assert None not in told and x.shape == (4, 3)
+    plain, _ = source.read(numpy.arange(4))
+    assert (plain == plain.round()).all()  # no noise
+
+
+def test_a_read_with_any_keywords_is_told_too():
+    class Open(Noisy):
+        def read(self, numbers, **rest):
+            return Noisy.read(self, numbers, **rest)
+
+    source = Open()
+    reader_of(source)(numpy.arange(2), numpy.array([5, 6]))
+    assert [position for _, position, _ in source.told] == [5, 6]
