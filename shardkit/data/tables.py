@@ -18,6 +18,7 @@ from ..files.reading import size_of
 from ..files.writing import write_whole
 from .array_table import ArrayTable
 from .columns import Columns, chosen
+from .contents import Contents, stamp_of
 from .csv_table import CSVTable
 from .hdf5_table import HDF5Table
 from .parquet_table import ParquetTable
@@ -36,10 +37,11 @@ KINDS = {
 }
 
 
-def open_table(path, index: Path | None = None) -> Table:
+def open_table(path, index: Path | None = None, contents: Contents | None = None) -> Table:
     """Open a file of rows of numbers.
 
-    index   the file that write_index made; None: an index that is needed is made in memory
+    index     the file that write_index made; None: an index that is needed is made in memory
+    contents  what its files held before; None: not known
     Errors: ConfigurationError if it is missing, empty, damaged or of another kind.
     """
     path = Path(path)
@@ -51,7 +53,10 @@ def open_table(path, index: Path | None = None) -> Table:
     try:
         if not size_of(path):
             raise InputError(f"{path} is empty; wanted rows of numbers", path)
-        return kind(path, index) if kind is CSVTable else kind(path)
+        stamp = stamp_of(path)
+        table = kind(path, index) if kind is CSVTable else kind(path)
+        table.known(contents or Contents(), stamp)
+        return table
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", path) from None
 
