@@ -27,12 +27,14 @@ class Field:
     rows   how many
     shape  of one row's value; () for a number
     dtype  None if it is no number
+    is_index  its name says that it numbers the rows, and is no value of them
     """
 
     name: str
     rows: int
     shape: tuple[int, ...]
     dtype: numpy.dtype | None
+    is_index: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .segments import Segment
 from .settings import AUTO, TextData
 from .text import VOCABULARY_SIZE, text_segments
 from .token_file import is_token_file, open_token_file
-from .tokenizer import ByteTokenizer
+from .tokenizer import MOST_TOKENS, ByteTokenizer
 
 
 class TokenFormat(ABC):
@@ -265,7 +265,7 @@ def _number_behind(name: str, content: bytes) -> int:
             found = value
         if code.name not in _BETWEEN:
             key = value
-    if found is None or not 0 < found <= 1 << 32:
+    if found is None or not 0 < found <= MOST_TOKENS:
         raise ValueError(f"it has {name} = {found}; wanted a number")
     return found
 

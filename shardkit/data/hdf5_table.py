@@ -7,6 +7,7 @@
 The library keeps the chunks that it has uncompressed for as long as an order may come back to them.
 """
 
+import re
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .hdf5_claims import check_claims
 from .mapped import FileMap, MappedRows
 from .table import Table
 
+_INDEX = re.compile(r"axis\d+", re.ASCII)  # of pandas; in its tables the member "index"
 _CACHED_CHUNKS = 8
 _MOST_CACHE_BYTES = 1 << 28
 _WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
@@ -111,11 +113,15 @@ def _fields(name: str, dataset) -> list[tuple[Field, str | None]]:
     rows, shape, dtype = dataset.shape[0], dataset.shape[1:], dataset.dtype
     if dtype.names is None:
         is_number = is_plain(dtype) and 0 not in shape
-        return [(Field(name, rows, shape, dtype if is_number else None), None)]
+        is_index = _INDEX.fullmatch(name.rpartition("/")[2]) is not None
+        return [(Field(name, rows, shape, dtype if is_number else None, is_index), None)]
     if dtype.hasobject or 0 in shape:
         return [(Field(name, rows, shape, None), None)]
     numbers = [member for member in dtype.names if is_plain(dtype[member])]
-    return [(Field(f"{name}.{member}", rows, shape, dtype[member]), member) for member in numbers]
+    return [
+        (Field(f"{name}.{member}", rows, shape, dtype[member], member == "index"), member)
+        for member in numbers
+    ]
 
 
 def _cache_bytes(path: Path) -> int:

@@ -26,7 +26,7 @@ from .packed import PackedTokens, TokenWindows, beyond_vocabulary
 from .samples import TRAINING, VALIDATION, Samples
 from .segments import OpenFiles, Segment
 from .settings import FORMATS, TextData
-from .tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
+from .tokenizer import MOST_TOKENS, ByteTokenizer, Tokenizer, tokenizer_of
 
 _INDEX = "index.json"
 _COPY = "corpus.json"  # beside copies of the text, in folders of runs before there was an index
@@ -244,7 +244,9 @@ def _from_table(path: Path, table: dict) -> Corpus:
     if not is_number(corpus.weight, above=0):
         raise CorpusError(f"{path}: weight = {corpus.weight!r:.100}", path, "weight")
     if corpus.vocabulary_size is not None:
-        wanted_count(corpus.vocabulary_size, path, "vocabulary_size", 1 << 32, error=CorpusError)
+        wanted_count(
+            corpus.vocabulary_size, path, "vocabulary_size", MOST_TOKENS, error=CorpusError
+        )
     wanted(corpus.tokenizer_hash, (str, NoneType), path, "tokenizer_hash", error=CorpusError)
     return corpus
 

@@ -25,6 +25,7 @@ from .parquet_table import ParquetTable
 from .samples import Samples
 from .table import Table
 
+MOST_CLASSES = 1 << 20  # as many logits as a row may have
 KINDS = {
     ".npy": ArrayTable,
     ".npz": ArrayTable,
@@ -98,16 +99,26 @@ class TableSamples(Samples):
         self.run_length = table.run_length(self._parts)
 
     def _others(self) -> tuple[Columns, ...]:
-        """Return all columns of numbers that are neither target nor weight."""
+        """Return all columns of numbers that are neither target nor weight.
+
+        Errors: ConfigurationError where one of them seems to be the index of pandas.
+        """
         taken = {part.field.name for part in (*self.targets, *self.weights)}
         rows = {part.field.rows for part in self.targets}
-        return tuple(
-            Columns.whole(field)
+        others = [
+            field
             for field in self.table.fields.values()
             if field.dtype is not None
             and field.name not in taken
             and (not rows or field.rows in rows)
-        )
+        ]
+        for field in others:
+            if field.is_index:
+                raise ConfigurationError(
+                    f"{self.table.path}: column {field.name!r} seems to be the index that pandas "
+                    "writes; write the file without it (index=False), or name data.features"
+                )
+        return tuple(map(Columns.whole, others))
 
     def _check(self):
         path = self.table.path
@@ -180,12 +191,13 @@ class TableSamples(Samples):
         flat = values.reshape(-1)
         part = self.targets[0]
         _check_finite(flat, part, self.table, numbers)
-        classes = flat.astype(numpy.int64)
-        wrong = numpy.flatnonzero((classes != flat) | (classes < 0))
+        with numpy.errstate(invalid="ignore"):  # of floats beyond the integers
+            classes = flat.astype(numpy.int64)
+        wrong = numpy.flatnonzero((classes != flat) | (classes < 0) | (classes >= MOST_CLASSES))
         if wrong.size:
             raise ConfigurationError(
                 f"{self._where(part, numbers[wrong[0]])}: {flat[wrong[0]]}; wanted a class number, "
-                "0, 1, 2, ..."
+                f"0, 1, 2, ... below {MOST_CLASSES:,}; others, such as ids, must be numbered first"
             )
         return classes
 

@@ -19,7 +19,7 @@ import numpy
 from ..errors import CorpusError, FileError
 from ..files.reading import LARGEST, loaded, mapped, wanted, wanted_count
 from . import hdf5
-from .tokenizer import Tokenizer, token_dtype
+from .tokenizer import MOST_TOKENS, Tokenizer, token_dtype
 
 FORMAT = "shardkit tokens"
 VERSION = 1
@@ -124,7 +124,7 @@ def open_token_file(path: Path) -> TokenFile:
 def _facts(path: Path, attributes: dict) -> tuple[int, int | None, str]:
     """Return the size of the vocabulary, the end of a text, and the hash of the tokenizer."""
     size, end, digest = (attributes.get(name) for name in _ATTRIBUTES[2:])
-    size = wanted_count(size, path, "vocabulary_size", 1 << 32, error=CorpusError)
+    size = wanted_count(size, path, "vocabulary_size", MOST_TOKENS, error=CorpusError)
     if end != _NONE:
         wanted_count(end, path, "end_of_text", max(size - 1, 0), error=CorpusError)
     wanted(digest, str, path, "tokenizer_sha256", error=CorpusError)

@@ -272,6 +272,12 @@ class TableTask(Task):
                 f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
                 "classes or more"
             )
+        if in_training > len(self._new[0]):
+            raise ConfigurationError(
+                f"{data.path}: classes up to {in_training - 1} in {data.target[0]} of "
+                f"{len(self._new[0])} training rows, so that most have no row; number those that "
+                "are there 0, 1, 2, ..."
+            )
         if most_in_validation >= in_training:
             raise ConfigurationError(
                 f"{data.validation_path or data.path}: a held-out row is of class "
