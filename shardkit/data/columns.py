@@ -94,8 +94,7 @@ def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[C
     for part in parts:
         if part.field.dtype is None:
             raise ConfigurationError(
-                f"{setting}: {part.field.name} of {where} holds text or records, or is a virtual "
-                "dataset; wanted numbers, and h5repack copies what is virtual"
+                f"{setting}: {part.field.name} of {where} holds text or records; wanted numbers"
             )
     return tuple(parts)
 
