@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -37,21 +37,41 @@ def stamp_of(descriptor_or_path) -> Stamp:
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
 
 
-def content_of(*paths, error: type[FileError] = CorpusError) -> str:
-    """Return a hash, in hex, of all bytes of these files. Errors: OSError; `error` where one of
-    them is no ordinary file, or changes meanwhile.
+def content_of(
+    *paths, error: type[FileError] = CorpusError, work: Callable[[], None] = lambda: None
+) -> str:
+    """Return a hash, in hex, of all bytes of these files.
+
+    work   called after each block
+    Errors: OSError; `error` where one of them is no ordinary file, or changes meanwhile.
     """
     digest = blake2b(digest_size=16)
     blocks = _Blocks()
     for path in paths:
         with opened(path, error=error) as file:
             before = stamp_of(file.fileno())
-            digest.update(b"%d:" % before[0])
             for at in range(0, before[0], _BLOCK_BYTES):
                 digest.update(blocks.checksum(file.fileno(), at, before[0]))
+                work()
+            digest.update(_end(before[0]))
             if stamp_of(file.fileno())[:2] != before[:2]:
                 raise error(f"{path} was changed while it was read; try again", path)
     return digest.hexdigest()
+
+
+def content_of_stream(file, work: Callable[[], None] = lambda: None) -> str:
+    """Return what content_of says of a file that holds what a binary file object reads."""
+    digest, size = blake2b(digest_size=16), 0
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(checksum(block).encode())
+        size += len(block)
+        work()
+    digest.update(_end(size))
+    return digest.hexdigest()
+
+
+def _end(size: int) -> bytes:
+    return b":%d;" % size
 
 
 class _Blocks:
