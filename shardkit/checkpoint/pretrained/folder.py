@@ -2,8 +2,8 @@
 
     config.json              --> the model: families.py
     model.safetensors        --> its parameters, read box by box: names.py, reads.py
-    model.safetensors.index.json: the same in several files, if there is no model.safetensors; of
-                             the two transformers reads that, whatever is newer
+    model.safetensors.index.json: the same in several files. Where both are there, the first is
+                             read, as by transformers; an index that does not hold is refused
     tokenizer.json, ...      --> companions, which travel in the checkpoints of the model
 
 So GPT.from_checkpoint(folder) and load_model(folder) take such a folder as it is. Nothing in it has
@@ -80,6 +80,7 @@ class TransformersFolder:
         self._entries: dict = contents[0]
         self._tensors = contents[1]
         self.model, self._family, self.notes = self._described(dtype, sequence_length)
+        self.notes += _note_on_index(self.folder)
         self._links = {link.ours: link for link in links(self.model, self._family)}
         self._parameters = self.model.named_parameters()
         for parameter in self._parameters.values():
@@ -274,9 +275,13 @@ def _are_equal(a: StoredTensor, b: StoredTensor) -> bool:
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return {name in the files: where it is}. Errors: FileNotFoundError, CheckpointError."""
+    tensors = None
+    if (folder / INDEX_NAME).exists():
+        index = read_json(folder / INDEX_NAME, _MOST_INDEX_BYTES, error=CheckpointError)
+        tensors = _indexed_tensors(folder, index)
     if (folder / TENSORS_NAME).exists():
-        return _header(folder / TENSORS_NAME)
-    if not (folder / INDEX_NAME).exists():
+        tensors = _header(folder / TENSORS_NAME)
+    if tensors is None:
         advice = ""
         if any(folder.glob("*.bin")):
             advice = (
@@ -284,8 +289,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
                 "transformers writes safetensors"
             )
         raise FileNotFoundError(f"{folder} holds neither {TENSORS_NAME} nor {INDEX_NAME}{advice}")
-    index = read_json(folder / INDEX_NAME, _MOST_INDEX_BYTES, error=CheckpointError)
-    return _indexed_tensors(folder, index)
+    return tensors
 
 
 def _note_on_index(folder: Path) -> list[str]:
