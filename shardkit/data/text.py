@@ -5,7 +5,7 @@ import sysconfig
 from pathlib import Path
 
 from ..errors import CorpusError
-from ..files.reading import bytes_of, opened
+from ..files.reading import bytes_of, opened, size_of
 from .segments import Segment
 
 VOCABULARY_SIZE = 256  # a token is a byte
@@ -37,6 +37,8 @@ def find_files(paths) -> list[Path]:
         if not path.exists():
             raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
         files += _texts_under(path) if path.is_dir() else [path]
+        if path.is_file() and not size_of(path, error=CorpusError):
+            raise CorpusError(f"no text in {path}: it is empty; give text, or leave it out", path)
     return files
 
 
@@ -51,11 +53,12 @@ def _library_files() -> list[Path]:
 def _texts_under(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     texts = [path for path in found if not is_hidden(path, folder) and not has_nul(path)]
-    if found and not texts:
+    if not texts:
+        were = "s were" if len(found) > 1 else " was"
+        passed = f"{len(found)} file{were} passed over, which are hidden or hold NUL bytes, as no "
         raise CorpusError(
-            f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} "
-            "passed over, which are hidden or hold NUL bytes, as no text does; data.path must name "
-            "text files"
+            f"no text in {folder}: {passed + 'text does' if found else 'it is empty'}; data.path "
+            "must name text files"
         )
     return texts
 

@@ -7,6 +7,8 @@ import time
 import h5py
 import numpy
 import pytest
+from table_files import ROWS, SUFFIXES, write
+from table_files import rows as good_rows
 from token_sources import FORMATS, documents, write_documents
 
 from shardkit.data import contents
@@ -17,37 +19,17 @@ from shardkit.data.tables import TableSamples, open_table
 from shardkit.errors import ConfigurationError, InputError
 from shardkit.task.given import ArraySamples
 
-ROWS = 5000  # several blocks of 4 KiB, so that one byte in the middle is in no corner
 PLACES = {"first": 0, "second": 1, "middle": ROWS // 2 + 3, "last": ROWS - 1}
 
 
 def rows(place=None):
-    values = numpy.random.default_rng(0).normal(size=(ROWS, 3)).round(6)
+    values = good_rows()
     if place is not None:
         values[PLACES[place], 1] = 7.0
     return values
 
 
-def write(path, values):
-    if path.suffix == ".npy":
-        numpy.save(path, values)
-    elif path.suffix == ".npz":
-        numpy.savez(path, a=values[:, 0], b=values[:, 1], c=values[:, 2])
-    elif path.suffix == ".csv":
-        lines = [",".join(map(str, row)) for row in values.tolist()]
-        path.write_text("\n".join(["a,b,c", *lines]) + "\n")
-    elif path.suffix == ".h5":
-        with h5py.File(path, "w") as file:
-            file.create_dataset("a", data=values, chunks=(100, 3), track_times=False)
-    else:
-        pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
-        table = pyarrow.table({name: values[:, i] for i, name in enumerate("abc")})
-        parquet.write_table(table, path)
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".csv", ".h5", ".parquet"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_one_number_of_a_table_changes_its_fingerprint_wherever_it_is(suffix, tmp_path):
     def fingerprint(name, values):
         write(tmp_path / f"{name}{suffix}", values)
