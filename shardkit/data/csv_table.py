@@ -221,9 +221,16 @@ def _stored_index(index: Path, path: Path) -> numpy.ndarray:
     begins = loaded(index, "<i8", 0, (length,), field="rows")
     parts = (begins[at : at + _CHECKED + 1] for at in range(0, length, _CHECKED))
     is_right = length > 0 and 0 <= begins[0] and begins[-1] <= size_of(path)
-    if not is_right or not all((part[1:] > part[:-1]).all() for part in parts):
+    is_right = is_right and all((part[1:] > part[:-1]).all() for part in parts)
+    if not is_right or not _are_ends(FileMap(path), begins[1:-1]):
         raise InputError(f"the index {index} is not that of {path}; make it again", index, "rows")
     return begins
+
+
+def _are_ends(file: FileMap, places: numpy.ndarray) -> bool:
+    """Return True if a line ends before each of these bytes; so many are looked at."""
+    some = places[:: max(len(places) // _LINES, 1)] - 1
+    return bool((file.gather(some, 1) == ord("\n")).all())
 
 
 def _decoded(line: bytes, path: Path) -> str:

@@ -186,8 +186,19 @@ class TableTask(Task):
         contents = Contents()
         for samples in self._new:
             _rows_of(samples).table.note_contents(contents)
+        self._check_apart(contents)
         contents.store(folder / "data")
         write_whole(folder / "data" / DESCRIPTION, described.to_json())
+
+    def _check_apart(self, contents: Contents) -> None:
+        """Raise ConfigurationError if the rows that are held out are also trained on."""
+        data = self.settings.data
+        held = data.validation_path
+        if held is not None and contents.of(held) == contents.of(data.path):
+            raise ConfigurationError(
+                f"{held} of data.validation_path holds what {data.path} does; a model knows what "
+                "it was trained on: give other rows, or data.validation_percent"
+            )
 
     def _check_contents(self, folder: Path) -> None:
         """Refuse to go on with files that were changed. Errors: InputError, OSError."""

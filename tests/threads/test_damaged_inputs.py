@@ -173,7 +173,7 @@ def test_a_table_that_changes_while_a_run_starts_is_refused(suffix, tmp_path, mo
 def test_a_file_of_validation_rows_that_changed_is_refused_too(suffix, tmp_path):
     path, given = table_of(suffix, tmp_path)
     held = tmp_path / f"held{suffix}"
-    shutil.copy(path, held)
+    write(held, rows()[::-1])
     start(tmp_path, "table", **given, **{"data.validation_path": str(held)})
     write(held, STALE["its last number"](rows()))
     refused(lambda: go_on(tmp_path), held.name)
@@ -239,6 +239,30 @@ def test_tokens_that_changed_are_refused_when_a_run_goes_on(name, how, tmp_path)
     refused(lambda: go_on(tmp_path), path.name)
     path.write_bytes(kept)
     go_on(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "text"])
+def test_tokens_that_are_there_twice_are_refused_unless_they_have_weights(name, tmp_path):
+    """Of texts with the same content one is read."""
+    files, given = language_of(name, tmp_path)
+    ends = (".bin", ".idx") if name == "megatron" else (files[0].suffix,)
+    for end in ends:
+        shutil.copy(files[0].with_suffix(end), files[0].with_name("copy").with_suffix(end))
+    first = given["data.path"][0]
+    copy = str(files[0].with_name("copy").with_suffix(ends[0])) + first.partition(".npz")[2]
+    if name == "nanogpt":
+        given["data.token_dtype"] = "uint16"
+    twice = {**given, "data.path": [first, copy]}
+    refused(lambda: start(tmp_path, "language", **twice), "copy")
+    start(tmp_path, "language", **twice, **{"data.weights": [1.0, 2.0]})
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_that_are_trained_on_are_not_held_out(suffix, tmp_path):
+    path, given = table_of(suffix, tmp_path)
+    shutil.copy(path, tmp_path / f"held{suffix}")
+    given["data.validation_path"] = str(tmp_path / f"held{suffix}")
+    refused(lambda: start(tmp_path, "table", **given), f"held{suffix}")
 
 
 # ---- what one format has -------------------------------------------------------------------------
@@ -388,6 +412,7 @@ RUN_DAMAGE = {
     ),
     "an index that is cut": lambda f: without_end(f / "run/data/training.rows"),
     "an index of zeros": lambda f: of_zeros(f / "run/data/training.rows"),
+    "an index of other rows": lambda f: of_another_run(f, "training.rows"),
     "an index of fewer rows": lambda f: os.truncate(f / "run/data/training.rows", 8 * 4000),
     "no checkpoints": lambda f: shutil.rmtree(f / "run/checkpoints"),
     "manifests that are cut": lambda f: all_steps(f, lambda step: cut(step / "manifest.json")),
