@@ -182,7 +182,7 @@ def _as_it_was(segment: Segment, files: tuple[Path, ...], index: Path) -> Segmen
     try:
         if tuple(map(stamp_of, files)) == segment.stamps:
             return segment
-        now = Segment.marked(numpy.dtype(segment.dtype), segment.at, segment.count, *files)
+        now = Segment.marked(segment.dtype, segment.at, segment.count, *files)
     except OSError as error:
         raise CorpusError(
             f"{segment.path}, which this run was trained on, cannot be read ({error.strerror}); "

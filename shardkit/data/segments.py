@@ -43,7 +43,7 @@ class Segment:
     documents: numpy.ndarray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def marked(cls, dtype: numpy.dtype, at: int, count: int, *files) -> "Segment":
+    def marked(cls, dtype: numpy.dtype | str, at: int, count: int, *files) -> "Segment":
         """Return tokens in the first of these files, with their mark. Errors: as content_of."""
         mark = content_of(*files)
         stamps = tuple(map(settled_stamp, files))

@@ -34,7 +34,9 @@ class VirtualRows:
     """
 
     def __init__(self, path: Path, field: Field, parts: list[RowSource], opened: Callable):
+        assert field.dtype is not None
         self._path, self._field, self._parts = path, field, parts
+        self._dtype = field.dtype.newbyteorder("=")
         self._opened = opened
         self._starts = numpy.array([part.start for part in parts], numpy.int64)
         self._tables: OrderedDict[Path, Table] = OrderedDict()
@@ -49,7 +51,7 @@ class VirtualRows:
     def read_shaped(self, numbers, part: Columns) -> numpy.ndarray:
         """Return these rows of a part: see Table.read."""
         shape = self._field.shape if part.is_whole else (part.width,)
-        values = numpy.empty((len(numbers), *shape), self._field.dtype.newbyteorder("="))
+        values = numpy.empty((len(numbers), *shape), self._dtype)
         which = numpy.searchsorted(self._starts, numbers, side="right") - 1
         for number in numpy.unique(which).tolist():
             here = numpy.flatnonzero(which == number)
@@ -120,9 +122,9 @@ class VirtualRows:
         field = table.fields.get(part.source.dataset.strip("/"))
         if field is None or field.dtype is None:
             self._refuse(number, "is not there, or is no dataset of numbers")
-        assert field is not None and field.dtype is not None and self._field.dtype is not None
-        if field.dtype.newbyteorder("=") != self._field.dtype.newbyteorder("="):
-            self._refuse(number, f"is of {field.dtype}; wanted {self._field.dtype}")
+        assert field is not None and field.dtype is not None
+        if field.dtype.newbyteorder("=") != self._dtype:
+            self._refuse(number, f"is of {field.dtype}; wanted {self._dtype}")
         rows, shape = part.stop - part.start, (field.rows, *field.shape)
         is_one_row = part.is_one_row or rows == 1 and part.source.theirs is None
         if is_one_row and shape == self._field.shape:
