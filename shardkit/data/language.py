@@ -269,4 +269,4 @@ def _segment(path: Path, values: list) -> Segment:
     if kind.kind not in "iu" or not is_plain(kind):
         raise CorpusError(f"{path}: dtype = {dtype!r:.100}; wanted integers", path, "dtype")
     found = tuple(map(parsed_stamp, wanted(stamps, list, path, "stamps", error=CorpusError)))
-    return Segment(name, dtype, at, count, mark, found)
+    return Segment(name, dtype, at, count, mark, stamps=found)

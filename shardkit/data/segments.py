@@ -29,9 +29,9 @@ class Segment:
 
     at         byte of the file where they begin
     mark       hash of the file and those that belong to it (contents.py)
-    stamps     of these files, as they were read for the mark
     documents  [d + 1] int64, where each document begins, in tokens of the segment, and the number
                of tokens; None: it is one document
+    stamps     of the files of the mark, as they were read for it
     """
 
     path: str
@@ -39,15 +39,15 @@ class Segment:
     at: int
     count: int
     mark: str
-    stamps: tuple[Stamp | None, ...] = field(default=(), compare=False, repr=False)
     documents: numpy.ndarray | None = field(default=None, compare=False, repr=False)
+    stamps: tuple[Stamp | None, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def marked(cls, dtype: numpy.dtype | str, at: int, count: int, *files) -> "Segment":
         """Return tokens in the first of these files, with their mark. Errors: as content_of."""
         mark = content_of(*files)
         stamps = tuple(map(settled_stamp, files))
-        return cls(str(files[0]), numpy.dtype(dtype).str, at, count, mark, stamps)
+        return cls(str(files[0]), numpy.dtype(dtype).str, at, count, mark, stamps=stamps)
 
     @property
     def num_bytes(self) -> int:
