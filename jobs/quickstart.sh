@@ -11,9 +11,12 @@ cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 RANKS=${RANKS:-4}
 
-if [ ! -x "$VENV/bin/shardkit" ]; then
+# The environment knows what it was made from: other requirements are installed into it.
+wanted=$(cat constraints.txt pyproject.toml setup.cfg | cksum)
+if [ ! -x "$VENV/bin/shardkit" ] || { [ -e "$VENV/made-from" ] && [ "$(cat "$VENV/made-from")" != "$wanted" ]; }; then
     "${PYTHON:-python3}" -m venv "$VENV"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[mpich]'
+    echo "$wanted" > "$VENV/made-from"
 fi
 
 # One BLAS thread per rank: ranks are the parallelism, and the trained bits depend on the number of threads.

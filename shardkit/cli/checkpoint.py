@@ -86,6 +86,12 @@ def _add_convert(commands) -> None:
         metavar="N",
         help="longest sequences of the model, to shardkit; default: those that config.json says",
     )
+    convert.add_argument(
+        "--renew",
+        action="store_true",
+        help="to safetensors: replace a model that was written there of another checkpoint, and "
+        "leave one of the same checkpoint as it is",
+    )
     add_averaged(convert)
     convert.set_defaults(run=_convert, takes_settings=False)
 
@@ -115,10 +121,13 @@ def _convert(known, overrides) -> int:
         "dtype": known.dtype,
         "sequence_length": known.sequence_length,
         "averaged": known.averaged or None,
+        "renews": known.renew or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if known.to != "shardkit" and "sequence_length" in given:
         raise ConfigurationError("--sequence-length is for --to shardkit; leave it out")
+    if known.to != "safetensors" and known.renew:
+        raise ConfigurationError("--renew is for --to safetensors; leave it out")
     if known.to == "adapter" and "dtype" in given:
         raise ConfigurationError("--dtype is not for --to adapter; leave it out")
     print(_CONVERSIONS[known.to](known.source, known.target, **given))

@@ -51,6 +51,12 @@ def add_commands(commands) -> None:
     )
     prepare.add_argument("--output", required=True, metavar="FILE", help="token file to write")
     prepare.add_argument(
+        "--reuse",
+        action="store_true",
+        help="leave the output as it is where it is there already, made from the same texts, "
+        "tokenizer and field; one that was made from others is refused",
+    )
+    prepare.add_argument(
         "--field",
         metavar="NAME",
         help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
@@ -79,6 +85,7 @@ def _prepare(known, overrides) -> int:
         known.tokenizer,
         known.train_vocabulary,
         known.field,
+        known.reuse,
     )
     backend = mpi_backend()
     with job(backend):

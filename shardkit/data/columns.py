@@ -27,12 +27,14 @@ class Field:
     rows   how many
     shape  of one row's value; () for a number
     dtype  None if it is no number
+    is_index  its name says that it numbers the rows, and is no value of them
     """
 
     name: str
     rows: int
     shape: tuple[int, ...]
     dtype: numpy.dtype | None
+    is_index: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,7 @@ def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[C
     for part in parts:
         if part.field.dtype is None:
             raise ConfigurationError(
-                f"{setting}: {part.field.name} of {where} holds text or records, or is a virtual "
-                "dataset; wanted numbers, and h5repack copies what is virtual"
+                f"{setting}: {part.field.name} of {where} holds text or records; wanted numbers"
             )
     return tuple(parts)
 

@@ -141,9 +141,23 @@ def _corpus(paths, weight: float, settings: TextData) -> Corpus:
     (name,) = names
     reader = format_named(name)
     segments = reader.segments(paths, settings)
+    _check_once(segments)
     first = Path(segments[0].path)
     size = reader.vocabulary_size(first)
     return Corpus(name, tuple(segments), weight, size, reader.tokenizer(first)[0])
+
+
+def _check_once(segments: list[Segment]) -> None:
+    """Raise CorpusError if two files of a corpus hold the same."""
+    known: dict[str, str] = {}
+    for segment in segments:
+        other = known.setdefault(segment.mark, segment.path)
+        if other is not segment.path:
+            raise CorpusError(
+                f"{segment.path} of data.path holds what {other} does; leave one of them out, or "
+                "give each its share in data.weights",
+                segment.path,
+            )
 
 
 def _check_together(corpora: list[Corpus], settings: TextData) -> None:

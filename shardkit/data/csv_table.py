@@ -2,9 +2,10 @@
 
     file --once, on one rank--> byte where each row begins --read--> only the lines that are wanted
 
-The first line has the names of the columns; a file without one has columns "0", "1", ... The index
-is 8 bytes for each row. While it is made every number is parsed, so that a wrong cell is refused
-with its line and column before anything is trained.
+The first line has the names of the columns; a file without one has columns "0", "1", ... Which of
+the two it is, csv_head.py decides, or refuses to guess. The index is 8 bytes for each row. While it
+is made the cells of every line are counted; numbers are parsed when they are read, and a wrong one
+is refused with its line and column.
 """
 
 import csv
@@ -17,6 +18,7 @@ import numpy
 from ..errors import ConfigurationError, InputError
 from ..files.reading import first_twin, loaded, opened, size_of
 from .columns import Field
+from .csv_head import has_names, is_index, is_number
 from .mapped import FileMap
 from .table import Table
 
@@ -24,6 +26,7 @@ _DELIMITERS = ",;\t"
 _BLOCK_BYTES = 1 << 24
 _MOST_LINE = 1 << 26  # bytes
 _CHECKED = 1 << 20  # rows of an index at a time
+_SAMPLE_BYTES = 1 << 16  # below the first line, that tell names from a row
 _LINES = 1 << 10  # looked at together, from the end
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -45,7 +48,13 @@ class CSVTable(Table):
         number = numpy.dtype("float64")
         rows = len(self.begins) - 1
         self._column_of = {name: column for column, name in enumerate(self._style.names)}
-        super().__init__(path, {name: Field(name, rows, (), number) for name in self._style.names})
+        super().__init__(
+            path,
+            {
+                name: Field(name, rows, (), number, is_index=is_index(name))
+                for name in self._style.names
+            },
+        )
 
     def _values(self, numbers, parts):
         if not len(numbers):
@@ -75,6 +84,7 @@ class _Style:
         self.path = path
         with opened(path) as file:
             head = file.readline(_MOST_LINE)
+            below = file.read(_SAMPLE_BYTES)
         if len(head) == _MOST_LINE:
             raise InputError(f"{path}, line 1: it is longer than {_MOST_LINE:,} bytes", path)
         self.mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
@@ -83,12 +93,18 @@ class _Style:
             raise ConfigurationError(f"{path} has no first line; wanted the names of its columns")
         self.delimiter = max(_DELIMITERS, key=text.count)
         cells = [cell.strip() for cell in self.cells(text)]
-        self.has_names = not all(map(_is_number, cells))
+        self.has_names = has_names(cells, self._rows_in(below), path)
         self.names = cells if self.has_names else [str(column) for column in range(len(cells))]
         twice = first_twin(self.names)
         if twice is not None:
             raise ConfigurationError(f"{path} has two columns named {twice!r:.100}; rename one")
         self.first_row = len(head) if self.has_names else self.mark
+
+    def _rows_in(self, below: bytes) -> list[list[str]]:
+        """Return the cells of the whole lines in the text below the first."""
+        whole = below if len(below) < _SAMPLE_BYTES else below.rpartition(b"\n")[0]
+        lines = [_decoded(line, self.path) for line in whole.split(b"\n")]
+        return [self.cells(line) for line in lines if line.strip()]
 
     def cells(self, line: str) -> list[str]:
         """Return the cells of a line."""
@@ -126,7 +142,7 @@ class _Style:
                 "many cells as the first"
             )
         for column in range(len(cells)) if columns is None else columns:
-            if not _is_number(cells[column]):
+            if not is_number(cells[column]):
                 got = repr(cells[column]) if cells[column].strip() else "nothing"
                 raise ConfigurationError(
                     f"{where}, column {self.names[column]}: {got}; wanted a number"
@@ -205,9 +221,16 @@ def _stored_index(index: Path, path: Path) -> numpy.ndarray:
     begins = loaded(index, "<i8", 0, (length,), field="rows")
     parts = (begins[at : at + _CHECKED + 1] for at in range(0, length, _CHECKED))
     is_right = length > 0 and 0 <= begins[0] and begins[-1] <= size_of(path)
-    if not is_right or not all((part[1:] > part[:-1]).all() for part in parts):
+    is_right = is_right and all((part[1:] > part[:-1]).all() for part in parts)
+    if not is_right or not _are_ends(FileMap(path), begins[1:-1]):
         raise InputError(f"the index {index} is not that of {path}; make it again", index, "rows")
     return begins
+
+
+def _are_ends(file: FileMap, places: numpy.ndarray) -> bool:
+    """Return True if a line ends before each of these bytes; so many are looked at."""
+    some = places[:: max(len(places) // _LINES, 1)] - 1
+    return bool((file.gather(some, 1) == ord("\n")).all())
 
 
 def _decoded(line: bytes, path: Path) -> str:
@@ -215,11 +238,3 @@ def _decoded(line: bytes, path: Path) -> str:
         return line.decode().rstrip("\r\n")
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is no text in UTF-8; wanted lines of numbers") from None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell

@@ -22,11 +22,11 @@ from ..arguments import nearest
 from ..errors import CorpusError
 from ..files.arrays import StoredArray, npy_array, npz_arrays
 from ..files.reading import bytes_of, is_plain, loaded, opened, read_bytes, size_of
-from .segments import Segment, mark_of
+from .segments import Segment
 from .settings import AUTO, TextData
 from .text import VOCABULARY_SIZE, text_segments
 from .token_file import is_token_file, open_token_file
-from .tokenizer import ByteTokenizer
+from .tokenizer import MOST_TOKENS, ByteTokenizer
 
 
 class TokenFormat(ABC):
@@ -40,9 +40,9 @@ class TokenFormat(ABC):
     def segment(self, path: Path, settings: TextData) -> Segment:
         """Return where the tokens of a file are, without its documents."""
 
-    def mark(self, path: Path) -> str:
-        """Return the mark of a file and those that belong to it. Errors: OSError."""
-        return mark_of(path)
+    def files(self, path: Path) -> tuple[Path, ...]:
+        """Return the file of the tokens, and those that belong to it."""
+        return (path,)
 
     def documents(self, path: Path) -> numpy.ndarray | None:
         """Return where each document of this file begins, see Segment."""
@@ -76,8 +76,7 @@ class _Tokens(TokenFormat):
         file = open_token_file(path)
         if not len(file.tokens):
             raise CorpusError(f"{path} holds no tokens; give text to `shardkit prepare`")
-        dtype = file.tokens.dtype.str
-        return Segment(str(path), dtype, file.at, len(file.tokens), mark_of(path))
+        return Segment.marked(file.tokens.dtype, file.at, len(file.tokens), path)
 
     def documents(self, path):
         return open_token_file(path).documents
@@ -110,7 +109,7 @@ class _NPY(TokenFormat):
     def segment(self, path, settings):
         tokens = npy_array(path, error=CorpusError)
         _check_tokens(path, tokens)
-        return Segment(str(path), tokens.dtype.str, tokens.at, tokens.shape[0], mark_of(path))
+        return Segment.marked(tokens.dtype, tokens.at, tokens.shape[0], path)
 
 
 class _NPZ(TokenFormat):
@@ -127,10 +126,10 @@ class _NPZ(TokenFormat):
             )
         array = arrays[name]
         _check_tokens(f"{name} of {file}", array)
-        return Segment(str(file), array.dtype.str, array.at, array.shape[0], mark_of(file))
+        return Segment.marked(array.dtype, array.at, array.shape[0], file)
 
-    def mark(self, path):
-        return mark_of(_npz_parts(path)[0])
+    def files(self, path):
+        return (_npz_parts(path)[0],)
 
 
 def _npz_parts(path: Path) -> tuple[Path, str]:
@@ -160,10 +159,10 @@ class _Megatron(TokenFormat):
                 "not belong together, or one of them is cut short"
             )
         count = num_bytes // dtype.itemsize
-        return Segment(str(binary), dtype.str, 0, count, self.mark(binary))
+        return Segment.marked(dtype, 0, count, binary, index)
 
-    def mark(self, path):
-        return mark_of(*_megatron_pair(path))
+    def files(self, path):
+        return _megatron_pair(path)
 
     def documents(self, path):
         dtype, sizes, pointers, documents = _megatron_index(_megatron_pair(path)[1])
@@ -223,7 +222,7 @@ def _plain_segment(path: Path, dtype: numpy.dtype, at: int) -> Segment:
             f"{path} has {num_bytes:,} bytes of tokens; wanted a multiple of {dtype.itemsize}, the "
             f"bytes of {dtype.name}, and not none"
         )
-    return Segment(str(path), dtype.str, at, num_bytes // dtype.itemsize, mark_of(path))
+    return Segment.marked(dtype, at, num_bytes // dtype.itemsize, path)
 
 
 # ---- nanoGPT -------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ def _number_behind(name: str, content: bytes) -> int:
             found = value
         if code.name not in _BETWEEN:
             key = value
-    if found is None or not 0 < found <= 1 << 32:
+    if found is None or not 0 < found <= MOST_TOKENS:
         raise ValueError(f"it has {name} = {found}; wanted a number")
     return found
 

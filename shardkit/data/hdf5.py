@@ -5,7 +5,7 @@ place, by every rank at its own place, without the library's lock.
 
 Files of others are looked at as far as they are files of numbers. Links to other files are passed
 over. A dataset is read where its values lie in the file, and its shape fits what is stored
-(hdf5_claims.py); a virtual one is not even opened (hdf5_headers.py).
+(hdf5_claims.py); a virtual one is not even opened: its sources are (hdf5_table.py).
 """
 
 import math
@@ -18,12 +18,14 @@ import numpy
 from ..errors import FileError, InputError
 from ..files.reading import library, size_of
 from ..files.writing import open_new
-from .hdf5_headers import Headers
+from .hdf5_headers import Headers, VirtualMessages
 
 _LIBRARY_VERSIONS = ("v110", "v110")  # what the tools of HDF5 1.10 open
 _MOST_DEPTH = 64  # of groups in groups
 _MOST_OBJECTS = 1 << 20
 _MOST_TEXT = 1 << 16  # bytes of an attribute
+_PLAIN = [f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (1, 2, 4, 8)]
+_PLAIN += [f"{order}f{size}" for order in "<>" for size in (2, 4, 8)]
 
 
 def lay_out(path: Path, datasets: dict, attributes: dict) -> dict[str, int]:
@@ -79,16 +81,16 @@ def open_to_read(
         ) from None
 
 
-def datasets(file: h5py.File) -> dict[str, h5py.Dataset | None]:
-    """Return {path: dataset} of all datasets with at least one dimension; None: it is virtual.
+def datasets(file: h5py.File) -> dict[str, h5py.Dataset | VirtualMessages]:
+    """Return {path: dataset} of all datasets with at least one dimension, virtual ones unopened.
 
     In the order of their names. Links to elsewhere are not followed; what has two names has the
     first. Errors: those of the library, see library().
     """
-    found: dict[str, h5py.Dataset | None] = {}
+    found: dict[str, h5py.Dataset | VirtualMessages] = {}
     for name, item in _objects(file.id, "", set(), headers_of(file)):
-        dataset = None if item is None else h5py.Dataset(item)
-        if dataset is None or dataset.shape:
+        dataset = item if isinstance(item, VirtualMessages) else h5py.Dataset(item)
+        if isinstance(dataset, VirtualMessages) or dataset.shape:
             found[name] = dataset
     return found
 
@@ -103,8 +105,8 @@ def headers_of(file: h5py.File) -> Headers:
 
 def _objects(
     group, above: str, seen: set[int], headers: Headers
-) -> Iterator[tuple[str, h5py.h5d.DatasetID | None]]:
-    """Yield (path, dataset or None for a virtual one) of all in a group and in those inside."""
+) -> Iterator[tuple[str, h5py.h5d.DatasetID | VirtualMessages]]:
+    """Yield (path, dataset or what a virtual one says) of all in a group and in those inside."""
     if above.count("/") > _MOST_DEPTH:
         raise ValueError(f"more than {_MOST_DEPTH} groups lie in one another")
     for name in sorted(group):
@@ -117,7 +119,7 @@ def _objects(
             raise ValueError(f"it holds more than {_MOST_OBJECTS:,} objects")
         path = above + name.decode("utf-8")
         if headers.is_virtual(address):
-            yield path, None
+            yield path, headers.virtual(address)
             continue
         item = h5py.h5o.open(group, name)
         if isinstance(item, h5py.h5d.DatasetID):
@@ -143,7 +145,11 @@ def describe(
         open_to_read(path, error=error) as file,
         library(path, error=error),
     ):
-        found = {name: _place(each) for name, each in datasets(file).items() if each is not None}
+        found = {
+            name: _place(each)
+            for name, each in datasets(file).items()
+            if isinstance(each, h5py.Dataset)
+        }
         headers_of(file).check_attributes(h5py.h5o.get_info(file.id).addr)
         attributes = {name: _attribute(file, name) for name in names}
     return {name: value for name, value in attributes.items() if value is not None}, found
@@ -176,6 +182,16 @@ def _attribute(file: h5py.File, name: str) -> str | int | None:
 
 
 # ---- datasets of other programs ------------------------------------------------------------------
+
+
+def dtype_of(message: bytes) -> numpy.dtype | None:
+    """Return the dtype that the datatype of a header means; None if it is no plain number."""
+    for name in _PLAIN:
+        encoded = h5py.h5t.py_create(numpy.dtype(name)).encode()[2:]
+        is_same = message[1 : len(encoded)] == encoded[1:]
+        if is_same and message[0] & 15 == encoded[0] & 15:  # the class, in any version
+            return numpy.dtype(name)
+    return None
 
 
 def places_of(dataset: h5py.Dataset) -> tuple[numpy.ndarray, int] | None:

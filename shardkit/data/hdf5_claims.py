@@ -2,7 +2,8 @@
 
     contiguous, compact   as many bytes as the shape needs, within the file
     chunked               chunks of a bounded size; of a dataset 1% at least is written, or 0.05% if
-                          it is compressed; filters that come with HDF5 or h5py
+                          it is compressed, and all of it where the file does not say what stands
+                          for the rest (fillvalue=); filters that come with HDF5 or h5py
     external              refused: the values are in any file of the reader's, as the file says
 
 A filter of another kind is code that the library looks for in folders of plugins; it does so where
@@ -104,6 +105,20 @@ class _Claims:
         if stored > self._size:
             self._refuse(f"says that {stored:,} bytes are stored, of a file of {self._size:,}")
         self._check_ratio(stored, _COMPRESSED if filters else _SPARSE)
+        self._check_written(properties)
+
+    def _check_written(self, properties) -> None:
+        """Refuse chunks that were never written, unless somebody chose what stands for them."""
+        if properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
+            return
+        sizes = zip(self._dataset.shape, self._dataset.chunks)
+        wanted = prod(-(-size // chunk) for size, chunk in sizes)
+        written = self._dataset.id.get_num_chunks()
+        if written < wanted:
+            self._refuse(
+                f"lacks {wanted - written:,} of its {wanted:,} chunks, which were never written; "
+                "write them, or make the dataset with a fillvalue of your choice"
+            )
 
     def _check_ratio(self, stored: int, most: int) -> None:
         if self._num_bytes > max(most * stored, _SMALL):

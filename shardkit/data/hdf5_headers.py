@@ -5,20 +5,30 @@
 
 The library trusts global heaps: in one that is damaged it goes in circles. And it trusts what they
 say of virtual datasets: opening one that is damaged ends the process. So heaps are looked at before
-texts are asked for, and virtual datasets are never opened.
+texts are asked for, and virtual datasets are never opened: hdf5_virtual.py reads their mappings.
 Source: HDF5 File Format Specification 3.0, IV.A.1 and III.E.
 """
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
-_LAYOUT, _ATTRIBUTE, _CONTINUATION, _ATTRIBUTES = 0x08, 0x0C, 0x10, 0x15  # types of messages
+_SPACE, _TYPE, _LAYOUT = 0x01, 0x03, 0x08  # types of messages
+_ATTRIBUTE, _CONTINUATION, _ATTRIBUTES = 0x0C, 0x10, 0x15
 _NOWHERE = b"\xff" * 8  # an address
 _VIRTUAL = 3  # class of a layout
 _MOST_BYTES = 1 << 24  # of all parts of a header, and of a heap
 _MOST_PARTS = 1 << 10
 _FLAG_SHARED = 2  # of a message
 _FLAG_TIMES, _FLAG_PHASES, _FLAG_ORDERED = 0x20, 0x10, 0x04
+
+
+class VirtualMessages(NamedTuple):
+    """What the header of a virtual dataset says: its dataspace, its datatype, its mapping."""
+
+    space: bytes
+    kind: bytes
+    mapping: bytes
 
 
 class Headers:
@@ -34,26 +44,40 @@ class Headers:
 
     def is_virtual(self, address: int) -> bool:
         """Return True for a virtual dataset, whose values are elsewhere."""
-        layouts = [content for kind, content in self._messages(address) if kind == _LAYOUT]
+        layouts = [content for kind, _, content in self._messages(address) if kind == _LAYOUT]
         return any(content[1:2] == bytes([_VIRTUAL]) and content[0] > 2 for content in layouts)
+
+    def virtual(self, address: int) -> VirtualMessages:
+        """Return what the header of a virtual dataset says."""
+        found: dict[int, bytes] = {}
+        for kind, flags, content in self._messages(address):
+            if kind in (_SPACE, _TYPE, _LAYOUT):
+                if kind in found or flags & _FLAG_SHARED or len(content) < 2:
+                    raise ValueError("its shape, type or layout is twice there, or elsewhere")
+                found[kind] = content
+        layout = found.get(_LAYOUT, b"")
+        if len(found) != 3 or len(layout) < 14:
+            raise ValueError("its shape, type or layout is not there")
+        mapping = self._heap_object(_number(layout, 2, 8), _number(layout, 10, 4))
+        return VirtualMessages(found[_SPACE], found[_TYPE], mapping)
 
     def check_attributes(self, address: int) -> None:
         """Check the heaps that attributes which are one text refer to."""
-        for kind, content in self._messages(address):
+        for kind, _, content in self._messages(address):
             if kind == _ATTRIBUTES and _are_elsewhere(content):
                 raise ValueError("it has more attributes than a file of tokens")
             if kind == _ATTRIBUTE:
                 heap = _heap_of_attribute(content)
-                if heap is not None:
-                    self._check_heap(*heap)
+                if heap is not None and heap[0] < 1 << 62:  # else it was never written
+                    self._heap_object(*heap)
 
     def _read(self, address: int, num_bytes: int) -> bytes:
         if not 0 <= address < 1 << 62 or not 0 <= num_bytes <= _MOST_BYTES:
             raise ValueError(f"a header has {num_bytes} bytes at byte {address}")
         return os.pread(self._descriptor, num_bytes, self._base + address)
 
-    def _messages(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (type, content) of the messages of an object."""
+    def _messages(self, address: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (type, flags, content) of the messages of an object."""
         head = self._read(address, 64)
         is_new = head.startswith(b"OHDR")
         if is_new:
@@ -75,25 +99,24 @@ class Headers:
                 if kind == _CONTINUATION:
                     at, size = _number(message, 0, 8), _number(message, 8, 8)
                     parts.append((at + 4, size - 8) if is_new else (at, size))
-                yield kind, message
+                yield kind, flags, message
 
-    def _check_heap(self, address: int, index: int) -> None:
-        """Check that the objects of a heap follow each other to its end, and that this is one."""
-        if address >= 1 << 62:  # of what was never written
-            return
+    def _heap_object(self, address: int, index: int) -> bytes:
+        """Return an object of a heap, whose objects must follow each other to its end."""
         head = self._read(address, 16)
         size = _number(head, 8, 8)
         content = self._read(address, size)
-        at, found = 16, set()
+        at, found = 16, {}
         is_whole = head[:5] == b"GCOL\x01" and len(content) == size
         while is_whole and at + 16 <= size:
             number, num_bytes = _number(content, at, 2), _number(content, at + 8, 8)
             step = 16 + num_bytes + -num_bytes % 8 if number else num_bytes
             is_whole = 16 <= step <= size - at
-            found.add(number)
+            found[number] = content[at + 16 : at + 16 + num_bytes]
             at += step
         if not is_whole or index not in found:
             raise ValueError(f"a heap of texts is not whole, at byte {address}")
+        return found[index]
 
 
 def _number(content: bytes, at: int, size: int) -> int:

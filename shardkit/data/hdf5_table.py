@@ -3,10 +3,14 @@
     contiguous, or chunks that are not compressed   read in place through a memory map (mapped.py)
     compressed, chunked over columns ...            windows through the library, one read per chunk
     records (a compound type)                       a field path.name for each number in a record
+    virtual                                         rows of the sources, all there (virtual_rows.py)
 
 The library keeps the chunks that it has uncompressed for as long as an order may come back to them.
 """
 
+import re
+from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,13 @@ from ..files.reading import is_plain, library
 from . import hdf5
 from .columns import Field
 from .hdf5_claims import check_claims
+from .hdf5_headers import VirtualMessages
+from .hdf5_virtual import rows_of, shape_of, sources_of
 from .mapped import FileMap, MappedRows
 from .table import Table
+from .virtual_rows import VirtualRows
 
+_INDEX = re.compile(r"axis\d+", re.ASCII)  # of pandas; in its tables the member "index"
 _CACHED_CHUNKS = 8
 _MOST_CACHE_BYTES = 1 << 28
 _WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
@@ -27,18 +35,23 @@ _MOST_CHUNK_ROWS_BYTES = 1 << 28  # of one read of whole rows, where a chunk has
 
 
 class HDF5Table(Table):
-    """The datasets of an HDF5 file."""
+    """The datasets of an HDF5 file.
 
-    def __init__(self, path: Path):
+    is_source   of a virtual dataset: its own virtual ones are not read
+    """
+
+    def __init__(self, path: Path, *, is_source: bool = False):
         self._file = hdf5.open_to_read(path, _cache_bytes(path))
         self._map = FileMap(path)
         self._datasets = {}
+        self._virtual: dict[str, VirtualMessages] = {}
         self._readers: dict[str, Any] = {}
         fields = {}
         with library(path):
             for name, dataset in hdf5.datasets(self._file).items():
-                if dataset is None:
-                    fields[name] = Field(name, 0, (), None)
+                if isinstance(dataset, VirtualMessages):
+                    fields[name] = _virtual_field(name, dataset, is_source)
+                    self._virtual[name] = dataset
                     continue
                 for field, member in _fields(name, dataset):
                     fields[field.name] = field
@@ -52,11 +65,34 @@ class HDF5Table(Table):
         """Return the rows of the longest chunk. Here a field is first asked for, and checked."""
         for part in parts:
             self._reader(part.field)
-        lengths = [self._datasets[part.field.name][0].chunks for part in parts]
-        return max((chunks[0] for chunks in lengths if chunks), default=1)
+        return max((self._run(part.field.name) for part in parts), default=1)
+
+    def _run(self, name: str) -> int:
+        if name in self._virtual:
+            return self._readers[name].run_length
+        chunks = self._datasets[name][0].chunks
+        return chunks[0] if chunks else 1
+
+    def files(self):
+        """Return the file, and those of the sources of virtual datasets that were asked for."""
+        readers = [self._readers[name] for name in self._virtual if name in self._readers]
+        found = (path for reader in readers for path in reader.files)
+        return tuple(dict.fromkeys((self.path, *found)))
+
+    def _virtual_rows(self, field: Field) -> VirtualRows:
+        """Return what reads a virtual dataset. Errors: InputError."""
+        shape = (field.rows, *field.shape)
+        with library(self.path, field.name):
+            parts = rows_of(sources_of(self._virtual[field.name].mapping, shape), shape)
+        made = VirtualRows(self.path, field, parts, partial(HDF5Table, is_source=True))
+        for path in made.files:
+            self._contents.check(path)
+        return made
 
     def _reader(self, field: Field):
         """Return what reads a field, made when it is first asked for."""
+        if field.name not in self._readers and field.name in self._virtual:
+            self._readers[field.name] = self._virtual_rows(field)
         if field.name not in self._readers:
             dataset, member = self._datasets[field.name]
             check_claims(dataset, self.path, field.name)
@@ -106,16 +142,29 @@ class WindowRows:
             return self._dataset[first:stop, part.start : part.stop]
 
 
+def _virtual_field(name: str, dataset: VirtualMessages, is_source: bool) -> Field:
+    """Return the field that a virtual dataset is; without a dtype if it cannot be read."""
+    with suppress(ValueError):
+        rows, *shape = shape_of(dataset.space)
+        dtype = None if is_source or 0 in shape else hdf5.dtype_of(dataset.kind)
+        return Field(name, rows, tuple(shape), dtype)
+    return Field(name, 0, (), None)
+
+
 def _fields(name: str, dataset) -> list[tuple[Field, str | None]]:
     """Return (field, name in a record or None) for all that a dataset has."""
     rows, shape, dtype = dataset.shape[0], dataset.shape[1:], dataset.dtype
     if dtype.names is None:
         is_number = is_plain(dtype) and 0 not in shape
-        return [(Field(name, rows, shape, dtype if is_number else None), None)]
+        is_index = _INDEX.fullmatch(name.rpartition("/")[2]) is not None
+        return [(Field(name, rows, shape, dtype if is_number else None, is_index), None)]
     if dtype.hasobject or 0 in shape:
         return [(Field(name, rows, shape, None), None)]
     numbers = [member for member in dtype.names if is_plain(dtype[member])]
-    return [(Field(f"{name}.{member}", rows, shape, dtype[member]), member) for member in numbers]
+    return [
+        (Field(f"{name}.{member}", rows, shape, dtype[member], member == "index"), member)
+        for member in numbers
+    ]
 
 
 def _cache_bytes(path: Path) -> int:
@@ -124,6 +173,6 @@ def _cache_bytes(path: Path) -> int:
         chunks = [
             prod(dataset.chunks) * dataset.dtype.itemsize
             for dataset in hdf5.datasets(file).values()
-            if dataset is not None and dataset.chunks
+            if not isinstance(dataset, VirtualMessages) and dataset.chunks
         ]
     return min(max([1 << 17, *chunks]) * _CACHED_CHUNKS, _MOST_CACHE_BYTES)

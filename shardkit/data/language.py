@@ -18,6 +18,7 @@ from ..arguments import is_number
 from ..errors import CorpusError
 from ..files.reading import is_plain, read_json, understood, wanted, wanted_count
 from ..files.writing import write_whole
+from .contents import parsed_stamp, stamp_of
 from .corpus import Corpus, find_corpora
 from .formats import format_named
 from .mixture import Mixture
@@ -25,7 +26,7 @@ from .packed import PackedTokens, TokenWindows, beyond_vocabulary
 from .samples import TRAINING, VALIDATION, Samples
 from .segments import OpenFiles, Segment
 from .settings import FORMATS, TextData
-from .tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
+from .tokenizer import MOST_TOKENS, ByteTokenizer, Tokenizer, tokenizer_of
 
 _INDEX = "index.json"
 _COPY = "corpus.json"  # beside copies of the text, in folders of runs before there was an index
@@ -67,10 +68,11 @@ class LanguageData:
         """
         if not resume:
             return cls(*find_corpora(settings), settings)
-        found = _read_index(folder)
-        for corpus in found[0] + found[1]:
-            _check_unchanged(corpus, folder / _INDEX)
-        return cls(*found, settings)
+        index = folder / _INDEX
+        training, validation = (
+            [_unchanged(corpus, index) for corpus in corpora] for corpora in _read_index(folder)
+        )
+        return cls(training, validation, settings)
 
     def store(self, folder: Path) -> None:
         """Write the index into the folder, in place of another. Errors: OSError."""
@@ -169,23 +171,31 @@ def _scan(files: OpenFiles, segment: Segment, vocabulary_size: int) -> None:
             raise beyond_vocabulary(segment.path, first + at, int(block[at]), vocabulary_size)
 
 
-def _check_unchanged(corpus: Corpus, index: Path) -> None:
-    for segment in corpus.segments:
-        path = Path(segment.path)
-        try:
-            mark = format_named(corpus.format).mark(path)
-        except OSError as error:
-            raise CorpusError(
-                f"{path}, which this run was trained on, cannot be read ({error.strerror}); "
-                f"restore it, or {index}, or start another run",
-                path,
-            ) from None
-        if mark != segment.mark:
-            raise CorpusError(
-                f"{path} is not what this run was trained on; restore it, or {index}, or start "
-                "another run",
-                path,
-            )
+def _unchanged(corpus: Corpus, index: Path) -> Corpus:
+    """Return a corpus of the index with the stamps of today. Errors: CorpusError if it changed."""
+    reader = format_named(corpus.format)
+    segments = (_as_it_was(each, reader.files(Path(each.path)), index) for each in corpus.segments)
+    return replace(corpus, segments=tuple(segments))
+
+
+def _as_it_was(segment: Segment, files: tuple[Path, ...], index: Path) -> Segment:
+    try:
+        if tuple(map(stamp_of, files)) == segment.stamps:
+            return segment
+        now = Segment.marked(segment.dtype, segment.at, segment.count, *files)
+    except OSError as error:
+        raise CorpusError(
+            f"{segment.path}, which this run was trained on, cannot be read ({error.strerror}); "
+            f"restore it, or {index}, or start another run",
+            segment.path,
+        ) from None
+    if now.mark != segment.mark:
+        raise CorpusError(
+            f"{segment.path} is not what this run was trained on; restore it, or {index}, or start "
+            "another run",
+            segment.path,
+        )
+    return now
 
 
 # ---- the index -----------------------------------------------------------------------------------
@@ -198,7 +208,10 @@ def _write_index(folder: Path, training: list[Corpus], validation: list[Corpus])
 
 
 def _table(corpus: Corpus) -> dict:
-    segments = [[each.path, each.dtype, each.at, each.count, each.mark] for each in corpus.segments]
+    segments = [
+        [each.path, each.dtype, each.at, each.count, each.mark, each.stamps]
+        for each in corpus.segments
+    ]
     return {**asdict(replace(corpus, segments=())), "segments": segments}
 
 
@@ -231,14 +244,23 @@ def _from_table(path: Path, table: dict) -> Corpus:
     if not is_number(corpus.weight, above=0):
         raise CorpusError(f"{path}: weight = {corpus.weight!r:.100}", path, "weight")
     if corpus.vocabulary_size is not None:
-        wanted_count(corpus.vocabulary_size, path, "vocabulary_size", 1 << 32, error=CorpusError)
+        wanted_count(
+            corpus.vocabulary_size, path, "vocabulary_size", MOST_TOKENS, error=CorpusError
+        )
     wanted(corpus.tokenizer_hash, (str, NoneType), path, "tokenizer_hash", error=CorpusError)
     return corpus
 
 
 def _segment(path: Path, values: list) -> Segment:
     """Return a segment of the index, whose file need not be there any more."""
-    name, dtype, at, count, mark = values
+    if len(values) == 5:
+        raise CorpusError(
+            f"{path} is of a shardkit that looked at some blocks of each file only, so that it "
+            f"cannot be told whether they are as they were. Start another run with the weights of "
+            f"this one: --model.start={path.parent.parent} --run.folder=ANOTHER",
+            path,
+        )
+    name, dtype, at, count, mark, stamps = values
     for field, value in (("path", name), ("dtype", dtype), ("mark", mark)):
         wanted(value, str, path, field, error=CorpusError)
     for field, value in (("at", at), ("count", count)):
@@ -246,4 +268,5 @@ def _segment(path: Path, values: list) -> Segment:
     kind = numpy.dtype(dtype)
     if kind.kind not in "iu" or not is_plain(kind):
         raise CorpusError(f"{path}: dtype = {dtype!r:.100}; wanted integers", path, "dtype")
-    return Segment(name, dtype, at, count, mark)
+    found = tuple(map(parsed_stamp, wanted(stamps, list, path, "stamps", error=CorpusError)))
+    return Segment(name, dtype, at, count, mark, stamps=found)

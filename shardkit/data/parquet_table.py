@@ -4,6 +4,7 @@ A row group is what can be read at once: it is uncompressed whole, for the colum
 The last few groups are kept, as long as an order of samples may come back to them.
 """
 
+import re
 from collections import OrderedDict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from .parquet_file import open_parquet
 from .table import Table
 
 _KEPT_GROUPS = 8
+_INDEX = re.compile(r"__index_level_\d+__", re.ASCII)  # of pandas
 
 
 class ParquetTable(Table):
@@ -29,7 +31,13 @@ class ParquetTable(Table):
         self._kept: OrderedDict = OrderedDict()
         with library(path):
             fields = {
-                column.name: Field(column.name, about.num_rows, (), _dtype(column.type))
+                column.name: Field(
+                    column.name,
+                    about.num_rows,
+                    (),
+                    _dtype(column.type),
+                    is_index=_INDEX.fullmatch(column.name) is not None,
+                )
                 for column in self._file.schema_arrow
             }
         super().__init__(path, fields)

@@ -68,7 +68,9 @@ class Samples(ABC):
     def fingerprint(self) -> str:
         """Return a hash, in hex, that is equal if and only if the samples are the same.
 
-        It is cheap (sizes, dtypes, some blocks of the content) and holds no path.
+        It is of all that they hold, the last of them too, and has no path in it. Those of
+        shardkit read every byte of a file once, when a run starts, and later only if it was touched
+        (contents.py).
         """
 
 

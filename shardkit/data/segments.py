@@ -11,20 +11,16 @@ and kept, up to 32 MiB of them: opening thousands of files takes longer than rea
 import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy
 
 from ..errors import CorpusError
-from ..files.reading import bytes_of, open_regular, opened
+from ..files.reading import open_regular
+from .contents import Stamp, content_of, settled_stamp
 
 _MOST_OPEN_FILES = 128  # of the 1024 that a process usually may open
 _KEPT_FILE_BYTES = 1 << 19  # files of text up to here are kept in memory,
 _KEPT_BYTES = 32 << 20  # as long as all of them have no more than this
-_SMALL_BYTES = 1 << 18  # files up to here are hashed whole
-_END_BYTES = 1 << 16
-_BLOCK_BYTES = 1 << 12
-_NUM_BLOCKS = 14
 
 
 @dataclass(frozen=True)
@@ -32,9 +28,10 @@ class Segment:
     """Tokens in a file.
 
     at         byte of the file where they begin
-    mark       see `mark_of`, of the file and those that belong to it
+    mark       hash of the file and those that belong to it (contents.py)
     documents  [d + 1] int64, where each document begins, in tokens of the segment, and the number
                of tokens; None: it is one document
+    stamps     of the files of the mark, as they were read for it
     """
 
     path: str
@@ -43,6 +40,14 @@ class Segment:
     count: int
     mark: str
     documents: numpy.ndarray | None = field(default=None, compare=False, repr=False)
+    stamps: tuple[Stamp | None, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def marked(cls, dtype: numpy.dtype | str, at: int, count: int, *files) -> "Segment":
+        """Return tokens in the first of these files, with their mark. Errors: as content_of."""
+        mark = content_of(*files)
+        stamps = tuple(map(settled_stamp, files))
+        return cls(str(files[0]), numpy.dtype(dtype).str, at, count, mark, stamps=stamps)
 
     @property
     def num_bytes(self) -> int:
@@ -53,30 +58,6 @@ class Segment:
     def largest(self) -> int:
         """The largest token number that the dtype can hold."""
         return int(numpy.iinfo(self.dtype).max)
-
-
-def mark_of(*paths) -> str:
-    """Return a hash of these files, in hex: their sizes and some blocks of their content.
-
-    Files of up to 256 KiB are hashed whole; otherwise the beginning, the end, and 14 blocks between
-    them. Errors: OSError.
-    """
-    digest = blake2b(digest_size=16)
-    for path in paths:
-        with opened(path, error=CorpusError) as file:
-            size = bytes_of(file)
-            digest.update(b"%d:" % size)
-            for start, stop in _marked_spans(size):
-                digest.update(os.pread(file.fileno(), stop - start, start))
-    return digest.hexdigest()
-
-
-def _marked_spans(size: int) -> list[tuple[int, int]]:
-    if size <= _SMALL_BYTES:
-        return [(0, size)]
-    inner = [size * i // (_NUM_BLOCKS + 1) for i in range(1, _NUM_BLOCKS + 1)]
-    blocks = [(start, start + _BLOCK_BYTES) for start in inner]
-    return [(0, _END_BYTES), *blocks, (size - _END_BYTES, size)]
 
 
 class OpenFiles:

@@ -6,18 +6,15 @@ A table knows which fields its file has and how to read any rows of them. It doe
 columns are features and which are targets (tables.py).
 """
 
-import hashlib
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy
 
-from ..files.reading import bytes_of, opened
+from ..errors import InputError
 from .columns import Columns, Field
-
-_BLOCK_BYTES = 1 << 16
-_NUM_BLOCKS = 64
+from .contents import Contents, Stamp, stamp_of
 
 
 class Table(ABC):
@@ -29,6 +26,8 @@ class Table(ABC):
 
     def __init__(self, path: Path, fields: dict[str, Field]):
         self.path, self.fields = path, fields
+        self._contents = Contents()
+        self._stamp: Stamp | None = None
         self._one_reader = threading.Lock()
 
     def read(self, numbers, parts: tuple[Columns, ...]) -> list[numpy.ndarray]:
@@ -56,20 +55,29 @@ class Table(ABC):
         """Return where a row stands, for messages."""
         return f"row {number}"
 
+    def files(self) -> tuple[Path, ...]:
+        """Return the file, and others in which its rows lie."""
+        return (self.path,)
+
+    def known(self, contents: Contents, stamp: Stamp) -> None:
+        """Take what its files held before, and the stamp that the file had when it was opened.
+
+        Errors: InputError if one of them holds something else now.
+        """
+        self._contents, self._stamp = contents, stamp
+        for path in self.files():
+            contents.check(path)
+
+    def note_contents(self, contents: Contents) -> None:
+        """Add what its files hold. Errors: InputError if that is not what was opened."""
+        for path in self.files():
+            contents.of(path)
+        if self._stamp is not None and stamp_of(self.path)[:2] != self._stamp[:2]:
+            raise InputError(
+                f"{self.path} was changed while the ranks looked at its rows; start again",
+                self.path,
+            )
+
     def fingerprint(self) -> str:
-        """Return a hash of the file's size and of blocks all over it; it has no path in it."""
-        return file_fingerprint(self.path)
-
-
-def file_fingerprint(path: Path) -> str:
-    """Return a hash, in hex, of a file's size and of at most 64 blocks of 64 KiB all over it."""
-    with opened(path) as file:
-        size = bytes_of(file)
-        digest = hashlib.blake2b(b"%d:" % size, digest_size=16)
-        last = max(size - _BLOCK_BYTES, 0)
-        for block in range(min(_NUM_BLOCKS, size // _BLOCK_BYTES + 1)):
-            file.seek(last * block // max(_NUM_BLOCKS - 1, 1) if size > _BLOCK_BYTES else 0)
-            digest.update(file.read(_BLOCK_BYTES))
-        file.seek(last)
-        digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
+        """Return a hash of all that the files hold; it has no path in it."""
+        return " ".join(self._contents.of(path) for path in self.files())

@@ -18,12 +18,14 @@ from ..files.reading import size_of
 from ..files.writing import write_whole
 from .array_table import ArrayTable
 from .columns import Columns, chosen
+from .contents import Contents, stamp_of
 from .csv_table import CSVTable
 from .hdf5_table import HDF5Table
 from .parquet_table import ParquetTable
 from .samples import Samples
 from .table import Table
 
+MOST_CLASSES = 1 << 20  # as many logits as a row may have
 KINDS = {
     ".npy": ArrayTable,
     ".npz": ArrayTable,
@@ -36,10 +38,11 @@ KINDS = {
 }
 
 
-def open_table(path, index: Path | None = None) -> Table:
+def open_table(path, index: Path | None = None, contents: Contents | None = None) -> Table:
     """Open a file of rows of numbers.
 
-    index   the file that write_index made; None: an index that is needed is made in memory
+    index     the file that write_index made; None: an index that is needed is made in memory
+    contents  what its files held before; None: not known
     Errors: ConfigurationError if it is missing, empty, damaged or of another kind.
     """
     path = Path(path)
@@ -51,7 +54,10 @@ def open_table(path, index: Path | None = None) -> Table:
     try:
         if not size_of(path):
             raise InputError(f"{path} is empty; wanted rows of numbers", path)
-        return kind(path, index) if kind is CSVTable else kind(path)
+        stamp = stamp_of(path)
+        table = kind(path, index) if kind is CSVTable else kind(path)
+        table.known(contents or Contents(), stamp)
+        return table
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", path) from None
 
@@ -93,16 +99,26 @@ class TableSamples(Samples):
         self.run_length = table.run_length(self._parts)
 
     def _others(self) -> tuple[Columns, ...]:
-        """Return all columns of numbers that are neither target nor weight."""
+        """Return all columns of numbers that are neither target nor weight.
+
+        Errors: ConfigurationError where one of them seems to be the index of pandas.
+        """
         taken = {part.field.name for part in (*self.targets, *self.weights)}
         rows = {part.field.rows for part in self.targets}
-        return tuple(
-            Columns.whole(field)
+        others = [
+            field
             for field in self.table.fields.values()
             if field.dtype is not None
             and field.name not in taken
             and (not rows or field.rows in rows)
-        )
+        ]
+        for field in others:
+            if field.is_index:
+                raise ConfigurationError(
+                    f"{self.table.path}: column {field.name!r} seems to be the index that pandas "
+                    "writes; write the file without it (index=False), or name data.features"
+                )
+        return tuple(map(Columns.whole, others))
 
     def _check(self):
         path = self.table.path
@@ -175,12 +191,13 @@ class TableSamples(Samples):
         flat = values.reshape(-1)
         part = self.targets[0]
         _check_finite(flat, part, self.table, numbers)
-        classes = flat.astype(numpy.int64)
-        wrong = numpy.flatnonzero((classes != flat) | (classes < 0))
+        with numpy.errstate(invalid="ignore"):  # of floats beyond the integers
+            classes = flat.astype(numpy.int64)
+        wrong = numpy.flatnonzero((classes != flat) | (classes < 0) | (classes >= MOST_CLASSES))
         if wrong.size:
             raise ConfigurationError(
                 f"{self._where(part, numbers[wrong[0]])}: {flat[wrong[0]]}; wanted a class number, "
-                "0, 1, 2, ..."
+                f"0, 1, 2, ... below {MOST_CLASSES:,}; others, such as ids, must be numbered first"
             )
         return classes
 

@@ -1,13 +1,12 @@
 """Text files: which files a path names, and whether they are text; their bytes are the tokens."""
 
-import filecmp
 import os
 import sysconfig
 from pathlib import Path
 
 from ..errors import CorpusError
-from ..files.reading import bytes_of, opened
-from .segments import Segment, mark_of
+from ..files.reading import bytes_of, opened, size_of
+from .segments import Segment
 
 VOCABULARY_SIZE = 256  # a token is a byte
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -38,6 +37,8 @@ def find_files(paths) -> list[Path]:
         if not path.exists():
             raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
         files += _texts_under(path) if path.is_dir() else [path]
+        if path.is_file() and not size_of(path, error=CorpusError):
+            raise CorpusError(f"no text in {path}: it is empty; give text, or leave it out", path)
     return files
 
 
@@ -52,11 +53,12 @@ def _library_files() -> list[Path]:
 def _texts_under(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     texts = [path for path in found if not is_hidden(path, folder) and not has_nul(path)]
-    if found and not texts:
+    if not texts:
+        were = "s were" if len(found) > 1 else " was"
+        passed = f"{len(found)} file{were} passed over, which are hidden or hold NUL bytes, as no "
         raise CorpusError(
-            f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} "
-            "passed over, which are hidden or hold NUL bytes, as no text does; data.path must name "
-            "text files"
+            f"no text in {folder}: {passed + 'text does' if found else 'it is empty'}; data.path "
+            "must name text files"
         )
     return texts
 
@@ -100,25 +102,24 @@ def text_segments(paths, maximum_bytes: int | None = None) -> list[Segment]:
     Errors: CorpusError if a file cannot be read or is no text, or nothing is there.
     """
     left = maximum_bytes
-    segments: dict[str, list[Segment]] = {}
+    segments: dict[str, Segment] = {}
     try:
         for path in find_files(paths):
             if left == 0:
                 break
             segment = _segment(path, left)
-            alike = segments.setdefault(segment.mark, [])
-            if not segment.count or any(_are_equal(segment, other) for other in alike):
+            if not segment.count or segment.mark in segments:
                 continue
-            alike.append(segment)
+            segments[segment.mark] = segment
             left = None if left is None else left - segment.count
     except OSError as error:
         raise CorpusError(f"cannot read text {error.filename}: {error.strerror}") from None
-    if not any(segments.values()):
+    if not segments:
         raise CorpusError(
             f"no text in {', '.join(map(str, paths)) or 'the standard library'}; data.path must "
             "name text files"
         )
-    return [segment for alike in segments.values() for segment in alike]
+    return [*segments.values()]
 
 
 def _segment(path: Path, most_bytes: int | None) -> Segment:
@@ -126,9 +127,4 @@ def _segment(path: Path, most_bytes: int | None) -> Segment:
         _check_text(path, file.read(_CHECKED_BYTES))
         size = bytes_of(file)
     count = size if most_bytes is None else min(size, most_bytes)
-    return Segment(str(path), "uint8", 0, count, mark_of(path))
-
-
-def _are_equal(first: Segment, second: Segment) -> bool:
-    """Tell whether files with the same mark have the same content."""
-    return filecmp.cmp(first.path, second.path, shallow=False)
+    return Segment.marked("uint8", 0, count, path)

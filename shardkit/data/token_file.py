@@ -1,7 +1,7 @@
 """Token files: the tokens of a corpus, where its documents begin, and its tokenizer.
 
     /                            format "shardkit tokens", version 1, vocabulary_size,
-                                 tokenizer_sha256, end_of_text (-1: none)
+                                 tokenizer_sha256, end_of_text (-1: none), made_from
     /tokens                      [n] uint16 or uint32, the documents one behind the other, each
                                  with its end-of-text number if the tokenizer has one
     /documents                   [d + 1] int64: document i is tokens[documents[i]:documents[i + 1]]
@@ -19,7 +19,7 @@ import numpy
 from ..errors import CorpusError, FileError
 from ..files.reading import LARGEST, loaded, mapped, wanted, wanted_count
 from . import hdf5
-from .tokenizer import Tokenizer, token_dtype
+from .tokenizer import MOST_TOKENS, Tokenizer, token_dtype
 
 FORMAT = "shardkit tokens"
 VERSION = 1
@@ -27,7 +27,9 @@ TOKENS = "tokens"
 DOCUMENTS = "documents"
 _TOKENIZER = "tokenizer/"
 _NONE = -1
-_ATTRIBUTES = ("format", "version", "vocabulary_size", "end_of_text", "tokenizer_sha256")
+_MADE_FROM = "made_from"
+_FACTS = "vocabulary_size", "end_of_text", "tokenizer_sha256"
+_ATTRIBUTES = ("format", "version", *_FACTS, _MADE_FROM)
 _TOKEN_DTYPES = numpy.dtype("<u2"), numpy.dtype("<u4")
 _OFFSET_DTYPES = (numpy.dtype("<i8"),)
 _BYTE_DTYPES = (numpy.dtype("u1"),)
@@ -36,11 +38,12 @@ _CHECKED = 1 << 20  # documents at a time
 
 
 def lay_out_token_file(
-    path: Path, num_tokens: int, num_documents: int, tokenizer: Tokenizer
+    path: Path, num_tokens: int, num_documents: int, tokenizer: Tokenizer, made_from: str = ""
 ) -> dict[str, int]:
     """Make a token file that still lacks its tokens and document offsets.
 
-    returns   {"tokens": byte of the file where they begin, "documents": byte}
+    made_from  a hash of the texts that it is made from
+    returns    {"tokens": byte of the file where they begin, "documents": byte}
     The bytes of the file depend on the arguments alone. Errors: OSError.
     """
     files = tokenizer.files
@@ -54,6 +57,7 @@ def lay_out_token_file(
         "vocabulary_size": tokenizer.vocabulary_size,
         "tokenizer_sha256": tokenizer.hash,
         "end_of_text": _NONE if end is None else end,
+        _MADE_FROM: made_from,
     }
     places = hdf5.lay_out(path, datasets, attributes)
     with open(path, "r+b") as file:
@@ -72,6 +76,7 @@ class TokenFile:
     documents        [d + 1] int64, where each document begins; the last is n
     end_of_text      token number behind each document, or None
     tokenizer_hash   SHA-256 of its tokenizer.json
+    made_from        a hash of the texts that it was made from; "" if it says nothing
     tokenizer_files  {name: content}, for tokenizer_of(); {} for bytes
     """
 
@@ -81,6 +86,7 @@ class TokenFile:
     vocabulary_size: int
     end_of_text: int | None
     tokenizer_hash: str
+    made_from: str
     tokenizer_files: dict[str, bytes]
 
 
@@ -121,14 +127,17 @@ def open_token_file(path: Path) -> TokenFile:
     )
 
 
-def _facts(path: Path, attributes: dict) -> tuple[int, int | None, str]:
-    """Return the size of the vocabulary, the end of a text, and the hash of the tokenizer."""
-    size, end, digest = (attributes.get(name) for name in _ATTRIBUTES[2:])
-    size = wanted_count(size, path, "vocabulary_size", 1 << 32, error=CorpusError)
+def _facts(path: Path, attributes: dict) -> tuple[int, int | None, str, str]:
+    """Return the size of the vocabulary, the end of a text, the hash of the tokenizer, and what
+    the file was made from.
+    """
+    size, end, digest = (attributes.get(name) for name in _FACTS)
+    size = wanted_count(size, path, "vocabulary_size", MOST_TOKENS, error=CorpusError)
     if end != _NONE:
         wanted_count(end, path, "end_of_text", max(size - 1, 0), error=CorpusError)
     wanted(digest, str, path, "tokenizer_sha256", error=CorpusError)
-    return size, None if end == _NONE else end, digest
+    made_from = wanted(attributes.get(_MADE_FROM, ""), str, path, _MADE_FROM, error=CorpusError)
+    return size, None if end == _NONE else end, digest, made_from
 
 
 def _array(path: Path, datasets: dict, name: str, read, dtypes, most: int = LARGEST):

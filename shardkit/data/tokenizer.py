@@ -22,6 +22,7 @@ from ..files.reading import parsed_json, read_bytes, wanted
 BYTES = "bytes"  # the name of the tokenizer that has no file
 MAIN_FILE = "tokenizer.json"
 FILES = (MAIN_FILE, "tokenizer_config.json", "special_tokens_map.json")  # those that are read
+MOST_TOKENS = 1 << 24  # of a vocabulary that a file tells: so many rows a model is given
 _MOST_BYTES = 1 << 27  # of each
 # Special tokens that end a text where no file beside tokenizer.json says which one does.
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -107,6 +108,12 @@ class JSONTokenizer(Tokenizer):
         self.files = files
         self._library = _of_library(files[MAIN_FILE], where)
         self.vocabulary_size = 1 + max(self._library.get_vocab().values(), default=-1)
+        if self.vocabulary_size > MOST_TOKENS:
+            raise InputError(
+                f"{where} has a token of number {self.vocabulary_size - 1:,}; wanted numbers below "
+                f"{MOST_TOKENS:,}",
+                where,
+            )
         self.end_of_text = self._find_end(where)
 
     def encode_many(self, texts):

@@ -4,6 +4,7 @@
 .npz   a zip archive of .npy files; those that are not compressed are read in place
 """
 
+import math
 import os
 import struct
 import tokenize
@@ -37,7 +38,16 @@ class StoredArray:
 def npy_array(path, *, error: type[FileError] = InputError) -> StoredArray:
     """Return the array of a .npy file. Errors: `error` if it is none, or is cut short; OSError."""
     with opened(path, error=error) as file:
-        return _stored(file, path, "", bytes_of(file), error)
+        size = bytes_of(file)
+        found = _stored(file, path, "", size, error)
+    num_bytes = math.prod(found.shape) * found.dtype.itemsize
+    if is_plain(found.dtype) and found.at + num_bytes != size:
+        raise error(
+            f"{path} has {size - found.at - num_bytes:,} bytes behind its array of shape "
+            f"{found.shape}; wanted one array and nothing else",
+            path,
+        )
+    return found
 
 
 def npz_arrays(path, *, error: type[FileError] = InputError) -> dict[str, StoredArray]:

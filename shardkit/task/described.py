@@ -11,7 +11,7 @@ import numpy
 
 from ..annotations import FilePath
 from ..data.samples import Samples, reader_of
-from ..data.tables import TableSamples
+from ..data.tables import MOST_CLASSES, TableSamples
 from ..files.reading import parsed_json, understood, wanted, wanted_count
 from ..nn.metrics import Metric
 from .scaling import Scaling
@@ -48,7 +48,7 @@ class Described:
         values = parsed_json(content, path)
         with understood(path):
             found = {name: _tuple_of(kind, values, name, path) for name, kind in _LISTS.items()}
-            classes = wanted_count(values["classes"], path, "classes", _MOST_CLASSES)
+            classes = wanted_count(values["classes"], path, "classes", MOST_CLASSES)
             x, y = (_scaling(values[name], path, name) for name in ("x", "y"))
         return cls(**found, x=x, y=y, classes=classes)
 
@@ -61,7 +61,6 @@ _LISTS = {
     "x_shape": int,
     "y_shape": int,
 }
-_MOST_CLASSES = 1 << 24
 
 
 def _tuple_of(kind: type, values: dict, name: str, path) -> tuple:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from ..data.contents import content_of_array
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
@@ -45,9 +46,7 @@ class ArraySamples(Samples):
         for tree in (self.x, self.y):
             digest.update(str(structure(tree)).encode() if is_tree(tree) else b"")
         for array in leaves((self.x, self.y)):
-            digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
-            step = max(1, len(array) // 256)
-            digest.update(numpy.ascontiguousarray(array[::step][:256]).tobytes())
+            digest.update(content_of_array(array).encode())
         return digest.hexdigest()
 
 

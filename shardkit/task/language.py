@@ -1,11 +1,14 @@
 """`language`: a GPT that learns to continue text: bytes, or the tokens of any tokenizer."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy
 
 from ..checkpoint.models import without_weights
+from ..checkpoint.pretrained.folder import is_transformers_folder
+from ..data.contents import Contents
 from ..data.language import LanguageData
 from ..data.packed import IGNORED
 from ..data.samples import TRAINING, VALIDATION, Samples
@@ -122,8 +125,26 @@ class Language(Task):
         self._take(found)
         found.check_tokens(self.vocabulary_size)
         found.store(folder / "data")
+        self._note_start(folder / "data", resume)
         for name, content in found.tokenizer_files.items():
             write_whole(folder / name, content)
+
+    def _note_start(self, folder: Path, resume: bool) -> None:
+        """Keep what the folder of transformers held that the run began with, or compare it.
+
+        One that is gone is not needed any more. Errors: InputError if it was changed, OSError.
+        """
+        path = self.settings.model.start
+        if path is None or not is_transformers_folder(path):
+            return
+        files = sorted(Path(path).glob("*.safetensors"))
+        contents = Contents.stored(folder) if resume else Contents()
+        for file in files:
+            if resume:
+                contents.check(file)
+            else:
+                contents.of(file)
+        contents.store(folder)
 
     def open(self, folder):
         self._take(LanguageData.open(folder / "data", self.settings.data))

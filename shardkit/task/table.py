@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 
 from ..annotations import FilePath
+from ..data.contents import Contents
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
@@ -175,13 +176,37 @@ class TableTask(Task):
 
     def prepare(self, folder: Path, resume: bool) -> None:
         if self._new is None:
+            self._check_contents(folder / "data")
             return
         described = self._describe(*self._survey().merged(self.surveyed))
         (folder / "data").mkdir(parents=True, exist_ok=True)
         write_index(_rows_of(self._new[0]).table, _index(folder, TRAINING))
         if self.settings.data.validation_path is not None:
             write_index(_rows_of(self._new[1]).table, _index(folder, VALIDATION))
+        contents = Contents()
+        for samples in self._new:
+            _rows_of(samples).table.note_contents(contents)
+        self._check_apart(contents)
+        contents.store(folder / "data")
         write_whole(folder / "data" / DESCRIPTION, described.to_json())
+
+    def _check_apart(self, contents: Contents) -> None:
+        """Raise ConfigurationError if the rows that are held out are also trained on."""
+        data = self.settings.data
+        held = data.validation_path
+        if held is not None and contents.of(held) == contents.of(data.path):
+            raise ConfigurationError(
+                f"{held} of data.validation_path holds what {data.path} does; a model knows what "
+                "it was trained on: give other rows, or data.validation_percent"
+            )
+
+    def _check_contents(self, folder: Path) -> None:
+        """Refuse to go on with files that were changed. Errors: InputError, OSError."""
+        contents, data = Contents.stored(folder), self.settings.data
+        for path in (data.path, data.validation_path):
+            if path is not None:
+                contents.check(path)
+        contents.store(folder)
 
     def _check(self):
         data = self.settings.data
@@ -201,18 +226,21 @@ class TableTask(Task):
         folder   of the run, with what prepare() wrote; None: it has written nothing yet
         """
         data = self.settings.data
-        rows = self._rows(data.path, _index(folder, TRAINING))
+        contents = None if folder is None else Contents.stored(folder / "data")
+        rows = self._rows(data.path, _index(folder, TRAINING), contents=contents)
         if data.validation_path is not None:
-            features = tuple(part.spec for part in rows.features)
-            return rows, self._rows(data.validation_path, _index(folder, VALIDATION), features)
+            how = {"features": tuple(part.spec for part in rows.features), "contents": contents}
+            return rows, self._rows(data.validation_path, _index(folder, VALIDATION), **how)
         ranges = split_rows(len(rows), data.validation_percent, rows.run_length)
         training, validation = (Selected(rows, part) for part in ranges)
         return training, validation
 
-    def _rows(self, path, index=None, features=None, *, has_targets=True) -> TableSamples:
+    def _rows(
+        self, path, index=None, features=None, *, contents=None, has_targets=True
+    ) -> TableSamples:
         data = self.settings.data
         return TableSamples(
-            open_table(path, index),
+            open_table(path, index, contents),
             data.features if features is None else features,
             data.target if has_targets else (),
             weights=data.weights if has_targets else None,
@@ -254,6 +282,12 @@ class TableTask(Task):
             raise ConfigurationError(
                 f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
                 "classes or more"
+            )
+        if in_training > len(self._new[0]):
+            raise ConfigurationError(
+                f"{data.path}: classes up to {in_training - 1} in {data.target[0]} of "
+                f"{len(self._new[0])} training rows, so that most have no row; number those that "
+                "are there 0, 1, 2, ..."
             )
         if most_in_validation >= in_training:
             raise ConfigurationError(

@@ -301,6 +301,7 @@ class TrainingRun:
                     "restore it, or start a new run"
                 )
         self._compare_blas(manifest.get("blas"))
+        self._compare_companions()
         self._take_companions()
         self.saves.go_on_from(self.model.step_number, str(self.checkpoints[0].parent))
         self.be_at_step(f"resumed at step {self.model.step_number}")
@@ -312,6 +313,17 @@ class TrainingRun:
                 f"products by parallel.blas={now} from here on, by {before} before: the bits are "
                 "not those of a run that kept to one"
             )
+
+    def _compare_companions(self):
+        """Refuse other companions than those of the checkpoint: a scaling of other rows, say."""
+        with collectively(self.backend):
+            stored = self.model.companions
+            for name, content in self.task.companions().items():
+                if stored.get(name, content) != content:
+                    raise CheckpointError(
+                        f"{name} of {self.folder} is not the one that its checkpoints were trained "
+                        f"with, which they hold; restore it, or start a new run"
+                    )
 
     def _take_companions(self):
         with collectively(self.backend):

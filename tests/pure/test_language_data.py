@@ -9,10 +9,11 @@ import numpy
 import pytest
 from token_sources import FORMATS, WITH_DOCUMENTS, documents, write_documents, write_megatron
 
+from shardkit.data.contents import content_of
 from shardkit.data.corpus import Corpus
 from shardkit.data.language import LanguageData
 from shardkit.data.packed import IGNORED, PackedTokens, TokenWindows
-from shardkit.data.segments import Segment, mark_of
+from shardkit.data.segments import Segment
 from shardkit.data.settings import TextData
 from shardkit.data.tokenizer import ByteTokenizer
 from shardkit.errors import ConfigurationError, CorpusError
@@ -330,7 +331,7 @@ def test_documents_of_a_large_file_are_split_without_a_list_of_them(tmp_path):
     path.write_bytes(b"")
     os.truncate(path, 10**7)
     offsets = numpy.arange(0, 10**7 + 1, 10)
-    segment = Segment(str(path), "uint8", 0, 10**7, mark_of(path), offsets)
+    segment = Segment(str(path), "uint8", 0, 10**7, content_of(path), offsets)
     split = Corpus("text", (segment,), 1.0, 256, None).split(5.0)
     assert (
         len(split["validation"].parts) < 5000 and not (split["validation"].parts[:, 1:] % 10).any()
@@ -342,7 +343,7 @@ def test_documents_of_a_large_file_are_split_without_a_list_of_them(tmp_path):
 def test_packed_tokens_cross_parts_and_files(tmp_path):
     for name in "ab":
         (tmp_path / name).write_bytes(name.encode() * 5)
-    segments = [Segment(str(tmp_path / n), "uint8", 0, 5, mark_of(tmp_path / n)) for n in "ab"]
+    segments = [Segment(str(tmp_path / n), "uint8", 0, 5, content_of(tmp_path / n)) for n in "ab"]
     packed = PackedTokens(segments, numpy.array([[0, 1, 4], [1, 0, 2], [1, 3, 5]]))
     assert bytes(packed.gather(numpy.array([0, 2]), 5).astype("uint8").tobytes()) == b"aaabbabbbb"
     assert packed.boundaries(0, 7) == [3, 5] and packed.place(5) == (str(tmp_path / "b"), 3)

@@ -267,11 +267,12 @@ def test_values_in_files_that_the_file_names_are_not_read(tmp_path):
     table_refused(tmp_path / "external.h5", "has its values in other files")
     with h5py.File(tmp_path / "source.h5", "w") as file:
         file["x"] = numpy.arange(100.0)
-    with h5py.File(tmp_path / "virtual.h5", "w") as file:
+    (tmp_path / "own").mkdir()
+    with h5py.File(tmp_path / "own/virtual.h5", "w") as file:
         layout = h5py.VirtualLayout((100,), "f8")
-        layout[:] = h5py.VirtualSource("source.h5", "x", (100,))
+        layout[:] = h5py.VirtualSource(str(tmp_path / "source.h5"), "x", (100,))
         file.create_virtual_dataset("x", layout)
-    table_refused(tmp_path / "virtual.h5", "is a virtual dataset")
+    table_refused(tmp_path / "own/virtual.h5", "source.h5 is not in the folder of the file")
     with h5py.File(tmp_path / "link.h5", "w") as file:
         file["x"] = h5py.ExternalLink("source.h5", "x")
         file["y"] = h5py.SoftLink("x")

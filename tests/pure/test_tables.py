@@ -348,3 +348,115 @@ def test_a_batch_of_a_damaged_file_is_refused_when_it_is_opened(tmp_path):
     (tmp_path / "t.npy").write_bytes(whole[:-100])
     with pytest.raises(ConfigurationError, match="is cut short: shape .1000, 8. of float64"):
         open_table(tmp_path / "t.npy")
+
+
+# ---- the first line of a CSV ---------------------------------------------------------------------
+
+FLOATS = [(0.5, 0.25, 0.75), (1e-3, 2.5, -1.5), (0.1, 0.2, 0.3)]
+WHOLE = [(1, 2, 3), (4, 5, 6), (0, 0, 0)]
+LABELS = [(0.5, 0.25, 1), (0.5, 0.125, 0), (0.75, 0.5, 2)]
+NAMES_OR_ROW = {  # first line: (rows, what it is)
+    ("a", "b", "c"): [(FLOATS, "names"), (WHOLE, "names")],
+    ("a", "1", "2"): [(FLOATS, "names"), (WHOLE, "names")],
+    ("0", "1", "2"): [(FLOATS, "names"), (LABELS, "names"), (WHOLE, "either"), ([], "either")],
+    ("1", "2", "3"): [(FLOATS, "either"), (WHOLE, "either"), (LABELS, "either")],
+    ("1990", "1991", "1992"): [(FLOATS, "either"), (WHOLE, "either")],
+    ("7", "3", "5"): [(FLOATS, "either"), (WHOLE, "row"), (LABELS, "row"), ([], "row")],
+    ("0", "0", "1"): [(FLOATS, "either"), (WHOLE, "row"), (LABELS, "row")],
+    ("0.0", "1.0", "2.0"): [(FLOATS, "row"), (WHOLE, "row")],
+    ("1e0", "2e0", "nan"): [(FLOATS, "row")],
+}
+
+
+def csv_of(head, rows, delimiter=",", mark="", end="\n", last="\n", quote=""):
+    lines = [head, *(map(str, row) for row in rows)]
+    return mark + end.join(delimiter.join(f"{quote}{c}{quote}" for c in r) for r in lines) + last
+
+
+HOW = {
+    "plain": {},
+    "semicolons": {"delimiter": ";"},
+    "tabs": {"delimiter": "\t"},
+    "Windows": {"mark": "\ufeff", "end": "\r\n", "last": "\r\n"},
+    "no last line end": {"last": ""},
+    "quotes": {"quote": '"'},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("head", NAMES_OR_ROW, ids=",".join)
+def test_the_first_line_is_names_or_a_row_or_refused(head, how, tmp_path):
+    for rows, what in NAMES_OR_ROW[head]:
+        (tmp_path / "t.csv").write_bytes(csv_of(head, rows, **HOW[how]).encode())
+        if what == "either":
+            with pytest.raises(ConfigurationError, match="t.csv: its first line, .*may be names"):
+                open_table(tmp_path / "t.csv")
+            continue
+        table = open_table(tmp_path / "t.csv")
+        names = [*head] if what == "names" else ["0", "1", "2"]
+        assert [*table.fields] == names
+        assert table.fields[names[0]].rows == len(rows) + (what == "row")
+        if rows and "nan" not in head:
+            number = numpy.array([table.fields[names[0]].rows - 1])
+            (last,) = TableSamples(table, dtype=None).read(number)[0]
+            assert last.tolist() == [*map(float, rows[-1])]
+
+
+def text_of(content):
+    return lambda path: path.write_text(content)
+
+
+INDEXES = {  # what is written: (file, its index, a feature, the target, how)
+    "to_csv": ("t.csv", "", "a", "y", text_of(",a,y\n0,1.5,2\n1,2.5,3\n")),
+    "to_csv of a bare array": ("t.csv", "", "0", "1", text_of(",0,1\n0,1.5,2\n1,2.5,3\n")),
+    "to_csv by dates": ("t.csv", "", "a", "y", text_of(",a,y\n2026-01-01,1.5,2\n")),
+    "to_csv, read and written again": (
+        "t.csv",
+        "Unnamed: 0",
+        "a",
+        "y",
+        text_of("Unnamed: 0,a,y\n0,1.5,2\n1,2.5,3\n"),
+    ),
+    "write.csv of R": ("t.tsv", "", "a", "y", text_of('""\t"a"\t"y"\n"1"\t1.5\t2\n')),
+    "to_hdf": ("t.h5", "df/axis1", "df/a", "df/y", lambda path: write_frame(path)),
+    "to_parquet": ("t.parquet", "__index_level_0__", "a", "y", lambda path: write_groups(path)),
+}
+
+
+def write_frame(path):
+    """As pandas' to_hdf does in its fixed format."""
+    with h5py.File(path, "w") as file:
+        file["df/axis1"] = numpy.arange(4)
+        file["df/a"] = numpy.full((4, 1), 1.5)
+        file["df/y"] = numpy.ones(4)
+
+
+def write_groups(path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"a": [1.5, 2.5], "y": [2.0, 3.0], "__index_level_0__": [7, 3]}
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+@pytest.mark.parametrize("case", INDEXES)
+def test_an_index_is_a_feature_only_if_it_is_named(case, tmp_path):
+    name, index, feature, target, make = INDEXES[case]
+    make(tmp_path / name)
+    table = open_table(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=f"{name}: column '{index}' seems to be the index"):
+        TableSamples(table, targets=[target])
+    samples = TableSamples(table, [feature], [target], dtype=None)
+    assert samples.feature_names[0].startswith(feature)
+    assert samples.read(numpy.array([0]))[0].item() == 1.5
+    if index:
+        named = TableSamples(table, [feature, index], [target])
+        assert named.feature_names[-1] == index
+
+
+def test_class_numbers_are_bounded(tmp_path):
+    numpy.savez(tmp_path / "t.npz", x=numpy.ones((4, 2)), k=[0, 1, (1 << 20) - 1, 1 << 20])
+    samples = TableSamples(open_table(tmp_path / "t.npz"), ["x"], ["k"], classes=True)
+    assert samples.read(numpy.array([2]))[1] == [(1 << 20) - 1]
+    with pytest.raises(ConfigurationError, match="row 3, column k: 1048576; wanted a class number"):
+        samples.read(numpy.arange(4))

@@ -2,13 +2,15 @@
 
     config.json              --> the model: families.py
     model.safetensors        --> its parameters, read box by box: names.py, reads.py
-    model.safetensors.index.json: the same in several files
+    model.safetensors.index.json: the same in several files. Where both are there, the first is
+                             read, as by transformers; an index that does not hold is refused
     tokenizer.json, ...      --> companions, which travel in the checkpoints of the model
 
 So GPT.from_checkpoint(folder) and load_model(folder) take such a folder as it is. Nothing in it has
 a checksum: sizes, names and shapes are compared before anything is read.
 """
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,6 +38,8 @@ from .safetensors import READABLE, StoredTensor, read_header
 TENSORS_NAME = "model.safetensors"
 INDEX_NAME = TENSORS_NAME + ".index.json"
 _MOST_INDEX_BYTES = 1 << 26
+_MOST_PARTS = 1 << 16
+_PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<suffix>\..+)", re.ASCII)
 _CHUNK = 1 << 20  # elements
 _MODEL = "model/"
 
@@ -76,6 +80,7 @@ class TransformersFolder:
         self._entries: dict = contents[0]
         self._tensors = contents[1]
         self.model, self._family, self.notes = self._described(dtype, sequence_length)
+        self.notes += _note_on_index(self.folder)
         self._links = {link.ours: link for link in links(self.model, self._family)}
         self._parameters = self.model.named_parameters()
         for parameter in self._parameters.values():
@@ -270,10 +275,13 @@ def _are_equal(a: StoredTensor, b: StoredTensor) -> bool:
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return {name in the files: where it is}. Errors: FileNotFoundError, CheckpointError."""
+    tensors = None
     if (folder / INDEX_NAME).exists():
         index = read_json(folder / INDEX_NAME, _MOST_INDEX_BYTES, error=CheckpointError)
-        return _indexed_tensors(folder, index)
-    if not (folder / TENSORS_NAME).exists():
+        tensors = _indexed_tensors(folder, index)
+    if (folder / TENSORS_NAME).exists():
+        tensors = _header(folder / TENSORS_NAME)
+    if tensors is None:
         advice = ""
         if any(folder.glob("*.bin")):
             advice = (
@@ -281,7 +289,17 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
                 "transformers writes safetensors"
             )
         raise FileNotFoundError(f"{folder} holds neither {TENSORS_NAME} nor {INDEX_NAME}{advice}")
-    return _header(folder / TENSORS_NAME)
+    return tensors
+
+
+def _note_on_index(folder: Path) -> list[str]:
+    """Return a note on an index that is passed over."""
+    if not ((folder / TENSORS_NAME).exists() and (folder / INDEX_NAME).exists()):
+        return []
+    return [
+        f"{TENSORS_NAME} was read, as transformers does; {INDEX_NAME} beside it, and its files, "
+        "were not"
+    ]
 
 
 def _indexed_tensors(folder: Path, index: dict) -> dict[str, StoredTensor]:
@@ -293,11 +311,38 @@ def _indexed_tensors(folder: Path, index: dict) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{folder / INDEX_NAME} has no weight_map of names of files beside it"
         )
-    headers = {file: _header(folder / file) for file in sorted(set(files.values()))}
+    names = sorted(set(files.values()))
+    _check_all_parts(folder, names)
+    headers = {file: _header(folder / file) for file in names}
     for name, file in files.items():
         if name not in headers[file]:
             raise CheckpointError(f"{folder / file} does not hold {name}, which {INDEX_NAME} says")
-    return {name: headers[file][name] for name, file in files.items()}
+    tensors: dict[str, StoredTensor] = {}
+    for header in headers.values():
+        for name, tensor in header.items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"{tensors[name].path} and {tensor.path} both hold {name}; of which save are "
+                    f"the files that {INDEX_NAME} names? Write them again, into an empty folder"
+                )
+            tensors[name] = tensor
+    return tensors
+
+
+def _check_all_parts(folder: Path, names: list[str]) -> None:
+    """Refuse an index that leaves out parts of its own save: "-00003-of-00003", say."""
+    for name in names:
+        part = _PART.fullmatch(name)
+        if part is None:
+            continue
+        stem, count = part["stem"], int(part["count"])
+        every = {f"{stem}-{i:05d}-of-{part['count']}{part['suffix']}" for i in range(1, count + 1)}
+        left = sorted(every - {*names}) if count <= _MOST_PARTS else []
+        if left or count > _MOST_PARTS:
+            raise CheckpointError(
+                f"{folder / INDEX_NAME} names {name}, but not {(left or ['all others'])[0]}; write "
+                "the files again, into an empty folder"
+            )
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

@@ -27,6 +27,7 @@ from ...files.reading import (
     opened,
     parsed_json,
     understood,
+    wanted,
 )
 from ...files.writing import whole_file
 
@@ -36,6 +37,7 @@ READABLE = tuple(NUMPY_TYPES)
 INTEGER_TYPES = {"I64": "<i8", "I32": "<i4"}  # of counters; weights of integers are not read
 _STORED_TYPES = {**NUMPY_TYPES, **INTEGER_TYPES}
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
+_METADATA = "__metadata__"
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 
@@ -83,6 +85,25 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     Errors: FileNotFoundError, CheckpointError if it is something else or damaged. Tensors of other
     types than READABLE are listed, and cannot be read.
     """
+    entries, length, size = _entries(path)
+    entries.pop(_METADATA, None)
+    tensors = {}
+    for name, entry in entries.items():
+        with understood(path, name, error=CheckpointError):
+            tensors[name] = _checked(path, name, entry, 8 + length)
+    spans = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
+    _check_no_holes(path, spans, size - 8 - length)
+    return tensors
+
+
+def read_metadata(path: Path) -> dict:
+    """Return what a file says of itself, {} where that is nothing. Errors: as read_header."""
+    found = _entries(path)[0].get(_METADATA, {})
+    return wanted(found, dict, path, _METADATA, error=CheckpointError)
+
+
+def _entries(path: Path) -> tuple[dict, int, int]:
+    """Return what the header holds, its length, and the size of the file."""
     with opened(path, error=CheckpointError) as file:
         size = bytes_of(file)
         length = int.from_bytes(file.read(8), "little")
@@ -92,15 +113,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 f"{length}"
             )
         text = file.read(length)
-    entries = parsed_json(text, path, error=CheckpointError)
-    entries.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in entries.items():
-        with understood(path, name, error=CheckpointError):
-            tensors[name] = _checked(path, name, entry, 8 + length)
-    spans = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
-    _check_no_holes(path, spans, size - 8 - length)
-    return tensors
+    return parsed_json(text, path, error=CheckpointError), length, size
 
 
 def _checked(path, name, entry, first_byte) -> StoredTensor:
@@ -135,7 +148,11 @@ def _check_no_holes(path, spans, num_bytes) -> None:
 
 
 def write_tensors(
-    path: Path, shapes: dict[str, tuple[int, ...]], dtype: str | dict[str, str], arrays
+    path: Path,
+    shapes: dict[str, tuple[int, ...]],
+    dtype: str | dict[str, str],
+    arrays,
+    about: dict[str, str] | None = None,
 ) -> None:
     """Write a file of these tensors, whole; it is on disk when this returns.
 
@@ -143,10 +160,12 @@ def write_tensors(
     dtype    "float32", "float64", ..., of all, or {name: dtype}
     arrays   an iterable of NumPy arrays in the order of `shapes`; each is dropped before the next
              is asked for
+    about    more that the file says of itself
     """
     dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shapes, dtype)
     types = {name: _NAMES[dtypes[name]] for name in shapes}
-    entries = {"__metadata__": {"format": "pt"}}  # without it, transformers 4 refuses the file
+    # without the format, transformers 4 refuses the file
+    entries: dict[str, dict] = {_METADATA: {"format": "pt", **(about or {})}}
     at = 0
     for name, shape in shapes.items():
         stop = at + prod(shape) * numpy.dtype(_STORED_TYPES[types[name]]).itemsize

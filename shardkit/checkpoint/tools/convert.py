@@ -11,6 +11,7 @@ reads the folder as it is. Token ids, generation settings and the files of a tok
 travel in the checkpoints, through training too (format/companions.py).
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ import numpy
 
 from ...comm.threads.backend import run_ranks
 from ...errors import CheckpointError, ConfigurationError
-from ...files.reading import parsed_json
+from ...files.reading import parsed_json, read_bytes
+from ...files.removing import remove_file
 from ...files.writing import write_whole
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
 from ..format.companions import CONFIGURATION_NAME, found_beside
+from ..format.manifest import MANIFEST_NAME
+from ..format.manifest import MOST_BYTES as MOST_MANIFEST_BYTES
 from ..models import gpt_of
 from ..paths import averaged_path, check_averaged
 from ..pretrained.adapter import SETTINGS_NAME as ADAPTER_SETTINGS_NAME
@@ -33,11 +37,12 @@ from ..pretrained.adapter import save_adapter
 from ..pretrained.families import configuration_of
 from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder
 from ..pretrained.names import Link, links
-from ..pretrained.safetensors import write_tensors
+from ..pretrained.safetensors import read_metadata, write_tensors
 from ..sources import find_model
 from ..store import CheckpointStore
 from ..whole import load
 
+_MADE_FROM = "shardkit.made_from"  # in the file of tensors
 TOKENIZER_NAME, TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
 
@@ -64,7 +69,9 @@ class Conversion:
 # ---- to transformers -----------------------------------------------------------------------------
 
 
-def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = False) -> Conversion:
+def to_safetensors(
+    path, folder, *, dtype: str | None = None, averaged: bool = False, renews: bool = False
+) -> Conversion:
     """Write a checkpoint's model as a folder that transformers reads; optimizer state stays behind.
 
     path     a checkpoint, or a folder of them: the newest valid one; or a folder of transformers
@@ -72,6 +79,8 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
              it
     dtype    "float32" or "float64"; None: that of the checkpoint
     averaged the averages that sk.EMA kept, instead of the weights
+    renews   a model that was written here of another checkpoint is replaced, and one of this
+             checkpoint left as it is
     Updates of low rank are added to their weights.
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the folder holds a
     model already.
@@ -80,7 +89,8 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     checkpoint, skipped = find_model(path)
     companions = _with_tokenizer_settings(checkpoint.companions())
     names = (CONFIGURATION_NAME, TENSORS_NAME, INDEX_NAME, *companions)
-    _check_free(folder, [folder / name for name in names])
+    is_ours = renews and _MADE_FROM in _about(folder / TENSORS_NAME)
+    _check_free(folder, [folder / (INDEX_NAME if is_ours else name) for name in names])
     original = parsed_json(
         companions.pop(CONFIGURATION_NAME, b"{}"),
         checkpoint.folder / CONFIGURATION_NAME,
@@ -101,12 +111,19 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
         theirs: some[0].shape_in_theirs(parameters[some[0].ours].shape)
         for theirs, some in parts.items()
     }
+    made_from = _made_from(checkpoint, dtype, averaged)
+    is_there = is_ours and (folder / CONFIGURATION_NAME).exists()
+    if is_there and made_from == _about(folder / TENSORS_NAME)[_MADE_FROM]:
+        return Conversion(str(folder), model, len(shapes), ["is of this checkpoint already"])
     if averaged:
         check_averaged(checkpoint.folder, checkpoint.shapes)
     read = _reader(checkpoint, model, averaged)
     arrays = (_assembled(read, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / TENSORS_NAME, shapes, dtype, arrays)
+    if is_there:
+        remove_file(folder / CONFIGURATION_NAME)  # what is left half done is no model
+    about = {_MADE_FROM: made_from} if made_from else None
+    write_tensors(folder / TENSORS_NAME, shapes, dtype, arrays, about)
     for name, content in companions.items():
         write_whole(folder / name, content)
     text = json.dumps(configuration, indent=2) + "\n"
@@ -117,6 +134,23 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     if companions:
         notes.append(f"brought back: {', '.join(companions)}")
     return Conversion(str(folder), model, len(shapes), notes)
+
+
+def _about(path: Path) -> dict:
+    """Return what a file of tensors says of itself; {} where there is none."""
+    return read_metadata(path) if path.exists() else {}
+
+
+def _made_from(checkpoint, dtype: str, averaged: bool) -> str:
+    """Return a hash of a checkpoint and settings; "" for a folder of transformers.
+
+    The manifest has a checksum of all that the checkpoint holds.
+    """
+    if isinstance(checkpoint, TransformersFolder):
+        return ""
+    manifest = read_bytes(checkpoint.folder / MANIFEST_NAME, MOST_MANIFEST_BYTES)
+    about = json.dumps([dtype, averaged]).encode()
+    return hashlib.sha256(manifest + about).hexdigest()
 
 
 def _with_original(configuration: dict, original: dict) -> dict:

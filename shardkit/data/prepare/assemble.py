@@ -30,7 +30,11 @@ class Totals:
 
 
 def assemble(
-    backend: CommunicationBackend, path: Path, parts: list[TokenPart], tokenizer: Tokenizer
+    backend: CommunicationBackend,
+    path: Path,
+    parts: list[TokenPart],
+    tokenizer: Tokenizer,
+    made_from: str,
 ) -> Totals:
     """Write a token file of these parts, in their order; it is on disk when this returns.
 
@@ -41,7 +45,8 @@ def assemble(
     places = None
     with collectively(backend):
         if backend.rank == 0:
-            places = lay_out_token_file(path, totals.num_tokens, totals.num_documents, tokenizer)
+            sizes = totals.num_tokens, totals.num_documents
+            places = lay_out_token_file(path, *sizes, tokenizer, made_from)
     places = backend.broadcast_object(places, 0)
     starts = [
         *zip(

@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from ...errors import ConfigurationError, CorpusError
 from ...files.reading import opened, size_of
+from ..contents import content_of, stamp_of
 from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader
 from .readers import DocumentReader, JSONReader, Span, TextReader
-from .unpacking import head_of, is_compressed, unpack
+from .unpacking import head_of, is_compressed, mark_of, unpack
 
 READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
 _KINDS = {
@@ -37,6 +38,7 @@ class Input:
     """One file as it was found: its kind, its size in bytes, and when it was changed (ns).
 
     content   the file with its documents: itself, or what was unpacked; None: not yet unpacked
+    mark      hash of all that the content is; "": it is not known yet
     """
 
     path: Path
@@ -44,6 +46,20 @@ class Input:
     num_bytes: int
     modified: int
     content: Path | None
+    mark: str = ""
+
+    def marked(self, work: Callable[[], None]) -> "Input":
+        """Return this input with its mark. Errors: CorpusError, OSError."""
+        is_packed = self.content is None
+        mark = mark_of(self.path, work) if is_packed else content_of(self.path, work=work)
+        return replace(self, mark=mark)
+
+    def check_untouched(self) -> None:
+        """Raise CorpusError if the file was changed since it was found."""
+        if stamp_of(self.path)[1] != self.modified:
+            raise CorpusError(
+                f"{self.path} was changed while it was prepared; start again", self.path
+            )
 
     def unpacked(self, folder: Path, work: Callable[[], None]) -> "Input":
         """Return this input with its content, unpacked into a folder if it is compressed.
@@ -77,7 +93,7 @@ class Block:
             str(self.input.path.resolve()),
             self.input.kind,
         )
-        about += (self.input.num_bytes, self.input.modified, self.span)
+        about += (self.input.num_bytes, self.input.modified, self.input.mark, self.span)
         return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 

@@ -24,6 +24,7 @@ from ...files.ownership import Ownership
 from ...files.reading import read_json, wanted
 from ...files.removing import few
 from ...files.writing import move_file, write_whole
+from ..token_file import open_token_file
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
 from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs, passing
@@ -43,6 +44,7 @@ class Preparation:
     tokenizer         path of a tokenizer.json or its folder, or "bytes"; None: train one
     train_vocabulary  number of tokens of the one that is trained and stored beside the output
     field             of JSON lines, or column of Parquet; None: "text"
+    reuses            the output may be there, if it was made from the same texts and settings
     """
 
     inputs: tuple[str, ...]
@@ -50,6 +52,7 @@ class Preparation:
     tokenizer: str | None = None
     train_vocabulary: int | None = None
     field: str | None = None
+    reuses: bool = False
 
 
 def prepare_tokens(
@@ -76,9 +79,12 @@ def prepare_tokens(
 
 
 def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, report) -> Totals:
-    output = preparation.output
-    blocks, field, attempt, files = _plan(backend, preparation, owned, say)
-    folder = PartsFolder(output, attempt)
+    inputs, field, files, made_from = _found(backend, preparation)
+    there = _there(backend, preparation, files, made_from, say)
+    if there is not None:
+        return there
+    blocks, attempt = _plan(backend, preparation, inputs, field, owned, say)
+    folder = PartsFolder(preparation.output, attempt)
     with ledger_in(backend, folder.ledger):
         if files is None:
             files = _trained(backend, folder, preparation, blocks, field, say)
@@ -89,60 +95,108 @@ def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, rep
         if backend.rank == 0 and num_kept:
             say(f"{num_kept} of {len(blocks)} parts were done before")
         parts = work.encode(report)
-        totals = assemble(backend, folder.unfinished, parts, tokenizer)
+        totals = assemble(backend, folder.unfinished, parts, tokenizer, made_from)
     with collectively(backend):
         if backend.rank == 0:
+            for one in inputs:
+                one.check_untouched()
             _publish(folder, preparation, tokenizer, say)
     return totals
 
 
-def _plan(
-    backend, preparation: Preparation, owned, say
-) -> tuple[list[Block], str, str, dict | None]:
-    """Return (blocks, field, name of this attempt, files of the tokenizer or None). Collective."""
-    plan = None
+def _found(
+    backend, preparation: Preparation
+) -> tuple[list[Input], str, dict[str, bytes] | None, str]:
+    """Return (inputs, field, files of the tokenizer or None, hash of the texts). Collective."""
+    found = None
     with collectively(backend):
         if backend.rank == 0:
-            plan = _look(preparation, owned, say, backend.work)
-    inputs, field, attempt, files = backend.broadcast_object(plan, 0)
-    inputs = _unpacked(backend, inputs, PartsFolder(preparation.output, attempt).path)
+            found = _look(preparation, backend.work)
+    inputs, field, files = backend.broadcast_object(found, 0)
+    inputs = _shared(backend, inputs, lambda one: one.marked(backend.work))
+    about = [field, *((one.kind, one.mark) for one in inputs)]
+    return inputs, field, files, hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def _there(backend, preparation: Preparation, files, made_from: str, say) -> Totals | None:
+    """Return what the output holds, if it is there and may be used again. Collective."""
+    totals = None
+    with collectively(backend):
+        if backend.rank == 0 and preparation.output.exists():
+            totals = _reused(preparation, files, made_from, say)
+    return backend.broadcast_object(totals, 0)
+
+
+def _reused(preparation: Preparation, files, made_from: str, say) -> Totals:
+    """Return what the output holds. Errors: ConfigurationError if it was made from other texts."""
+    output = preparation.output
+    file = open_token_file(output)
+    if files is None:
+        beside = output.with_name(MAIN_FILE)
+        is_size = file.vocabulary_size == preparation.train_vocabulary
+        is_same = is_size and beside.exists()
+        files = open_tokenizer(str(beside)).files if is_same else {}
+    tokenizer = tokenizer_of(files)
+    is_same = file.tokenizer_files == files and file.tokenizer_hash == tokenizer.hash
+    if not is_same or file.made_from != made_from:
+        raise ConfigurationError(
+            f"{output} was not made from these texts, this tokenizer and this field; choose "
+            "another --output, or remove it"
+        )
+    say(f"{output} is there, made from the same texts, tokenizer and field")
+    return Totals(len(file.tokens), len(file.documents) - 1)
+
+
+def _plan(
+    backend, preparation: Preparation, inputs: list[Input], field: str, owned, say
+) -> tuple[list[Block], str]:
+    """Return (blocks, name of this attempt). Collective."""
+    attempt = None
+    with collectively(backend):
+        if backend.rank == 0:
+            attempt = uuid.uuid4().hex
+            owned.append(PartsFolder(preparation.output, attempt).open(say))
+    attempt = backend.broadcast_object(attempt, 0)
+    folder = PartsFolder(preparation.output, attempt).path
+    inputs = _shared(backend, inputs, lambda one: one.unpacked(folder, backend.work))
     blocks = None
     with collectively(backend):
         if backend.rank == 0:
             blocks = cut_into_blocks(inputs, field, backend.work)
-    return backend.broadcast_object(blocks, 0), field, attempt, files
+    return backend.broadcast_object(blocks, 0), attempt
 
 
-def _unpacked(backend, inputs: list[Input], folder: Path) -> list[Input]:
-    """Return the inputs with their content; the ranks share what is compressed. Collective."""
-    packed = [number for number, one in enumerate(inputs) if one.content is None]
+def _shared(backend, inputs: list[Input], change: Callable[[Input], Input]) -> list[Input]:
+    """Return the inputs as a function changes them, each on some rank. Collective."""
     with collectively(backend):
-        mine = packed[backend.rank :: backend.world_size]
-        made = {number: inputs[number].unpacked(folder, backend.work) for number in mine}
+        mine = range(backend.rank, len(inputs), backend.world_size)
+        made = {number: change(inputs[number]) for number in mine}
+    everyones: dict[int, Input] = {}
     for of_rank in backend.all_gather_object(made):
-        for number, one in of_rank.items():
-            inputs[number] = one
-    return inputs
+        everyones |= of_rank
+    return [everyones[number] for number in range(len(inputs))]
 
 
-def _look(preparation: Preparation, owned: list[Ownership], say, work):
+def _look(preparation: Preparation, work) -> tuple[list[Input], str, dict[str, bytes] | None]:
     output = preparation.output
     trains = preparation.train_vocabulary is not None
     if trains == (preparation.tokenizer is not None):
         raise ConfigurationError("wanted a tokenizer, or the size of a vocabulary to train")
-    for path in (output, *([output.with_name(MAIN_FILE)] if trains else [])):
-        if path.exists():
-            raise ConfigurationError(
-                f"{path} exists already; remove it, or choose another --output"
-            )
+    if not (preparation.reuses and output.exists()):
+        _check_free(output, output.with_name(MAIN_FILE) if trains else output)
     if not output.parent.is_dir():
         raise ConfigurationError(f"--output={output}: there is no folder {output.parent}")
     files = None if trains else open_tokenizer(preparation.tokenizer).files
     inputs = find_inputs(list(preparation.inputs), work)
-    field = check_field(inputs, preparation.field)
-    attempt = uuid.uuid4().hex
-    owned.append(PartsFolder(output, attempt).open(say))
-    return inputs, field, attempt, files
+    return inputs, check_field(inputs, preparation.field), files
+
+
+def _check_free(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise ConfigurationError(
+                f"{path} exists already; remove it, or choose another --output"
+            )
 
 
 def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer, say) -> None:

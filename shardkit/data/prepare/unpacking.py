@@ -17,6 +17,7 @@ from pathlib import Path
 from ...errors import CorpusError
 from ...files.reading import open_regular
 from ...files.writing import whole_file
+from ..contents import content_of_stream
 
 _REFUSED = {".zst": "unzstd", ".zstd": "unzstd", ".lz4": "unlz4", ".Z": "uncompress"}
 _DAMAGE = EOFError, lzma.LZMAError, zlib.error, ValueError
@@ -43,6 +44,11 @@ def is_compressed(path: Path) -> bool:
 def head_of(path: Path, num_bytes: int) -> bytes:
     """Return the first bytes of what a compressed file holds. Errors: CorpusError, OSError."""
     return _read(path, lambda file: file.read(num_bytes))
+
+
+def mark_of(path: Path, work: Callable[[], None]) -> str:
+    """Return the hash of what a compressed file holds, see content_of. Errors: as unpack."""
+    return _read(path, lambda file: content_of_stream(file, work))
 
 
 def unpack(path: Path, folder: Path, work: Callable[[], None]) -> Path:
