@@ -321,8 +321,7 @@ class NLLLoss(Loss):
     Parameters
     ----------
     weight
-        [classes] factor of each class; the mean divides by the sum of the factors. Sums of float32
-        numbers are exact, and so the same on every mesh.
+        [classes] factor of each class; the mean divides by the sum of the factors.
     ignore_index
         Elements of y with this value do not count.
     reduction
