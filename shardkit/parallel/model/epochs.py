@@ -41,14 +41,12 @@ class Epochs:
     ):
         self._model, self._given = model, given
         self._step, self._callbacks, self._stop = step, callbacks, stop
-        # equal parts that a global batch is cut into, over all data ranks
-        config = model.sharding_configuration
-        self._num_parts = model.mesh.size("data") * config.micro_batches
-        self._synchronizes = config.auto_synchronize_gradients
+        self._synchronizes = model.sharding_configuration.auto_synchronize_gradients
 
     def check(self) -> None:
         """Raise ConfigurationError or ShapeError unless the model can train on the samples."""
-        self._given.check_batches(self._num_parts)
+        micro_batches = self._model.sharding_configuration.micro_batches
+        self._given.check_batches(self._model.mesh.size("data") * micro_batches)
         self._given.check_samples(self._model.engine)
 
     def train(self, progress: EpochProgress) -> float:
@@ -69,7 +67,7 @@ class Epochs:
     def _train(self, progress: EpochProgress) -> None:
         """Take a step per batch, and add up the loss of their samples, each before its step."""
         x, y = self._given.samples("train")
-        for batch in self._given.batches(progress.epoch, self._num_parts)[progress.batch :]:
+        for batch in self._given.batches(progress.epoch)[progress.batch :]:
             if self._stop is not None and agree(self._model.mesh.world, self._stop()):
                 raise StopVoted("signal")
             (mine,) = split_batch(self._model.mesh, batch)
