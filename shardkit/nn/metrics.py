@@ -149,7 +149,7 @@ class _Mean(Metric):
         return numpy.array([*exact_lanes(items), items.size])
 
     def value(self, sums):
-        return exact_value(sums[:-1]) / sums[-1] if sums[-1] else math.nan
+        return exact_value(sums[:-1]) / float(sums[-1]) if sums[-1] else math.nan
 
 
 class RMSE(_Mean):

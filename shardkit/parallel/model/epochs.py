@@ -127,22 +127,15 @@ def evaluate_set(
     samples      (x, y), global, the same on all ranks
     batch_size   samples per pass, over all data ranks
     metrics      {name: Metric}
-    The last slice may leave a data rank without a part. It computes on a sample that it does not
-    count, since the others gather parameters with it.
     """
     if samples is None:
         return None
     loss = model.sharding_configuration.loss
-    measurement = Measurement(model.engine, metrics or {}, loss)
-    for start in range(0, num_samples(samples[0]), batch_size):
-        x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
-        mine = own_part(model.mesh, x), own_part(model.mesh, y)
-        has_part = num_samples(mine[0]) > 0
-        measurement.add(
-            *(mine if has_part else (rows(x, slice(1)), rows(y, slice(1)))), is_counted=has_part
-        )
-    mean, figures = measurement.figures()
-    return EvaluationResult(mean, num_samples(samples[0]), figures)
+    with Measurement(model.engine, metrics or {}, loss) as measured:
+        for start in range(0, num_samples(samples[0]), batch_size):
+            x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
+            measured.add(own_part(model.mesh, x), own_part(model.mesh, y))
+    return EvaluationResult(measured.loss, measured.samples, measured.metrics)
 
 
 def epochs_since_improvement(history, minimum_improvement: float) -> int:

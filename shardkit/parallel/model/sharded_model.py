@@ -423,7 +423,8 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         Parameters
         ----------
         x, y
-            [samples of this rank, ...], as in train; ranks may have different numbers of them.
+            [samples of this rank, ...], as in train; ranks may have different numbers of them, and
+            none.
         metrics
             {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
             regression, accuracy and macro F1 of one for classes.
@@ -433,14 +434,43 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         ShapeError
             On all ranks, as train.
         """
+        with self.evaluation(metrics) as measured:
+            measured.add(x, y)
+        return measured.loss
+
+    def evaluation(self, metrics: dict[str, Metric] | None = None) -> Measurement:
+        """Return what measures many batches, for a `with` block. Collective.
+
+            with model.evaluation() as measured:
+                for x, y in batches:
+                    measured.add(x, y)
+            print(measured.loss, measured.metrics, measured.samples)
+
+        The figures are those of all samples, however they are divided among batches and ranks: to
+        the rounding of the predictions, whose bits depend on how many are made at once. Batches may
+        be uneven or empty, and ranks may add other numbers of them. The end of the block is
+        collective; get_model_metadata()["evaluation"] has loss and metrics then.
+
+        Parameters
+        ----------
+        metrics
+            As in evaluate.
+
+        Raises
+        ------
+        ConfigurationError
+            On all ranks, on what are no metrics.
+        ShardingError
+            On all ranks, if ranks measure different ones.
+        """
         self._check_open()
         metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
         check_metrics(metrics, self.mesh.world)
-        measurement = Measurement(self.engine, metrics, self.sharding_configuration.loss)
-        measurement.add(x, y)
-        loss, figures = measurement.figures()
-        self.history.note_evaluation(self.step_number, loss, figures)
-        return loss
+
+        def note(loss, figures):
+            self.history.note_evaluation(self.step_number, loss, figures)
+
+        return Measurement(self.engine, metrics, self.sharding_configuration.loss, note)
 
     # ---- the end ---------------------------------------------------------------------------------
 

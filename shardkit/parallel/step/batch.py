@@ -139,6 +139,20 @@ class Batches:
         """Errors: ShapeError unless model and usual loss take them. No communication."""
         _checked_samples(self._model, as_loss(self._usual_loss()), x, y)
 
+    def own_samples(self, x, y) -> tuple:
+        """Return x, y on the host, and how many samples they have; None is none.
+
+        No communication. Errors: ShapeError unless model and usual loss take them.
+        """
+        if x is None and y is None:
+            return x, y, 0
+        x, y = _on_host("x", x), _on_host("y", y)
+        _check_lengths(x=x, y=y)
+        count = len(arrays_in(x)[0])
+        if count:
+            self.check(x, y)
+        return x, y, count
+
     def agree_on_input(self, x):
         """Return x on the host, if the model takes it; it may have no samples. Collective over the
         mesh.
