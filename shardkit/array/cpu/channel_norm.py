@@ -17,6 +17,7 @@ from .compiled import compiled, inlined
 from .scalar import fma, like, plus
 
 LINE = 1 << 13  # numbers of a part
+FAR = 2.0**20  # square of a mean, in variances: what rounding takes from it shows in these
 
 
 @on_cpu
@@ -77,6 +78,15 @@ def _line_squares(x, n, c, mean):
 
 
 @inlined
+def _line_distances(x, n, c, mean):
+    """Return what a rounded mean leaves."""
+    whole = 0.0
+    for start in range(0, x.shape[2], LINE):
+        whole += _distances(x[n, c, start : start + LINE], mean)
+    return whole
+
+
+@inlined
 def _line_products(gradient, x, n, c, mean):
     whole = 0.0
     for start in range(0, x.shape[2], LINE):
@@ -98,6 +108,14 @@ def _squares(x, mean):
     total = like(0.0, mean)
     for j in range(x.size):
         total = plus(total, (x[j] - mean) * (x[j] - mean))
+    return total
+
+
+@inlined
+def _distances(x, mean):
+    total = like(0.0, mean)
+    for j in range(x.size):
+        total = plus(total, x[j] - mean)
     return total
 
 
@@ -144,6 +162,11 @@ def _group_norm(x, weight, bias, eps, y, mean, variance):
             mean[n, g] = middle = like(total / count, x[0, 0, 0])
             for c in channels:
                 squares += _line_squares(x, n, c, middle)
+            if middle * middle * count > FAR * squares:
+                total = 0.0
+                for c in channels:
+                    total += _line_distances(x, n, c, middle)
+                squares -= total * (total / count)
             variance[n, g] = like(squares / count, x[0, 0, 0])
             inverse = _inverse(variance[n, g], eps)
             for c in channels:
@@ -188,6 +211,11 @@ def _batch_norm(x, weight, bias, eps, y, mean, variance):
         mean[c] = middle = like(total / count, x[0, 0, 0])
         for n in samples:
             squares += _line_squares(x, n, c, middle)
+        if middle * middle * count > FAR * squares:
+            total = 0.0
+            for n in samples:
+                total += _line_distances(x, n, c, middle)
+            squares -= total * (total / count)
         variance[c] = like(squares / count, x[0, 0, 0])
         factor = _inverse(variance[c], eps) * weight[c]
         for n in samples:
