@@ -25,10 +25,8 @@ from ...errors import CommunicationTimeout, ShardingError
 from ...nn.autograd import no_grad
 from ...nn.loss import as_loss
 from ...nn.metrics import LANES, Metric, exact_lanes, exact_value
-from ...nn.trees import as_tensors
+from ...nn.trees import as_float64, as_tensors
 from ...tree import rows
-from ..step.engine import Engine
-from ..step.evaluation import as_float64
 from ..tensor.vocabulary import whole_outputs
 
 _NOTHING, _SAMPLES, _END, _FAILED = range(4)  # what a rank has for a round
@@ -62,11 +60,12 @@ class Measurement:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Any,
         metrics: dict[str, Metric],
         loss: Any = None,
         note: Callable[[float, dict[str, float]], None] | None = None,
     ) -> None:
+        # engine    an Engine
         # metrics   {name: Metric}
         # loss      as in the configuration; None: the model's own
         # note      told of loss and metrics at the end

@@ -9,8 +9,9 @@ Each member checks its arguments and asks the part that does the work:
     engine        trains, evaluates, predicts       engine.weights   whole parameter vectors
     checkpoints   files and images                  engine.state     optimizer state, rule, counts
 
-Four contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
-other models, copied.py), Featured (input features, features.py) and Traced (tracing.py).
+Five contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
+other models, copied.py), Featured (input features, features.py), Evaluated (evaluated.py) and
+Traced (tracing.py).
 """
 
 import time
@@ -30,7 +31,6 @@ from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
-from ...nn.metrics import Metric, metrics_of
 from ...nn.module import Module
 from ...optim.rules import Rule
 from ...refusal import check_usable
@@ -40,17 +40,17 @@ from ..step.engine import Engine
 from ..tensor.plan import close_groups
 from .checkpoints import Checkpoints
 from .copied import Copied
+from .evaluated import Evaluated
 from .features import Featured
 from .fingerprint import describe
 from .generation import generate
 from .history import History
-from .measuring import Measurement, check_metrics
 from .report import metadata_of, table_of
 from .stored import Stored
 from .tracing import Traced
 
 
-class ShardedModel(Stored, Copied, Featured, Traced):
+class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
     Parameters
@@ -413,64 +413,6 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         self._check_open()
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
         return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
-
-    def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
-        """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
-
-        Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
-        and the metrics then.
-
-        Parameters
-        ----------
-        x, y
-            [samples of this rank, ...], as in train; ranks may have different numbers of them, and
-            none.
-        metrics
-            {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
-            regression, accuracy and macro F1 of one for classes.
-
-        Raises
-        ------
-        ShapeError
-            On all ranks, as train.
-        """
-        with self.evaluation(metrics) as measured:
-            measured.add(x, y)
-        return measured.loss
-
-    def evaluation(self, metrics: dict[str, Metric] | None = None) -> Measurement:
-        """Return what measures many batches, for a `with` block. Collective.
-
-            with model.evaluation() as measured:
-                for x, y in batches:
-                    measured.add(x, y)
-            print(measured.loss, measured.metrics, measured.samples)
-
-        The figures are those of all samples, however they are divided among batches and ranks: to
-        the rounding of the predictions, whose bits depend on how many are made at once. Batches may
-        be uneven or empty, and ranks may add other numbers of them. The end of the block is
-        collective; get_model_metadata()["evaluation"] has loss and metrics then.
-
-        Parameters
-        ----------
-        metrics
-            As in evaluate.
-
-        Raises
-        ------
-        ConfigurationError
-            On all ranks, on what are no metrics.
-        ShardingError
-            On all ranks, if ranks measure different ones.
-        """
-        self._check_open()
-        metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
-        check_metrics(metrics, self.mesh.world)
-
-        def note(loss, figures):
-            self.history.note_evaluation(self.step_number, loss, figures)
-
-        return Measurement(self.engine, metrics, self.sharding_configuration.loss, note)
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from ...comm.mesh import Mesh
 from ...errors import ShapeError
 from ...nn.autograd import no_grad
 from ...nn.context import ForwardContext
-from ...nn.trees import as_tensors
+from ...nn.trees import as_float64, as_tensors
 from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
@@ -129,13 +129,6 @@ class Evaluation:
         x = self._numerics.entering(map_tree(self._device.from_host, x))
         part = MicroBatch(x, None, ForwardContext(seed=self._seed, texts=texts))
         return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)
-
-
-def as_float64(tree):
-    """Return floats, of an array or a tree of arrays, as float64: a loss of them is the same, to
-    rounding of the predictions alone, for any division into batches.
-    """
-    return map_tree(lambda leaf: leaf.astype("float64") if leaf.dtype.kind == "f" else leaf, tree)
 
 
 def _description(form: Form):
