@@ -76,7 +76,8 @@ def test_rows_of_all_sizes_have_norms_side_by_side():
     x[-2] = 0
     got = ops.norm(Tensor(x), 2, 1).array.astype("float64")
     wanted = numpy.sqrt((x.astype("float64") ** 2).sum(1))
-    numpy.testing.assert_allclose(got, wanted, rtol=1e-6, atol=2e-45)
+    wanted[-1] = 0  # denormals
+    numpy.testing.assert_allclose(got, wanted, rtol=1e-6, atol=0)
 
 
 def test_norms_of_ordinary_numbers_have_the_bits_of_the_formula():

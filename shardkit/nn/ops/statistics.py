@@ -168,7 +168,8 @@ def _of_squares(function, x, dim):
     """Return function(x), the root of sums of squares over dim, where squares do not fit as well.
 
     Rows of very large or small numbers are divided by a power of two first, and the result is
-    multiplied by it, which rounds nothing: others have the bits that they have without.
+    multiplied by it, which rounds nothing: others have the bits that they have without. Denormals
+    alone have squares of 0, as in PyTorch.
     """
     dims = reduced_dims(x, dim)
     array = widened(x.array)
@@ -177,7 +178,8 @@ def _of_squares(function, x, dim):
     xp = xp_of(array)
     top = xp.maximum(array.max(axis=dims, keepdims=True), -array.min(axis=dims, keepdims=True))
     limit = _SQUARED[array.dtype.itemsize]
-    is_extreme = xp.isfinite(top) & (top > 0) & ((top > limit) | (top < 1 / limit))
+    is_small = (top < 1 / limit) & (top >= numpy.finfo(array.dtype).tiny)
+    is_extreme = xp.isfinite(top) & (is_small | (top > limit))
     if xp is numpy and not is_extreme.any():
         return function(x)
     _, power = xp.frexp(xp.where(is_extreme, top, 1))
