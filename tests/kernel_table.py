@@ -221,7 +221,10 @@ TABLE = {
         Line([(0,), (5000,)], lambda n, s: (n(s), 3, 4 * 10**10 + 2, 0.0), in_place=(0,)),
     ],
     "dropout_mask": [Line(VECTORS, lambda n, s: (2**64 - 1, 6, 6 + s[0], 0.3))],
-    "embedding_backward": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
+    "embedding_backward": [
+        Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11)),
+        Line(ROWS, lambda n, s: (n(s), targets(s[0], 11) % 2, 3)),  # many rows of an id
+    ],
     "erf": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "erf_gelu": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "erf_gelu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],

@@ -326,8 +326,8 @@ class RelativeL2Loss(PointwiseLoss):
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         rows = ops.flatten(_difference(prediction, target), 1)
-        flat = target.reshape(len(target), -1)
-        return ops.norm(rows, 2, 1) / xp_of(target).sqrt((flat * flat).sum(axis=1))
+        sizes = ops.norm(Tensor(target.reshape(len(target), -1)), 2, 1)
+        return ops.norm(rows, 2, 1) / sizes.array
 
     def count(self, y: Any) -> float:
         return len(array_of(y))
@@ -341,8 +341,7 @@ class NLLLoss(Loss):
     Parameters
     ----------
     weight
-        [classes] factor of each class; the mean divides by the sum of the factors. Sums of float32
-        numbers are exact, and so the same on every mesh.
+        [classes] factor of each class; the mean divides by the sum of the factors.
     ignore_index
         Elements of y with this value do not count.
     reduction

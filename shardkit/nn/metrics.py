@@ -5,12 +5,16 @@
 
 Sums are exact: each number is cut into pieces that are whole multiples of fixed powers of two, and
 each power has a lane of its own. A lane is far from full, so adding lanes rounds nothing, and the
-value has the same bits for any number of ranks and any size of batch.
-Source: Demmel, Nguyen, "Parallel reproducible summation", IEEE Transactions on Computers 64 (2015).
+value has the same bits for any number of ranks and any size of batch. Squares are added with what
+their rounding took away, so that the deviations from a mean are exact too, however far from 0 the
+mean is: they are differences of sums, made of fractions.
+Sources: Demmel, Nguyen, "Parallel reproducible summation", IEEE Transactions on Computers 64
+(2015); Dekker, "A floating-point technique for extending the available precision" (1971).
 """
 
 import math
 from abc import ABC, abstractmethod
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -22,7 +26,7 @@ from .loss import IGNORED
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20
 _HIGHEST = 280  # of the unit of the first lane, as a power of two
-_NUM_LANES = 28  # down to 2^-260
+_NUM_LANES = 35  # down to 2^-400, below the squares of the smallest float32
 _UNITS = 2.0 ** (_HIGHEST - _LANE_BITS * numpy.arange(_NUM_LANES))
 LANES = _NUM_LANES
 
@@ -33,18 +37,28 @@ def exact_lanes(values) -> numpy.ndarray:
     Parameters
     ----------
     values
-        Up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-260 are
+        Up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-400 are
         dropped. Larger numbers, infinity and NaN make the value NaN.
     """
-    rest = numpy.array(values, numpy.float64).reshape(-1)
-    lanes = numpy.empty(LANES)
-    if not (numpy.abs(rest) < _UNITS[0] * 2.0**_LANE_BITS).all():
-        lanes.fill(numpy.nan)
-        return lanes
+    return column_lanes(numpy.array(values, numpy.float64).reshape(-1, 1))[0]
+
+
+def column_lanes(values) -> numpy.ndarray:
+    """Return the sums of the columns of [n, columns] as lanes: [columns, LANES]."""
+    rest = numpy.array(values, numpy.float64)
+    lanes = numpy.zeros((rest.shape[1], LANES))
+    largest = numpy.abs(rest).max(0, initial=0)
+    held = largest < _UNITS[0] * 2.0**_LANE_BITS
+    lanes[~held] = numpy.nan
+    rest[:, ~held] = 0
     for lane, unit in enumerate(_UNITS):
+        if unit > largest[held].max(initial=0):
+            continue  # no piece is that large
         pieces = numpy.trunc(rest / unit) * unit
-        lanes[lane] = pieces.sum()  # exact, in any order
+        lanes[held, lane] = pieces.sum(0)[held]  # exact, in any order
         rest -= pieces
+        if not rest.any():
+            break
     return lanes
 
 
@@ -53,6 +67,15 @@ def exact_value(lanes) -> float:
     if not numpy.isfinite(lanes).all():
         return math.nan
     return math.fsum(lanes)
+
+
+def _rounding_of_squares(x):
+    """Return x^2 - fl(x^2), exact: what is lost where float64 numbers are squared."""
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        shifted = x * 134217729.0  # 2^27 + 1
+        high = shifted - (shifted - x)
+        low = x - high
+        return ((high * high - x * x) + 2 * high * low) + low * low
 
 
 class Metric(ABC):
@@ -126,7 +149,7 @@ class _Mean(Metric):
         return numpy.array([*exact_lanes(items), items.size])
 
     def value(self, sums):
-        return exact_value(sums[:-1]) / sums[-1] if sums[-1] else math.nan
+        return exact_value(sums[:-1]) / float(sums[-1]) if sums[-1] else math.nan
 
 
 class RMSE(_Mean):
@@ -149,23 +172,27 @@ class MAE(_Mean):
 class R2(Metric):
     """Share of the targets' variance that is explained: 1 - squared error / squared deviation.
 
-    Of several targets the mean of their shares; NaN if one of them is constant.
+    Of several targets the mean of their shares; NaN if one of them is constant. The deviation is
+    exact for targets of float64 up to about 1e45, wherever their mean is.
     """
 
     def sums(self, prediction, y):
         errors = _difference(prediction, y)
-        rows = len(errors)
-        errors, y = (numpy.asarray(a, numpy.float64).reshape(rows, -1) for a in (errors, y))
-        columns = [exact_lanes(a) for values in (errors**2, y, y**2) for a in values.T]
-        return numpy.concatenate([*columns, [rows]])
+        rows, width = len(errors), math.prod(errors.shape[1:])
+        errors, y = (numpy.asarray(a, numpy.float64).reshape(rows, width) for a in (errors, y))
+        squares = column_lanes(y * y) + column_lanes(_rounding_of_squares(y))
+        lanes = numpy.concatenate([column_lanes(errors**2), column_lanes(y), squares])
+        return numpy.array([*lanes.reshape(-1), rows])
 
     def value(self, sums):
-        rows = sums[-1]
-        totals = [exact_value(lanes) for lanes in sums[:-1].reshape(-1, LANES)]
+        rows = int(sums[-1])
+        if not rows or not numpy.isfinite(sums).all():
+            return math.nan
+        totals = [sum(map(Fraction, lanes)) for lanes in sums[:-1].reshape(-1, LANES)]
         num = len(totals) // 3
         errors, firsts, squares = totals[:num], totals[num : 2 * num], totals[2 * num :]
         deviations = [square - first * first / rows for first, square in zip(firsts, squares)]
-        if not rows or any(not deviation > 0 for deviation in deviations):
+        if any(not deviation for deviation in deviations):
             return math.nan
         return 1 - math.fsum(e / d for e, d in zip(errors, deviations)) / num
 

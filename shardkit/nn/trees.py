@@ -134,3 +134,10 @@ def _gradient_of(leaf):
     if leaf.grad is None and leaf.requires_grad:
         return fresh.zeros(leaf.shape, leaf.dtype, xp_of(leaf.array))
     return leaf.grad
+
+
+def as_float64(tree):
+    """Return floats, of an array or a tree of arrays, as float64: a loss of them is the same, to
+    rounding of the predictions alone, for any division into batches.
+    """
+    return map_tree(lambda leaf: leaf.astype("float64") if leaf.dtype.kind == "f" else leaf, tree)

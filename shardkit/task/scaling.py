@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy
 
+_ROUNDING = 2.0**-53  # of a float64, relative
+_FAR = 2.0**20  # deviations from 0 to a mean
+
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
@@ -63,38 +66,61 @@ class Moments:
     """What is known of the rows that were added, column by column.
 
     count, mean, squares  how many; [columns] float64: their mean, the sum of squared deviations
+    origin                [columns] float64: from where the mean is counted; 0 unless it is so far
+                          that its last digit says something of the deviation
+    lowest, highest       [columns] float64
     """
 
     def __init__(self, columns: int):
         self.count = 0
+        self.origin = numpy.zeros(columns)
         self.mean = numpy.zeros(columns)
         self.squares = numpy.zeros(columns)
+        self.lowest = numpy.full(columns, numpy.inf)
+        self.highest = numpy.full(columns, -numpy.inf)
 
     def add(self, values) -> None:
         """Add rows [n, columns]."""
         values = numpy.asarray(values, numpy.float64)
-        count = len(values)
-        if not count:
+        if not len(values):
             return
-        mean = values.mean(0)
-        deviations = values - mean
-        self._merge(count, mean, (deviations * deviations).sum(0))
+        added = Moments(len(self.mean))
+        added.count = len(values)
+        added.lowest, added.highest = values.min(0), values.max(0)
+        added._observe(values)
+        is_far = numpy.abs(added.mean) > _FAR * numpy.sqrt(added.squares / added.count)
+        if is_far.any():
+            added.origin = numpy.where(is_far, added.mean, 0.0)
+            added._observe(values - added.origin)
+        self.merge(added)
+
+    def _observe(self, values):
+        self.mean = values.mean(0)
+        deviations = values - self.mean
+        self.squares = (deviations * deviations).sum(0)
 
     def merge(self, other: "Moments") -> None:
         """Add the rows that were added to another."""
-        if other.count:
-            self._merge(other.count, other.mean, other.squares)
-
-    def _merge(self, count, mean, squares):
-        difference = mean - self.mean
-        total = self.count + count
-        self.squares += squares
-        self.squares += difference**2 * (self.count * count / total)
-        self.mean += difference * (count / total)
+        if not other.count:
+            return
+        if not self.count:
+            self.origin = other.origin
+        difference = other.mean - self.mean + (other.origin - self.origin)
+        total = self.count + other.count
+        self.squares += other.squares
+        if self.count:
+            self.squares += difference**2 * (self.count * other.count / total)
+        self.mean += difference * (other.count / total)
         self.count = total
+        self.lowest = numpy.minimum(self.lowest, other.lowest)
+        self.highest = numpy.maximum(self.highest, other.highest)
 
     def scaling(self, axis: int = -1) -> Scaling:
-        """Return the scaling to mean 0 and deviation 1; a constant column is only shifted."""
+        """Return the scaling to mean 0 and deviation 1; a constant column is only shifted.
+
+        Constant is also what differs in the last digits alone: by rounding.
+        """
         deviation = numpy.sqrt(self.squares / max(self.count, 1))
-        is_constant = deviation <= 1e-12 * numpy.abs(self.mean)
-        return Scaling(self.mean.copy(), numpy.where(is_constant, 1.0, deviation), axis)
+        largest = numpy.maximum(numpy.abs(self.lowest), numpy.abs(self.highest))
+        is_constant = (self.highest - self.lowest <= 8 * _ROUNDING * largest) | (deviation == 0)
+        return Scaling(self.origin + self.mean, numpy.where(is_constant, 1.0, deviation), axis)

@@ -146,8 +146,7 @@ def on_these_ranks(
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:
     """Return loss and metrics of all samples, the same on all ranks. Collective."""
-    measurement = Measurement(run.model.engine, run.task.metrics, run.task.loss)
-    for window in run.windows(samples):
-        measurement.add(window.x, window.y, is_counted=window.is_counted)
-    loss, metrics = measurement.figures()
-    return Figures(run.step, len(samples), loss, metrics)
+    with Measurement(run.model.engine, run.task.metrics, run.task.loss) as measured:
+        for window in run.windows(samples):
+            measured.add(*((window.x, window.y) if window.is_counted else (None, None)))
+    return Figures(run.step, measured.samples, measured.loss, measured.metrics)

@@ -2,8 +2,8 @@
 
     the first n of a shuffled order --> parts of the data ranks --> sums, items --> added --> means
 
-Every sample counts once, whatever the mesh; a data rank whose part of the last batch is empty runs
-along with a sample that is not counted.
+Every sample counts once, whatever the mesh; a data rank whose part of the last batch is empty adds
+nothing to it.
 """
 
 from ..comm.failure.agreement import collectively
@@ -30,19 +30,18 @@ class Validation:
 
     def measure(self) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the metrics; NaN if nothing counts. Collective."""
-        measurement = Measurement(self._model.engine, self._task.metrics, self._task.loss)
-        for start in range(0, self._num, self._batch):
-            x, y, is_counted = self._read(start)
-            measurement.add(x, y, is_counted=is_counted)
-        loss, metrics = measurement.figures()
-        self._model.history.note_evaluation(self._model.step_number, loss, metrics)
-        return loss, metrics
+        model, task = self._model, self._task
+        with Measurement(model.engine, task.metrics, task.loss) as measured:
+            for start in range(0, self._num, self._batch):
+                measured.add(*self._read(start))
+        model.history.note_evaluation(model.step_number, measured.loss, measured.metrics)
+        return measured.loss, measured.metrics
 
     def _read(self, start: int):
-        """Return x, y of this rank's part of a batch, and whether it counts. Collective."""
+        """Return x, y of this rank's part of a batch, None twice if there is none. Collective."""
         first = min(start + self._first, self._num)
         count = min(start + self._first + self._part, self._num) - first
-        numbers = self._order.numbers(first, count) if count else self._order.numbers(0, 1)
         with collectively(self._model.mesh.world):
-            x, y = self._samples.read(numbers)
-        return x, y, count > 0
+            if not count:
+                return None, None
+            return self._samples.read(self._order.numbers(first, count))

@@ -79,3 +79,56 @@ def test_figures_of_nothing_or_of_constant_targets_are_nan():
 def test_predictions_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="wanted one shape"):
         RMSE().sums(numpy.ones((3, 1)), numpy.ones(3))
+
+
+OFFSETS = [
+    (mean, deviation, columns)
+    for mean in (0, 0.1, 273.15, -76000, 101325, 1e6, 1e8, 1.7e9, 4e12, -1e15)
+    for deviation in (1e-2, 0.1, 1, 1e3)
+    for columns in (1, 3)
+    if deviation > 1e-15 * abs(mean)
+]
+
+
+def exact_r2(prediction, y):
+    """The definition in fractions; the errors are float64, as predictions are."""
+    shares = []
+    for errors, column in zip(((prediction - y) ** 2).T, y.T):
+        numbers = [Fraction(number) for number in column]
+        mean = sum(numbers) / len(numbers)
+        deviation = sum((number - mean) ** 2 for number in numbers)
+        shares.append(1 - sum(map(Fraction, errors)) / deviation)
+    return float(sum(shares) / len(shares))
+
+
+@pytest.mark.parametrize("mean, deviation, columns", OFFSETS)
+def test_r2_is_exact_wherever_the_mean_of_the_targets_is(mean, deviation, columns):
+    y = mean + deviation * GENERATOR.standard_normal((60, columns))
+    prediction = y + 0.3 * deviation * GENERATOR.standard_normal(y.shape)
+    expected = exact_r2(prediction, y)
+    cuts = sorted(GENERATOR.integers(0, 60, 4))
+    parts = zip(numpy.split(prediction, cuts), numpy.split(y, cuts))
+    sums = [R2().sums(*part) for part in parts]
+    values = {R2().value(sum(sums)), R2().value(R2().sums(prediction, y))}
+    assert len(values) == 1 and values.pop() == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, -76000.01, 1e9 + 0.1, 1e-30])
+def test_r2_of_targets_that_are_all_one_number_is_nan(constant):
+    y = numpy.full((100, 1), constant)
+    assert math.isnan(R2().value(R2().sums(y + 0.01, y)))
+    y[50] = numpy.nextafter(constant, 2) if constant else 1e-60  # about the smallest deviation
+    assert not math.isnan(R2().value(R2().sums(y, y)))
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e38])
+def test_r2_of_the_smallest_and_the_largest_float32_is_defined(scale):
+    y = (scale * GENERATOR.uniform(-1, 1, (50, 1))).astype("float32").astype("float64")
+    assert R2().value(R2().sums(y, y)) == 1
+    assert R2().value(R2().sums(y * 1.25, y)) == pytest.approx(exact_r2(y * 1.25, y), rel=1e-14)
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_no_rows_add_nothing(case):
+    metric, prediction, y, _ = TABLE[case]
+    assert not metric.sums(prediction[:0], y[:0]).any()

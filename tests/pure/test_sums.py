@@ -129,3 +129,95 @@ def test_half_floats_are_added_in_float32_by_blocks():
     x = numbers(300_000, 3).astype("float16")
     total = halves.total(x, (0,), dtype=numpy.float32)
     assert off(total, x.astype("float64").sum(0)) < LIMIT
+
+
+def taken(take):
+    """Return the gradient of a table whose rows were taken."""
+
+    def made(x, ids, num_rows):
+        table = Tensor(numpy.zeros((num_rows, x.shape[1]), x.dtype), requires_grad=True)
+        take(table, ids).backward(x)
+        return table.grad
+
+    return made
+
+
+def columns_of(ids, x):
+    return numpy.broadcast_to(ids[:, None], x.shape)
+
+
+ADDED = {
+    "segment_sum": lambda x, ids, n: ops.segment_sum(Tensor(x), ids, n).array,
+    "segment_mean": lambda x, ids, n: ops.segment_mean(Tensor(x), ids, n).array,
+    "index_add": lambda x, ids, n: (
+        ops.index_add(Tensor(numpy.ones((n, x.shape[1]), x.dtype)), 0, ids, Tensor(x)).array
+    ),
+    "index_add of dim 1": lambda x, ids, n: (
+        ops.index_add(
+            Tensor(numpy.ones((x.shape[1], n), x.dtype)), 1, ids, Tensor(x.T.copy())
+        ).array
+    ),
+    "scatter_add": lambda x, ids, n: (
+        ops.scatter_add(
+            Tensor(numpy.ones((n, x.shape[1]), x.dtype)), 0, columns_of(ids, x), Tensor(x)
+        ).array
+    ),
+    "index_select": taken(lambda table, ids: ops.index_select(table, 0, ids)),
+    "gather": taken(
+        lambda table, ids: ops.gather(table, 0, numpy.stack([ids] * table.shape[1], 1))
+    ),
+    "getitem": taken(lambda table, ids: table[ids]),
+    "getitem from the end": taken(lambda table, ids: table[ids - table.shape[0]]),
+    "getitem of columns": taken(lambda table, ids: table[ids, :]),
+    "embedding": taken(lambda table, ids: ops.embedding(table, ids)),
+}
+
+
+@pytest.mark.parametrize("is_even", [False, True], ids=["one gets most", "evenly"])
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_added_where_ids_say_keeps_its_digits(name, is_even):
+    rng = numpy.random.default_rng(1)
+    ids = rng.integers(0, 7, 400_000)
+    ids = ids if is_even else numpy.where(rng.random(ids.size) < 0.9, 3, ids)
+    x = numbers(ids.size, 3)
+    narrow = ADDED[name](x, ids, 8)
+    assert narrow.dtype == "float32"
+    assert off(narrow, ADDED[name](x.astype("float64"), ids, 8)) < LIMIT
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_ten_million_rows_of_one_id_keep_their_digits(columns):
+    x, ids = numbers(10_000_000 // columns, columns), numpy.ones(10_000_000 // columns, int)
+    expected = x.astype("float64").sum(0)
+    assert off(kernels.embedding_backward(x, ids, 2)[1], expected) < LIMIT
+
+
+@pytest.mark.parametrize("count", [1, 2, 127, 128])
+def test_few_rows_of_an_id_are_added_in_their_order(count):
+    x, expected = numbers(count, 5), numpy.zeros(5, "float32")
+    for row in x:
+        expected += row
+    ids = numpy.concatenate([numpy.zeros(count, int), numpy.ones(500, int)])  # others: in float64
+    both = numpy.concatenate([x, numbers(500, 5)])
+    assert kernels.embedding_backward(both, ids, 2)[0].tobytes() == expected.tobytes()
+    whole = ops.index_add(Tensor(numpy.zeros((2, 5), "float32")), 0, ids, Tensor(both)).array
+    assert whole[0].tobytes() == expected.tobytes()
+
+
+LONG = {
+    "batch_norm": lambda x, w, b: ops.batch_norm(x, w, b)[1],
+    "variance of batch_norm": lambda x, w, b: ops.batch_norm(x, w, b)[2],
+    "group_norm": lambda x, w, b: ops.group_norm(x, 1, w, b),
+    "avg_pool1d": lambda x, w, b: ops.avg_pool1d(x[..., :8000], 8000),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_norms_and_means_of_long_lines_keep_their_digits(name):
+    def made(dtype):
+        x = Tensor(numbers(1, 2, 2_000_000).astype(dtype))
+        parameters = [Tensor(numpy.ones(2, dtype)), Tensor(numpy.zeros(2, dtype))]
+        result = LONG[name](x, *parameters)
+        return result.array if isinstance(result, Tensor) else result
+
+    assert off(made("float32"), made("float64")) < LIMIT

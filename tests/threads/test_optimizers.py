@@ -119,13 +119,13 @@ def fresh_state(module, rule):
     }
 
 
-def plain_run(num_parts, with_validation, rule=sk.AdamW(lr=rising_rate)):
+def plain_run(with_validation, rule=sk.AdamW(lr=rising_rate)):
     """(fitness of each epoch, best parameters, steps) of the same epochs without any sharding."""
     module, input_data, step = mlp().finish(0), given(), 0
     state, history, vectors = fresh_state(module, rule), [], []
     for epoch in range(4):
         losses = []
-        for batch in input_data.batches(epoch, num_parts):
+        for batch in input_data.batches(epoch):
             step += 1
             loss = plain_step(module, rule, state, TRAIN[0][batch], TRAIN[1][batch], step)
             losses += [loss] * len(batch)
@@ -166,7 +166,7 @@ def test_optimize_follows_a_plain_loop_and_keeps_its_best_epoch(kind, num_ranks)
         )
 
     results = sk.run_ranks(num_ranks, run)
-    history, best, steps = plain_run(results[0][-1], with_validation=True)
+    history, best, steps = plain_run(with_validation=True)
     assert numpy.argmin(history) not in (0, 3), (
         "the case is too easy: the best epoch must be in the middle"
     )
@@ -194,7 +194,7 @@ def test_without_validation_the_mean_training_loss_is_the_fitness(kind):
 
     for result, num_parts in sk.run_ranks(2, run):
         numpy.testing.assert_allclose(
-            result.fitness_history, plain_run(num_parts, with_validation=False)[0], rtol=1e-9
+            result.fitness_history, plain_run(with_validation=False)[0], rtol=1e-9
         )
         assert result.validation_result is None and result.test_result is None
 
@@ -211,26 +211,79 @@ def test_micro_batches_and_accumulated_gradients_take_the_same_steps(micro_batch
             )
         return optimizer.optimize(given()), optimizer.model.gather_full_parameters()
 
-    history, best, steps = plain_run(2 * micro_batches, with_validation=False)
+    history, best, steps = plain_run(with_validation=False)
     for result, parameters in sk.run_ranks(2, run):
         numpy.testing.assert_allclose(result.fitness_history, history, rtol=1e-9)
         numpy.testing.assert_allclose(parameters, best, rtol=1e-8, atol=1e-11)
         assert result.iterations == steps
 
 
-def test_an_epoch_is_a_permutation_of_its_own_and_leaves_out_what_does_not_divide():
-    for count, parts, dropped in [(30, 1, 0), (30, 3, 0), (30, 4, 6), (24, 4, 0), (31, 2, 7)]:
+def test_an_epoch_is_a_permutation_of_its_own_in_whole_batches():
+    for count, dropped in [(30, 6), (24, 0), (31, 7), (12, 0), (11, 0), (1, 0)]:
         one = given(x_train=numpy.zeros(count))
-        batches = [one.batches(epoch, parts) for epoch in (0, 1, 0)]
-        for batch in batches:
-            numbers = numpy.concatenate(batch)
+        epochs = [one.batches(epoch) for epoch in (0, 1, 0)]
+        for batches in epochs:
+            numbers = numpy.concatenate(batches)
             assert len(set(numbers.tolist())) == len(numbers) == count - dropped
-            assert all(len(b) <= 12 and len(b) % parts == 0 for b in batch)
-        first, second, again = (numpy.concatenate(batch).tolist() for batch in batches)
-        assert first != second and first == again
-        assert first != numpy.concatenate(replace(one, shuffle_seed=6).batches(0, parts)).tolist()
-        in_order = numpy.concatenate(replace(one, shuffle_seed=None).batches(1, parts)).tolist()
+            assert all(len(batch) == min(12, count) for batch in batches)
+        first, second, again = (numpy.concatenate(batches).tolist() for batches in epochs)
+        assert first == again and (first != second or count == 1)
+        assert (
+            count == 1
+            or first != numpy.concatenate(replace(one, shuffle_seed=6).batches(0)).tolist()
+        )
+        in_order = numpy.concatenate(replace(one, shuffle_seed=None).batches(1)).tolist()
         assert in_order == list(range(count - dropped))
+        assert (one.left_out() is None) == (dropped == 0)
+
+
+@pytest.mark.filterwarnings("ignore:optimize.. trains on whole batches")
+@pytest.mark.parametrize(
+    "count, batch_size, epochs", [(22, 8, 3), (9, 8, 2), (17, 4, 1), (8, 32, 2)]
+)
+def test_every_mesh_takes_the_same_steps_on_the_same_samples(count, batch_size, epochs):
+    x, y = TRAIN[0][:count], TRAIN[1][:count]
+
+    def trained(num_ranks, micro_batches, pipeline=1):
+        def run(backend):
+            optimizer = sk.HybridShardedOptimizer(
+                sk.AdamW(lr=0.01),
+                sk.ShardingConfiguration(backend, micro_batches=micro_batches),
+                model=mlp(),
+                pipeline_parallel_size=pipeline,
+            )
+            result = optimizer.optimize(
+                sk.OptimizationInputData(x, y, epochs=epochs, batch_size=batch_size)
+            )
+            return (
+                result.iterations,
+                optimizer.model.gather_full_parameters(),
+                result.fitness_history,
+            )
+
+        return sk.run_ranks(num_ranks, run)[0]
+
+    steps, weights, history = trained(1, 4)
+    assert steps == epochs * max(1, count // batch_size)
+    for layout in ((2, 2), (4, 1), (4, 2, 2), (1, 1), (2, 1)):
+        others = trained(*layout)
+        assert others[0] == steps
+        numpy.testing.assert_allclose(others[1], weights, rtol=1e-9, atol=1e-12)
+        numpy.testing.assert_allclose(others[2], history, rtol=1e-9)
+        if layout in ((2, 2), (4, 1), (4, 2, 2)):  # micro-batches of one size
+            assert others[1].tobytes() == weights.tobytes()
+
+
+@pytest.mark.parametrize("seed, said", [(0, "others in every epoch"), (None, "the same in every")])
+def test_samples_that_fill_no_batch_are_told_once(seed, said):
+    def run(backend):
+        make("FSDP", backend).optimize(given(shuffle_seed=seed))
+
+    with pytest.warns(sk.ShardingWarning) as caught:
+        sk.run_ranks(2, run)
+    told = [str(each.message) for each in caught if "whole batches" in str(each.message)]
+    assert len(told) == 1 and "30 samples make 2 of batch_size = 12, and 6 are left out" in told[0]
+    assert said in told[0]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +304,7 @@ def test_epochs_since_improvement(history, minimum, waited):
     assert epochs_since_improvement(history, minimum) == waited
 
 
-@pytest.mark.parametrize("minimum, epochs", [(0.0, 7), (1e9, 3)])
+@pytest.mark.parametrize("minimum, epochs", [(0.0, 5), (1e9, 3)])
 def test_patience_ends_a_run(minimum, epochs):
     def run(backend):
         optimizer = make("FSDP", backend, patience=2, minimum_improvement=minimum)
@@ -663,7 +716,7 @@ BAD_INPUT = {
     "few samples": (
         {"x_train": TRAIN[0][:3], "y_train": TRAIN[1][:3]},
         sk.ConfigurationError,
-        "3 training samples make no batch",
+        "3 training samples, fewer than batch_size = 12, make one batch",
     ),
     "short vector": ({"initial_solution": numpy.zeros(3)}, ValueError, "parameter vector"),
     "no solution": ({"initial_solution": {}}, ValueError, "parameter vector"),

@@ -1,7 +1,8 @@
 """Norms of x [N, C, L] by groups of channels, and by channel over all samples.
 
 A channel of a sample is a line [L]: read once for its sum, once for its squares, once for its
-result, while its group lies in the cache. Sums of lines go from one to the next, in float64.
+result, while its group lies in the cache. Sums of lines go from one to the next, in float64, and
+so do those of the parts of a long line.
 """
 
 import math
@@ -14,6 +15,9 @@ from ..registry import on_cpu
 from .arrays import empty_like, plain
 from .compiled import compiled, inlined
 from .scalar import fma, like, plus
+
+LINE = 1 << 13  # numbers of a part
+FAR = 2.0**20  # square of a mean, in variances: what rounding takes from it shows in these
 
 
 @on_cpu
@@ -59,25 +63,67 @@ def _gradients(loop, given, eps, wanted):
 
 @inlined
 def _line_sum(x, n, c):
-    total = like(0.0, x[n, c, 0])
-    for j in range(x.shape[2]):
-        total = plus(total, x[n, c, j])
-    return total
+    whole = 0.0
+    for start in range(0, x.shape[2], LINE):
+        whole += _sum(x[n, c, start : start + LINE])
+    return like(whole, x[n, c, 0])
 
 
 @inlined
 def _line_squares(x, n, c, mean):
-    total = like(0.0, mean)
-    for j in range(x.shape[2]):
-        total = plus(total, (x[n, c, j] - mean) * (x[n, c, j] - mean))
-    return total
+    whole = 0.0
+    for start in range(0, x.shape[2], LINE):
+        whole += _squares(x[n, c, start : start + LINE], mean)
+    return like(whole, mean)
+
+
+@inlined
+def _line_distances(x, n, c, mean):
+    """Return what a rounded mean leaves."""
+    whole = 0.0
+    for start in range(0, x.shape[2], LINE):
+        whole += _distances(x[n, c, start : start + LINE], mean)
+    return whole
 
 
 @inlined
 def _line_products(gradient, x, n, c, mean):
+    whole = 0.0
+    for start in range(0, x.shape[2], LINE):
+        part = slice(start, start + LINE)
+        whole += _products(gradient[n, c, part], x[n, c, part], mean)
+    return like(whole, mean)
+
+
+@inlined
+def _sum(x):
+    total = like(0.0, x[0])
+    for j in range(x.size):
+        total = plus(total, x[j])
+    return total
+
+
+@inlined
+def _squares(x, mean):
     total = like(0.0, mean)
-    for j in range(x.shape[2]):
-        total = plus(total, gradient[n, c, j] * (x[n, c, j] - mean))
+    for j in range(x.size):
+        total = plus(total, (x[j] - mean) * (x[j] - mean))
+    return total
+
+
+@inlined
+def _distances(x, mean):
+    total = like(0.0, mean)
+    for j in range(x.size):
+        total = plus(total, x[j] - mean)
+    return total
+
+
+@inlined
+def _products(gradient, x, mean):
+    total = like(0.0, mean)
+    for j in range(x.size):
+        total = plus(total, gradient[j] * (x[j] - mean))
     return total
 
 
@@ -116,6 +162,11 @@ def _group_norm(x, weight, bias, eps, y, mean, variance):
             mean[n, g] = middle = like(total / count, x[0, 0, 0])
             for c in channels:
                 squares += _line_squares(x, n, c, middle)
+            if middle * middle * count > FAR * squares:
+                total = 0.0
+                for c in channels:
+                    total += _line_distances(x, n, c, middle)
+                squares -= total * (total / count)
             variance[n, g] = like(squares / count, x[0, 0, 0])
             inverse = _inverse(variance[n, g], eps)
             for c in channels:
@@ -160,6 +211,11 @@ def _batch_norm(x, weight, bias, eps, y, mean, variance):
         mean[c] = middle = like(total / count, x[0, 0, 0])
         for n in samples:
             squares += _line_squares(x, n, c, middle)
+        if middle * middle * count > FAR * squares:
+            total = 0.0
+            for n in samples:
+                total += _line_distances(x, n, c, middle)
+            squares -= total * (total / count)
         variance[c] = like(squares / count, x[0, 0, 0])
         factor = _inverse(variance[c], eps) * weight[c]
         for n in samples:

@@ -5,6 +5,8 @@ import math
 import numpy
 
 from ..arena import empty
+from ..dtypes import FLOAT32
+from ..fresh import BLOCK
 from ..registry import on_cpu
 from .arrays import empty_like, plain, run
 from .compiled import compiled
@@ -44,7 +46,15 @@ def cross_entropy_with_gradient(logits, targets, counts=None, out=None):
 def embedding_backward(gradient, ids, num_rows, out=None):
     out = empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
     out.fill(0)
-    _embedding_backward(plain(gradient), plain(ids.astype(numpy.int64, copy=False)), out)
+    ids = plain(ids.astype(numpy.int64, copy=False))
+    places = numpy.full(num_rows, -1, numpy.int32)  # in the sums in float64
+    often = numpy.empty(0, numpy.int64)
+    if gradient.dtype == FLOAT32 and ids.size > BLOCK:
+        often = numpy.flatnonzero(numpy.bincount(ids, minlength=num_rows) > BLOCK)
+        places[often] = numpy.arange(often.size)
+    sums = numpy.zeros((often.size, gradient.shape[1]))
+    _embedding_backward(plain(gradient), ids, places, sums, out)
+    out[often] = sums
     return out
 
 
@@ -116,7 +126,12 @@ def _cross_entropy_with_gradient(logits, targets, counts, losses):
 
 
 @compiled
-def _embedding_backward(gradient, ids, out):
+def _embedding_backward(gradient, ids, places, sums, out):
     for i in range(ids.size):
-        for j in range(gradient.shape[1]):
-            out[ids[i], j] += gradient[i, j]
+        place = places[ids[i]]
+        if place < 0:
+            for j in range(gradient.shape[1]):
+                out[ids[i], j] += gradient[i, j]
+        else:
+            for j in range(gradient.shape[1]):
+                sums[place, j] += gradient[i, j]

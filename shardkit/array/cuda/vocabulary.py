@@ -3,6 +3,7 @@
 import numpy
 
 from ..backend import is_device_array
+from ..fresh import BLOCK
 from ..registry import on_cuda
 from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
 from .launch import launch
@@ -73,6 +74,7 @@ def embedding_backward(gradient, ids, num_rows, out=None):
         starts,
         sums,
         width,
+        BLOCK,
     )
     if out is None or out is sums:
         return sums

@@ -3,6 +3,8 @@
 from operator import itemgetter
 
 from ..backend import xp_of
+from ..dtypes import FLOAT32
+from ..fresh import BLOCK
 from ..registry import kernel
 from .chunks import empty_like, spans
 
@@ -72,7 +74,8 @@ def embedding_backward(gradient, ids, num_rows, out=None):
     """Return [num_rows, D]: row v sums the rows of gradient [N, D] whose id is v.
 
     ids [N] are in [0, num_rows). Each row is summed in the order of N, so its bits depend on
-    nothing but its own gradients. `out` is overwritten.
+    nothing but its own gradients. More than BLOCK rows of float32 are added in float64, and rounded
+    once. `out` is overwritten.
     """
     xp = xp_of(gradient)
     out = xp.empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
@@ -86,5 +89,7 @@ def embedding_backward(gradient, ids, num_rows, out=None):
     counts = xp.concatenate([inner, xp.full(1, ids.size, inner.dtype)]) - starts
     out[sorted_ids[starts]] = gradient[order[starts]]  # all there is for ids that came once
     for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist()):
-        out[sorted_ids[start]] = gradient[order[start : start + count]].sum(axis=0)
+        is_wide = gradient.dtype == FLOAT32 and count > BLOCK
+        rows = gradient[order[start : start + count]]
+        out[sorted_ids[start]] = rows.sum(axis=0, dtype="float64" if is_wide else None)
     return out

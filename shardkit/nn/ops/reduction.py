@@ -6,6 +6,8 @@ dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in i
 from collections.abc import Sequence
 from math import prod
 
+import numpy
+
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
@@ -111,8 +113,7 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
         return in_float64(variance, x, dims, keepdim)
 
     def centered():
-        array = widened(x.array)
-        return array - fresh.total(array, dims, True) / count
+        return _distances(widened(x.array), dims, count)
 
     def backward(gradient, wanted):
         return (
@@ -124,11 +125,31 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
 
     def differentiable(gradient, wanted, output):
         distance = subtract(x, mean(x, dims, keepdim=True))
+        distance = subtract(distance, mean(distance, dims, keepdim=True))
         scale = _stretch_again(multiply(gradient, 2 / count), x.shape, dims)
         return (multiply(scale, distance),)
 
     y = fresh.total(centered() ** 2, dims, keepdim) / count
     return record(rounded(y, x.dtype), (x,), backward, needs=(x,), differentiable=differentiable)
+
+
+_FAR = 2.0**-34  # squared distance of a rounded mean from the mean, in variances
+
+
+def _distances(array, dims, count):
+    """Return the distances from the mean over dims.
+
+    The mean of numbers far from 0 is rounded by more than their last digits: there what is left of
+    it is taken off too. Elsewhere the bits are those of one subtraction.
+    """
+    xp = xp_of(array)
+    distance = array - fresh.total(array, dims, True) / count
+    left = fresh.total(distance, dims, True) / count
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        is_far = left * left > _FAR * (fresh.total(distance**2, dims, True) / count)
+    if xp is numpy and not is_far.any():
+        return distance
+    return distance - xp.where(is_far, left, 0).astype(distance.dtype)
 
 
 def reduced_dims(x, dim) -> tuple[int, ...]:

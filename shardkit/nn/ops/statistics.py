@@ -120,7 +120,7 @@ def std(
     """Return the square root of var; where that is 0, the gradient is 0."""
     if is_counted(x):
         return in_float64(std, x, dim, correction, keepdim)
-    return _root(var(x, dim, correction, keepdim))
+    return _of_squares(lambda x: _root(var(x, dim, correction, keepdim)), x, dim)
 
 
 def norm(
@@ -131,8 +131,9 @@ def norm(
     Parameters
     ----------
     p
-        1: the sum of magnitudes; 2: the root of the sum of squares, whose gradient is 0 where it is
-        0; inf: the largest magnitude, where equal ones share the gradient.
+        1: the sum of magnitudes; 2: the root of the sum of squares, whatever their size, whose
+        gradient is 0 where it is 0; inf: the largest magnitude, where equal ones share the
+        gradient.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def norm(
     if p == 1:
         y = sum(abs(wider), dim, keepdim)
     elif p == 2:
-        y = _root(sum(square(wider), dim, keepdim))
+        y = _of_squares(lambda x: _root(sum(square(x), dim, keepdim)), wider, dim)
     else:
         y = _largest_magnitude(wider, dim, keepdim)
     return y if wider is x else cast(y, x.dtype)
@@ -161,6 +162,37 @@ def _largest_magnitude(x, dim, keepdim):
         return y
     is_nan = xp.isnan(x.array).any(axis=reduced_dims(x, dim), keepdims=True)
     return where(xp.isnan(y.array), y.array, max(abs(where(is_nan, 0, x)), dim, keepdim))
+
+
+def _of_squares(function, x, dim):
+    """Return function(x), the root of sums of squares over dim, where squares do not fit as well.
+
+    Rows of very large or small numbers are divided by a power of two first, and the result is
+    multiplied by it, which rounds nothing: others have the bits that they have without. Denormals
+    alone have squares of 0, as in PyTorch.
+    """
+    dims = reduced_dims(x, dim)
+    array = widened(x.array)
+    if not array.size:
+        return function(x)
+    xp = xp_of(array)
+    top = xp.maximum(array.max(axis=dims, keepdims=True), -array.min(axis=dims, keepdims=True))
+    limit = _SQUARED[array.dtype.itemsize]
+    is_small = (top < 1 / limit) & (top >= numpy.finfo(array.dtype).tiny)
+    is_extreme = xp.isfinite(top) & (is_small | (top > limit))
+    if xp is numpy and not is_extreme.any():
+        return function(x)
+    _, power = xp.frexp(xp.where(is_extreme, top, 1))
+    power = xp.where(is_extreme, power, 0)
+    half = power // 2  # in two steps: the power itself need not fit, nor its inverse
+    down = [xp.ldexp(xp.ones_like(top), -each).astype(x.dtype) for each in (half, power - half)]
+    up = [xp.ldexp(xp.ones_like(top), each).astype(x.dtype) for each in (half, power - half)]
+    y = function(multiply(multiply(x, down[0]), down[1]))
+    return multiply(multiply(y, up[0].reshape(y.shape)), up[1].reshape(y.shape))
+
+
+# squares of numbers up to this, and down to its inverse, keep their digits in sums of many
+_SQUARED = {4: 2.0**40, 8: 2.0**400}
 
 
 def _root(x):

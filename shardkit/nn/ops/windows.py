@@ -96,10 +96,16 @@ def _sums(x, dim, windows):
 
 
 def _add_sums(x, dim, windows, total):
+    """Add the sums of windows; those of many taps by blocks, which keeps their digits."""
     xp = xp_of(x)
-    for row, weight in zip(windows.index, windows.weight):
-        part = read(x, dim, row)
-        if weight.size and (weight == weight[0]).all():
-            total += part if weight[0] == 1 else part * x.dtype.type(weight[0])
-        else:
-            total += part * along(xp.asarray(weight.astype(x.dtype)), dim, x.ndim)
+    taps = list(zip(windows.index, windows.weight))
+    for start in range(0, len(taps), fresh.BLOCK):
+        block = total if len(taps) <= fresh.BLOCK else fresh.zeros(total.shape, total.dtype, xp)
+        for row, weight in taps[start : start + fresh.BLOCK]:
+            part = read(x, dim, row)
+            if weight.size and (weight == weight[0]).all():
+                block += part if weight[0] == 1 else part * x.dtype.type(weight[0])
+            else:
+                block += part * along(xp.asarray(weight.astype(x.dtype)), dim, x.ndim)
+        if block is not total:
+            total += block

@@ -7,6 +7,7 @@ copied          its contract for whole vectors and copies
 weights         whole parameter vectors; state: optimizer state, its rule, and counts
 report          metadata, and the table of who is where
 features        its contract for input features, and their importance
+evaluated       its contract for loss and metrics; measuring: what adds them up over batches
 fingerprint     what must be the same on all ranks that build a model
 optimizer       ShardedOptimizer, the face of all optimizers; optimizers: each by name
 optimization    the input and the results of a whole run; epochs: its loop

@@ -41,14 +41,12 @@ class Epochs:
     ):
         self._model, self._given = model, given
         self._step, self._callbacks, self._stop = step, callbacks, stop
-        # equal parts that a global batch is cut into, over all data ranks
-        config = model.sharding_configuration
-        self._num_parts = model.mesh.size("data") * config.micro_batches
-        self._synchronizes = config.auto_synchronize_gradients
+        self._synchronizes = model.sharding_configuration.auto_synchronize_gradients
 
     def check(self) -> None:
         """Raise ConfigurationError or ShapeError unless the model can train on the samples."""
-        self._given.check_batches(self._num_parts)
+        micro_batches = self._model.sharding_configuration.micro_batches
+        self._given.check_batches(self._model.mesh.size("data") * micro_batches)
         self._given.check_samples(self._model.engine)
 
     def train(self, progress: EpochProgress) -> float:
@@ -69,7 +67,7 @@ class Epochs:
     def _train(self, progress: EpochProgress) -> None:
         """Take a step per batch, and add up the loss of their samples, each before its step."""
         x, y = self._given.samples("train")
-        for batch in self._given.batches(progress.epoch, self._num_parts)[progress.batch :]:
+        for batch in self._given.batches(progress.epoch)[progress.batch :]:
             if self._stop is not None and agree(self._model.mesh.world, self._stop()):
                 raise StopVoted("signal")
             (mine,) = split_batch(self._model.mesh, batch)
@@ -129,22 +127,15 @@ def evaluate_set(
     samples      (x, y), global, the same on all ranks
     batch_size   samples per pass, over all data ranks
     metrics      {name: Metric}
-    The last slice may leave a data rank without a part. It computes on a sample that it does not
-    count, since the others gather parameters with it.
     """
     if samples is None:
         return None
     loss = model.sharding_configuration.loss
-    measurement = Measurement(model.engine, metrics or {}, loss)
-    for start in range(0, num_samples(samples[0]), batch_size):
-        x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
-        mine = own_part(model.mesh, x), own_part(model.mesh, y)
-        has_part = num_samples(mine[0]) > 0
-        measurement.add(
-            *(mine if has_part else (rows(x, slice(1)), rows(y, slice(1)))), is_counted=has_part
-        )
-    mean, figures = measurement.figures()
-    return EvaluationResult(mean, num_samples(samples[0]), figures)
+    with Measurement(model.engine, metrics or {}, loss) as measured:
+        for start in range(0, num_samples(samples[0]), batch_size):
+            x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
+            measured.add(own_part(model.mesh, x), own_part(model.mesh, y))
+    return EvaluationResult(measured.loss, measured.samples, measured.metrics)
 
 
 def epochs_since_improvement(history, minimum_improvement: float) -> int:

@@ -13,6 +13,7 @@ from ...nn.features import input_features
 from ...nn.module import Module
 from ...tree import is_tree, structure
 from .history import History
+from .measuring import Measurement
 
 
 class Featured:
@@ -76,7 +77,8 @@ class Featured:
         Parameters
         ----------
         x, y
-            This data rank's samples; None: the last batch that was trained on.
+            This data rank's samples; None: the last batch that was trained on. The values are
+            shuffled over those of all ranks.
 
         Raises
         ------
@@ -135,23 +137,39 @@ def check_samples_given(module, batch, world) -> None:
 
 
 def permutation_importance(engine, x, y) -> dict[str, float]:
-    """Return by how much the loss grows when a feature's values are shuffled on each data rank.
+    """Return by how much the loss grows when a feature's values are shuffled over all samples.
 
-    Collective: x [samples of this rank, features], y. The figures are the same on all ranks, and 0
-    for inactive features, whatever they hold. The order of shuffling depends on the seed and the
-    feature alone.
+    Collective: x [samples of this rank, features], y; a rank may have none. The figures are the
+    same on all ranks, and 0 for inactive features, whatever they hold. The order of shuffling
+    depends on the seed and the feature alone: samples of all data ranks, in the order of the ranks,
+    are one set, however they are divided.
 
     References
     ----------
     Breiman, Random Forests (2001), section 10.
     """
     features, seed = features_of(engine.model), engine.config.seed
-    base = engine.evaluation.mean_loss(x, y)
+    with collectively(engine.mesh.world):
+        x, y, count = engine.evaluation.own_samples(x, y)
+    base = _mean_loss(engine, x, y)
     growth = {name: 0.0 for name in features.names}
     for index in features.active:
+        columns = engine.data.all_gather_object(x[..., index] if count else None)
+        given = [column for column in columns if column is not None]
+        if not given:
+            raise FeatureError("importance is measured on samples, but no rank has any")
+        column = numpy.concatenate(given)
+        first = sum(len(each) for each in columns[: engine.data.rank] if each is not None)
+        bits = random_bits(key_of(seed, "importance", index), 0, len(column))
+        order = numpy.argsort(bits, kind="stable")[first : first + count]
         shuffled = numpy.array(x)
-        bits = random_bits(key_of(seed, "importance", index), 0, len(shuffled))
-        order = numpy.argsort(bits, kind="stable")
-        shuffled[:, index] = shuffled[order, index]
-        growth[features.names[index]] = engine.evaluation.mean_loss(shuffled, y) - base
+        if count:
+            shuffled[..., index] = column[order]
+        growth[features.names[index]] = _mean_loss(engine, shuffled if count else x, y) - base
     return growth
+
+
+def _mean_loss(engine, x, y) -> float:
+    with Measurement(engine, {}) as measured:
+        measured.add(x, y)
+    return measured.loss

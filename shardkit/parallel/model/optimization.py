@@ -2,9 +2,10 @@
 
     epoch e    all samples in the order of (shuffle_seed, e)
                |-- batch_size --|-- batch_size --|-- batch_size --| rest |
-    batch      | data rank 0 | data rank 1 | ... |     the rest is trained on if it divides
+    batch      | data rank 0 | data rank 1 | ... |     the rest waits for another order
 
-The arrays are global and the same on all ranks; who computes on which sample follows from the mesh.
+The arrays are global and the same on all ranks; who computes on which sample follows from the mesh,
+but the batches do not.
 """
 
 from dataclasses import dataclass, field, fields
@@ -42,15 +43,16 @@ class OptimizationInputData:
     epochs
         At most.
     batch_size
-        Samples of a global batch; data ranks x micro_batches must divide it.
+        Samples of a global batch; data ranks x micro_batches must divide it. Of fewer training
+        samples all are one batch.
     shuffle_seed
         The order of an epoch depends on it and the epoch alone; None: as they come.
 
     Notes
     -----
-    Samples that do not fill a last batch make a smaller one if data ranks x micro_batches divide
-    them; else this epoch leaves them out (under a shuffle, others in each epoch). optimize() raises
-    errors in them on all ranks.
+    Every epoch has the same whole batches on any mesh. Samples that do not fill a last one are left
+    out of it (under a shuffle, others in each epoch), and optimize() warns how many. It raises
+    errors in the input on all ranks.
     """
 
     x_train: Any
@@ -103,11 +105,31 @@ class OptimizationInputData:
                 f"batch_size = {self.batch_size} is no multiple of {num_parts}, data ranks x "
                 f"micro_batches; wanted {-(-self.batch_size // num_parts) * num_parts}, for example"
             )
-        if not self.batches(0, num_parts):
+        if self._size % num_parts:
             raise ConfigurationError(
-                f"{num_samples(self.x_train)} training samples make no batch: data ranks x "
-                f"micro_batches = {num_parts} do not divide them; give {num_parts} or more"
+                f"{self._size} training samples, fewer than batch_size = {self.batch_size}, make "
+                f"one batch, which is no multiple of {num_parts}, data ranks x micro_batches; "
+                f"wanted a multiple of {num_parts}, or {self.batch_size} samples or more"
             )
+
+    @property
+    def _size(self) -> int:
+        """Samples of each batch."""
+        return min(self.batch_size, num_samples(self.x_train))
+
+    def left_out(self) -> str | None:
+        """Return what is to be said of samples that an epoch leaves out; None if there are none."""
+        count = num_samples(self.x_train)
+        if not count % self._size:
+            return None
+        others = "the same in every epoch: shuffle_seed is None"
+        if self.shuffle_seed is not None:
+            others = "others in every epoch"
+        return (
+            f"optimize() trains on whole batches: {count} samples make {count // self._size} of "
+            f"batch_size = {self._size}, and {count % self._size} are left out, {others}; to train "
+            "on all, give a batch_size that divides their number"
+        )
 
     def check_samples(self, engine: Engine) -> None:
         """Raise ShapeError naming the set unless the engine's model and loss take it.
@@ -125,23 +147,22 @@ class OptimizationInputData:
             except ShapeError as error:
                 raise ShapeError(f"x_{name}, y_{name}: {error}") from None
 
-    def batches(self, epoch: int, num_parts: int) -> list:
-        """Return the sample numbers of each global batch of an epoch. No communication.
+    def batches(self, epoch: int) -> list:
+        """Return the sample numbers of each global batch of an epoch, on any mesh.
+
+        No communication.
 
         Parameters
         ----------
         epoch
             Its number, from 0.
-        num_parts
-            Data ranks x micro-batches.
         """
-        count = num_samples(self.x_train)
+        count, size = num_samples(self.x_train), self._size
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
             bits = random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count)
             order = numpy.argsort(bits, kind="stable")
-        cut = [order[start : start + self.batch_size] for start in range(0, count, self.batch_size)]
-        return [batch for batch in cut if len(batch) % num_parts == 0]
+        return [order[start : start + size] for start in range(0, count - size + 1, size)]
 
     def outline(self) -> dict[str, str]:
         """Return what must be the same on all ranks, as text: shapes, dtypes, numbers."""

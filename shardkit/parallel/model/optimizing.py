@@ -5,13 +5,14 @@ Journal --EpochProgress--> Epochs.train --fitness--> best epoch kept, checkpoint
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...comm.failure.agreement import collectively
 from ...comm.failure.signals import StopSignals
-from ...errors import StopVoted
+from ...errors import ShardingWarning, StopVoted
 from .callback import Callback
 from .epochs import BestEpoch, Epochs, is_better
 from .journal import EpochProgress, Journal
@@ -77,6 +78,9 @@ class Optimization:
         epochs = Epochs(model, self._given, self._step, self._callbacks, stop)
         with collectively(model.mesh.world):
             epochs.check()
+        left_out = self._given.left_out()
+        if left_out is not None and model.rank == 0:
+            warnings.warn(left_out, ShardingWarning, stacklevel=4)
         progress = self._begin()
         folder = None if self._journal is None else self._journal.folder
         self._callbacks.at_start(StartedOptimization(model, folder))

@@ -9,8 +9,9 @@ Each member checks its arguments and asks the part that does the work:
     engine        trains, evaluates, predicts       engine.weights   whole parameter vectors
     checkpoints   files and images                  engine.state     optimizer state, rule, counts
 
-Four contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
-other models, copied.py), Featured (input features, features.py) and Traced (tracing.py).
+Five contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
+other models, copied.py), Featured (input features, features.py), Evaluated (evaluated.py) and
+Traced (tracing.py).
 """
 
 import time
@@ -30,7 +31,6 @@ from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
-from ...nn.metrics import Metric, metrics_of
 from ...nn.module import Module
 from ...optim.rules import Rule
 from ...refusal import check_usable
@@ -40,17 +40,17 @@ from ..step.engine import Engine
 from ..tensor.plan import close_groups
 from .checkpoints import Checkpoints
 from .copied import Copied
+from .evaluated import Evaluated
 from .features import Featured
 from .fingerprint import describe
 from .generation import generate
 from .history import History
-from .measuring import Measurement, check_metrics
 from .report import metadata_of, table_of
 from .stored import Stored
 from .tracing import Traced
 
 
-class ShardedModel(Stored, Copied, Featured, Traced):
+class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
     Parameters
@@ -417,34 +417,6 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         self._check_open()
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
         return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
-
-    def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
-        """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
-
-        Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
-        and the metrics then.
-
-        Parameters
-        ----------
-        x, y
-            [samples of this rank, ...], as in train; ranks may have different numbers of them.
-        metrics
-            {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
-            regression, accuracy and macro F1 of one for classes.
-
-        Raises
-        ------
-        ShapeError
-            On all ranks, as train.
-        """
-        self._check_open()
-        metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
-        check_metrics(metrics, self.mesh.world)
-        measurement = Measurement(self.engine, metrics, self.sharding_configuration.loss)
-        measurement.add(x, y)
-        loss, figures = measurement.figures()
-        self.history.note_evaluation(self.step_number, loss, figures)
-        return loss
 
     # ---- the end ---------------------------------------------------------------------------------
 

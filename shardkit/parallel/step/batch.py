@@ -10,6 +10,7 @@ along dim 0. The trees of all ranks have one structure.
 
 import zlib
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy
 
@@ -44,6 +45,18 @@ def arrays_in(tree) -> list:
 def each(function, tree):
     """Return function(array) of one array, or a tree of it for each array of a tree."""
     return function(tree) if is_array(tree) else map_tree(function, tree)
+
+
+def part_of(tree, first: int, count: int):
+    """Return some samples of an array, or of each array of a tree; no copies."""
+    return each(itemgetter(slice(first, first + count)), tree)
+
+
+def tree_total(numbers: list[float]) -> float:
+    """Return the sum of one number or more as a tree: neighbors first, level by level."""
+    while len(numbers) > 1:
+        numbers = [sum(numbers[i : i + 2]) for i in range(0, len(numbers), 2)]
+    return numbers[0]
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class Batches:
             common.value = _structure_number(x, y)
             size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
-            mine[1:].view(numpy.float64)[:] = criterion.count(y)
+            mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
         self._check_common(common, x=x, y=y)
@@ -107,7 +120,7 @@ class Batches:
         everyones = numpy.zeros((data.world_size, 2), numpy.int64)
         data.all_gather(mine, everyones.reshape(-1))
         samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1
-        items = everyones[:, 1].copy().view(numpy.float64)
+        items = everyones[:, 1].copy().view(numpy.float64).tolist()
         return AgreedBatch(
             x,
             y,
@@ -115,7 +128,7 @@ class Batches:
             int(samples[: data.rank].sum()),
             criterion,
             int(samples.sum()),
-            float(items.sum()),
+            tree_total(items),
             everyones[:, 0].tobytes(),
         )
 
@@ -125,6 +138,20 @@ class Batches:
     def check(self, x, y) -> None:
         """Errors: ShapeError unless model and usual loss take them. No communication."""
         _checked_samples(self._model, as_loss(self._usual_loss()), x, y)
+
+    def own_samples(self, x, y) -> tuple:
+        """Return x, y on the host, and how many samples they have; None is none.
+
+        No communication. Errors: ShapeError unless model and usual loss take them.
+        """
+        if x is None and y is None:
+            return x, y, 0
+        x, y = _on_host("x", x), _on_host("y", y)
+        _check_lengths(x=x, y=y)
+        count = len(arrays_in(x)[0])
+        if count:
+            self.check(x, y)
+        return x, y, count
 
     def agree_on_input(self, x):
         """Return x on the host, if the model takes it; it may have no samples. Collective over the
@@ -268,6 +295,15 @@ def _numbers(what, array):
     if array.dtype.kind not in "biuf" and not is_half(array.dtype):
         raise ShapeError(f"{what} is of dtype {array.dtype}; wanted real numbers, integers or bool")
     return array
+
+
+def _count(criterion: Loss, y, own_samples: int, micro_batches: int) -> float:
+    """Return how many items this rank has, added as the gradients are: counts need not be whole,
+    and their sum would have other bits in another order.
+    """
+    size = own_samples // micro_batches
+    starts = range(0, micro_batches * size, size)
+    return tree_total([criterion.count(part_of(y, start, size)) for start in starts])
 
 
 def _check_division(num_samples, micro_batches):

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from functools import cached_property
 from math import nan
-from operator import itemgetter
 
 import numpy
 
@@ -31,7 +30,7 @@ from ..data.overlap import Overlap
 from ..data.unit import Unit
 from ..settings import ShardingConfiguration
 from .assembly import Assembly
-from .batch import AgreedBatch, Batches, each
+from .batch import AgreedBatch, Batches, each, part_of
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
 from .inputs import Inputs, MicroBatch, Results, Update
@@ -290,8 +289,8 @@ class Engine:
         y = each(self.device.from_host, batch.y)
         micro_batches = tuple(
             MicroBatch(
-                _samples(x, start, size),
-                _samples(y, start, size),
+                part_of(x, start, size),
+                part_of(y, start, size),
                 ForwardContext(
                     training=True,
                     seed=self.config.seed,
@@ -388,8 +387,3 @@ class Engine:
         self.drop_gradients()
         for unit in self.units:
             unit.gather_if_lasting()
-
-
-def _samples(tree, first: int, count: int):
-    """Return some samples of an array, or of each array of a tree; no copies."""
-    return each(itemgetter(slice(first, first + count)), tree)

@@ -6,16 +6,21 @@ from ...array import fresh
 from ...array.backend import to_host
 from ...array.device import Device
 from ...array.halves import widened
+from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
 from ...nn.autograd import no_grad
 from ...nn.context import ForwardContext
-from ...nn.trees import as_tensors
+from ...nn.trees import as_float64, as_tensors
 from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
-from .votes import StepLosses, mean
+from .votes import StepLosses
+
+_FEW_ELEMENTS = (
+    1 << 20
+)  # of a prediction whose loss is computed in float64; logits of texts are more
 
 
 class Evaluation:
@@ -85,28 +90,36 @@ class Evaluation:
             self._pipeline.broadcast(array, self._last_rank)
         return form.filled(arrays)
 
-    def mean_loss(self, x, y) -> float:
-        """Return the mean loss over the parts of all data ranks; NaN if nothing in them counts."""
-        return mean(*self.total_loss(x, y))
+    def own_samples(self, x, y) -> tuple:
+        """Return x, y on the host, and how many samples they have; None is none.
 
-    def total_loss(self, x, y, *, is_counted: bool = True) -> tuple[float, float]:
-        """Return the sum of the loss over the parts of all data ranks, and the items it counts.
+        No communication. Errors: ShapeError unless model and loss take them.
+        """
+        return self._batches.own_samples(x, y)
 
-        is_counted   False if this data rank has no part, and passes samples only because the others
-                     gather with it
+    def own_loss(self, x, y) -> tuple[float, float]:
+        """Return the sum of the loss over this rank's part, and the items that it counts.
+
+        0 items where no predictions are made, in the stages before the last.
+        Errors, on all ranks: ShapeError; what the loss raises on any.
         """
         self._weights.check()
         batch = self._batches.agree(x, y, micro_batches=1)
         criterion = batch.loss
-        prediction, total = self.forward(batch.x), 0.0
-        if prediction is not None:
-            with no_grad():
+        prediction = self.forward(batch.x)
+        total = items = 0.0
+        with collectively(self._mesh.world), no_grad():
+            if prediction is not None:
                 targets = map_tree(self._device.from_host, batch.y)
+                if sum(leaf.size for leaf in leaves(prediction)) <= _FEW_ELEMENTS:
+                    prediction, targets = as_float64(prediction), as_float64(targets)
                 total = float(criterion.total(as_tensors(prediction), targets).item())
-        total, items = self._losses.summed(
-            [total, criterion.count(batch.y)] if is_counted else [0.0, 0.0]
-        )
+                items = float(criterion.count(batch.y))
         return total, items
+
+    def summed(self, numbers: list[float]) -> list[float]:
+        """Return the sums over data ranks of what the last stage of each has."""
+        return self._losses.summed(numbers)
 
     def forward(self, x, texts=None):
         """Return the output of this replica's x on the last stage, None elsewhere.

@@ -20,6 +20,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.mesh import Mesh
+from .batch import tree_total
 from .inputs import Results
 
 NOTHING_COUNTS = "no label of the global batch counts"
@@ -105,10 +106,8 @@ class StepLosses:
         """
         fetch(results)
         losses = results.losses  # of the last stage; others have none
-        level = [losses[m] for m in sorted(losses)] or [0.0]
-        while len(level) > 1:
-            level = [sum(level[i : i + 2]) for i in range(0, len(level), 2)]
-        return mean(self.summed([level[0]])[0], items)
+        own = tree_total([losses[m] for m in sorted(losses)] or [0.0])
+        return mean(self.summed([own])[0], items)
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over data ranks of what the last stage of each has. Collective.
