@@ -13,15 +13,17 @@ from typing import Any
 import numpy
 
 from ...arguments import is_integer, require
-from ...array.backend import host_array
+from ...array.backend import host_array, is_device_array, to_host
 from ...array.random import key_of, random_bits
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
+from ...comm.same import alike
 from ...errors import ConfigurationError, ShapeError
 from ...tree import is_tree, leaves, named_leaves, num_samples, rebuild, structure
 from ..step.engine import Engine
+from .fingerprint import describe
 from .sharded_model import ShardedModel
 
+_ADVICE = "pass the same, whole, on all ranks: each takes its part of every batch"
 SETS = ("train", "validation", "test")
 
 
@@ -144,7 +146,7 @@ class OptimizationInputData:
         return [batch for batch in cut if len(batch) % num_parts == 0]
 
     def outline(self) -> dict[str, str]:
-        """Return what must be the same on all ranks, as text: shapes, dtypes, numbers."""
+        """Return what must be the same on all ranks, as text: shapes, dtypes, values."""
         return {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
 
 
@@ -160,20 +162,13 @@ def check_together(given: OptimizationInputData, backend: CommunicationBackend):
     -----
     Errors, on all ranks: as check().
     """
-    with collectively(backend):
+    with alike(backend, _ADVICE, ShapeError) as facts:
         if not isinstance(given, OptimizationInputData):
             raise TypeError(
                 f"optimize() takes an OptimizationInputData, got {type(given).__name__}"
             )
         given.check()
-    outlines = backend.all_gather_object(given.outline())
-    for rank, other in enumerate(outlines):
-        for name, here in outlines[0].items():
-            if other[name] != here:
-                raise ShapeError(
-                    f"{name} is {here} on rank 0, but {other[name]} on rank {rank}; pass the same, "
-                    "whole, on all ranks: each takes its part of every batch"
-                )
+        facts |= given.outline()
 
 
 def _check_set(name, x, y):
@@ -197,8 +192,8 @@ def _outline(value) -> str:
         return str(value)
     if _is_several(value):
         return f"{structure(value)} of {', '.join(map(_outline, leaves(value)))}"
-    array = numpy.asarray(value)
-    return type(value).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
+    array = numpy.asarray(to_host(value) if is_device_array(value) else value)
+    return type(value).__name__ if array.dtype == object else describe(array)
 
 
 def _is_several(value) -> bool:
