@@ -21,17 +21,13 @@ _MOST_NAMES = 5  # of what else differs
 
 
 @contextmanager
-def alike(
-    backend,
-    advice: str = "pass the same on all ranks",
-    error: type[Exception] = ShardingError,
-) -> Iterator[dict[str, str]]:
+def alike(backend, advice: str = "pass the same on all ranks") -> Iterator[dict[str, str]]:
     """Run local work that fills {name: text}, which all ranks must have alike.
 
     Collective over the backend at the end of the block, as collectively(): one short message tells
     of errors in the block and compares the texts.
-    Errors, on all ranks: those of collectively(); `error` with the first name under which ranks
-    differ, these ranks and both values, and the other names that differ.
+    Errors, on all ranks: those of collectively(); ShardingError with the first name under which
+    ranks differ, these ranks and both values, and the other names that differ.
     """
     facts: dict[str, str] = {}
     number = CommonNumber()
@@ -39,7 +35,7 @@ def alike(
         yield facts
         number.value = zlib.crc32(repr(facts).encode())
     if not number.is_common:
-        raise error(_difference(backend.all_gather_object(facts), advice))
+        raise ShardingError(_difference(backend.all_gather_object(facts), advice))
 
 
 def check_same(backend, facts: dict[str, str], advice: str = "pass the same on all ranks") -> None:

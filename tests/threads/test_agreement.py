@@ -364,14 +364,20 @@ def test_other_samples_are_not_measured(what, num_ranks, odd, tmp_path, monkeypa
 
 
 OPTIMIZED = {
-    "x_train": ({"x_train": X + 1}, {}, "x_train is"),
+    "x_train": ({"x_train": X + 1}, {}, "the content of x_train is"),
+    "dtype": ({"x_train": X.astype("float64")}, {}, "x_train is float"),
+    "a tree": ({"x_train": (X, X + 1)}, {}, "x_train is"),
     "y_train": ({"y_train": Y + 1}, {}, "y_train is"),
     "one value": ({"x_train": other_row((X, Y))[0]}, {}, "x_train is"),
     "x_validation": ({"x_validation": HELD[0] + 1}, {}, "x_validation is"),
     "y_test": ({"x_test": HELD[0], "y_test": HELD[1]}, {}, "x_test is"),
     "epochs": ({"epochs": 3}, {}, "epochs is"),
     "shuffle_seed": ({"shuffle_seed": 3}, {}, "shuffle_seed is"),
-    "initial_solution": ({"initial_solution": numpy.ones(49, "float32")}, {}, "initial_solution"),
+    "initial_solution": (
+        {"initial_solution": numpy.ones(49, "float32")},
+        {},
+        "parameter vector is",
+    ),
     "patience": ({}, {"patience": 3}, "patience is"),
     "folder": ({}, {"folder": "other"}, "folder is"),
 }

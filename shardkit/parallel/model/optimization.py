@@ -13,17 +13,16 @@ from typing import Any
 import numpy
 
 from ...arguments import is_integer, require
-from ...array.backend import host_array, is_device_array, to_host
+from ...array.backend import host_array
 from ...array.random import key_of, random_bits
 from ...comm.backend import CommunicationBackend
-from ...comm.same import alike
+from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
 from ...tree import is_tree, leaves, named_leaves, num_samples, rebuild, structure
 from ..step.engine import Engine
 from .fingerprint import describe
 from .sharded_model import ShardedModel
 
-_ADVICE = "pass the same, whole, on all ranks: each takes its part of every batch"
 SETS = ("train", "validation", "test")
 
 
@@ -147,7 +146,11 @@ class OptimizationInputData:
 
     def outline(self) -> dict[str, str]:
         """Return what must be the same on all ranks, as text: shapes, dtypes, values."""
-        return {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
+        outlines = {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
+        sets = {name: self.samples(name) or (None, None) for name in SETS}
+        pairs = {f"{what}_{name}": tree for name in SETS for what, tree in zip("xy", sets[name])}
+        content = {f"the content of {name}": _content(tree) for name, tree in pairs.items()}
+        return outlines | content
 
 
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
@@ -162,13 +165,21 @@ def check_together(given: OptimizationInputData, backend: CommunicationBackend):
     -----
     Errors, on all ranks: as check().
     """
-    with alike(backend, _ADVICE, ShapeError) as facts:
+    with collectively(backend):
         if not isinstance(given, OptimizationInputData):
             raise TypeError(
                 f"optimize() takes an OptimizationInputData, got {type(given).__name__}"
             )
         given.check()
-        facts |= given.outline()
+        outline = given.outline()
+    outlines = backend.all_gather_object(outline)
+    for rank, other in enumerate(outlines):
+        for name, here in outlines[0].items():
+            if other[name] != here:
+                raise ShapeError(
+                    f"{name} is {here} on rank 0, but {other[name]} on rank {rank}; pass the same, "
+                    "whole, on all ranks: each takes its part of every batch"
+                )
 
 
 def _check_set(name, x, y):
@@ -192,8 +203,14 @@ def _outline(value) -> str:
         return str(value)
     if _is_several(value):
         return f"{structure(value)} of {', '.join(map(_outline, leaves(value)))}"
-    array = numpy.asarray(to_host(value) if is_device_array(value) else value)
-    return type(value).__name__ if array.dtype == object else describe(array)
+    array = numpy.asarray(value)
+    return type(value).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
+
+
+def _content(tree) -> str:
+    """Return a text that differs with the values of an array on the host, or of a tree of them."""
+    arrays = leaves(tree) if _is_several(tree) else [] if tree is None else [tree]
+    return " ".join(map(describe, arrays))
 
 
 def _is_several(value) -> bool:
