@@ -37,6 +37,8 @@ def setting(default, text: str, unit: str = "", **rules):
     is_common  --help lists it among the first
     is_path    relative paths are made absolute when a run starts
     fixed      why a run keeps it from its start to its end; see `fixed`
+    at_resume  what another value does in a run that goes on, which says it then; the value is
+               stored in checkpoints
     """
     return dataclasses.field(default=default, metadata={"text": text, "unit": unit, **rules})
 

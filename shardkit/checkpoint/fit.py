@@ -277,6 +277,7 @@ class Fit:
             **self.description,
             "step": 0,
             "samples_seen": 0,
+            "data_position": {},
             "skipped_steps": 0,
             "loss_scale": None,
             "last_loss": None,

@@ -1,7 +1,9 @@
 """`shardkit bench` and `shardkit bench hardware`."""
 
 import argparse
+from pathlib import Path
 
+from ..comm.same import alike, facts_of
 from ..errors import ConfigurationError
 from ..plan.measure import hardware_run
 from ..train.bench import bench_run
@@ -63,7 +65,12 @@ def _bench(known, overrides) -> int:
 def _hardware(known, overrides) -> int:
     backend = mpi_backend()
     with job(backend):
-        hardware_run(backend, known.output, blas=_blas(overrides))
+        with alike(backend) as facts:
+            blas = _blas(overrides)
+            facts |= facts_of(
+                {"parallel.blas": blas, "--output": str(Path(known.output).resolve())}
+            )
+        hardware_run(backend, known.output, blas=blas)
     return 0
 
 

@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 
 from ..comm.failure.agreement import collectively
+from ..comm.same import check_same
 from ..errors import ConfigurationError
 from ..files.shown import shown
 from ..files.trust import Trust
@@ -103,6 +104,7 @@ def _predict(known, overrides) -> int:
             _check_predicts(known.path, task)
             given = parsed(overrides, configuration_of(task))
             check_output(output)
+        check_same(backend, {"--output": repr(str(output.resolve()))})
         run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
         shapes = predict(run, run.samples(known.data, has_targets=False), output)
         if backend.rank == 0:

@@ -124,6 +124,10 @@ class Given:
         with self._named():
             return first_settings(configuration, self.typed(configuration))
 
+    def folder(self) -> Path:
+        """Return the folder of the run."""
+        return Path(self.first("run.folder") or self.configuration()().run.folder)
+
     def of_run(
         self,
         resume: bool,
@@ -136,16 +140,14 @@ class Given:
         agreed   function (this rank sees a run in the folder) -> whether all ranks take it for one
         trust    files that the task of a run may be in, if it is not given here
         """
-        folder, task = self.first("run.folder"), self.first("run.task")
-        if folder is None:
-            folder = self.configuration()().run.folder
-        if (resume or resume_if_any) and task is None:
-            configuration = configuration_of(task_of_run(Path(folder), trust))
+        folder = self.folder()
+        if (resume or resume_if_any) and self.first("run.task") is None:
+            configuration = configuration_of(task_of_run(folder, trust))
         else:
             configuration = self.configuration()
-        if resume or resume_if_any and agreed(has_checkpoints(Path(folder))):
-            self._check_task(Path(folder))
-            stored = stored_settings(Path(folder), configuration.task_class)
+        if resume or resume_if_any and agreed(has_checkpoints(folder)):
+            self._check_task(folder)
+            stored = stored_settings(folder, configuration.task_class)
             return resumed(stored, self.typed(configuration)), True
         with self._named():
             return first_settings(configuration, self.typed(configuration)), False

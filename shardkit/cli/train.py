@@ -4,9 +4,11 @@ import argparse
 import os
 
 from ..comm.failure.signals import StopSignals
+from ..comm.same import alike
 from ..environment import launcher
 from ..errors import ShardkitError, StopVoted
 from ..files.notes import settle_output
+from ..train.agreement import SAME_SETTINGS, facts_of_place
 from ..train.loop import train_run
 from ..train.settings import RunConfiguration
 from ..train.start import StartClock
@@ -64,10 +66,16 @@ def _train(known, overrides) -> int:
     if known.print_settings:
         return _print_settings(known, overrides)
     signals, start = StopSignals().listen(), StartClock.of_process()
-    if _wants_elastic(known, overrides):
+    is_elastic, error = _is_elastic(known, overrides)
+    if is_elastic:
         return _train_elastic(known, overrides, signals, start)
     backend = mpi_backend()
     with job(backend) as program:
+        with alike(backend, SAME_SETTINGS) as facts:
+            if error is not None:
+                raise error
+            facts |= facts_of_place(Given.read(known.settings, overrides).folder())
+            facts |= {"--resume": str(known.resume), "--resume-if-any": str(known.resume_if_any)}
         settings, resume = _run_settings(
             known, overrides, lambda has_run: backend.broadcast_object(has_run, 0)
         )
@@ -79,12 +87,12 @@ def _train(known, overrides) -> int:
     return StopVoted.exit_code if result.is_interrupted else 0
 
 
-def _wants_elastic(known, overrides) -> bool:
-    """Return run.elastic; False if the settings are wrong, which all ranks report later."""
+def _is_elastic(known, overrides) -> tuple[bool, ShardkitError | None]:
+    """Return run.elastic, and what is wrong with the settings, for all ranks to raise."""
     try:
-        return _run_settings(known, overrides)[0].run.elastic
-    except ShardkitError:
-        return False
+        return _run_settings(known, overrides)[0].run.elastic, None
+    except ShardkitError as error:
+        return False, error
 
 
 def _train_elastic(known, overrides, signals, start) -> int:

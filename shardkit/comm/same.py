@@ -1,31 +1,50 @@
-"""Values that users must pass alike on all ranks: compared as one number, then in words.
+"""Values that all ranks must have alike: compared as one number, then in words.
 
 rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is
 rank 2      {"seed": "3", "micro_batches": "4"}       4 on rank 2, but 2 on rank 0, 1
 """
 
+import sys
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
 
 import numpy
 
 from ..errors import ShardingError
+from .failure.agreement import CommonNumber, collectively
 
 _MOST_RANKS = 8  # named in a message
+_MOST_NAMES = 5  # of what else differs
+
+
+@contextmanager
+def alike(backend, advice: str = "pass the same on all ranks") -> Iterator[dict[str, str]]:
+    """Run local work that fills {name: text}, which all ranks must have alike.
+
+    Collective over the backend at the end of the block, as collectively(): one short message tells
+    of errors in the block and compares the texts.
+    Errors, on all ranks: those of collectively(); ShardingError with the first name under which
+    ranks differ, these ranks and both values, and the other names that differ.
+    """
+    facts: dict[str, str] = {}
+    number = CommonNumber()
+    with collectively(backend, number):
+        yield facts
+        number.value = zlib.crc32(repr(facts).encode())
+    if not number.is_common:
+        raise ShardingError(_difference(backend.all_gather_object(facts), advice))
 
 
 def check_same(backend, facts: dict[str, str], advice: str = "pass the same on all ranks") -> None:
     """Compare what is known under these names with the other ranks. Collective.
 
-    A message of 8 bytes from each rank if it is equal.
-    Errors, on all ranks: ShardingError with the first name under which ranks differ, these ranks
-    and both values.
+    Errors, on all ranks: as alike().
     """
-    mine = numpy.array([zlib.crc32(repr(facts).encode())], numpy.int64)
-    everyones = numpy.empty(backend.world_size, numpy.int64)
-    backend.all_gather(mine, everyones)
-    if (everyones != mine).any():
-        raise ShardingError(f"{_first_difference(backend.all_gather_object(facts))}; {advice}")
+    with alike(backend, advice) as mine:
+        mine.update(facts)
 
 
 def facts_of(arguments: dict) -> dict[str, str]:
@@ -33,19 +52,44 @@ def facts_of(arguments: dict) -> dict[str, str]:
     return {name: repr(value) for name, value in arguments.items()}
 
 
-def _first_difference(everyones: list[dict[str, str]]) -> str:
+def versions(*packages: str) -> dict[str, str]:
+    """Return {name: text} of the versions on which trained bits depend, and those of packages.
+
+    A release of Python that corrects another one computes the same.
+    """
+    own = __name__.partition(".")[0]
+    found = {own: sys.modules[own].__version__, "numpy": numpy.__version__}
+    found |= {name: _version_of(name) for name in ("numba", *packages)}
+    python = "{}.{}".format(*sys.version_info[:2])
+    return {f"the version of {name}": each for name, each in {**found, "Python": python}.items()}
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _difference(everyones: list[dict[str, str]], advice: str) -> str:
     names = dict.fromkeys(name for facts in everyones for name in facts)
-    of_ranks = next(
-        values
-        for values in (
-            [(name, facts.get(name, "missing")) for facts in everyones] for name in names
-        )
-        if len(set(values)) > 1
-    )
-    (name, usual), _ = Counter(of_ranks).most_common(1)[0]
+    differing = {
+        name: values
+        for name in names
+        if len(set(values := [facts.get(name, "missing") for facts in everyones])) > 1
+    }
+    (first, values), *rest = differing.items()
+    others = [name for name, _ in rest]
+    also = ", ".join(others[:_MOST_NAMES]) + " ..." * (len(others) > _MOST_NAMES)
+    return f"{_in_words(first, values)}; {advice}" + f" (also different: {also})" * bool(others)
+
+
+def _in_words(name: str, of_ranks: list[str]) -> str:
+    """Return who has which value; the usual one comes last."""
+    usual, _ = Counter(of_ranks).most_common(1)[0]
     ranks = {
-        value: [rank for rank, (_, other) in enumerate(of_ranks) if other == value]
-        for _, value in of_ranks
+        value: [rank for rank, other in enumerate(of_ranks) if other == value]
+        for value in dict.fromkeys(of_ranks)
     }
     others = ", ".join(
         f"{value} on rank {_listed(holders)}" for value, holders in ranks.items() if value != usual

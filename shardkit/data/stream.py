@@ -2,8 +2,9 @@
 
     batch(7):   wait for step 7 -> hand it out -> let the thread read step 8
 
-Which samples a batch has is a function of (seed, purpose, step): data rank r of n asks for its part
-[first, first + count) of the global batch, and all parts together are the same on any mesh.
+Which samples a batch has is a function of (seed, purpose, position of the step): data rank r of n
+asks for its part [first, first + count) of the global batch, and all parts together are the same on
+any mesh.
 """
 
 import time
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy
 
 from .order import EpochOrder
+from .position import Position
 from .samples import Samples, reader_of
 
 
@@ -20,6 +22,7 @@ class Stream:
 
     global_batch    samples in the global batch of a step
     first, count    the part of this data rank in it
+    position        where each step begins; go_on_from() sets it
     waited_seconds  how long callers of batch() stood waiting for data, so far
 
     One thread at a time may call it. At most two batches are in memory: the one that was handed out
@@ -39,11 +42,20 @@ class Stream:
         self.waited_seconds = 0.0
         self._samples_at = reader_of(samples)
         self._order = EpochOrder(len(samples), seed, purpose, samples.run_length)
-        self._global_batch = global_batch
+        self.position = Position(0, 0, global_batch, len(samples))
         self._first = first
         self._count = count
         self._reader = ThreadPoolExecutor(1, "shardkit-data")
         self._ahead: tuple[int, Future] | None = None  # step and its batch
+
+    def go_on_from(self, stored: dict) -> None:
+        """Let the steps follow those of a checkpoint, whatever their batches were.
+
+        stored   what position.stored() returned for it; {}: a stream begins
+        Errors: CheckpointError on what is no position.
+        """
+        self._ahead = None
+        self.position = self.position.after(stored)
 
     def batch(self, step: int) -> tuple:
         """Return x, y of this step: `count` samples, fresh arrays.
@@ -62,7 +74,7 @@ class Stream:
         return x, y
 
     def _read(self, step: int) -> tuple:
-        first = step * self._global_batch + self._first
+        first = self.position.of_step(step) + self._first
         positions = numpy.arange(first, first + self._count, dtype=numpy.int64)
         return self._samples_at(self._order.numbers(first, self._count), positions)
 

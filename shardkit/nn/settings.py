@@ -27,11 +27,19 @@ class Model:
         _KEPT, None, "heads of keys and values; none: as many as heads", "heads", minimum=1
     )
     sequence_length: int = setting(
-        128, "tokens in a sequence, the longest context", "tokens", minimum=1
+        128,
+        "tokens in a sequence, the longest context",
+        "tokens",
+        minimum=1,
+        at_resume="the samples are other ones: the rest of this epoch is dropped, the next begins",
     )
     tied: bool = fixed(_KEPT, False, "the output layer uses the embedding's weight")
     dropout: float = setting(
-        0.0, "probability that an activation is dropped in training", minimum=0.0, below=1.0
+        0.0,
+        "probability that an activation is dropped in training",
+        minimum=0.0,
+        below=1.0,
+        at_resume="activations of the steps from here on are dropped with it",
     )
     dtype: str = fixed(_KEPT, "float32", "dtype of parameters and activations", among=DTYPES)
     hidden: int | None = fixed(

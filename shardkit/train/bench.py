@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from ..array import products
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
+from ..comm.same import alike, facts_of
 from ..files.removing import remove_trial
 from ..files.writing import check_can_write, write_whole
 from ..parallel.model.sharded_model import ShardedModel
@@ -26,6 +27,7 @@ from ..parallel.step.profile import StepProfile, least_parts, profile_steps
 from ..parallel.step.stopwatch import large_product_speed
 from ..task.task import Task
 from .advice import advise
+from .agreement import SAME_SETTINGS, facts_of_start
 from .bench_figures import figures_of, seconds_alone_of
 from .bench_tables import print_figures
 from .choice import installed_libraries, with_blas
@@ -48,8 +50,9 @@ def bench_run(
     Collective over the backend. Each rank must be a process of its own.
     Errors, on all ranks: those of the settings; OSError if the file cannot be written.
     """
-    with collectively(backend):
+    with alike(backend, SAME_SETTINGS) as facts:
         check_batch(settings, backend.world_size)
+        facts |= facts_of_start(settings, resume=False) | facts_of({"steps": steps})
         if json_path is not None and backend.rank == 0:
             check_can_write(json_path)  # before the work, not after it
     with threadpool_limits(settings.run.threads), _opened(settings, backend) as task:

@@ -196,10 +196,10 @@ class ElasticTraining:
             max(lives),
             any(begun),
         )  # some may have met more failures on the way than others
+        num = self._num_training(living.world_size)
         living.timeout = self._timeout
         if self._ledger is not None:
             living.keep_ledger(self._ledger)
-        num = self._num_training(living.world_size)
         if num < 1:
             raise ConfigurationError(
                 f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each "

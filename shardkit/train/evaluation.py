@@ -22,6 +22,7 @@ from ..files.trust import Trust
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
+from .agreement import agreed_folder, samples_alike
 from .folder import has_checkpoints, stored_places, stored_settings
 from .model import make_model
 from .ranks import makes_groups, num_replicas
@@ -71,6 +72,7 @@ class TrainedRun:
         averaged: bool = False,
         trust: Trust = Trust(),
     ):
+        agreed_folder(folder, backend, averaged=averaged, settings=given)
         with collectively(backend):
             if not has_checkpoints(folder):
                 raise ConfigurationError(
@@ -107,6 +109,7 @@ class TrainedRun:
                 found = self.task.samples_of(path, has_targets=has_targets)
             if not len(found):
                 raise ConfigurationError(f"{path} has no samples; wanted one or more")
+        samples_alike(found, "measured", self.backend)
         return found
 
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:

@@ -106,6 +106,11 @@ class Reporter:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=text)
 
+    def total(self, steps: int):
+        """Let the progress bar end at another step."""
+        if self._bar is not None:
+            self._bar.update(self._task, total=steps)
+
     def record(self, **values):
         """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks.
 

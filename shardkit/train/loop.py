@@ -27,11 +27,18 @@ from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
 from ..comm.failure.signals import StopSignals
-from ..comm.same import check_same, facts_of
-from ..data.samples import TRAINING
+from ..comm.same import alike
+from ..data.samples import TRAINING, VALIDATION
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..task.task import Task
+from .agreement import (
+    SAME_DATA,
+    SAME_SETTINGS,
+    facts_of_samples,
+    facts_of_start,
+    facts_of_task,
+)
 from .choice import with_blas
 from .feed import training_stream
 from .folder import check_folder, checkpoint_places, store_settings
@@ -42,6 +49,13 @@ from .preparing import prepare_data
 from .progress import RunReport
 from .ranks import check_batch
 from .ranks_record import RanksRecord
+from .resuming import (
+    OTHER_HELD_OUT,
+    UNKNOWN_POSITION,
+    changes,
+    schedule_line,
+    told_settings,
+)
 from .saves import Saves
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
@@ -105,7 +119,7 @@ def train_run(
     OutOfMemoryError, NonFiniteError
         On all ranks.
     """
-    settings, start = agreed(settings, backend), start or StartClock()
+    settings, start = agreed(settings, backend, resume=resume), start or StartClock()
     with KeptFolder(Path(settings.run.folder)) as kept:
         how = program, signals, callbacks, after, start
         return _train_in(kept, settings, backend, resume, *how)
@@ -136,20 +150,21 @@ def _train_in(
         return result
 
 
-def agreed(settings: RunConfiguration, backend: CommunicationBackend) -> RunConfiguration:
-    """Return the settings of the run, settled, if all ranks have the same. Collective.
+def agreed(
+    settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool
+) -> RunConfiguration:
+    """Return the settings of the run, settled, if all ranks begin the same. Collective.
 
     Raises
     ------
     ConfigurationError
         On all ranks.
     ShardingError
-        On all ranks, with the first setting that differs.
+        On all ranks, with what differs: a setting, the folder, the software.
     """
-    with collectively(backend):
+    with alike(backend, SAME_SETTINGS) as facts:
         settings = settled(settings)
-    facts = {name: settings.value(name) for name in settings.keys()}
-    check_same(backend, facts_of(facts), "start all ranks with the same settings")
+        facts |= facts_of_start(settings, resume)
     return settings
 
 
@@ -201,7 +216,7 @@ def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -
     run.resume() if resume else run.start()
     with collectively(run.backend):
         if run.backend.rank == 0:
-            store_settings(run.folder, settings)
+            store_settings(run.folder, settings.replace({"run.steps": run.settings.run.steps}))
 
 
 class Unreadable:
@@ -251,10 +266,14 @@ class TrainingRun:
         self.backend, self.signals, self._kept = backend, signals, kept
         self.commit = lambda: None
         self.watched = backend
-        with collectively(backend):
+        with alike(backend, SAME_DATA) as facts:
             task.open(self.folder)
-            samples = task.samples(TRAINING)
-            self.fingerprint = samples.fingerprint()
+            samples, held_out = task.samples(TRAINING), task.samples(VALIDATION)
+            facts |= facts_of_samples(samples, TRAINING) | facts_of_samples(held_out, VALIDATION)
+            facts |= facts_of_task(task, callbacks)
+            self.fingerprint, self._held_out = (
+                facts[f"the fingerprint of the {part} samples"] for part in (TRAINING, VALIDATION)
+            )
             is_first, run = backend.rank == 0, settings.run
             tracks = is_first and run.track is not None
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
@@ -262,7 +281,7 @@ class TrainingRun:
         self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
-        self.validation = Validation(task, self.model)
+        self.validation = Validation(task, self.model, held_out)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)
         own = [self.report, RanksRecord(), tracing]
         self.callbacks = Callbacks([*own, *tracked, *callbacks], is_first=is_first)
@@ -271,7 +290,7 @@ class TrainingRun:
             self.model,
             settings.run,
             self.reporter,
-            self.fingerprint,
+            self._data_position,
             places=self.checkpoints,
             seconds_left=lambda: self.clock.seconds_left,
             is_hurried=self.signals.is_urgent,
@@ -286,6 +305,7 @@ class TrainingRun:
 
     def start(self):
         """Be at step 0, with the weights that the settings name, if they do. Collective."""
+        self.say(schedule_line(self.settings))
         self.say(self.task.begin(self.model))
         self._take_companions()
 
@@ -300,11 +320,50 @@ class TrainingRun:
                     f"{self.folder / 'data'} is not the data that this run was trained on; "
                     "restore it, or start a new run"
                 )
+        self.go_on_with_data()
+        self._compare(manifest["data_position"], manifest["samples_seen"])
         self._compare_blas(manifest.get("blas"))
         self._compare_companions()
         self._take_companions()
         self.saves.go_on_from(self.model.step_number, str(self.checkpoints[0].parent))
         self.be_at_step(f"resumed at step {self.model.step_number}")
+
+    def go_on_with_data(self) -> None:
+        """Read on where the state that was loaded has read to, for the rest of the epochs.
+        Collective.
+        """
+        with collectively(self.backend):
+            self.stream.go_on_from(self.model.checkpoints.data_position)
+            if self.settings.run.epochs is None:
+                return
+            step, epochs = self.model.step_number, self.settings.run.epochs
+            steps = self.stream.position.num_steps(step, epochs)
+            self.task.settings = self.settings = self.settings.replace({"run.steps": steps})
+        self.saves.run = self.settings.run
+        self.reporter.total(steps)
+
+    def _data_position(self, step: int) -> dict:
+        """Return what a checkpoint of this step says about the data, and the settings then."""
+        marks = {"fingerprint": self.fingerprint, "held_out": self._held_out}
+        own = {**marks, "settings": told_settings(self.settings)}
+        return {**own, **self.stream.position.stored(step)}
+
+    def _compare(self, before: dict, samples_seen: int):
+        """Say what has changed since a checkpoint, and what that does. Collective.
+
+        before   its data_position
+        Errors, on all ranks: ConfigurationError, CheckpointError.
+        """
+        told = before.get("settings", {})
+        lines = []
+        with collectively(self.backend):
+            if "epoch" not in before and samples_seen != self.stream.position.first:
+                lines.append(UNKNOWN_POSITION)
+            if before.get("held_out", self._held_out) != self._held_out:
+                lines.append(OTHER_HELD_OUT)
+            lines += [*changes(told, self.settings), schedule_line(self.settings, told)]
+        for line in lines:
+            self.say(line)
 
     def _compare_blas(self, before: str | None):
         now = self.settings.parallel.blas

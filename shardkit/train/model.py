@@ -5,6 +5,8 @@ from pathlib import Path
 from ..checkpoint.models import without_weights
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
+from ..comm.same import alike
+from ..nn.module import blocks_of
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel
 from ..parallel.pipeline.balance import measure_blocks
@@ -24,10 +26,11 @@ def make_model(
     settings = task.settings
     parallel = settings.parallel
     optimizer = settings.optimizer
-    with collectively(backend):
+    with alike(backend, "make the same model on all ranks") as facts:
         model = task.make_model()
         if awaits is not None:
             without_weights(model, awaits[0])
+        facts["the blocks of the model"] = str([name for name, _ in blocks_of(model)])
     balance = parallel.stage_balance
     if balance == "measured":
         example = task.example(settings.batch.micro_batch)

@@ -15,6 +15,7 @@ from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
 from .log import RankLog, Reporter, duration_text
 from .ranks import bits_text
+from .settings import RunConfiguration
 
 
 class RunReport(Callback):
@@ -30,7 +31,7 @@ class RunReport(Callback):
         reporter: Reporter,
         log: RankLog,
     ):
-        self._task, self._settings = task, task.settings
+        self._task = task
         self._model, self._backend, self._stream = model, model.mesh.world, stream
         self._reporter, self._log = reporter, log
         self._unit = task.unit or task.sample
@@ -39,6 +40,10 @@ class RunReport(Callback):
         self._reported_step = model.step_number
         self._reported_wait = 0.0
         self._first_report: tuple[float, int] | None = None  # when, and after which step
+
+    @property
+    def _settings(self) -> RunConfiguration:
+        return self._task.settings
 
     # ---- at the start ----------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ IN_THE_WAY = FileExistsError, NotADirectoryError, IsADirectoryError  # no time h
 class Saves:
     """The checkpoints of a run in progress. Methods are collective, unless they say otherwise.
 
-    fingerprint    of the data, which a run that goes on compares
+    run            the settings; may be set
+    position       function (step) -> what a checkpoint says about the data
     places         folders of checkpoints, the best one first
     seconds_left   function () -> seconds that rank 0 still has
     is_hurried     function () -> bool: a signal has come that a kill follows soon
@@ -39,7 +40,7 @@ class Saves:
         model: ShardedModel,
         run: Run,
         reporter: Reporter,
-        fingerprint: str,
+        position: Callable[[int], dict],
         *,
         places: tuple[Path, ...],
         seconds_left: Callable[[], float],
@@ -47,9 +48,9 @@ class Saves:
         note_save: Callable[[float], None],
         after: Callable[[int, str], None],
     ):
-        self._model, self._run, self._reporter = model, run, reporter
+        self._model, self.run, self._reporter = model, run, reporter
         self._backend = model.mesh.world
-        self._fingerprint = fingerprint
+        self._position = position
         self._places, self._at = places, 0  # the one that is written into
         self._patience, self._seconds_left = run.last_save_seconds, seconds_left
         self._note_save, self._after, self._is_hurried = note_save, after, is_hurried
@@ -121,11 +122,11 @@ class Saves:
         self.newest, self._failed_at = None, time.monotonic()
 
     def _begin_there(self, step: int) -> None:
-        run, folder, began = self._run, self._places[self._at], time.perf_counter()
+        run, folder, began = self.run, self._places[self._at], time.perf_counter()
         how: dict[str, Any] = {
             "keep": run.keep_checkpoints,
             "keep_every": run.keep_every,
-            "data_position": {"fingerprint": self._fingerprint, "next_step": step},
+            "data_position": self._position(step),
         }
         if run.asynchronous_checkpoints:
             pending = self._model.save_model_async(folder, **how)
@@ -161,7 +162,7 @@ class Saves:
 
     def _succeed(self, step: int, folder: str, seconds: float, words: str) -> None:
         self._note_save(seconds)
-        self._reporter.line(f"step {step}/{self._run.steps}  checkpoint {folder}{words}")
+        self._reporter.line(f"step {step}/{self.run.steps}  checkpoint {folder}{words}")
         if self._failures.pop(self._places[self._at], None) is not None:
             self._reporter.line(f"{self._places[self._at]} can be written again")
         self._written = step, folder
@@ -174,7 +175,7 @@ class Saves:
             others = self._places[self._at + 1 :]
             then = f"it goes to {others[0]}" if others else "it is tried again from time to time"
             self._reporter.warn(
-                f"step {step}/{self._run.steps}  no checkpoint in {place}: {error}; training goes "
+                f"step {step}/{self.run.steps}  no checkpoint in {place}: {error}; training goes "
                 f"on, and {then}"
             )
         self._failures[place] = error

@@ -8,13 +8,12 @@ Sections stand beside the code that reads them, and those of the training loop h
 
 import re
 from dataclasses import dataclass, field, fields, make_dataclass
-from fractions import Fraction
 from functools import cache
-from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..array.blas import LIBRARIES
+from ..data.position import Position
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..optim.settings import Optimizer
@@ -25,6 +24,8 @@ from ..task.task import Task
 from .tracking import TRACKERS
 
 AUTOMATIC = "auto"  # of parallel.blas; see choice.py
+_OTHER_BITS = "the bits are not those of a run that kept to one"
+_OTHER_VALIDATION = "a validation of run.validation_batches has other samples"
 
 
 def is_range(text: str) -> bool:
@@ -52,6 +53,7 @@ class Run:
         "steps",
         minimum=1,
         is_common=True,
+        at_resume="the schedule of the learning rate stays that of optimizer.decay_steps",
     )
     epochs: float | None = setting(
         None,
@@ -69,7 +71,10 @@ class Run:
     )
     validate_every: int = setting(50, "measure the loss on held-out samples", "steps", minimum=1)
     validation_batches: int | None = setting(
-        8, "most global batches in a validation; none: all held-out samples", minimum=1
+        8,
+        "most global batches in a validation; none: all held-out samples",
+        minimum=1,
+        at_resume=_OTHER_VALIDATION,
     )
     checkpoint_every: int = setting(
         100, "write a checkpoint; one is always written at the end", "steps", minimum=1
@@ -103,7 +108,11 @@ class Run:
         above=0.0,
     )
     threads: int = setting(
-        1, "BLAS threads of each rank; the trained bits depend on it", "threads", minimum=1
+        1,
+        "BLAS threads of each rank; the trained bits depend on it",
+        "threads",
+        minimum=1,
+        at_resume=_OTHER_BITS,
     )
     patience: int | None = setting(
         None,
@@ -163,12 +172,15 @@ class Batch:
         "samples (sequences of a text, rows) in the global batch of a step",
         minimum=1,
         is_common=True,
+        at_resume="the data go on with the next sample of the epoch, none is left out or read "
+        f"twice; {_OTHER_VALIDATION}",
     )
     micro_batch: int = setting(
         4,
         "samples in a micro-batch; with the seed it fixes the trained bits on any mesh that "
         "leaves each data rank a power of two of micro-batches, or one rank all",
         minimum=1,
+        at_resume=_OTHER_BITS,
     )
 
 
@@ -350,8 +362,9 @@ def with_steps(settings: RunConfiguration, num_samples: int) -> RunConfiguration
     """Return settled settings with the steps that their epochs of so many samples take."""
     if settings.run.epochs is None:
         return settings
-    samples = Fraction(str(settings.run.epochs)) * num_samples  # 1.1 of 10 is 11, and no more
-    return _decaying(settings.replace({"run.steps": ceil(samples / settings.batch.sequences)}))
+    begin = Position(0, 0, settings.batch.sequences, num_samples)
+    steps = begin.num_steps(0, settings.run.epochs)
+    return _decaying(settings.replace({"run.steps": steps}))
 
 
 def _decaying(settings: RunConfiguration) -> RunConfiguration:

@@ -15,9 +15,9 @@ from .elastic import ElasticTraining
 from .folder import checkpoint_places
 from .keeping import LEDGER, KeptFolder
 from .log import RankLog
-from .loop import RunResult, TrainingRun, begin_run, counted, prepare_run
+from .loop import RunResult, TrainingRun, agreed, begin_run, counted, prepare_run
 from .ranks import check_batch
-from .settings import RunConfiguration, settled
+from .settings import RunConfiguration
 from .start import StartClock
 
 
@@ -49,7 +49,7 @@ class SurvivingRun:
         callbacks: Iterable[Callback] = (),
         start: StartClock | None = None,
     ):
-        self._settings, self._start = settled(settings), start or StartClock()
+        self._settings, self._start = settings, start or StartClock()
         self._resume = resume
         self._signals = signals
         self._callbacks = (*callbacks, self._start)
@@ -63,7 +63,7 @@ class SurvivingRun:
             self._work,
             pipeline=mesh.pipeline,
             tensor=mesh.tensor,
-            num_training=self._num_training,
+            num_training=self._agreed_fit,
             checkpoints=checkpoint_places(self._folder, settings.run.fallback_folder),
             every=settings.run.elastic_every,
             timeout=settings.run.timeout,
@@ -94,7 +94,10 @@ class SurvivingRun:
         """True if ranks have died, as far as this one knows."""
         return bool(self.training.num_lost)
 
-    def _num_training(self, num_living: int) -> int:
+    def _agreed_fit(self, num_living: int) -> int:
+        """Return how many can train, of ranks that begin the same. Collective over the living."""
+        if self.training.is_new:
+            self._settings = agreed(self._settings, self.training.backend, resume=self._resume)
         num = largest_fit(self._settings, num_living)
         if num < 1 and self.training.is_new:
             check_batch(self._settings, num_living)  # says why
@@ -153,8 +156,9 @@ class SurvivingRun:
         run, training = self._run, self.training
         run.commit = commit
         if training.recoveries:
+            run.go_on_with_data()
             run.be_at_step(
-                f"step {model.step_number}/{self._settings.run.steps}  {training.recoveries[-1]}"
+                f"step {model.step_number}/{run.settings.run.steps}  {training.recoveries[-1]}"
             )
             run.reporter.record(
                 step=model.step_number, recovery_seconds=training.recoveries[-1].seconds

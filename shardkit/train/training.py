@@ -25,9 +25,9 @@ from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
 from ..comm.failure.signals import StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
-from ..comm.same import check_same, facts_of
+from ..comm.same import alike, check_same, facts_of
 from ..data.samples import Samples
-from ..errors import ConfigurationError, ShardingError, StopVoted
+from ..errors import ConfigurationError, ShardingError, ShardkitError, StopVoted
 from ..files.notes import settle_output
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
@@ -36,6 +36,7 @@ from ..refusal import check_made, check_usable
 from ..task.given import ArraySamples, as_samples, task_of
 from ..task.load import SCRIPT
 from ..task.task import Task
+from .agreement import SAME_SETTINGS, facts_of_place, samples_alike
 from .evaluation import Figures, TrainedRun, evaluate
 from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run
@@ -125,24 +126,36 @@ class Training:
         if self._backend is not None:
             return self._train(self._backend, signals, None)
         say_when_compiling()
-        if self._given.get("run.elastic") is True:  # another value is refused by all ranks, below
+        is_elastic, error = self._is_elastic()
+        if is_elastic:
             result = self._train_elastic(signals)
         else:
             self._backend = MPICommunicationBackend()
             self._backend.initialize()
             with abort_on_error(self._backend) as program:
-                result = self._train(self._backend, signals, program)
+                result = self._train(self._backend, signals, program, error)
         if result.is_interrupted:
             signals.ignore()
             settle_output()
             raise SystemExit(StopVoted.exit_code)
         return result
 
-    def _train(self, backend, signals, program) -> RunResult:
+    def _is_elastic(self) -> tuple[bool, Exception | None]:
+        """Return run.elastic, and what is wrong with the settings, for all ranks to raise."""
+        try:
+            check_usable(self)
+            return self._settings(has_checkpoints(self._folder)).run.elastic, None
+        except (ShardkitError, OSError) as error:
+            return False, error
+
+    def _train(self, backend, signals, program, error: Exception | None = None) -> RunResult:
         if not backend.is_initialized:
             backend.initialize()
-        with collectively(backend):
+        with alike(backend, SAME_SETTINGS) as facts:
             check_usable(self)
+            if error is not None:
+                raise error
+            facts |= facts_of_place(self._folder)
             has_run = has_checkpoints(self._folder) if backend.rank == 0 else None
         resume = backend.broadcast_object(has_run, 0)
         with collectively(backend):
@@ -158,7 +171,6 @@ class Training:
         )
 
     def _train_elastic(self, signals) -> RunResult:
-        check_usable(self)
         resume = has_checkpoints(self._folder)
         surviving = SurvivingRun(self._settings(resume), resume, signals, self._callbacks)
         result = surviving.go()
@@ -221,7 +233,7 @@ class Training:
         with collectively(run.backend):
             path = Path(output)
             check_output(path)
-        check_same(run.backend, facts_of({"output": str(path)}))
+        check_same(run.backend, facts_of({"output": str(path.resolve())}))
         return predict(run, _samples_of(run, data, has_targets=False), path)
 
     def _trained(self) -> TrainedRun:
@@ -238,9 +250,10 @@ def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:
     if not are_given and not are_inputs:
         return run.samples(data, has_targets=has_targets)
     with collectively(run.backend):
-        if are_given:
-            return as_samples(data)
-        return ArraySamples(data, numpy.empty((len(data), 0), numpy.float32))
+        nothing = None if are_given else numpy.empty((len(data), 0), numpy.float32)
+        found = as_samples(data) if are_given else ArraySamples(data, nothing)
+    samples_alike(found, "given", run.backend)
+    return found
 
 
 def _leave() -> None:

@@ -8,7 +8,7 @@ nothing to it.
 
 from ..comm.failure.agreement import collectively
 from ..data.order import EpochOrder
-from ..data.samples import VALIDATION
+from ..data.samples import VALIDATION, Samples
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
@@ -17,14 +17,14 @@ from ..task.task import Task
 class Validation:
     """The held-out samples of a run, and what is measured on them."""
 
-    def __init__(self, task: Task, model: ShardedModel):
+    def __init__(self, task: Task, model: ShardedModel, samples: Samples):
         run, self._batch = task.settings.run, task.settings.batch.sequences
         self._task, self._model = task, model
-        self._samples = task.samples(VALIDATION)
-        num = len(self._samples)
+        self._samples = samples
+        num = len(samples)
         limit = run.validation_batches
         self._num = num if limit is None else min(num, limit * self._batch)
-        self._order = EpochOrder(num, run.seed, VALIDATION, self._samples.run_length)
+        self._order = EpochOrder(num, run.seed, VALIDATION, samples.run_length)
         self._part = self._batch // model.mesh.size("data")
         self._first = model.mesh.coordinates.data * self._part
 

@@ -370,6 +370,53 @@ def test_a_script_with_training_goes_on_when_a_rank_dies(tmp_path):
     assert "done at 8" in done.stdout and "and of use: True" in done.stdout
 
 
+OTHER_BATCH = """
+import os, signal, sys
+import numpy
+import shardkit as sk
+from mpi4py import MPI
+
+folder, batch, steps, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+
+class Die(sk.Callback):
+    on_all_ranks = True
+
+    def after_step(self, step, loss):
+        if step == dies and MPI.COMM_WORLD.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = numpy.random.default_rng(0).normal(size=(100, 3)).astype("float32")
+settings = {"run.steps": steps, "batch.sequences": batch, "batch.micro_batch": 2,
+            "optimizer.decay_steps": 99, "run.elastic": dies > 0}
+training = sk.Training(sk.models.MLP([3, 4, 1]), (x, x[:, :1]), folder=folder, settings=settings,
+                       callbacks=[Die()])
+print("done at", training.run().steps, flush=True)
+"""
+
+
+def test_the_rest_of_an_epoch_is_read_once_by_a_run_that_changed_its_batch_and_lost_a_rank(
+    tmp_path,
+):
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_BATCH)
+    done = run_job("MPICH", script, "whole", 8, 3, 0, num_ranks=2, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for _ in range(TRIES):
+        shutil.copytree(tmp_path / "whole", tmp_path / "run")
+        how = {"num_ranks": 2, "launcher_options": SURVIVE, "folder": tmp_path}
+        done = run_job("Open MPI", script, "run", 16, 8, 5, **how)
+        if FAULT not in done.stderr:
+            break
+        shutil.rmtree(tmp_path / "run")
+    assert done.returncode == 0 and "state of step 5 from memory" in done.stdout, done.stderr
+    done = run_job("MPICH", script, "whole", 16, 8, 0, num_ranks=1, folder=tmp_path)
+    assert done.returncode == 0 and "done at 8" in done.stdout, done.stderr
+    found = [find_checkpoint(tmp_path / name)[0] for name in ("run", "whole")]
+    assert compare(*found, tolerance=0.0).is_equal
+    position = found[0].manifest["data_position"]
+    assert (position["epoch"], position["sample"]) == divmod(3 * 8 + 5 * 16, position["samples"])
+
+
 def test_where_mpi_cannot_outlive_a_rank_the_run_says_so_and_spares_wait(folder):
     done = subprocess.run(
         train_command("MPICH", 3, 4),

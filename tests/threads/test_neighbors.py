@@ -188,3 +188,34 @@ def test_whatever_is_held_somewhere_arrives_where_it_is_wanted(seed, num_ranks):
     for wanted in sk.run_ranks(num_ranks, on_rank):
         for name, box, array in wanted:
             numpy.testing.assert_array_equal(array.reshape(box.shape), tensors[name][box.slices()])
+
+
+@pytest.mark.parametrize("stored", [{}, {"epoch": 2, "sample": 3, "samples": 5, "next_step": 3}])
+def test_a_rank_that_joins_knows_where_the_data_of_the_run_went_on(stored, tmp_path):
+    def run(backend):
+        first = model_on(backend, "fsdp")
+        take_steps(first, 1)
+        first.save_model(tmp_path, data_position=stored)
+        model = model_on(backend, "fsdp")
+        model.load_model(tmp_path)
+        copies = Neighbors(model)
+        take_steps(model, 2, copies)
+        living = backend.split(None if backend.rank == 0 else 0)
+        if living is None:
+            return None
+        other = model_on(living, "fsdp")
+        assert restore(living, [copies], other) == 3
+        return other.checkpoints.data_position
+
+    assert sk.run_ranks(2, run)[1] == stored
+
+
+def test_a_model_that_takes_weights_alone_has_no_place_in_the_data_of_others(tmp_path):
+    def run(backend):
+        first = model_on(backend, "fsdp")
+        first.save_model(tmp_path, data_position={"epoch": 2})
+        model = model_on(backend, "fsdp")
+        model.load_model(tmp_path, only="model")
+        return model.checkpoints.data_position
+
+    assert sk.run_ranks(2, run) == [{}] * 2

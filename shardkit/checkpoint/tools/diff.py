@@ -150,8 +150,13 @@ def _description_of_run(manifest: dict) -> dict:
         "skipped_steps": manifest.get("skipped_steps", 0),
         "optimizer.state_since": state_since(manifest),
         "loss_scale": manifest.get("loss_scale"),
-        "data_position": manifest.get("data_position") or {},
+        "data_position": _without_settings(manifest.get("data_position") or {}),
     }
+
+
+def _without_settings(position: dict) -> dict:
+    """Return where the data go on, without the settings of the steps that led there."""
+    return {name: value for name, value in position.items() if name != "settings"}
 
 
 # ---- values --------------------------------------------------------------------------------------

@@ -15,7 +15,10 @@ from ...errors import CommunicationError
 from ..backend import CommunicationBackend
 from ..mpi.backend import MPICommunicationBackend
 from ..mpi.library import import_mpi
+from ..same import check_same
 from ..watch.attendance import attendance
+
+IS_ELASTIC = {"run.elastic": "True"}  # which ranks that are not say in their first message
 
 
 def why_not_elastic() -> str | None:
@@ -56,7 +59,7 @@ class LivingRanks:
             else MPICommunicationBackend(self._comm, outlives_ranks=True)
         )
         self.backend.initialize()
-        self.backend.barrier()  # nobody revokes what others are still making
+        check_same(self.backend, IS_ELASTIC)  # nobody revokes what others are still making
 
     def tells_of_death(self, error: BaseException | None) -> bool:
         """Return True if MPI raised the error because a rank died, or another rank noticed that.

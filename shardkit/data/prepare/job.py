@@ -12,13 +12,14 @@ import json
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import ledger_in, native_work, wait_until
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
+from ...comm.same import alike, facts_of, versions
 from ...errors import ConfigurationError, CorpusError
 from ...files.ownership import Ownership
 from ...files.reading import read_json, wanted
@@ -70,6 +71,9 @@ def prepare_tokens(
     whole.
     The timeout of the backend limits how long a rank may get nowhere: with a block, say.
     """
+    with alike(backend, "start all ranks with the same arguments, and the same software") as facts:
+        facts |= facts_of(vars(replace(preparation, output=preparation.output.resolve())))
+        facts |= versions("tokenizers", "pyarrow")
     owned: list[Ownership] = []  # the folder of parts, on rank 0
     try:
         return _prepare(backend, preparation, owned, say, report)

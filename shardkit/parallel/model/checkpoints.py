@@ -21,7 +21,7 @@ from ...checkpoint.selection import Selection
 from ...checkpoint.sources import load_from
 from ...checkpoint.store import CheckpointStore
 from ...comm.failure.agreement import collectively
-from ...comm.same import check_same, facts_of
+from ...comm.same import alike, facts_of
 from ...errors import CheckpointError
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
@@ -37,12 +37,14 @@ class Checkpoints:
     strategy     the model's, as reports name it
     companions   {name: bytes} of files beside the tensors, from the checkpoint that the model went
                  on from
+    data_position   as save() was given it, of the checkpoint that the model went on from
     saver        writes in the background; the clones of a model share it
     world        all ranks of the mesh
     """
 
     def __init__(self, engine, strategy: str, history: History, saver: Saver):
         self.companions: dict[str, bytes] = {}
+        self.data_position: dict = {}
         self.saver = saver
         self._engine, self._strategy = engine, strategy
         self._history = history
@@ -119,10 +121,10 @@ class Checkpoints:
 
     def _agreed(self, path, **others) -> Path:
         """Return the path, if all ranks pass the same, and the same others. Collective."""
-        with collectively(self.world):
+        with alike(self.world) as facts:
             if not isinstance(path, (str, os.PathLike)):
                 raise TypeError(f"path = {path!r}; wanted the path of a folder")
-        check_same(self.world, facts_of({"path": os.fspath(path), **others}))
+            facts |= facts_of({"path": str(Path(path).resolve()), **others})
         return Path(path)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -165,9 +167,9 @@ class Checkpoints:
 
     def _wanted(self, selection: dict) -> Wanted:
         """Return what the model takes from a checkpoint."""
-        with collectively(self.world):
+        with alike(self.world) as facts:
             selected = Selection.of(**selection)
-        check_same(self.world, facts_of(vars(selected)))
+            facts |= facts_of(vars(selected))
         state, features = self._engine.state, input_features(self._engine.model)
         return Wanted(
             state.shapes(),
@@ -205,6 +207,7 @@ class Checkpoints:
             state_since(description),
         )
         engine.weights.awaits_values = False
+        self.data_position = description.get("data_position") or {}
         self._history.last_loss = description["last_loss"]
         features = input_features(engine.model)
         if features is not None and description["active_features"] is not None:

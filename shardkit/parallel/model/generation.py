@@ -16,13 +16,13 @@ import numpy
 from ...arguments import is_integer, require
 from ...array.backend import to_host
 from ...array.halves import widened
-from ...comm.failure.agreement import collectively
-from ...comm.same import check_same
+from ...comm.same import alike
 from ...errors import ConfigurationError
 from ...nn.generation import Choice, Writer, check_number, checked_prompt
 from ...nn.models.gpt import GPT
 from ..step.engine import Engine
 from ..tensor.vocabulary import whole_outputs
+from .fingerprint import describe
 
 
 class ShardedPasses:
@@ -93,7 +93,7 @@ def generate(
 ) -> list[numpy.ndarray]:
     """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh."""
     mesh = engine.mesh
-    with collectively(mesh.world):
+    with alike(mesh.world) as facts:
         if not isinstance(engine.model, GPT):
             raise ConfigurationError(
                 f"generate by a {type(engine.model).__name__}; wanted a language model "
@@ -107,8 +107,8 @@ def generate(
         are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)
         require(are_seeds, "seeds", seeds, f"{len(texts)} integers, one for each prompt")
         engine.weights.check()
-    facts = {"prompts": texts, "num_tokens": num_tokens, "choice": chosen, "seeds": seeds}
-    check_same(mesh.world, {name: repr(value) for name, value in facts.items()})
+        own = {"prompts": texts, "num_tokens": num_tokens, "choice": chosen, "seeds": seeds}
+        facts |= {name: describe(value) for name, value in own.items()}
     has_slices = engine.config.sequence_parallel and mesh.size("tensor") > 1
     passes = (WholePasses if has_slices else ShardedPasses)(engine)
     data = mesh.group("data")

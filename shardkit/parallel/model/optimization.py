@@ -21,6 +21,7 @@ from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
 from ...tree import is_tree, leaves, named_leaves, num_samples, rebuild, structure
 from ..step.engine import Engine
+from .fingerprint import describe
 from .sharded_model import ShardedModel
 
 SETS = ("train", "validation", "test")
@@ -165,8 +166,12 @@ class OptimizationInputData:
         return [order[start : start + size] for start in range(0, count - size + 1, size)]
 
     def outline(self) -> dict[str, str]:
-        """Return what must be the same on all ranks, as text: shapes, dtypes, numbers."""
-        return {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
+        """Return what must be the same on all ranks, as text: shapes, dtypes, values."""
+        outlines = {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
+        sets = {name: self.samples(name) or (None, None) for name in SETS}
+        pairs = {f"{what}_{name}": tree for name in SETS for what, tree in zip("xy", sets[name])}
+        content = {f"the content of {name}": _content(tree) for name, tree in pairs.items()}
+        return outlines | content
 
 
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
@@ -187,7 +192,8 @@ def check_together(given: OptimizationInputData, backend: CommunicationBackend):
                 f"optimize() takes an OptimizationInputData, got {type(given).__name__}"
             )
         given.check()
-    outlines = backend.all_gather_object(given.outline())
+        outline = given.outline()
+    outlines = backend.all_gather_object(outline)
     for rank, other in enumerate(outlines):
         for name, here in outlines[0].items():
             if other[name] != here:
@@ -220,6 +226,12 @@ def _outline(value) -> str:
         return f"{structure(value)} of {', '.join(map(_outline, leaves(value)))}"
     array = numpy.asarray(value)
     return type(value).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
+
+
+def _content(tree) -> str:
+    """Return a text that differs with the values of an array on the host, or of a tree of them."""
+    arrays = leaves(tree) if _is_several(tree) else [] if tree is None else [tree]
+    return " ".join(map(describe, arrays))
 
 
 def _is_several(value) -> bool:

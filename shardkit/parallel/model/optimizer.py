@@ -8,15 +8,15 @@ engine, sharded as the model's class decides, and its files (stored.py) are the 
 implementation (optimizers.py) names the ShardedModel that it trains with.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from ...annotations import FilePath
 from ...arguments import is_integer, is_number, require
 from ...comm.failure.agreement import agree, collectively
-from ...comm.same import check_same, facts_of
+from ...comm.same import alike, check_same, facts_of
 from ...errors import ShardingError
 from ...layout.mesh_shape import AXES
 from ...nn.module import Module
@@ -271,7 +271,10 @@ class ShardedOptimizer(Stored):
         """
         backend = self.sharding_configuration.backend
         check_together(input_data, backend)
-        check_same(backend, facts_of({"folder": None if folder is None else os.fspath(folder)}))
+        with alike(backend) as facts:
+            place = None if folder is None else str(Path(folder).resolve())
+            ends = {"patience": self.patience, "minimum_improvement": self.minimum_improvement}
+            facts |= facts_of({"folder": place, **ends})
         self._begin_at(input_data.initial_solution)
         optimization = Optimization(
             self._attached(), input_data, self.step, folder, Callbacks(callbacks, self.rank == 0)

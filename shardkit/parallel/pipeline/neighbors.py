@@ -102,7 +102,8 @@ class Neighbors:
             sending = self._world.isend(newest.own, (self._rank + 1) % self._num_ranks, _TAG)
             self._world.irecv(newest.other, (self._rank - 1) % self._num_ranks, _TAG).wait()
             sending.wait()
-        newest.description = self._model.checkpoints.describe()
+        checkpoints = self._model.checkpoints
+        newest.description = checkpoints.describe(checkpoints.data_position)
 
     @property
     def companions(self) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...array.device import BufferPool, Device, OwnBuffers
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
-from ...comm.same import check_same
+from ...comm.same import alike
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
@@ -161,13 +161,12 @@ class Assembly:
 
 def _check_alike(model, config, mesh, policy) -> None:
     """Raise on all ranks if the model cannot be trained, or ranks were given different ones."""
-    with collectively(mesh.world):
+    advice = "build the same model, with the same configuration, on all ranks"
+    with alike(mesh.world, advice) as facts:
         if config.frozen:
             freeze(model, config.frozen)
         check_trained(model)  # before anything is cut
-        facts = facts_of(model, config, policy)
-    advice = "build the same model, with the same configuration, on all ranks"
-    check_same(mesh.world, facts, advice)
+        facts |= facts_of(model, config, policy)
 
 
 def _drawn(model, config, mesh, policy) -> Blueprint:
