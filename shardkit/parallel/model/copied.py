@@ -135,6 +135,7 @@ class Copied:
         other.__dict__.update(self.__dict__)
         other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
         other.checkpoints.companions = self.checkpoints.companions
+        other.checkpoints.attributes.succeed(self.checkpoints.attributes)
         if self.engine.compilation.is_on:
             other.compile()
         return other

@@ -24,6 +24,7 @@ import numpy
 from ...annotations import Array, Tree
 from ...arguments import is_number, require
 from ...array.backend import to_host
+from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import Saver
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
@@ -113,10 +114,12 @@ class ShardedModel(Stored, Copied, Featured, Traced):
     def _assemble(self, wrapped_model, config, mesh) -> None:
         self.wrapped_model, self.sharding_configuration = wrapped_model, config
         self.mesh = mesh
+        attributes = Attributes(wrapped_model)
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
+        attributes.follow()
         self.history = History()
         saver = Saver(mesh.world, self.engine.device)
-        self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver)
+        self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver, attributes)
         self._is_closed = False
 
     def _check_open(self) -> None:
