@@ -111,11 +111,11 @@ class ShardedModel(Stored, Copied, Featured, Traced):
         """Make all ranks data replicas."""
         return Mesh(backend)
 
-    def _assemble(self, wrapped_model, config, mesh) -> None:
+    def _assemble(self, wrapped_model, config, mesh, *, is_copy=False) -> None:
         self.wrapped_model, self.sharding_configuration = wrapped_model, config
         self.mesh = mesh
         attributes = Attributes(wrapped_model)
-        self.engine = Engine(wrapped_model, config, mesh, self.policy)
+        self.engine = Engine(wrapped_model, config, mesh, self.policy, is_copy=is_copy)
         attributes.follow()
         self.history = History()
         saver = Saver(mesh.world, self.engine.device)
