@@ -211,6 +211,23 @@ class Passing(Variadic):
         return super().after(y) + self.extra
 
 
+def doubling(init):
+    @functools.wraps(init)
+    def wrapped(self, *args, **kwargs):
+        init(self, *args, **{**kwargs, "scale": 2 * kwargs.get("scale", 2.0)})
+
+    return wrapped
+
+
+class Wrapped(Base):
+    @doubling
+    def __init__(self, width, scale=1.0):
+        self.map, self.scale = nn.Linear(8, width), scale
+
+    def after(self, y):
+        return y * self.scale
+
+
 class OfArray(Base):
     def __init__(self, mean=None, table=None):
         self.map, self._mean, self._table = nn.Linear(8, 2), mean, table
@@ -498,6 +515,7 @@ COME_BACK = {
     "variadic": lambda: Variadic(2.0, 3.0, 4.0, 5.0, last=0.5, more=2.0),
     "positional only": lambda: Variadic(3.0),
     "passed on": lambda: Passing(2.0, 3.0, 4.0, last=2.0, other=0.5),
+    "a wrapped constructor": lambda: Wrapped(3, scale=5.0),
     "arrays": lambda: OfArray(numpy.full(2, 3.0, "f4"), numpy.arange(2, dtype="f4") + 1),
     "numbers of numpy": lambda: OfNumbers(
         numpy.int64(3),

@@ -278,14 +278,15 @@ class DataReader:
                 raise
             raise CheckpointError(f"{str(data):.200} cannot be read: {error}") from error
 
-    def arguments(self, stored: dict[str, Any], maker: Callable) -> tuple[list, dict[str, Any]]:
-        """Return the positional and the named arguments with which to call the maker."""
+    def arguments(self, stored: dict[str, Any], maker: Any) -> tuple[list, dict[str, Any]]:
+        """Return the positional and the named arguments with which to call the class."""
         values = {name: self.value(entry) for name, entry in stored.items()}
         more = [values.pop(name) for name in list(values) if name.startswith("**")]
         rest = [values.pop(name) for name in list(values) if name.startswith("*")]
         named = {**values, **{key: entry for each in more for key, entry in each.items()}}
         positional: list[Any] = []
-        for name, parameter in inspect.signature(maker).parameters.items():
+        signature = inspect.signature(maker.__init__, follow_wrapped=False)  # as it was recorded
+        for name, parameter in signature.parameters.items():
             is_before = bool(rest and rest[0]) and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             if (is_before or parameter.kind is parameter.POSITIONAL_ONLY) and name in named:
                 positional.append(named.pop(name))
