@@ -16,6 +16,7 @@ from ..errors import CheckpointError
 from ..optim.average import AVERAGE
 from ..optim.description import rule_text
 from .format.description import state_since
+from .format.values import text_of, with_lists
 from .paths import (
     BUFFERS,
     MODEL,
@@ -281,6 +282,7 @@ class Fit:
             "skipped_steps": 0,
             "loss_scale": None,
             "last_loss": None,
+            "evaluation": None,
             "optimizer": {**optimizer, "state_since": 0},
         }
 
@@ -303,11 +305,11 @@ class Fit:
         """
         ignored = {"seed"} | (_UPDATES if self.match is not None else set())
         there, here = [
-            {"class": model["class"], **_with_lists(model["configuration"])}
+            {"class": model["class"], **with_lists(model["configuration"])}
             for model in (self.description["model"], self.model)
         ]
         different = [
-            f"{name} = {there[name]!r} there and {here[name]!r} here"
+            f"{name} = {text_of(there[name]):.200} there and {text_of(here[name]):.200} here"
             for name in there
             if name in here and name not in ignored and there[name] != here[name]
         ]
@@ -374,15 +376,6 @@ def check_same_tensors(
     others = stored_dtypes - {dtype}
     if others:
         raise CheckpointError(f"{where} holds {min(others)} numbers, the model is {dtype}")
-
-
-def _with_lists(value):
-    """Return this with lists for tuples, as JSON has them."""
-    if isinstance(value, dict):
-        return {name: _with_lists(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_lists(inner) for inner in value]
-    return value
 
 
 def _shape_text(shape) -> str:

@@ -11,12 +11,15 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError
+from ..files.trust import Trust
 from ..nn.init import Unread
 from ..nn.models.gpt import GPT
 from ..nn.module import Module
 from .find import find_description
 from .load import Checkpoint
+from .names import CodeNames
 from .pretrained.folder import TransformersFolder, is_transformers_folder
+from .values import DataReader
 
 
 def from_checkpoint(cls: type[Module], path: FilePath, **changes: Any) -> Module:
@@ -40,16 +43,16 @@ def from_checkpoint(cls: type[Module], path: FilePath, **changes: Any) -> Module
     """
     checkpoint = _described_at(path, changes)
     described = checkpoint.manifest["model"]
-    if not described["configuration"]:
+    if not described["configuration"] and "attributes" not in described:
         raise CheckpointError(
-            f"{checkpoint.folder} does not say how to build its {described['class']}: its class "
-            "has no configuration()"
+            f"{checkpoint.folder} does not say how to build its {described['class']}: it was "
+            "written before arguments were recorded, and its class had no configuration()"
         )
     if described["class"] != cls.__name__:
         raise CheckpointError(
             f"the checkpoint in {path} is of a {described['class']}, not of a {cls.__name__}"
         )
-    return _built(cls, {**described["configuration"], **changes}, path)
+    return _built(cls, described["configuration"], path, changes)
 
 
 def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
@@ -61,10 +64,12 @@ def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
 setattr(Module, "from_checkpoint", classmethod(from_checkpoint))
 
 
-def _built(cls: type[Module], configuration: dict, path) -> Module:
+def _built(cls: type[Module], configuration: dict, path, changes: dict) -> Module:
     """Build the model; asking one of its parameters for values is then an error."""
+    reader = DataReader(CodeNames(str(path), Trust.of(cls), cls.__module__.partition(".")[0]))
     try:
-        model = cls(**configuration)
+        args, named = reader.arguments(configuration, cls)
+        model = cls(*args, **{**named, **changes})
     except (TypeError, ConfigurationError) as error:
         raise CheckpointError(
             f"the checkpoint in {path} does not describe a {cls.__name__}: {error}"
@@ -78,7 +83,7 @@ def without_weights(model: Module, path, kept=()) -> Module:
     Parameters
     ----------
     kept
-        Names of parameters that are not there, and keep their initial values.
+        CodeNames of parameters that are not there, and keep their initial values.
     """
     for name, parameter in model.named_parameters().items():
         if name not in kept:
@@ -105,7 +110,7 @@ def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str)
             f"{folder} describes a model of layers = {num_layers!r:.40}, but holds "
             f"{len(checkpoint.shapes)} tensors"
         )
-    model = _built(GPT, described["configuration"], folder)
+    model = _built(GPT, described["configuration"], folder, {})
     for name, parameter in model.named_parameters().items():
         stored = checkpoint.shapes.get(f"model/{name}")
         if stored != parameter.shape:

@@ -11,26 +11,27 @@ if the caller allows it with trust=; otherwise it is named, and nothing of it ru
 importable is given as `factory`.
 """
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..annotations import FilePath
-from ..errors import CheckpointError, ConfigurationError, ShardkitError
-from ..files.trust import Trust, is_class_of, known
+from ..errors import CheckpointError, ShardkitError
+from ..files.trust import Trust
 from ..nn import models
 from ..nn.building import at_most
 from ..nn.features import input_features
 from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
+from .attributes import parts_of, take_attributes, warn_of_attributes
+from .format.values import lost_in, text_of
 from .image import read_image
+from .names import CodeNames
 from .paths import averaged_path, check_averaged
 from .sources import find_model
+from .values import DataReader
 
 _OWN_ROOM = models.__name__
-_OWN_ROOMS = tuple(f"{models.__name__.partition('.')[0]}.{room}." for room in ("nn", "task"))
 _OF_CONSTRUCTION = (  # what a constructor may raise about its arguments
     TypeError,
     ValueError,
@@ -78,10 +79,12 @@ def load(
     allowed = Trust.of(trust)
     where, description, shapes, read = _opened(source)
     described = description["model"]
-    maker = factory or _stored_class(described, where, allowed)
+    path = _stored_path(described)
+    names = CodeNames(where, allowed, path.partition(":")[0].partition(".")[0])
+    maker = names.module_class(path) if factory is None else factory
     with at_most(_parts_allowed(shapes)):
-        model = _made(described, maker, where, advises_factory=factory is None)
-    model.finish(described["configuration"].get("seed", 0) if factory is None else 0)
+        model = _made(described, maker, names, advises_factory=factory is None)
+    model.finish(_seed_of(described) if factory is None else 0)
     group = f"optimizer/{AVERAGE}" if averaged else "model"
     if averaged:
         check_averaged(where, shapes)
@@ -104,6 +107,11 @@ def load(
                 f"{where} holds {tensor} in {values.dtype}, but that of the model is {member.dtype}"
             )
         member.array = values
+    stored = described.get("attributes") or {}
+    if inspect.isclass(maker):
+        take_attributes(model, stored, where, DataReader(names, parts_of(model)))
+    else:
+        warn_of_attributes(model, stored, where)
     features = input_features(model)
     if features is not None and description["active_features"] is not None:
         features.activate(description["active_features"])
@@ -120,17 +128,22 @@ def _opened(source) -> tuple[str, dict, dict, Callable]:
     return str(checkpoint.folder), checkpoint.manifest, checkpoint.shapes, checkpoint.read_whole
 
 
-def _made(described: dict, maker, where: str, *, advises_factory: bool) -> Module:
+def _made(described: dict, maker, names: CodeNames, *, advises_factory: bool) -> Module:
     """Build the model. Errors: CheckpointError."""
-    name, configuration = described["class"], described["configuration"]
+    where, name, configuration = names.where, described["class"], described["configuration"]
     takes_configuration = inspect.isclass(maker)
+    if takes_configuration:
+        _check_recorded(described, maker, where)
     try:
-        model = maker(**configuration) if takes_configuration else maker()
+        args, named = (
+            DataReader(names).arguments(configuration, maker) if takes_configuration else ([], {})
+        )
+        model = maker(*args, **named)
     except _OF_CONSTRUCTION as error:
         advice = "; pass factory=, a function that builds the same model" if advises_factory else ""
         raise CheckpointError(
-            f"the {name} of {where} cannot be built from its configuration {configuration!r:.200}: "
-            f"{error}{advice}"
+            f"the {name} of {where} cannot be built from its configuration "
+            f"{text_of(configuration):.200}: {error}{advice}"
         ) from error
     if not isinstance(model, Module):
         raise CheckpointError(
@@ -139,49 +152,37 @@ def _made(described: dict, maker, where: str, *, advises_factory: bool) -> Modul
     return model
 
 
+def _check_recorded(described: dict, maker: type, where: str) -> None:
+    """Raise CheckpointError if the arguments are not known, or could not be stored."""
+    name, configuration = described["class"], described["configuration"]
+    advice = "pass factory=, a function without arguments that builds the same model"
+    for argument, what in lost_in(configuration):
+        raise CheckpointError(
+            f"the {name} of {where} was made with {argument} = {what}, which a checkpoint cannot "
+            f"hold; {advice}"
+        )
+    is_known = configuration or "attributes" in described
+    if not is_known and inspect.signature(maker).parameters:
+        raise CheckpointError(
+            f"{where} does not say with which arguments its {name} was made: it was written before "
+            f"they were recorded, and its class had no configuration(); {advice}"
+        )
+
+
+def _seed_of(described: dict) -> int:
+    seed = described["configuration"].get("seed", 0)
+    return seed if type(seed) is int else 0
+
+
 def _parts_allowed(shapes: dict) -> int:
     """Return how many parameters and buffers may be made: those of a model that ties some."""
     return 100 + 4 * len(shapes)
 
 
-def _stored_class(described: dict, where: str, trust: Trust) -> type[Module]:
-    """Return the stored class, and run nothing of another's. Errors: CheckpointError."""
-    name, path = described["class"], described.get("import")
-    if path is None:  # a checkpoint of before, or of transformers
-        path = f"{_OWN_ROOM}:{name}"
-    module, _, qualified = str(path).partition(":")
-    found = trust.class_named(path)
-    if found is None:
-        found = _looked_up(str(path), module, qualified.split("."), where, trust)
-    if found is None:
-        raise CheckpointError(
-            f"{where} holds a {name}, which cannot be imported as {path}; pass factory=, its class "
-            "or a function that builds the model"
-        )
-    if not is_class_of(found, Module):
-        raise CheckpointError(f"{where} names {path} as its model, which is no class of modules")
-    return found
-
-
-def _looked_up(path: str, module: str, names: list[str], where: str, trust: Trust) -> Any:
-    """Return what stands there in a module that may be imported; None if nothing does."""
-    try:
-        if module.startswith(_OWN_ROOMS) and module not in sys.modules:
-            importlib.import_module(module)
-        if module not in sys.modules and trust.module(module) is None:
-            raise CheckpointError(
-                f"{where} names {path} as the class of its model, and this program has not "
-                "imported it, so nothing of it was run. If it is yours, or you trust whoever wrote "
-                f"it: import {module} before, or pass trust=, the path of its .py file or folder"
-            )
-    except ConfigurationError as error:
-        raise CheckpointError(f"{where} names {path}: {error}") from error
-    except ImportError as error:
-        raise CheckpointError(
-            f"{where} holds {path}, which cannot be imported: {error}; pass factory=, its class or "
-            "a function that builds the model"
-        ) from error
-    return known(module, names)
+def _stored_path(described: dict) -> str:
+    """Return "module:Class" of the stored model."""
+    path = described.get("import")  # None: a checkpoint of before, or of transformers
+    return f"{_OWN_ROOM}:{described['class']}" if path is None else str(path)
 
 
 def _check_names(where: str, model_name: str, kept: dict, stored: dict) -> None:

@@ -132,6 +132,15 @@ def is_class_of(found: Any, base: type) -> bool:
     return issubclass(type(found), type) and base in type.__dict__["__mro__"].__get__(found)
 
 
+def is_of_the_program(module: str) -> bool:
+    """Return True for an imported module whose file is neither installed nor Python's own."""
+    top = module.partition(".")[0]
+    file = _members(sys.modules[module]).get("__file__") if module in sys.modules else None
+    if not isinstance(file, str) or top in sys.stdlib_module_names or top in LIBRARIES:
+        return False
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
 def import_file(path: Path) -> ModuleType:
     """Run a Python file as a module of the file's name; a second call returns the same.
 

@@ -22,8 +22,10 @@ from ..tree import is_tree, map_tree, num_samples, structure
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
 from .ops.loss import WEIGHTS, binary_cross_entropy, cross_entropy, mse
+from .recorded import recorded
 
 
+@recorded
 class Loss:
     """What training minimizes: `total` is its sum over a batch's items, `count` their number.
 

@@ -22,6 +22,7 @@ import numpy
 from ..annotations import Array
 from ..errors import ConfigurationError, ShapeError
 from .loss import IGNORED
+from .recorded import recorded
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20
@@ -78,6 +79,7 @@ def _rounding_of_squares(x):
         return ((high * high - x * x) + 2 * high * low) + low * low
 
 
+@recorded
 class Metric(ABC):
     """A figure about predictions of many rows, made of sums over them."""
 

@@ -27,12 +27,18 @@ from .autograd import Tensor, no_grad
 from .buffer import Buffer
 from .context import ForwardContext, current_surroundings, forward_context, note_input
 from .freezing import freeze
+from .kept import MAKING, making_of
 from .parameter import Parameter
+from .recorded import arguments_of, record, recorded
 from .trees import arrays_of, as_tensors, entering, given_arrays
 
 __all__ = ["Buffer", "Module", "ModuleList", "Parameter"]
 
+_HARMLESS = frozenset((bool, int, float, str, type(None), Parameter, Buffer))  # attributes
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 
+
+@recorded
 class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
@@ -57,6 +63,12 @@ class Module:
         @classmethod
         def from_checkpoint(cls, path: FilePath, **changes: Any) -> Self: ...
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Let forward() be the blocks of a class that says blocks() and not forward()."""
+        super().__init_subclass__(**given)
+        if callable(vars(cls).get("blocks")) and "forward" not in vars(cls):
+            setattr(cls, "forward", Module.forward)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in TAKEN and (isinstance(value, (Module, Tensor)) or not callable(value)):
             raise ConfigurationError(
@@ -66,10 +78,15 @@ class Module:
         super().__setattr__(name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output for x."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no forward(); write def forward(self, x) in the class"
-        )
+        """Return the output for x: by default of the blocks, one after the other."""
+        for _, block in _said_blocks(self):
+            if block is self:
+                raise NotImplementedError(
+                    f"{type(self).__name__} has no forward(); write def forward(self, x) in the "
+                    "class, or def blocks(self)"
+                )
+            args, kwargs = (block(*args, **kwargs),), {}
+        return args[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         surroundings = current_surroundings()
@@ -104,8 +121,11 @@ class Module:
         return None
 
     def configuration(self) -> dict:
-        """Return arguments, as JSON can hold them, that build the same model; {} if unknown."""
-        return {}
+        """Return {name: value} of arguments that build the same model: those that it was made with.
+
+        A class may say others. What a checkpoint can hold of them: checkpoint/values.py.
+        """
+        return arguments_of(making_of(self))
 
     # The tree.
 
@@ -186,9 +206,7 @@ class Module:
         if self.path_in_model:
             return self
         tree = dict(self._walk())
-        _check_containers(tree.values())
-        if self.path_in_model is None:  # later, a forward may have kept tensors that it was given
-            _check_tensors(tree.values())
+        _check_attributes(tree.values(), is_first=self.path_in_model is None)
         for path, member in tree.items():
             if isinstance(member, Module):
                 member.path_in_model = path
@@ -254,7 +272,10 @@ class Module:
         for parameter in self.parameters()[:1]:
             x = entering(x, parameter.dtype)
         with no_grad(), forward_context(ForwardContext()):
-            return map_tree(to_host, arrays_of(self(as_tensors(x))))
+            x = as_tensors(x)
+            for _, block in blocks_of(self):  # as on a mesh
+                x = block(x)
+            return map_tree(to_host, arrays_of(x))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(members_of(self))})"
@@ -283,11 +304,25 @@ def members_of(module: Module) -> "dict[str, Parameter | Buffer | Module]":
 def blocks_of(module: Module) -> "list[tuple[str, Module]]":
     """Return what the class says its blocks are, whatever its attribute `blocks` is.
 
+    A class that says forward() and derives from one that says blocks() is one block.
+
     Raises
     ------
     ConfigurationError
         If they are no list of (name, module).
     """
+    return [("", module)] if _redefines_forward(type(module)) else _said_blocks(module)
+
+
+def _redefines_forward(cls: type[Module]) -> bool:
+    """Return True if forward() is of a class that derives from the one whose blocks() it has."""
+    said = next(each for each in cls.__mro__ if "blocks" in vars(each))
+    forward = next(each for each in cls.__mro__ if "forward" in vars(each))
+    return said is not Module and forward is not said and issubclass(forward, said)
+
+
+def _said_blocks(module: Module) -> "list[tuple[str, Module]]":
+    """Return what blocks() returns. Errors: ConfigurationError."""
     blocks = type(module).blocks(module)
     if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
         raise ConfigurationError(
@@ -346,45 +381,53 @@ def exchange(module: Module, replaced: dict[int, Module]) -> None:
                 value[:] = [replaced.get(id(element), element) for element in value]
 
 
-def _check_containers(tree):
-    """Raise ConfigurationError if a plain container has members that are not in the tree."""
+def _check_attributes(tree, *, is_first):
+    """Raise ConfigurationError on attributes whose parameters would not be trained.
+
+    is_first   no forward pass may have kept tensors that it was given
+    """
     known = {id(member) for member in tree}
-    for name, value in _attributes(tree):
-        if any(id(member) not in known for member in _contained(value)):
-            raise ConfigurationError(
-                f"{name} is a plain {type(value).__name__} of modules, parameters or buffers, "
-                "which would not be kept and not be trained; use ModuleList, or one attribute each"
-            )
-
-
-def _check_tensors(tree):
-    """Raise ConfigurationError if an attribute takes a gradient, but is no Parameter."""
-    for name, value in _attributes(tree):
-        if isinstance(value, Tensor) and not value.is_parameter and value.requires_grad:
-            raise ConfigurationError(
-                f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not be "
-                f"trained; make it a Parameter({value.shape}, init), or leave out "
-                "requires_grad=True"
-            )
-
-
-def _attributes(tree):
-    """Yield ("Class.name", value) of all attributes of the modules in a tree."""
     for module in tree:
-        if isinstance(module, Module):
-            for name, value in vars(module).items():
-                yield f"{type(module).__name__}.{name}", value
+        for name, value in vars(module).items() if isinstance(module, Module) else ():
+            if type(value) in _HARMLESS or name == MAKING:
+                continue
+            if isinstance(value, _CONTAINERS):
+                _check_container(module, name, value, known)
+            elif is_first and isinstance(value, Tensor):
+                _check_tensor(module, name, value)
+
+
+def _check_container(module, name, value, known):
+    """Raise ConfigurationError if a plain container has members that are not in the tree."""
+    if any(id(member) not in known for member in _contained(value)):
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} is a plain {type(value).__name__} of modules, "
+            "parameters or buffers, which would not be kept and not be trained; use "
+            "ModuleList, or one attribute each"
+        )
+
+
+def _check_tensor(module, name, value):
+    """Raise ConfigurationError if an attribute takes a gradient, but is no Parameter."""
+    if not value.is_parameter and value.requires_grad:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} is a Tensor that takes a gradient, but no "
+            f"Parameter, so it would not be trained; make it a Parameter({value.shape}, init), "
+            "or leave out requires_grad=True"
+        )
 
 
 def _contained(value):
     """Return the modules, parameters and buffers in a container, and in containers in it."""
-    if not isinstance(value, (dict, list, tuple, set, frozenset)):
-        return
-    for element in value.values() if isinstance(value, dict) else value:
-        if isinstance(element, (Parameter, Buffer, Module)):
-            yield element
-        else:
-            yield from _contained(element)
+    left, seen = [value], {id(value)}  # a list may be in itself
+    while left:
+        inside = left.pop()
+        for element in inside.values() if isinstance(inside, dict) else inside:
+            if isinstance(element, (Parameter, Buffer, Module)):
+                yield element
+            elif isinstance(element, _CONTAINERS) and id(element) not in seen:
+                seen.add(id(element))
+                left.append(element)
 
 
 def _check_names(model_name, parameters, state):
@@ -421,6 +464,8 @@ class ModuleList(Module):
                     f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted "
                     "a Module"
                 )
+        if type(self) is ModuleList:
+            record(self, (tuple(self._modules),), {})  # an iterator is empty now
 
     def members(self) -> dict[str, Parameter | Buffer | Module]:
         return {str(index): module for index, module in enumerate(self._modules)}

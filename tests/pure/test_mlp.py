@@ -6,7 +6,10 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
+from shardkit.checkpoint.names import CodeNames
+from shardkit.checkpoint.values import DataReader, DataWriter
 from shardkit.errors import ConfigurationError, ShapeError
+from shardkit.files.trust import Trust
 from shardkit.nn.loss import CrossEntropy, MeanSquaredError
 from shardkit.nn.models import MLP
 from shardkit.nn.models.mlp import ACTIVATIONS
@@ -105,7 +108,9 @@ def test_plain_descent_learns_the_task(task):
 
 def test_a_configuration_survives_json_and_builds_an_equal_model():
     model = MLP((3, 4, 2), activation="silu", task="classification", seed=5, dtype=numpy.float64)
-    twin = MLP(**json.loads(json.dumps(model.configuration())))
+    data = json.loads(json.dumps(DataWriter().data(model.configuration())))
+    args, named = DataReader(CodeNames("here", Trust())).arguments(data, MLP)
+    twin = MLP(*args, **named)
     assert twin.configuration() == model.configuration()
     assert numpy.array_equal(twin.predict(random(2, 3)), model.predict(random(2, 3)))
 

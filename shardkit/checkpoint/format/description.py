@@ -37,6 +37,21 @@ def _is_model(value) -> bool:
         isinstance(value, dict)
         and isinstance(value.get("class"), str)
         and isinstance(value.get("configuration"), dict)
+        and _is_table_of_tables(value.get("attributes", {}))
+    )
+
+
+def _is_table_of_tables(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
+
+
+def _is_evaluation(value) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and is_count(value.get("step"))
+        and _is_loss(value.get("loss"))
+        and isinstance(value.get("metrics"), dict)
+        and all(map(_is_loss, value["metrics"].values()))
     )
 
 
@@ -86,6 +101,10 @@ _REQUIRED = {
 _OPTIONAL = {
     "skipped_steps": (lambda value: value is None or is_count(value), "an integer >= 0"),
     "frozen": (_is_list_of_names, "a list of names of parameters, or null"),
+    "evaluation": (
+        _is_evaluation,
+        '{"loss": a number, "step": an integer >= 0, "metrics": {name: a number}} or null',
+    ),
     "loss_scale": (
         _is_loss_scale,
         '{"value": a number above 0, "good_steps": an integer >= 0} or null',

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
+from ..format.values import text_of
 from ..load import Checkpoint
 from ..store import CheckpointStore, locate
 from .tree import tensor_tree
@@ -77,7 +78,9 @@ def _line(folder: Path, manifest: dict) -> str:
 
 def _page(folder: Path, manifest: dict) -> str:
     model, optimizer = manifest["model"], manifest["optimizer"]
-    arguments = ", ".join(f"{name}={value!r}" for name, value in model["configuration"].items())
+    arguments = ", ".join(
+        f"{name}={text_of(value)}" for name, value in model["configuration"].items()
+    )
     state = "parameters only, no optimizer state"
     if optimizer is not None:
         state = f"optimizer {rule_text(optimizer)}"

@@ -70,11 +70,6 @@ class Derivatives(Module):
         shape = output_shape_of(self.net, input_shape)
         return shape and (shape[0], 1 + self.order * input_shape[1], *shape[1:])
 
-    def forward(self, x: Any) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
 
 class _Seed(Module):
     """x [samples, d] -> [samples, 1 + order d, d]: x, the identity, and zeros."""

@@ -9,12 +9,10 @@ modes.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...annotations import Shape
 from ...arguments import is_integer, require
 from ...array.backend import xp_of
-from ..autograd import Tensor
 from ..layers.basic import check_sizes, checked_dtype, input_tensor
 from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
 from ..losses import RelativeL2Loss
@@ -118,17 +116,8 @@ class FNO(Module):
             "FNO", in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
         )
         require(is_integer(seed), "FNO with seed", seed, "an integer")
-        self._arguments: dict[str, Any] = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "modes": list(checked_modes("FNO", modes)),
-            "width": width,
-            "layers": layers,
-            "seed": seed,
-            "dtype": checked_dtype("FNO", dtype),
-        }
-        modes = tuple(self._arguments["modes"])
-        dtype = self._arguments["dtype"]
+        modes, dtype = checked_modes("FNO", modes), checked_dtype("FNO", dtype)
+        self._out_channels = out_channels
         self.lift = Lifting(in_channels, width, modes, dtype=dtype)
         self.layers = ModuleList(
             FourierLayer(width, modes, has_activation=index < layers - 1, dtype=dtype)
@@ -143,13 +132,5 @@ class FNO(Module):
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [("lift", self.lift), *layers, ("project", self.project)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
     def output_shape(self, input_shape: Shape) -> Shape | None:
-        return (input_shape[0], self._arguments["out_channels"], *input_shape[2:])
-
-    def configuration(self) -> dict[str, Any]:
-        return dict(self._arguments)
+        return (input_shape[0], self._out_channels, *input_shape[2:])

@@ -16,7 +16,6 @@ from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ..autograd import Tensor
 from ..buffer import Buffer
 from ..context import current_context
 from ..generation import Choice, generate
@@ -360,12 +359,6 @@ class GPT(Module):
     def blocks(self) -> list[tuple[str, Module]]:
         middle = [(f"blocks.{index}", block) for index, block in enumerate(self.layers)]
         return [("embedding", self.embedding), *middle, ("head", self.head)]
-
-    def forward(self, x: Any) -> Tensor:
-        """Compute logits [batch, S, vocabulary] for x [batch, S] integers."""
-        for _, block in self.blocks():
-            x = block(x)
-        return x
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape, self.settings.vocabulary_size)

@@ -3,11 +3,8 @@
 x [batch, time, features] --layers--> [batch, time, width] --head--> [batch, out_features]
 """
 
-from typing import Any
-
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
-from ..autograd import Tensor
 from ..layers.basic import Dropout, Linear, check_sizes, checked_dtype, input_tensor
 from ..layers.recurrent import LSTM
 from ..loss import MeanSquaredError
@@ -90,15 +87,7 @@ class LSTMModel(Module):
         known = f"one of {', '.join(READOUTS)}"
         require(is_among(readout, READOUTS), "LSTM with readout", readout, known)
         dtype = checked_dtype("LSTM", dtype)
-        self._arguments: dict[str, Any] = {
-            **sizes,
-            "width": width,
-            "layers": layers,
-            "readout": readout,
-            "dropout": dropout,
-            "seed": seed,
-            "dtype": dtype,
-        }
+        self._readout, self._out_features = readout, out_features
         self.layers = ModuleList(
             LSTMLayer(
                 width if index else features,
@@ -117,14 +106,6 @@ class LSTMModel(Module):
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [*layers, ("head", self.head)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
     def output_shape(self, input_shape: Shape) -> Shape | None:
-        kept = input_shape[:1] if self._arguments["readout"] == "last" else input_shape[:2]
-        return (*kept, self._arguments["out_features"])
-
-    def configuration(self) -> dict[str, Any]:
-        return dict(self._arguments)
+        kept = input_shape[:1] if self._readout == "last" else input_shape[:2]
+        return (*kept, self._out_features)

@@ -19,7 +19,7 @@ from ...arguments import is_among, is_integer, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import Tensor, array_of
+from ..autograd import array_of
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import MeanSquaredError
 from ..metrics import MAE, RMSE
@@ -195,17 +195,6 @@ class MessagePassing(Module):
         require(is_known, "MessagePassing with readout", readout, f"one of {known}")
         dtype = checked_dtype("MessagePassing", dtype)
         ends = _checked_edges(senders, receivers)
-        self._arguments: dict[str, Any] = {
-            "features": features,
-            "out_features": out_features,
-            "senders": None if ends is None else ends[0],
-            "receivers": None if ends is None else ends[1],
-            "width": width,
-            "steps": steps,
-            "readout": readout,
-            "seed": seed,
-            "dtype": dtype,
-        }
         graph = GivenGraph() if ends is None else OwnGraph(*ends)
         self.encode = Encoder(features, width, graph, dtype=dtype)
         self.steps = ModuleList(Step(width, graph, dtype=dtype) for _ in range(steps))
@@ -217,14 +206,6 @@ class MessagePassing(Module):
     def blocks(self) -> list[tuple[str, Module]]:
         steps = [(f"steps.{index}", step) for index, step in enumerate(self.steps)]
         return [("encode", self.encode), *steps, ("decode", self.decode)]
-
-    def forward(self, x: Any) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
-    def configuration(self) -> dict[str, Any]:
-        return dict(self._arguments)
 
 
 def _checked_edges(senders, receivers):

@@ -1,12 +1,10 @@
 """MLP: layers of units, each fully connected to the one before."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
-from ..autograd import Tensor
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
 from ..loss import CrossEntropy, MeanSquaredError
@@ -99,20 +97,5 @@ class MLP(Module):
             *((f"layers.{index}", layer) for index, layer in enumerate(self.layers)),
         ]
 
-    def forward(self, x: Tensor) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
     def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape[:-1], self._sizes[-1])
-
-    def configuration(self) -> dict[str, Any]:
-        return {
-            "sizes": list(self._sizes),
-            "activation": self._activation,
-            "task": self._task,
-            "seed": self._seed,
-            "dtype": self._dtype,
-            "feature_names": list(self.features.names),
-        }

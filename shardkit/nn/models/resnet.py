@@ -9,12 +9,10 @@ dimensions.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import Tensor
 from ..layers import convolution, normalization
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
@@ -204,19 +202,8 @@ class ResNet(Module):
             raise ConfigurationError(
                 f'ResNet with norm = "group" and width = {width}; wanted a multiple of {GROUPS}'
             )
-        self._arguments: dict[str, Any] = {
-            "in_channels": in_channels,
-            "classes": classes,
-            "layers": layers,
-            "dims": dims,
-            "width": width,
-            "bottleneck": bottleneck,
-            "small_images": small_images,
-            "norm": norm,
-            "seed": seed,
-            "dtype": checked_dtype("ResNet", dtype),
-        }
-        more = {"norm": norm, "dtype": self._arguments["dtype"]}
+        more = {"norm": norm, "dtype": checked_dtype("ResNet", dtype)}
+        self._classes = classes
         self.stem = Stem(dims, in_channels, width, is_small=small_images, **more)
         channels = [
             width * 2**stage * (EXPANSION if bottleneck else 1) for stage in range(len(layers))
@@ -249,13 +236,5 @@ class ResNet(Module):
         ]
         return [("stem", self.stem), *stages, ("head", self.head)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
     def output_shape(self, input_shape: Shape) -> Shape | None:
-        return (input_shape[0], self._arguments["classes"])
-
-    def configuration(self) -> dict[str, Any]:
-        return dict(self._arguments)
+        return (input_shape[0], self._classes)

@@ -115,15 +115,8 @@ class UNet(Module):
                 f"UNet with groups = {groups}, width = {width}; wanted a divisor of the width"
             )
         dtype = checked_dtype("UNet", dtype)
-        self._arguments: dict[str, Any] = {
-            **sizes,
-            "dims": dims,
-            "width": width,
-            "depth": depth,
-            "groups": groups,
-            "seed": seed,
-            "dtype": dtype,
-        }
+        self._in_channels, self._out_channels = in_channels, out_channels
+        self._dims, self._depth, self._dtype = dims, depth, dtype
         widths = [width * 2**level for level in range(depth + 1)]
         self.enter = Level(dims, in_channels, width, groups, dtype=dtype)
         self.down = ModuleList(
@@ -139,19 +132,18 @@ class UNet(Module):
         self.finish(seed)
 
     def check_input(self, x: Any) -> None:
-        given = self._arguments
-        step = 2 ** given["depth"]
-        is_grid = x.ndim == given["dims"] + 2 and x.shape[1] == given["in_channels"]
+        step = 2**self._depth
+        is_grid = x.ndim == self._dims + 2 and x.shape[1] == self._in_channels
         if not is_grid or any(size % step or size == 0 for size in x.shape[2:]):
             raise ShapeError(
-                f"UNet of x {tuple(x.shape)}; wanted [batch, {given['in_channels']}, *grid] with "
-                f"{given['dims']} dimensions of a grid, each a multiple of 2^depth = {step}"
+                f"UNet of x {tuple(x.shape)}; wanted [batch, {self._in_channels}, *grid] with "
+                f"{self._dims} dimensions of a grid, each a multiple of 2^depth = {step}"
             )
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_input(x)
-        halve = MAX_POOLS[self._arguments["dims"] - 1]
-        x = self.enter(input_tensor(x, self._arguments["dtype"]))
+        halve = MAX_POOLS[self._dims - 1]
+        x = self.enter(input_tensor(x, self._dtype))
         skips = []
         for level in self.down:
             skips.append(x)
@@ -161,7 +153,4 @@ class UNet(Module):
         return self.project(x)
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
-        return (input_shape[0], self._arguments["out_channels"], *input_shape[2:])
-
-    def configuration(self) -> dict[str, Any]:
-        return dict(self._arguments)
+        return (input_shape[0], self._out_channels, *input_shape[2:])

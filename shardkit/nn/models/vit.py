@@ -7,12 +7,10 @@ x [batch, channels, *image] -> embedding -> layers.0 -> ... -> head -> logits [b
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_integer, require
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import Tensor
 from ..init import Normal
 from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
@@ -135,17 +133,7 @@ class ViT(Module):
         check_heads(width, heads, heads)
         require(is_integer(seed), "ViT with seed", seed, "an integer")
         dtype = checked_dtype("ViT", dtype)
-        self._arguments: dict[str, Any] = {
-            "image_size": list(image),
-            "patch_size": list(patch),
-            **sizes,
-            "width": width,
-            "depth": depth,
-            "heads": heads,
-            "dropout": dropout,
-            "seed": seed,
-            "dtype": dtype,
-        }
+        self._classes = classes
         self.embedding = PatchEmbedding(image, patch, channels, width, dropout, dtype=dtype)
         self.layers = ModuleList(
             TransformerBlock(
@@ -168,16 +156,8 @@ class ViT(Module):
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         return [("embedding", self.embedding), *layers, ("head", self.head)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        for _, block in self.blocks():
-            x = block(x)
-        return x
-
     def output_shape(self, input_shape: Shape) -> Shape | None:
-        return (input_shape[0], self._arguments["classes"])
-
-    def configuration(self) -> dict[str, Any]:
-        return dict(self._arguments)
+        return (input_shape[0], self._classes)
 
 
 def _checked_sizes(image, patch) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,13 +6,16 @@ Every method is collective over the mesh, unless it says otherwise.
 """
 
 import os
+import warnings
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
+from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import PendingCheckpoint, Saver
 from ...checkpoint.fit import Fit, Wanted
 from ...checkpoint.format.description import state_since
+from ...checkpoint.format.values import lost_in
 from ...checkpoint.image import load_image, make_image
 from ...checkpoint.load import Checkpoint
 from ...checkpoint.pretrained.folder import TransformersFolder
@@ -20,11 +23,13 @@ from ...checkpoint.saving import Retention
 from ...checkpoint.selection import Selection
 from ...checkpoint.sources import load_from
 from ...checkpoint.store import CheckpointStore
+from ...checkpoint.values import DataWriter
 from ...comm.failure.agreement import collectively
 from ...comm.same import alike, facts_of
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ShardingWarning
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
+from ...nn.kept import name_of
 from ...nn.module import configuration_of
 from ...optim.average import AVERAGE
 from ...optim.late import RatedRule
@@ -39,13 +44,18 @@ class Checkpoints:
                  on from
     data_position   as save() was given it, of the checkpoint that the model went on from
     saver        writes in the background; the clones of a model share it
+    attributes   of its modules, as they were before the model was cut
     world        all ranks of the mesh
     """
 
-    def __init__(self, engine, strategy: str, history: History, saver: Saver):
+    def __init__(
+        self, engine, strategy: str, history: History, saver: Saver, attributes: Attributes
+    ):
         self.companions: dict[str, bytes] = {}
         self.data_position: dict = {}
         self.saver = saver
+        self.attributes = attributes
+        self._has_warned = False
         self._engine, self._strategy = engine, strategy
         self._history = history
         self.world = engine.mesh.world
@@ -104,7 +114,8 @@ class Checkpoints:
             "mesh": {axis: engine.mesh.size(axis) for axis in AXES},
             "strategy": self._strategy,
             "active_features": None if features is None else list(features.active),
-            "model": self._describe_model(),
+            "evaluation": self._history.stored_evaluation(),
+            "model": self._stored_model(),
             "optimizer": {**state.description(), "state_since": state.state_since},
             "data_position": data_position or {},
             "frozen": state.frozen(),
@@ -115,9 +126,30 @@ class Checkpoints:
         cls = type(model)
         return {
             "class": cls.__name__,
-            "configuration": configuration_of(model),
+            "configuration": DataWriter().data(configuration_of(model)),
             "import": f"{cls.__module__}:{cls.__qualname__}",
         }
+
+    def _stored_model(self) -> dict:
+        """Return what builds the model again, and warn on rank 0 once if it does not."""
+        described = {**self._describe_model(), "attributes": self.attributes.now()}
+        if self.world.rank == 0 and not self._has_warned:
+            self._warn_of_lost(described)
+        self._has_warned = True
+        return described
+
+    def _warn_of_lost(self, described: dict) -> None:
+        found = next(lost_in(described["configuration"]), None)
+        lost = None if found is None else f"the argument {found[0]} = {found[1]}"
+        if name_of(type(self._engine.model)) != described["import"]:
+            lost = f"its class, since its module has no {described['import'].partition(':')[2]}"
+        if lost is not None:
+            warnings.warn(
+                f"this checkpoint holds the weights of the {described['class']}, but not {lost}: "
+                "sk.load will want factory=, a function that builds the same model",
+                ShardingWarning,
+                stacklevel=6,
+            )
 
     def _agreed(self, path, **others) -> Path:
         """Return the path, if all ranks pass the same, and the same others. Collective."""
@@ -209,6 +241,7 @@ class Checkpoints:
         engine.weights.awaits_values = False
         self.data_position = description.get("data_position") or {}
         self._history.last_loss = description["last_loss"]
+        self._history.take_evaluation(description.get("evaluation"))
         features = input_features(engine.model)
         if features is not None and description["active_features"] is not None:
             features.activate(description["active_features"])
@@ -224,6 +257,8 @@ class Checkpoints:
     def for_clone(self) -> tuple[History, "Checkpoints"]:
         """Return a history and checkpoints for a clone: of the same engine, changed separately."""
         history = replace(self._history)
-        checkpoints = Checkpoints(self._engine, self._strategy, history, self.saver)
+        checkpoints = Checkpoints(
+            self._engine, self._strategy, history, self.saver, self.attributes
+        )
         checkpoints.companions = self.companions
         return history, checkpoints

@@ -35,7 +35,7 @@ class Copied:
         """Errors: CommunicationError if the model is closed."""
         raise NotImplementedError
 
-    def _assemble(self, wrapped_model, config, mesh) -> None:
+    def _assemble(self, wrapped_model, config, mesh, *, is_copy=False) -> None:
         """Make the parts of this model around a module. Collective over the mesh."""
         raise NotImplementedError
 
@@ -123,6 +123,7 @@ class Copied:
         other.engine.state.copy_from(self.engine.state)
         other.history.last_loss = self.history.last_loss
         other.history.train_seconds = self.history.train_seconds
+        other.history.evaluation = self.history.evaluation
         self.mesh.share()
         return other
 
@@ -133,8 +134,10 @@ class Copied:
         self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
+        module = self.engine.weights.fresh_module()
+        other._assemble(module, self.engine.config, self.mesh, is_copy=True)
         other.checkpoints.companions = self.checkpoints.companions
+        other.checkpoints.attributes.succeed(self.checkpoints.attributes)
         if self.engine.compilation.is_on:
             other.compile()
         return other

@@ -85,14 +85,19 @@ class Epochs:
 
     def result(self, progress: EpochProgress) -> OptimizationResult:
         """Return the result of a run whose best parameters are back in the model."""
-        module = self._model.wrapped_model
+        model = self._model
+        module = model.wrapped_model
         features = input_features(module)
+        figures = {name: self._evaluate(name, metrics_of(module)) for name in SETS}
+        noted = figures["validation"] or figures["train"]
+        assert noted is not None
+        model.history.note_evaluation(model.step_number, noted.loss, noted.metrics)
         return OptimizationResult(
-            self._model,
+            model,
             progress.fitness,
-            self._model.step_number - progress.first_step,
+            model.step_number - progress.first_step,
             tuple(progress.fitness_history),
-            *(self._evaluate(name, metrics_of(module)) for name in SETS),
+            *figures.values(),
             selected_features=None if features is None else tuple(features.active),
         )
 

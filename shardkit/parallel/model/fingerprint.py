@@ -16,6 +16,7 @@ import numpy
 
 from ...array.backend import is_device_array, to_host
 from ...layout.policy import Policy
+from ...nn.kept import MAKING
 from ...nn.module import Buffer, Module, Parameter, blocks_of, configuration_of
 from ...optim.groups import ParameterGroup
 
@@ -44,9 +45,7 @@ def facts_of(model: Module, config, policy: Policy) -> dict[str, str]:
 
 
 def _facts_of_model(model, seed):
-    sizes = {
-        f"the model's {name}": describe(value) for name, value in configuration_of(model).items()
-    }
+    sizes = {f"the model's {name}": describe(value) for name, value in _arguments(model).items()}
     blocks = {
         f"block {index}": f"{name or 'the model'}, a {type(block).__name__}"
         for index, (name, block) in enumerate(blocks_of(model))
@@ -64,6 +63,18 @@ def _facts_of_model(model, seed):
         for name, buffer in model.named_buffers().items()
     }
     return {**sizes, **blocks, **modules, **parameters, **buffers}
+
+
+def _arguments(model: Module) -> dict:
+    """Return the arguments that ranks must have in common: those of other classes may be a rank's
+    own, unless the class says that they build the same model.
+    """
+    says_none = type(model).configuration is Module.configuration
+    return {} if says_none and not _is_ours(type(model)) else configuration_of(model)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _describe_parameter(parameter: Parameter, seed) -> str:
@@ -118,17 +129,16 @@ def describe_settings(module: Module) -> str:
 
     Attributes of other classes may belong to one rank alone.
     """
-    is_ours = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return f"{type(module).__qualname__}({_settings(module) if is_ours else ''})"
+    return f"{type(module).__qualname__}({_settings(module) if _is_ours(type(module)) else ''})"
 
 
 def _settings(thing) -> str:
-    """Return the attributes that are plain values."""
+    """Return the attributes that are plain values; None may be a table that is not made yet."""
     attributes = sorted(getattr(thing, "__dict__", {}).items())
     return ", ".join(
         f"{name}={describe(value)}"
         for name, value in attributes
-        if name != "path_in_model" and _is_plain(value)
+        if name not in ("path_in_model", MAKING) and value is not None and _is_plain(value)
     )
 
 

@@ -25,6 +25,7 @@ import numpy
 from ...annotations import Array, Tree
 from ...arguments import is_number, require
 from ...array.backend import to_host
+from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import Saver
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
@@ -110,13 +111,15 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         """Make all ranks data replicas."""
         return Mesh(backend)
 
-    def _assemble(self, wrapped_model, config, mesh) -> None:
+    def _assemble(self, wrapped_model, config, mesh, *, is_copy=False) -> None:
         self.wrapped_model, self.sharding_configuration = wrapped_model, config
         self.mesh = mesh
-        self.engine = Engine(wrapped_model, config, mesh, self.policy)
+        attributes = Attributes(wrapped_model)
+        self.engine = Engine(wrapped_model, config, mesh, self.policy, is_copy=is_copy)
+        attributes.follow()
         self.history = History()
         saver = Saver(mesh.world, self.engine.device)
-        self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver)
+        self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver, attributes)
         self._is_closed = False
 
     def _check_open(self) -> None:

@@ -98,13 +98,22 @@ class Assembly:
 
     @classmethod
     def of(
-        cls, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy
+        cls,
+        model: Module,
+        config: ShardingConfiguration,
+        mesh: Mesh,
+        policy: Policy,
+        *,
+        is_copy: bool = False,
     ) -> "Assembly":
         """Build the parts. Collective over the mesh.
 
+        is_copy   the model is a copy of one that ranks agreed on: what forward passes have left in
+                  its modules since then may be each rank's own
         Errors, on all ranks: those of model and configuration.
         """
-        _check_alike(model, config, mesh, policy)
+        if not is_copy:
+            _check_alike(model, config, mesh, policy)
         awaits_values = any(parameter.awaits_values for parameter in model.parameters())
         with collectively(mesh.world):
             plan = _drawn(model, config, mesh, policy)

@@ -56,13 +56,21 @@ class Engine:
                     for what wraps an executor for a while
     """
 
-    def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
+    def __init__(
+        self,
+        model: Module,
+        config: ShardingConfiguration,
+        mesh: Mesh,
+        policy: Policy,
+        *,
+        is_copy: bool = False,
+    ):
         self.model = model
         self.config = config
         self.mesh = mesh
         self.data = mesh.group("data")
         self.pipeline = mesh.group("pipeline")
-        parts = Assembly.of(model, config, mesh, policy)
+        parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
         self.device = parts.device
         self.numerics = parts.numerics
         self.loss_scale = parts.loss_scale

@@ -1,0 +1,57 @@
+"""The data that stands for values of Python in a description: what it lacks, and how it reads.
+
+    {"$": "tuple", "of": [1, 2]}  -->  "(1, 2)"       {"$": "lost", "of": "a generator"}
+
+What writes and reads it is checkpoint/values.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+KIND = "$"  # the key of data that is no list and no dict of its own
+_SEQUENCES = ("tuple", "set", "frozenset", "complex", "range", "slice", "dict", "OrderedDict")
+
+
+def lost_in(data: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (where, what) of what data does not hold: ("act", "the function ...")."""
+    if isinstance(data, dict) and KIND in data:
+        if data[KIND] == "lost":
+            yield path, str(data["of"])
+        elif data[KIND] == "large":
+            yield path, f"an array {tuple(data['shape'])}, which is too large"
+        else:
+            yield from lost_in(data.get("of"), path)
+    elif isinstance(data, dict):
+        for name, entry in data.items():
+            yield from lost_in(entry, f"{path}.{name}" if path else name)
+    elif isinstance(data, list):
+        for index, entry in enumerate(data):
+            yield from lost_in(entry, f"{path}[{index}]")
+
+
+def with_lists(data: Any) -> Any:
+    """Return data with lists for tuples, as checkpoints of before have them."""
+    if isinstance(data, dict):
+        if data.get(KIND) == "tuple":
+            return with_lists(data.get("of"))
+        return {name: with_lists(inner) for name, inner in data.items()}
+    return [with_lists(inner) for inner in data] if isinstance(data, (list, tuple)) else data
+
+
+def text_of(data: Any) -> str:
+    """Return data as a person would write the value."""
+    if not isinstance(data, (dict, list)):
+        return repr(data)
+    if isinstance(data, list):
+        return f"[{', '.join(map(text_of, data))}]"
+    if KIND not in data:
+        return f"{{{', '.join(f'{name!r}: {text_of(entry)}' for name, entry in data.items())}}}"
+    kind, content, cls = data[KIND], data.get("of"), str(data.get("class", "")).rpartition(":")[2]
+    if kind in ("made", "object") and isinstance(content, dict):
+        return f"{cls}({', '.join(f'{name}={text_of(e)}' for name, e in content.items())})"
+    if kind in _SEQUENCES and isinstance(content, list):
+        inner = ", ".join(map(text_of, content))
+        return f"({inner})" if kind == "tuple" else f"{kind}({inner})"
+    if kind == "array":
+        return f"array {tuple(data.get('shape', ()))} of {data.get('dtype')}"
+    return f"{cls}.{content}" if cls else str(content).rpartition(":")[2]
