@@ -386,13 +386,16 @@ def test_the_last_words_of_an_interpreter_come_after_all_exit_hooks(tmp_path):
 
 
 LAST_WORDS = """
-import atexit, os, sys
+import atexit, os, sys, threading, time
 from shardkit.comm.mpi import ending
 from shardkit.comm.watch.roll import Entry, Roll
 roll = Roll(sys.argv[1])
 roll.write(0, Entry(os.getpid(), doing="its exit hooks"))
 atexit.register(lambda: print(roll.read(0).doing))
-ending._last_words().call = roll.writer(0, Entry(os.getpid(), doing="MPI_Finalize"))
+ending.LastWords(roll.writer(0, Entry(os.getpid(), doing="MPI_Finalize")))
+ending.wait = lambda: time.sleep(3600)  # what is still in use of the module, and so keeps its names
+threading.Thread(target=exec, args=("wait()", vars(ending)), daemon=True).start()
+sys.excepthook = ending.ending
 sys.exit(3)
 """
 

@@ -121,7 +121,7 @@ class Ending:
 
     def _leave_to_mpi4py(self):
         self._begin()
-        _last_words().call = attendance().run_exit_hooks()
+        LastWords(attendance().run_exit_hooks())
 
     def _leave(self):
         self._begin()
@@ -175,19 +175,18 @@ def _surely(call: Callable[[], None]) -> None:
 
 
 class LastWords:
-    """A call that is made when Python clears its modules: after all exit hooks and threads."""
+    """A call that is made when Python clears its modules: after all exit hooks and threads.
 
-    def __init__(self):
-        self.call: Callable[[], object] = os.getpid  # does nothing
+    Only sys holds it. The names of sys are cleared whatever else is still in use; those of another
+    module stay where a daemon thread, or a hook, still refers to one of its functions.
+    """
+
+    def __init__(self, call: Callable[[], object]):
+        self._call = call
+        setattr(sys, "_shardkit_last_words", self)
 
     def __del__(self):
-        self.call()
-
-
-@cache
-def _last_words() -> LastWords:
-    """Return those of this process, which nothing else may hold."""
-    return LastWords()
+        self._call()
 
 
 def _say_that_one_left(mpi, needed_by: str) -> None:
