@@ -62,6 +62,10 @@ class Retention:
     keep: int | None = None
     every: int | None = None
 
+    def spares(self, step: int) -> bool:
+        """Return True if the checkpoint of this step is never deleted."""
+        return self.every is not None and step % self.every == 0
+
     def check(self) -> None:
         """Raise CheckpointError on no count, and on `every` alone, which would do nothing."""
         for name, number in (("keep", self.keep), ("keep_every", self.every)):

@@ -19,12 +19,14 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError, ShardkitError
+from ..files.notes import tell
 from ..files.trust import Trust, is_class_of, known
 from ..nn import models
 from ..nn.building import at_most
 from ..nn.features import input_features
 from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
+from .choice import Which, checked_choice
 from .image import read_image
 from .paths import averaged_path, check_averaged
 from .sources import find_model
@@ -49,6 +51,7 @@ def load(
     *,
     averaged: bool = False,
     trust: Any = None,
+    checkpoint: str | int | None = None,
 ) -> Module:
     """Return the model of a checkpoint with its weights, on this process. No communication.
 
@@ -64,6 +67,10 @@ def load(
     trust
         Whose code may run, beside shardkit's classes and those that this program has imported: a
         class, a module, the path of a .py file or of a folder, or a list of these.
+    checkpoint
+        Of several: "newest"; "best", whose validation had the lowest loss; a step; None: the best
+        where the run had a patience, else the newest. A line on standard error says when that is
+        not the newest.
 
     Raises
     ------
@@ -76,7 +83,7 @@ def load(
         shapes or dtypes than are stored.
     """
     allowed = Trust.of(trust)
-    where, description, shapes, read = _opened(source)
+    where, description, shapes, read = _opened(source, checked_choice(checkpoint))
     described = description["model"]
     maker = factory or _stored_class(described, where, allowed)
     with at_most(_parts_allowed(shapes)):
@@ -110,13 +117,15 @@ def load(
     return model
 
 
-def _opened(source) -> tuple[str, dict, dict, Callable]:
+def _opened(source, which: Which) -> tuple[str, dict, dict, Callable]:
     """Return (name for messages, description, {tensor: shape}, function tensor -> values)."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         tensors, description = read_image(source)
         shapes = {tensor: array.shape for tensor, array in tensors.items()}
         return "the image", description, shapes, tensors.__getitem__
-    checkpoint, _ = find_model(source)
+    checkpoint, _, taken = find_model(source, which)
+    if which is None and not taken.is_newest:
+        tell(f"{taken.text} is loaded; checkpoint= takes another one")
     return str(checkpoint.folder), checkpoint.manifest, checkpoint.shapes, checkpoint.read_whole
 
 

@@ -3,6 +3,8 @@
 from argparse import ArgumentParser, ArgumentTypeError
 from math import inf
 
+from ..checkpoint.choice import BEST, NEWEST
+
 
 def add_averaged(parser: ArgumentParser) -> None:
     """Add the option --averaged to a command that reads weights."""
@@ -11,6 +13,26 @@ def add_averaged(parser: ArgumentParser) -> None:
         action="store_true",
         help="with the moving average of the weights, which optimizer.ema_decay keeps",
     )
+
+
+def add_checkpoint(parser: ArgumentParser) -> None:
+    """Add the option --checkpoint to a command that reads one of the checkpoints of a run."""
+    parser.add_argument(
+        "--checkpoint",
+        type=_choice,
+        metavar="best|newest|STEP",
+        help="which checkpoint: of the lowest validation loss, the newest, or of a step; default: "
+        "the best where run.patience is set, else the newest",
+    )
+
+
+def _choice(text: str) -> str | int:
+    """Return which checkpoint is meant. Errors: ArgumentTypeError."""
+    if text.isdecimal():
+        return int(text)
+    if text not in (BEST, NEWEST):
+        raise ArgumentTypeError(f"{text!r}; wanted {BEST}, {NEWEST}, or a step such as 300")
+    return text
 
 
 def add_trust(parser: ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
-from .arguments import add_averaged, add_trust
+from .arguments import add_averaged, add_checkpoint, add_trust
 from .job import job, mpi_backend
 from .settings import parsed, texts_of, trust_in
 
@@ -26,6 +26,7 @@ def add_commands(commands) -> None:
     both = argparse.ArgumentParser(add_help=False)
     both.add_argument("path", help="run folder")
     both.add_argument("--data", metavar="PATH", help="source; default: what the run held out")
+    add_checkpoint(both)
     add_averaged(both)
     add_trust(both)
     measure = commands.add_parser(
@@ -34,7 +35,7 @@ def add_commands(commands) -> None:
         help="measure loss and metrics of a run on any data",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure loss and metrics of the newest checkpoint of a run:\n"
+        description="Measure loss and metrics of a checkpoint of a run:\n"
         "  mpiexec -n 4 shardkit evaluate RUN --data test.h5 [--mesh.pipeline=2 ...]",
     )
     measure.add_argument("--json", metavar="FILE", help="also write the figures to this file")
@@ -45,7 +46,7 @@ def add_commands(commands) -> None:
         help="write what a run predicts for each row",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Write the predictions of the newest checkpoint of a run, in the order of the "
+        description="Write the predictions of a checkpoint of a run, in the order of the "
         "rows:\n  mpiexec -n 4 shardkit predict RUN --data new.h5 --output out.h5",
     )
     write.add_argument("--output", metavar="FILE", required=True, help="HDF5 file to write")
@@ -56,13 +57,22 @@ def _trust(known, overrides) -> Trust:
     return trust_in(known.trust, texts_of(overrides).get("run.task"))
 
 
+def _run_of(known, given: dict, trust: Trust, backend) -> TrainedRun:
+    """Return the run at the checkpoint that is asked for, and say which it is. Collective."""
+    how = {"averaged": known.averaged, "trust": trust, "checkpoint": known.checkpoint}
+    run = TrainedRun(Path(known.path), given, backend, **how)
+    if backend.rank == 0:
+        print(shown(run.chosen))
+    return run
+
+
 def _evaluate(known, overrides) -> int:
     backend = mpi_backend()
     with job(backend):
         with collectively(backend):
             trust = _trust(known, overrides)
             given = parsed(overrides, configuration_of(task_of_run(Path(known.path), trust)))
-        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
+        run = _run_of(known, given, trust, backend)
         figures = evaluate(run, run.samples(known.data))
         with collectively(backend):
             if backend.rank == 0:
@@ -103,7 +113,7 @@ def _predict(known, overrides) -> int:
             _check_predicts(known.path, task)
             given = parsed(overrides, configuration_of(task))
             check_output(output)
-        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
+        run = _run_of(known, given, trust, backend)
         shapes = predict(run, run.samples(known.data, has_targets=False), output)
         if backend.rank == 0:
             listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

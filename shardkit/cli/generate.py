@@ -11,6 +11,7 @@ from ..checkpoint.sources import find_model
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import open_tokenizer, tokenizer_of
 from ..errors import ConfigurationError
+from ..files.notes import tell
 from ..files.shown import shown
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
@@ -21,7 +22,7 @@ from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
 from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
-from .arguments import add_averaged, count
+from .arguments import add_averaged, add_checkpoint, count
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -82,6 +83,7 @@ def add_commands(commands) -> None:
     generate.add_argument(
         "--json", action="store_true", help="print an object of prompt and text in each line"
     )
+    add_checkpoint(generate)
     add_averaged(generate)
     generate.set_defaults(run=_generate, takes_settings=True)
 
@@ -93,11 +95,14 @@ def _generate(known, overrides) -> int:
             prompts = _prompts(known)
             settings = GenerationConfiguration().replace(parsed(overrides, GenerationConfiguration))
             _check_numbers(known)
-            checkpoint, _ = find_model(known.path)
+            checkpoint, _, taken = find_model(known.path, known.checkpoint)
             gpt = gpt_of(checkpoint, "generates text")
             files = checkpoint.companions()
+        if backend.rank == 0 and (known.checkpoint is not None or not taken.is_newest):
+            tell(taken.text)
         model = _sharded(gpt, settings, backend)
-        model.load_model(known.path, only="averaged" if known.averaged else "model")
+        only = "averaged" if known.averaged else "model"
+        model.load_model(known.path, only=only, checkpoint=known.checkpoint)
         how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
         if known.numbers:
             texts = _continued_numbers(model, prompts, known, how)

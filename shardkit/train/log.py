@@ -128,6 +128,13 @@ class Reporter:
         """Return the values of this name in metrics.jsonl, in their order."""
         return [record[name] for record in self._records() if name in record]
 
+    def lowest(self, name: str) -> tuple[float, int] | None:
+        """Return (value, step) of the lowest value of this name in metrics.jsonl, if this rank is
+        the writer; None without one.
+        """
+        records = self._records() if self._is_writer else []
+        return min(((each[name], each["step"]) for each in records if name in each), default=None)
+
     def drop_records_after(self, step: int):
         """Remove the records after this step: a resumed run writes them again."""
         if not self._is_writer:

@@ -32,6 +32,7 @@ from ..data.samples import TRAINING
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..task.task import Task
+from .best import Best
 from .choice import with_blas
 from .feed import training_stream
 from .folder import check_folder, checkpoint_places, store_settings
@@ -267,12 +268,14 @@ class TrainingRun:
         own = [self.report, RanksRecord(), tracing]
         self.callbacks = Callbacks([*own, *tracked, *callbacks], is_first=is_first)
         self.clock = Clock(None, settings.run.stop_margin_seconds)
+        self.best = Best(settings.run)
         self.saves = Saves(
             self.model,
             settings.run,
             self.reporter,
             self.fingerprint,
             places=self.checkpoints,
+            best=self.best,
             seconds_left=lambda: self.clock.seconds_left,
             is_hurried=self.signals.is_urgent,
             note_save=lambda seconds: self.clock.note_save(seconds),
@@ -333,6 +336,7 @@ class TrainingRun:
             self.clock = Clock.of_run(run)
         if not run.time_limit_seconds:  # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
+        self.best.find(self.checkpoints, self.model.step_number, self.backend)
         self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
         self.model.engine.ballot = Ballot(
             signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over
@@ -356,6 +360,7 @@ class TrainingRun:
                 self._say_why(stop)
                 self._save()
             self.saves.finish()
+            self._name_checkpoints()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
@@ -396,10 +401,11 @@ class TrainingRun:
         is_last = step == run.steps
         if step % run.report_every == 0 or is_last:
             self.callbacks.after_report(step, self.report.speed(step, train_loss))
-        began = time.perf_counter()
+        began, is_best = time.perf_counter(), False
         if step % run.validate_every == 0 or is_last:
             validation_loss = self._validate(step)
-        if step % run.checkpoint_every == 0 or is_last:
+            is_best = self.best.note(step, validation_loss)
+        if step % run.checkpoint_every == 0 or is_last or is_best:
             self._save()
         self.report.leave_out(time.perf_counter() - began)
         return validation_loss
@@ -409,6 +415,10 @@ class TrainingRun:
         has_saved = self.saves.newest is not None
         self.say(self._kept.mend(self.backend, self.watched, has_saved=has_saved))
         self.saves.save()
+
+    def _name_checkpoints(self):
+        """Say which checkpoints are the best and the newest."""
+        self.say(self.best.text(self.saves.written, self.reporter.lowest("validation_loss")))
 
     def _validate(self, step: int) -> float:
         loss, metrics = self.validation.measure()

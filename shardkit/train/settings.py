@@ -74,7 +74,12 @@ class Run:
     checkpoint_every: int = setting(
         100, "write a checkpoint; one is always written at the end", "steps", minimum=1
     )
-    keep_checkpoints: int = setting(3, "older ones are deleted", "checkpoints", minimum=1)
+    keep_checkpoints: int = setting(
+        3,
+        "older ones are deleted, but that of the best validation",
+        "checkpoints",
+        minimum=1,
+    )
     keep_every: int | None = setting(
         None,
         "never delete checkpoints of steps that this divides; none: delete old ones",

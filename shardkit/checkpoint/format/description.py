@@ -67,6 +67,16 @@ def _is_loss_scale(value) -> bool:
     )
 
 
+def _is_validation(value) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and _is_loss(value.get("loss"))
+        and all(value.get(name) is None or is_count(value[name]) for name in _OF_VALIDATION)
+    )
+
+
+_OF_VALIDATION = ("best_step", "patience")
+
 # {field: (whether a value is right, what is wanted)}
 _REQUIRED = {
     "step": (is_count, "an integer >= 0"),
@@ -85,6 +95,10 @@ _REQUIRED = {
 }
 _OPTIONAL = {
     "skipped_steps": (lambda value: value is None or is_count(value), "an integer >= 0"),
+    "validation": (
+        _is_validation,
+        '{"loss": a finite number or null, "best_step" and "patience": integers >= 0 or null}',
+    ),
     "frozen": (_is_list_of_names, "a list of names of parameters, or null"),
     "loss_scale": (
         _is_loss_scale,

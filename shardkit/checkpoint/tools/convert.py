@@ -24,6 +24,7 @@ from ...files.reading import parsed_json
 from ...files.writing import write_whole
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
+from ..choice import Which
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..models import gpt_of
 from ..paths import averaged_path, check_averaged
@@ -64,29 +65,37 @@ class Conversion:
 # ---- to transformers -----------------------------------------------------------------------------
 
 
-def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = False) -> Conversion:
+def to_safetensors(
+    path,
+    folder,
+    *,
+    dtype: str | None = None,
+    averaged: bool = False,
+    checkpoint: Which = None,
+) -> Conversion:
     """Write a checkpoint's model as a folder that transformers reads; optimizer state stays behind.
 
-    path     a checkpoint, or a folder of them: the newest valid one; or a folder of transformers
+    path     a checkpoint, or a folder of them; or a folder of transformers
     folder   is made, and gets the companions of the model too; files that have other names stay in
              it
     dtype    "float32" or "float64"; None: that of the checkpoint
     averaged the averages that sk.EMA kept, instead of the weights
+    checkpoint   which of several, see choice.py
     Updates of low rank are added to their weights.
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the folder holds a
     model already.
     """
     folder = Path(folder)
-    checkpoint, skipped = find_model(path)
-    companions = _with_tokenizer_settings(checkpoint.companions())
+    found, skipped, taken = find_model(path, checkpoint)
+    companions = _with_tokenizer_settings(found.companions())
     names = (CONFIGURATION_NAME, TENSORS_NAME, INDEX_NAME, *companions)
     _check_free(folder, [folder / name for name in names])
     original = parsed_json(
         companions.pop(CONFIGURATION_NAME, b"{}"),
-        checkpoint.folder / CONFIGURATION_NAME,
+        found.folder / CONFIGURATION_NAME,
         error=CheckpointError,
     )
-    model = gpt_of(checkpoint, "has a counterpart in transformers")
+    model = gpt_of(found, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype
     configuration, family, notes = configuration_of(
         model.settings, dtype, original.get("model_type")
@@ -102,8 +111,8 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
         for theirs, some in parts.items()
     }
     if averaged:
-        check_averaged(checkpoint.folder, checkpoint.shapes)
-    read = _reader(checkpoint, model, averaged)
+        check_averaged(found.folder, found.shapes)
+    read = _reader(found, model, averaged)
     arrays = (_assembled(read, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / TENSORS_NAME, shapes, dtype, arrays)
@@ -111,7 +120,7 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
         write_whole(folder / name, content)
     text = json.dumps(configuration, indent=2) + "\n"
     write_whole(folder / CONFIGURATION_NAME, text.encode())
-    notes = [f"skipped: {reason}" for reason in skipped] + notes
+    notes = [taken.text] * bool(taken.text) + [f"skipped: {reason}" for reason in skipped] + notes
     if model.settings.lora_rank:
         notes.append("the updates of LoRA were added to their weights")
     if companions:
@@ -166,17 +175,17 @@ def _assembled(read: Callable, some: list[Link]):
     return numpy.concatenate(turned, axis=-1)
 
 
-def to_adapter(path, folder, *, averaged: bool = False) -> Conversion:
+def to_adapter(path, folder, *, averaged: bool = False, checkpoint: Which = None) -> Conversion:
     """Write the updates (LoRA) of a checkpoint's model as a folder of PEFT.
 
-    path, averaged   as for to_safetensors
-    folder           is made
+    path, averaged, checkpoint   as for to_safetensors
+    folder                       is made
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the model has no
     updates, or the folder holds an adapter already.
     """
     folder = Path(folder)
     _check_free(folder, [folder / ADAPTER_SETTINGS_NAME, folder / ADAPTER_TENSORS_NAME])
-    model = load(path, averaged=averaged)
+    model = load(path, averaged=averaged, checkpoint=checkpoint)
     save_adapter(model, folder)
     return Conversion(str(folder), model, len(update_names(model)), [])
 
