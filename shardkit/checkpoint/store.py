@@ -24,6 +24,7 @@ from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError, ConfigurationError
+from ..files.home import from_home
 from ..files.ownership import Ownership
 from ..files.removing import TEMPORARY, few, remove_file, remove_folder
 from ..files.writing import give_name, whole_file
@@ -47,7 +48,7 @@ def locate(path) -> tuple[Path, str | None]:
            folder
     The name is None if the newest valid one is meant.
     """
-    path = Path(path)
+    path = Path(from_home(path))
     if CheckpointStore(path).steps():
         return path, None
     if path.is_dir():

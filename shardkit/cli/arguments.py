@@ -4,6 +4,8 @@ from argparse import ArgumentParser, ArgumentTypeError
 from math import inf
 
 from ..checkpoint.choice import BEST, NEWEST
+from ..errors import ConfigurationError
+from ..files.home import from_home
 
 
 def add_averaged(parser: ArgumentParser) -> None:
@@ -41,10 +43,19 @@ def add_trust(parser: ArgumentParser) -> None:
         "--trust",
         action="append",
         default=[],
+        type=local_path,
         metavar="PATH",
         help="file or folder whose code may run if the run folder names it as its task; may be "
         "given again",
     )
+
+
+def local_path(text: str) -> str:
+    """Return a path; ~ is the home folder. Errors: ArgumentTypeError."""
+    try:
+        return from_home(text)
+    except ConfigurationError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def count(text: str) -> int:

@@ -11,12 +11,13 @@ from ..errors import ConfigurationError
 from ..files.shown import shown
 from ..files.trust import Trust
 from ..files.writing import write_whole
+from ..plain import plain
 from ..task.task import Task
 from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
-from .arguments import add_averaged, add_checkpoint, add_trust
+from .arguments import add_averaged, add_checkpoint, add_trust, local_path
 from .job import job, mpi_backend
 from .settings import parsed, texts_of, trust_in
 
@@ -24,8 +25,10 @@ from .settings import parsed, texts_of, trust_in
 def add_commands(commands) -> None:
     """Add the parsers of both commands."""
     both = argparse.ArgumentParser(add_help=False)
-    both.add_argument("path", help="run folder")
-    both.add_argument("--data", metavar="PATH", help="source; default: what the run held out")
+    both.add_argument("path", type=local_path, help="run folder")
+    both.add_argument(
+        "--data", type=local_path, metavar="PATH", help="source; default: what the run held out"
+    )
     add_checkpoint(both)
     add_averaged(both)
     add_trust(both)
@@ -38,7 +41,9 @@ def add_commands(commands) -> None:
         description="Measure loss and metrics of a checkpoint of a run:\n"
         "  mpiexec -n 4 shardkit evaluate RUN --data test.h5 [--mesh.pipeline=2 ...]",
     )
-    measure.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    measure.add_argument(
+        "--json", type=local_path, metavar="FILE", help="also write the figures to this file"
+    )
     measure.set_defaults(run=_evaluate, takes_settings=True)
     write = commands.add_parser(
         "predict",
@@ -49,7 +54,9 @@ def add_commands(commands) -> None:
         description="Write the predictions of a checkpoint of a run, in the order of the "
         "rows:\n  mpiexec -n 4 shardkit predict RUN --data new.h5 --output out.h5",
     )
-    write.add_argument("--output", metavar="FILE", required=True, help="HDF5 file to write")
+    write.add_argument(
+        "--output", type=local_path, metavar="FILE", required=True, help="HDF5 file to write"
+    )
     write.set_defaults(run=_predict, takes_settings=True)
 
 
@@ -87,7 +94,7 @@ def _as_json(figures) -> str:
     """Return the figures as JSON, which has no NaN: null in its place."""
     metrics = {name: _or_none(value) for name, value in figures.metrics.items()}
     content = {**asdict(figures), "loss": _or_none(figures.loss), "metrics": metrics}
-    return json.dumps(content, indent=1) + "\n"
+    return json.dumps(plain(content), indent=1) + "\n"
 
 
 def _or_none(value: float) -> float | None:

@@ -22,7 +22,7 @@ from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
 from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
-from .arguments import add_averaged, add_checkpoint, count
+from .arguments import add_averaged, add_checkpoint, count, local_path
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -47,12 +47,16 @@ def add_commands(commands) -> None:
         "A text depends on its prompt and its seed, not on the ranks.",
     )
     generate.add_argument(
-        "path", help="run folder, checkpoint, folder of checkpoints, or folder of transformers"
+        "path",
+        type=local_path,
+        help="run folder, checkpoint, folder of checkpoints, or folder of transformers",
     )
     generate.add_argument(
         "--prompt", action="append", help="text to continue, may be given again; default: 'def '"
     )
-    generate.add_argument("--prompt-file", metavar="FILE", help="a prompt in each line")
+    generate.add_argument(
+        "--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line"
+    )
     generate.add_argument(
         "--tokens", type=int, default=200, help="most tokens to add; default: %(default)s"
     )
@@ -73,7 +77,10 @@ def add_commands(commands) -> None:
         "--seed", type=int, default=0, help="of the first prompt; default: %(default)s"
     )
     generate.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer.json, where none is beside the weights"
+        "--tokenizer",
+        type=local_path,
+        metavar="PATH",
+        help="tokenizer.json, where none is beside the weights",
     )
     generate.add_argument(
         "--numbers",

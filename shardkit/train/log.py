@@ -17,6 +17,7 @@ from ..errors import FileError, InputError
 from ..files.notes import Notes, Screen, tell
 from ..files.reading import bytes_of, opened, wanted, wanted_count
 from ..files.shown import shown
+from ..plain import plain
 from .terminal import console_of
 
 _MOST_BYTES = 1 << 30
@@ -113,7 +114,7 @@ class Reporter:
         """
         values = {
             name: value
-            for name, value in {**values, "time": round(time.time(), 3)}.items()
+            for name, value in {**plain(values), "time": round(time.time(), 3)}.items()
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:

@@ -261,6 +261,7 @@ class TrainingRun:
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
             tracing = Tracing(run)
         self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
+        self.model.checkpoints.check()
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model)

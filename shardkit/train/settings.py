@@ -44,7 +44,10 @@ class Run:
         made_absolute=absolute_task,
     )
     folder: str = setting(
-        "runs/run", "folder of checkpoints, metrics and the index of the data", is_common=True
+        "runs/run",
+        "folder of checkpoints, metrics and the index of the data",
+        is_common=True,
+        is_place=True,
     )
     steps: int = setting(
         300,

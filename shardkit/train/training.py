@@ -29,6 +29,7 @@ from ..comm.mpi.backend import MPICommunicationBackend
 from ..comm.same import check_same, facts_of
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, StopVoted
+from ..files.home import from_home
 from ..files.notes import settle_output
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
@@ -87,7 +88,7 @@ class Training:
         callbacks: Iterable[Callback] = (),
         backend: CommunicationBackend | None = None,
     ) -> None:
-        self._given = {"run.folder": str(folder), "run.task": SCRIPT, **(settings or {})}
+        self._given = {"run.folder": os.fspath(folder), "run.task": SCRIPT, **(settings or {})}
         self._callbacks = tuple(callbacks)
         self._backend = backend
         self._run: TrainingRun | None = None
@@ -177,7 +178,7 @@ class Training:
 
     @property
     def _folder(self) -> Path:
-        return Path(self._given["run.folder"])
+        return Path(from_home(self._given["run.folder"]))
 
     def _settings(self, resume: bool) -> RunConfiguration:
         if not resume:
@@ -240,7 +241,7 @@ class Training:
         """
         run = self._trained(checkpoint)
         with collectively(run.backend):
-            path = Path(output)
+            path = Path(from_home(output))
             check_output(path)
         check_same(run.backend, facts_of({"output": str(path)}))
         return predict(run, _samples_of(run, data, has_targets=False), path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...checkpoint.background import PendingCheckpoint, Saver
 from ...checkpoint.choice import Taken, Which, checked_choice
 from ...checkpoint.fit import Fit, Wanted
-from ...checkpoint.format.description import state_since
+from ...checkpoint.format.description import state_since, storable
 from ...checkpoint.image import load_image, make_image
 from ...checkpoint.load import Checkpoint
 from ...checkpoint.pretrained.folder import TransformersFolder
@@ -24,6 +24,7 @@ from ...checkpoint.store import CheckpointStore
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same, facts_of
 from ...errors import CheckpointError
+from ...files.home import from_home
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.module import configuration_of
@@ -98,6 +99,13 @@ class Checkpoints:
         copies = self._engine.device.copies
         return CheckpointStore(path, copies=copies, companions=self.companions)
 
+    def check(self) -> None:
+        """Raise CheckpointError, on all ranks, unless what a checkpoint says of the model can be
+        stored. Collective.
+        """
+        with collectively(self.world):
+            storable(self.describe())
+
     def describe(self, data_position: dict | None = None, validation: dict | None = None) -> dict:
         """Return what a checkpoint stores beside the tensors. No communication."""
         engine, state = self._engine, self._engine.state
@@ -137,7 +145,8 @@ class Checkpoints:
             if not isinstance(path, (str, os.PathLike)):
                 raise TypeError(f"path = {path!r}; wanted the path of a folder")
         check_same(self.world, facts_of({"path": os.fspath(path), **others}))
-        return Path(path)
+        with collectively(self.world):
+            return Path(from_home(path))
 
     # ---- reading ---------------------------------------------------------------------------------
 
