@@ -20,7 +20,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from .arguments import is_integer, is_number, nearest, require
 from .errors import ConfigurationError, InputError
-from .files.home import from_home
+from .files.paths import spelled_out, usable_path
 from .files.reading import read_toml as read_tables
 from .plain import plain
 
@@ -116,9 +116,9 @@ def check_fields(settings) -> None:
             require(_is_valid(value, field), field.name, value, _wanted(field))
 
 
-def _from_home(value):
+def _usable(value):
     """Return a path, or several, from the root where they begin with ~."""
-    return list(map(from_home, value)) if isinstance(value, (list, tuple)) else from_home(value)
+    return list(map(usable_path, value)) if isinstance(value, (list, tuple)) else usable_path(value)
 
 
 def _from_file(name: str, value, field):
@@ -127,7 +127,7 @@ def _from_file(name: str, value, field):
     spelled = field.metadata.get("spelled", {})
     value = plain(value)
     if PATHS & field.metadata.keys():
-        value = _from_home(value)
+        value = _usable(value)
     sequence = next((kind for kind in kinds if get_origin(kind) is tuple), None)
     meant = value
     if isinstance(value, str) and value in spelled:
@@ -213,6 +213,8 @@ class Sections:
         Errors: ConfigurationError on a list that is none.
         """
         kinds = _kinds(cls.key(name))
+        if not PATHS & cls.key(name).metadata.keys():
+            text = spelled_out(text)
         if text.startswith("[") and any(get_origin(kind) is tuple for kind in kinds):
             try:
                 return json.loads(text)

@@ -8,7 +8,7 @@ from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
-from ..files.home import from_home
+from ..files.paths import usable_path
 from .choice import NEWEST, Taken, Which, checked_choice
 from .find import find_chosen
 from .fit import Fit, Wanted
@@ -26,7 +26,7 @@ def find_model(
     returns  it, why newer or better checkpoints were passed over, and which one it is
     Errors: FileNotFoundError, PermissionError, CheckpointError.
     """
-    path, which = from_home(path), checked_choice(which)
+    path, which = usable_path(path), checked_choice(which)
     if is_transformers_folder(path):
         _check_not_chosen(path, which)
         return TransformersFolder(path), [], Taken()

@@ -24,8 +24,8 @@ from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError, ConfigurationError
-from ..files.home import from_home
 from ..files.ownership import Ownership
+from ..files.paths import usable_path
 from ..files.removing import TEMPORARY, few, remove_file, remove_folder
 from ..files.writing import give_name, whole_file
 from .choice import NEWEST, Chosen, Taken, Which, choose, step_of
@@ -48,7 +48,7 @@ def locate(path) -> tuple[Path, str | None]:
            folder
     The name is None if the newest valid one is meant.
     """
-    path = Path(from_home(path))
+    path = Path(usable_path(path))
     if CheckpointStore(path).steps():
         return path, None
     if path.is_dir():

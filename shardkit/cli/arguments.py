@@ -5,7 +5,7 @@ from math import inf
 
 from ..checkpoint.choice import BEST, NEWEST
 from ..errors import ConfigurationError
-from ..files.home import from_home
+from ..files.paths import usable_path
 
 
 def add_averaged(parser: ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_trust(parser: ArgumentParser) -> None:
 def local_path(text: str) -> str:
     """Return a path; ~ is the home folder. Errors: ArgumentTypeError."""
     try:
-        return from_home(text)
+        return usable_path(text)
     except ConfigurationError as error:
         raise ArgumentTypeError(str(error)) from None
 

@@ -12,6 +12,7 @@ from ..comm.failure.agreement import collectively
 from ..data.tokenizer import open_tokenizer, tokenizer_of
 from ..errors import ConfigurationError
 from ..files.notes import tell
+from ..files.paths import spelled_out
 from ..files.shown import shown
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
@@ -52,7 +53,10 @@ def add_commands(commands) -> None:
         help="run folder, checkpoint, folder of checkpoints, or folder of transformers",
     )
     generate.add_argument(
-        "--prompt", action="append", help="text to continue, may be given again; default: 'def '"
+        "--prompt",
+        action="append",
+        type=spelled_out,
+        help="text to continue, may be given again; default: 'def '",
     )
     generate.add_argument(
         "--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line"
@@ -71,7 +75,11 @@ def add_commands(commands) -> None:
         "--top-p", type=float, help="draw among the likeliest tokens of this probability together"
     )
     generate.add_argument(
-        "--stop", action="append", default=[], help="text that ends a text, may be given again"
+        "--stop",
+        action="append",
+        default=[],
+        type=spelled_out,
+        help="text that ends a text, may be given again",
     )
     generate.add_argument(
         "--seed", type=int, default=0, help="of the first prompt; default: %(default)s"

@@ -10,6 +10,7 @@ from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
 from ..environment import share_tokenizer_threads
 from ..files.notes import Screen
+from ..files.paths import spelled_out
 from ..train.log import duration_text
 from .arguments import count, local_path, seconds
 from .job import job, mpi_backend
@@ -56,6 +57,7 @@ def add_commands(commands) -> None:
     )
     prepare.add_argument(
         "--field",
+        type=spelled_out,
         metavar="NAME",
         help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
     )

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import ConfigurationError
-from .home import from_home
+from .paths import usable_path
 
 _SOURCE = ".py"
 LIBRARIES = (  # that shardkit imports where they are installed
@@ -59,7 +59,7 @@ class Trust:
                     "a folder, or a list of these"
                 )
         paths = [
-            Path(from_home(one)).resolve() for one in each if isinstance(one, (str, os.PathLike))
+            Path(usable_path(one)).resolve() for one in each if isinstance(one, (str, os.PathLike))
         ]
         for path in paths:
             if not (path.is_dir() or path.is_file() and path.suffix == _SOURCE):

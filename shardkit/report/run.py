@@ -159,14 +159,13 @@ def named_checkpoints(folder, records: list[dict]) -> dict[str, dict | None]:
     places = stored_places(Path(folder))
     best, newest = best_among(places), newest_among(places)
     return {
-        BEST: best and {"step": best.step, "loss": best.loss, "folder": str(best.folder)},
-        NEWEST: newest and _newest(newest, losses),
+        BEST: None if best is None else _named(best.folder, best.loss),
+        NEWEST: None if newest is None else _named(newest, losses.get(step_of(newest))),
     }
 
 
-def _newest(folder: Path, losses: dict[int, float]) -> dict:
-    step = step_of(folder)
-    return {"step": step, "loss": losses.get(step), "folder": str(folder)}
+def _named(folder: Path, loss: float | None) -> dict:
+    return {"step": step_of(folder), "loss": loss, "folder": str(folder)}
 
 
 def _memory(records, path: Path) -> dict | None:

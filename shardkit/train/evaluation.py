@@ -19,7 +19,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
-from ..files.home import from_home
+from ..files.paths import usable_path
 from ..files.trust import Trust
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
@@ -111,7 +111,7 @@ class TrainedRun:
             if path is None:
                 found = self.task.samples(VALIDATION)
             else:
-                found = self.task.samples_of(from_home(path), has_targets=has_targets)
+                found = self.task.samples_of(usable_path(path), has_targets=has_targets)
             if not len(found):
                 raise ConfigurationError(f"{path} has no samples; wanted one or more")
         return found

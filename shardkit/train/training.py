@@ -29,8 +29,8 @@ from ..comm.mpi.backend import MPICommunicationBackend
 from ..comm.same import check_same, facts_of
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, StopVoted
-from ..files.home import from_home
 from ..files.notes import settle_output
+from ..files.paths import usable_path
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
@@ -178,7 +178,7 @@ class Training:
 
     @property
     def _folder(self) -> Path:
-        return Path(from_home(self._given["run.folder"]))
+        return Path(usable_path(self._given["run.folder"]))
 
     def _settings(self, resume: bool) -> RunConfiguration:
         if not resume:
@@ -241,7 +241,7 @@ class Training:
         """
         run = self._trained(checkpoint)
         with collectively(run.backend):
-            path = Path(from_home(output))
+            path = Path(usable_path(output))
             check_output(path)
         check_same(run.backend, facts_of({"output": str(path)}))
         return predict(run, _samples_of(run, data, has_targets=False), path)

@@ -24,7 +24,7 @@ from ...checkpoint.store import CheckpointStore
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same, facts_of
 from ...errors import CheckpointError
-from ...files.home import from_home
+from ...files.paths import usable_path
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.module import configuration_of
@@ -146,7 +146,7 @@ class Checkpoints:
                 raise TypeError(f"path = {path!r}; wanted the path of a folder")
         check_same(self.world, facts_of({"path": os.fspath(path), **others}))
         with collectively(self.world):
-            return Path(from_home(path))
+            return Path(usable_path(path))
 
     # ---- reading ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy
 from ...checkpoint.find import find_description
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
-from ...files.home import from_home
+from ...files.paths import usable_path
 from ...tree import leaves
 from .optimization import SETS, OptimizationInputData
 from .sharded_model import ShardedModel
@@ -56,7 +56,7 @@ class Journal:
 
     def __init__(self, folder, model: ShardedModel, given: OptimizationInputData):
         with collectively(model.mesh.world):
-            self.folder = Path(from_home(folder))
+            self.folder = Path(usable_path(folder))
         self._model = model
         with collectively(model.mesh.world):
             self._outline = _outline_of(given)

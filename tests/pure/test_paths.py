@@ -11,7 +11,7 @@ from shardkit.cli import make_parser
 from shardkit.cli.arguments import local_path
 from shardkit.cli.settings import Given, trust_in
 from shardkit.errors import ConfigurationError
-from shardkit.files.home import from_home
+from shardkit.files.paths import usable_path
 from shardkit.settings import PATHS
 from shardkit.task.load import BUILT_IN, absolute_task, load_task
 from shardkit.train.settings import configuration_of
@@ -32,13 +32,13 @@ def home(tmp_path, monkeypatch):
 
 
 def test_only_a_path_that_begins_with_it_is_changed(home):
-    assert from_home("~/a") == str(home / "a") and from_home("~") == str(home)
-    assert from_home(Path("~/a")) == home / "a" and isinstance(from_home(Path("~/a")), Path)
-    assert from_home("~root/a").endswith("/a") and not from_home("~root/a").startswith("~")
+    assert usable_path("~/a") == str(home / "a") and usable_path("~") == str(home)
+    assert usable_path(Path("~/a")) == home / "a" and isinstance(usable_path(Path("~/a")), Path)
+    assert usable_path("~root/a").endswith("/a") and not usable_path("~root/a").startswith("~")
     for same in ("a/~", "./~", "$HOME/a", "a~", "", None, 3, b"~", Path("a~")):
-        assert from_home(same) is same
+        assert usable_path(same) is same
     with pytest.raises(ConfigurationError, match="the home folder ~nobody.here is not known"):
-        from_home("~nobody.here/a")
+        usable_path("~nobody.here/a")
 
 
 def test_every_option_that_names_a_file_takes_it():
