@@ -193,7 +193,7 @@ def test_a_run_does_all_that_it_does_everywhere(given, usual, tmp_path, name):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("options", ["-O", "-OO"])
 def test_suites_hold_without_asserts_and_docstrings(options):
-    names = "test_plain test_paths test_optim test_order test_stop_clock test_layers"
+    names = "test_plain test_paths test_order test_stop_clock test_layers test_reading"
     root = Path(__file__).parents[2]
     files = [f"tests/pure/{name}.py" for name in names.split()]
     words = [sys.executable, options, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
