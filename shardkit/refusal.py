@@ -14,6 +14,7 @@ from contextvars import ContextVar
 
 from .environment import launched_ranks
 from .errors import ConfigurationError
+from .plain import unboxed
 
 _PACKAGE = os.path.dirname(__file__)
 _num_ranks: ContextVar[int | None] = ContextVar("shardkit_num_ranks", default=None)
@@ -26,10 +27,15 @@ def run_beside(num_ranks: int) -> None:
 
 def check_made(value, check: Callable[[], None], num_ranks: int | None = None) -> None:
     """Check a value that has been made; among several ranks its error waits for check_usable().
+    Numbers and text in it become Python's own first, so that they can be stored (plain.py).
 
     num_ranks   that will use it together; None: those of this program
     Errors, with one rank: those of the check, and of the values that this one holds.
     """
+    for name, own in vars(value).items():
+        meant = _unboxed(own)
+        if meant is not own:
+            object.__setattr__(value, name, meant)
     try:
         check_usable(*vars(value).values())
         check()
@@ -39,6 +45,13 @@ def check_made(value, check: Callable[[], None], num_ranks: int | None = None) -
         if not hasattr(error, "__notes__"):  # else a value that this one holds has said where
             error.add_note(f"{type(value).__name__} was made at {_place()}")
         object.__setattr__(value, "refusal", error)
+
+
+def _unboxed(own):
+    if type(own) is dict:
+        changed = {name: unboxed(each) for name, each in own.items()}
+        return changed if any(changed[name] is not own[name] for name in own) else own
+    return unboxed(own)
 
 
 def check_usable(*values) -> None:

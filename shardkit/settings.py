@@ -20,8 +20,11 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from .arguments import is_integer, is_number, nearest, require
 from .errors import ConfigurationError, InputError
+from .files.paths import spelled_out, usable_path
 from .files.reading import read_toml as read_tables
+from .plain import plain
 
+PATHS = {"is_path", "is_place", "made_absolute"}  # rules of settings that may begin with ~
 _WANTED = {NoneType: "None", bool: "True or False", int: "an integer", float: "a finite number"}
 
 
@@ -35,7 +38,7 @@ def setting(default, text: str, unit: str = "", **rules):
     holds      function (value) -> bool, a further condition on what is not None; wanted says what
     spelled    {spelling in files: value}
     is_common  --help lists it among the first
-    is_path    relative paths are made absolute when a run starts
+    is_path    relative paths are made absolute when a run starts; is_place: they stay relative
     fixed      why a run keeps it from its start to its end; see `fixed`
     at_resume  what another value does in a run that goes on, which says it then; the value is
                stored in checkpoints
@@ -115,10 +118,18 @@ def check_fields(settings) -> None:
             require(_is_valid(value, field), field.name, value, _wanted(field))
 
 
+def _usable(value):
+    """Return a path, or several, from the root where they begin with ~."""
+    return list(map(usable_path, value)) if isinstance(value, (list, tuple)) else usable_path(value)
+
+
 def _from_file(name: str, value, field):
     """Return a value of a file as Python has it. Errors: ConfigurationError."""
     kinds = _kinds(field)
     spelled = field.metadata.get("spelled", {})
+    value = plain(value)
+    if PATHS & field.metadata.keys():
+        value = _usable(value)
     sequence = next((kind for kind in kinds if get_origin(kind) is tuple), None)
     meant = value
     if isinstance(value, str) and value in spelled:
@@ -164,6 +175,13 @@ def as_section(cls: type) -> type:
             raise ConfigurationError(
                 f"{cls.__name__}.{field.name} has no default; give it one, such as None"
             )
+        default = plain(field.default)
+        require(
+            not isinstance(default, float) or is_number(default),
+            f"{cls.__name__}.{field.name}",
+            default,
+            "a finite number as the default, which files can hold, or None",
+        )
     return made
 
 
@@ -197,6 +215,8 @@ class Sections:
         Errors: ConfigurationError on a list that is none.
         """
         kinds = _kinds(cls.key(name))
+        if not PATHS & cls.key(name).metadata.keys():
+            text = spelled_out(text)
         if text.startswith("[") and any(get_origin(kind) is tuple for kind in kinds):
             try:
                 return json.loads(text)
@@ -243,7 +263,7 @@ class Sections:
 
     def to_dict(self) -> dict:
         """Return {section: {key: value}}, which JSON can hold."""
-        return dataclasses.asdict(self)
+        return plain(dataclasses.asdict(self))
 
     def value(self, name: str):
         """Return the value of "section.key"."""
@@ -274,7 +294,7 @@ class Sections:
 
 def _help_line(name: str, field) -> str:
     rules = field.metadata
-    shown = f"{json.dumps(field.default)} {rules.get('unit', '')}".rstrip()
+    shown = f"{json.dumps(plain(field.default))} {rules.get('unit', '')}".rstrip()
     default = "none" if field.default is None else shown
     names = (*rules.get("among", rules.get("known", ())), *rules.get("spelled", ()))
     choices = f" ({' | '.join(names)})" if names else ""
@@ -297,9 +317,7 @@ def _toml(value) -> str:
     """Return a value as TOML has it; "none" for what is left open."""
     if value is None:
         return '"none"'
-    if isinstance(value, tuple):
-        value = list(value)
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value), ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
 def read_toml(path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def described(step=1, **changes):
 
 def plain_gpt(path):
     """Return the unsharded GPT of what is found at this path, with its weights."""
-    checkpoint, _ = find_model(path)
+    checkpoint, *_ = find_model(path)
     model = gpt_of(checkpoint, "is compared")
     for name, parameter in model.named_parameters().items():
         parameter.array = checkpoint.read_whole(f"model/{name}")

@@ -5,23 +5,52 @@
     find_description             --- CheckpointStore.newest_complete -/
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from ..comm.threads.backend import run_ranks
 from ..errors import CheckpointError
+from .choice import NEWEST, Taken, Validated, Which, best_of, step_of
 from .format.files import read_whole
 from .format.manifest import MANIFEST_NAME, MOST_BYTES, parse_object
 from .load import Checkpoint
-from .store import CheckpointStore, locate
+from .store import CheckpointStore, locate, store_at, taken_from
 
 
-def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
+def find_checkpoint(path, which: Which = NEWEST) -> tuple[Checkpoint, list[str]]:
     """Find the checkpoint at this path, or the newest valid one in a folder of them.
 
     path     a checkpoint, a folder of checkpoints or a run folder
+    which    of several, see choice.py
     returns  the checkpoint, whose checksums hold, and why newer ones were passed over
     Errors: FileNotFoundError, PermissionError, CheckpointError.
     """
-    store = CheckpointStore(*locate(path))
-    return run_ranks(1, store.newest_valid)[0], store.skipped
+    checkpoint, skipped, _ = find_chosen(path, which)
+    return checkpoint, skipped
+
+
+def find_chosen(path, which: Which) -> tuple[Checkpoint, list[str], Taken]:
+    """Return find_checkpoint(), and which of several it is."""
+    store = store_at(path, which=which)
+    checkpoint = run_ranks(1, store.newest_valid)[0]
+    return checkpoint, store.skipped, taken_from(store, checkpoint)
+
+
+def best_among(places: Sequence[Path], most_steps: int | None = None) -> Validated | None:
+    """Return the best of the finished checkpoints in these folders; None if none was validated.
+
+    most_steps   later ones do not count; None: all do
+    """
+    return best_of(_finished(places), most_steps)
+
+
+def newest_among(places: Sequence[Path]) -> Path | None:
+    """Return the newest of the finished checkpoints in these folders, valid or not."""
+    return max(_finished(places), key=step_of, default=None)
+
+
+def _finished(places: Sequence[Path]) -> list[Path]:
+    return [path for place in places for path in CheckpointStore(place).steps()]
 
 
 def find_description(path) -> Checkpoint:

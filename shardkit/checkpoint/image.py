@@ -24,7 +24,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
 from .fit import Fit, Wanted
-from .format.description import check_description, check_storable
+from .format.description import check_description, storable
 from .format.files import as_text, crc32
 from .format.hdf5 import write_image
 from .format.manifest import UNSEALED, check_seal, checked_shape, parse_object
@@ -50,7 +50,7 @@ def make_image(
     gathered = backend.gather_object(own, 0)
     image = None
     with collectively(backend):
-        check_storable(description)
+        description = storable(description)
         if gathered is not None:
             image = image_of(_assemble(gathered, shapes), description)
     return backend.broadcast_object(image, 0)

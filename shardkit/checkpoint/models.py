@@ -11,6 +11,7 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import CheckpointError, ConfigurationError
+from ..files.paths import usable_path
 from ..files.trust import Trust
 from ..nn.init import Unread
 from ..nn.models.gpt import GPT
@@ -56,6 +57,7 @@ def from_checkpoint(cls: type[Module], path: FilePath, **changes: Any) -> Module
 
 
 def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
+    path = usable_path(path)
     if not is_transformers_folder(path):
         return find_description(path)
     return TransformersFolder(path, sequence_length=changes.get("sequence_length"))

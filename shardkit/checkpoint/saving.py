@@ -32,7 +32,7 @@ from ..files.removing import FILE, TEMPORARY, remove_folder
 from ..layout.piece import Piece
 from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
-from .format.description import check_description, check_storable
+from .format.description import check_description, storable
 from .format.files import file_bytes, sync, write_arrays
 from .format.hdf5 import INDEX_NAME, lay_out, rank_file_name, write_index
 from .format.manifest import FORMAT, MANIFEST_NAME, VERSION, write_manifest
@@ -62,6 +62,10 @@ class Retention:
     keep: int | None = None
     every: int | None = None
 
+    def spares(self, step: int) -> bool:
+        """Return True if the checkpoint of this step is never deleted."""
+        return self.every is not None and step % self.every == 0
+
     def check(self) -> None:
         """Raise CheckpointError on no count, and on `every` alone, which would do nothing."""
         for name, number in (("keep", self.keep), ("keep_every", self.every)):
@@ -88,11 +92,10 @@ class Saving:
     ):
         self.backend = backend
         self._store = store
-        self._description = description
         self._retention = retention
         with collectively(backend):
-            check_description(description)
-            check_storable(description)
+            self._description = storable(description)
+            check_description(self._description)
             retention.check()
         self.folder = store.folder_of(description["step"])
         self._temporary = self.folder.with_name(self.folder.name + ".tmp")

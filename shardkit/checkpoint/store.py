@@ -25,8 +25,10 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError, ConfigurationError
 from ..files.ownership import Ownership
+from ..files.paths import usable_path
 from ..files.removing import TEMPORARY, few, remove_file, remove_folder
 from ..files.writing import give_name, whole_file
+from .choice import NEWEST, Chosen, Taken, Which, choose, step_of
 from .format.files import make_folder, sync
 from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint, verify_together
@@ -46,7 +48,7 @@ def locate(path) -> tuple[Path, str | None]:
            folder
     The name is None if the newest valid one is meant.
     """
-    path = Path(path)
+    path = Path(usable_path(path))
     if CheckpointStore(path).steps():
         return path, None
     if path.is_dir():
@@ -61,6 +63,7 @@ class CheckpointStore:
 
     name         of the only one that is loaded; None: the newest valid one is
     elsewhere    folders whose checkpoints are looked for too; nothing is written there
+    which        of several is loaded, see choice.py
     copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
     companions   {name: content} of files that every new checkpoint also gets (companions.py)
     """
@@ -73,25 +76,24 @@ class CheckpointStore:
         copies: Copies | None = None,
         companions: dict[str, bytes] | None = None,
         elsewhere: tuple[Path, ...] = (),
+        which: Which = NEWEST,
     ):
         self.folder = Path(folder)
         self._elsewhere = elsewhere
         self.copies = copies or Copies()
         self.companions = companions or {}
         self.skipped: list[str] = []  # why the last search passed over newer ones
-        self._name = name
+        self.chosen: Chosen | None = None  # by the last search
+        self._name, self._which = name, which
 
     @classmethod
-    def found(cls, path, backend: CommunicationBackend, copies: Copies) -> "CheckpointStore":
-        """Return the store that rank 0 finds at this path (see locate). Collective.
-
-        path   or a tuple of folders of checkpoints
-        """
-        if isinstance(path, tuple):
-            return cls(path[0], copies=copies, elsewhere=tuple(map(Path, path[1:])))
+    def found(cls, path, backend: CommunicationBackend, **how) -> "CheckpointStore":
+        """Return the store that rank 0 finds, as store_at(). Collective."""
         with collectively(backend):
-            place = locate(path) if backend.rank == 0 else None
-        return cls(*backend.broadcast_object(place, 0), copies=copies)
+            found = store_at(path, **how) if backend.rank == 0 else None
+        place = None if found is None else (found.folder, found._name, found._elsewhere)
+        folder, name, elsewhere = backend.broadcast_object(place, 0)
+        return cls(folder, name, elsewhere=elsewhere, **how)
 
     def folder_of(self, step: int) -> Path:
         """Return where the checkpoint of this step is."""
@@ -111,9 +113,9 @@ class CheckpointStore:
 
     def _found(self) -> dict[tuple[int, int], Path]:
         """Return all folders that a loader may look at, by step and how good they are."""
-        found = {(_step(path), 3): path for path in self._named(_STEP)}
+        found = {(step_of(path), 3): path for path in self._named(_STEP)}
         for aside in self._named(_ASIDE):
-            step = _step(aside)
+            step = step_of(aside)
             found[step, 1] = aside
             complete = aside.with_suffix(".tmp")
             if (step, 3) not in found and complete.is_dir():
@@ -227,18 +229,19 @@ class CheckpointStore:
 
         Only what is older than `newest`, which was just written and compared, is looked at. A
         damaged one does not count as one that is kept, so that valid ones are not deleted for it.
-        Those of other models are left alone.
+        Those of other models are left alone, and so is the best one that `newest` names.
         """
         if retention.keep is None:
             return
         num_kept = 1
         new = Checkpoint(newest)
-        older = [folder for folder in self.steps() if _step(folder) < _step(newest)]
+        best = (new.manifest.get("validation") or {}).get("best_step")
+        older = [folder for folder in self.steps() if step_of(folder) < step_of(newest)]
         for folder in reversed(older):
             if num_kept < retention.keep:
                 old = _complete(folder)
                 num_kept += old is not None and _are_of_one_model(old, new)
-            elif retention.every is None or _step(folder) % retention.every:
+            elif step_of(folder) != best and not retention.spares(step_of(folder)):
                 self._delete(folder, new)
 
     def _delete(self, folder: Path, new: Checkpoint) -> None:
@@ -306,8 +309,8 @@ class CheckpointStore:
         if none is valid, or the newest valid one is refused.
         """
         with collectively(backend):
-            found = self.candidates() if backend.rank == 0 else None
-        names, self.skipped = backend.broadcast_object(found, 0)
+            found = self._search() if backend.rank == 0 else None
+        names, self.skipped, self.chosen = backend.broadcast_object(found, 0)
         refused: list[tuple[Checkpoint, CheckpointError]] = []
         for name in names:
             try:
@@ -348,6 +351,24 @@ class CheckpointStore:
         """Return this refusal with the reasons why newer ones were passed over."""
         return CheckpointError("; passed over: ".join([str(refusal), *self.skipped]))
 
+    def _search(self) -> tuple[list[str], list[str], Chosen | None]:
+        """Return the names of those to try, why others are not tried, and what was chosen.
+
+        Errors: as choose(); ConfigurationError if there is one checkpoint and nothing to choose.
+        """
+        names, skipped = self.candidates()
+        if self._name is not None:
+            if self._which not in (None, NEWEST):
+                raise ConfigurationError(
+                    f"{self.folder / self._name} is one checkpoint, so there is none to choose "
+                    f"(checkpoint = {self._which!r}); leave that out, or name the folder around it"
+                )
+            return names, skipped, None
+        folders = {self.folder / name: name for name in names}
+        chosen = choose(self._which, list(folders), str(self.folder))
+        tried = [folders[folder] for folder in chosen.folders]
+        return tried, [*skipped * (chosen.which == NEWEST), *chosen.passed_over], chosen
+
     def candidates(self) -> tuple[list[str], list[str]]:
         """Return the names of those to try, the newest first, and why others are not tried.
 
@@ -387,6 +408,20 @@ class CheckpointStore:
         return [str(path.absolute()) for _, path in found], []
 
 
+def store_at(path, **how) -> CheckpointStore:
+    """Return the store at this path (see locate), or at a tuple of folders of checkpoints."""
+    if isinstance(path, tuple):
+        return CheckpointStore(path[0], elsewhere=tuple(map(Path, path[1:])), **how)
+    return CheckpointStore(*locate(path), **how)
+
+
+def taken_from(store: CheckpointStore, checkpoint: Checkpoint) -> Taken:
+    """Return which one the last search took."""
+    if store.chosen is None:
+        return Taken()
+    return store.chosen.taken(checkpoint.folder, checkpoint.manifest)
+
+
 def warn_of_skipped(checkpoint: Any, skipped: list[str]) -> None:
     """Warn the caller's caller if newer checkpoints were passed over."""
     if skipped:
@@ -404,10 +439,6 @@ def _refusal(
     except CheckpointError as error:
         return error
     return None
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
 def _complete(folder: Path) -> Checkpoint | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import CheckpointError, ShardkitError
+from ..files.notes import tell
 from ..files.trust import Trust
 from ..nn import models
 from ..nn.building import at_most
@@ -24,6 +25,7 @@ from ..nn.features import input_features
 from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
 from .attributes import parts_of, take_attributes, warn_of_attributes
+from .choice import Which, checked_choice
 from .format.values import lost_in, text_of
 from .image import read_image
 from .names import CodeNames
@@ -50,6 +52,7 @@ def load(
     *,
     averaged: bool = False,
     trust: Any = None,
+    checkpoint: str | int | None = None,
 ) -> Module:
     """Return the model of a checkpoint with its weights, on this process. No communication.
 
@@ -65,6 +68,10 @@ def load(
     trust
         Whose code may run, beside shardkit's classes and those that this program has imported: a
         class, a module, the path of a .py file or of a folder, or a list of these.
+    checkpoint
+        Of several: "newest"; "best", whose validation had the lowest loss; a step; None: the best
+        where the run had a patience, else the newest. A line on standard error says when that is
+        not the newest.
 
     Raises
     ------
@@ -77,7 +84,7 @@ def load(
         shapes or dtypes than are stored.
     """
     allowed = Trust.of(trust)
-    where, description, shapes, read = _opened(source)
+    where, description, shapes, read = _opened(source, checked_choice(checkpoint))
     described = description["model"]
     path = _stored_path(described)
     names = CodeNames(where, allowed, path.partition(":")[0].partition(".")[0])
@@ -118,13 +125,15 @@ def load(
     return model
 
 
-def _opened(source) -> tuple[str, dict, dict, Callable]:
+def _opened(source, which: Which) -> tuple[str, dict, dict, Callable]:
     """Return (name for messages, description, {tensor: shape}, function tensor -> values)."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         tensors, description = read_image(source)
         shapes = {tensor: array.shape for tensor, array in tensors.items()}
         return "the image", description, shapes, tensors.__getitem__
-    checkpoint, _ = find_model(source)
+    checkpoint, _, taken = find_model(source, which)
+    if which is None and not taken.is_newest:
+        tell(f"{taken.text} is loaded; checkpoint= takes another one")
     return str(checkpoint.folder), checkpoint.manifest, checkpoint.shapes, checkpoint.read_whole
 
 

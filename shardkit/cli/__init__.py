@@ -1,8 +1,4 @@
-"""The command line: `shardkit <command>`, also `python -m shardkit <command>`.
-
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint (`train
---resume` goes on), 130 ended by Ctrl-C.
-"""
+"""The command line: `shardkit <command>`, also `python -m shardkit <command>`."""
 
 import argparse
 import os
@@ -44,6 +40,8 @@ _GROUPS = (
     report,
 )
 _FIRST_MESSAGE_SECONDS = 1.0
+_EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a
+checkpoint (`train --resume` goes on), 130 ended by Ctrl-C."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,7 +102,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict]:
     parser = argparse.ArgumentParser(
         prog="shardkit",
         description="Sharded training as an ordinary MPI job.",
-        epilog=__doc__.partition("\n\n")[2],
+        epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")

@@ -3,6 +3,10 @@
 from argparse import ArgumentParser, ArgumentTypeError
 from math import inf
 
+from ..checkpoint.choice import BEST, NEWEST
+from ..errors import ConfigurationError
+from ..files.paths import usable_path
+
 
 def add_averaged(parser: ArgumentParser) -> None:
     """Add the option --averaged to a command that reads weights."""
@@ -13,16 +17,45 @@ def add_averaged(parser: ArgumentParser) -> None:
     )
 
 
+def add_checkpoint(parser: ArgumentParser) -> None:
+    """Add the option --checkpoint to a command that reads one of the checkpoints of a run."""
+    parser.add_argument(
+        "--checkpoint",
+        type=_choice,
+        metavar="best|newest|STEP",
+        help="which checkpoint: of the lowest validation loss, the newest, or of a step; default: "
+        "the best where run.patience is set, else the newest",
+    )
+
+
+def _choice(text: str) -> str | int:
+    """Return which checkpoint is meant. Errors: ArgumentTypeError."""
+    if text.isdecimal():
+        return int(text)
+    if text not in (BEST, NEWEST):
+        raise ArgumentTypeError(f"{text!r}; wanted {BEST}, {NEWEST}, or a step such as 300")
+    return text
+
+
 def add_trust(parser: ArgumentParser) -> None:
     """Add the option --trust to a command that runs the task of a run folder."""
     parser.add_argument(
         "--trust",
         action="append",
         default=[],
+        type=local_path,
         metavar="PATH",
         help="file or folder whose code may run if the run folder names it as its task; may be "
         "given again",
     )
+
+
+def local_path(text: str) -> str:
+    """Return a path; ~ is the home folder. Errors: ArgumentTypeError."""
+    try:
+        return usable_path(text)
+    except ConfigurationError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def count(text: str) -> int:

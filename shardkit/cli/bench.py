@@ -8,7 +8,7 @@ from ..errors import ConfigurationError
 from ..plan.measure import hardware_run
 from ..train.bench import bench_run
 from ..train.settings import RunConfiguration
-from .arguments import count
+from .arguments import count, local_path
 from .job import job, mpi_backend
 from .settings import Given, parsed
 
@@ -27,6 +27,7 @@ def add_commands(commands) -> None:
     bench.add_argument(
         "settings",
         nargs="?",
+        type=local_path,
         help="TOML file, as for `shardkit train`; for a file named hardware: ./hardware",
     )
     bench.add_argument(
@@ -35,7 +36,9 @@ def add_commands(commands) -> None:
         default=7,
         help="steps to measure, each also once without the stopwatch; default: %(default)s",
     )
-    bench.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    bench.add_argument(
+        "--json", type=local_path, metavar="FILE", help="also write all figures to this file"
+    )
     bench.set_defaults(run=_bench, takes_settings=True)
     hardware = commands.add_parser(
         "bench hardware",
@@ -47,6 +50,7 @@ def add_commands(commands) -> None:
     )
     hardware.add_argument(
         "--output",
+        type=local_path,
         metavar="FILE",
         default="hardware.toml",
         help="hardware file to write; default: %(default)s",

@@ -8,7 +8,7 @@ from ..checkpoint.tools.convert import from_safetensors, to_adapter, to_safetens
 from ..checkpoint.tools.diff import compare, comparison_text
 from ..errors import ConfigurationError, ShardkitError
 from ..files.shown import shown
-from .arguments import add_averaged, tolerance
+from .arguments import add_averaged, add_checkpoint, local_path, tolerance
 
 _CONVERSIONS = {
     "safetensors": to_safetensors,
@@ -33,6 +33,7 @@ def _add_diff(commands) -> None:
     for name in ("first", "second"):
         diff.add_argument(
             name,
+            type=local_path,
             help="one checkpoint; or a run folder or folder of checkpoints, which stands for its "
             "newest valid checkpoint",
         )
@@ -70,10 +71,13 @@ def _add_convert(commands) -> None:
     )
     convert.add_argument(
         "source",
-        help="one checkpoint, or a run folder or folder of checkpoints (its newest valid "
-        "checkpoint); or the folder that holds config.json and safetensors files",
+        type=local_path,
+        help="one checkpoint, or a run folder or folder of checkpoints; or the folder that holds "
+        "config.json and safetensors files",
     )
-    convert.add_argument("target", help="folder to write; it must not hold a model yet")
+    convert.add_argument(
+        "target", type=local_path, help="folder to write; it must not hold a model yet"
+    )
     convert.add_argument(
         "--dtype",
         choices=("float32", "float64"),
@@ -92,6 +96,7 @@ def _add_convert(commands) -> None:
         help="to safetensors: replace a model that was written there of another checkpoint, and "
         "leave one of the same checkpoint as it is",
     )
+    add_checkpoint(convert)
     add_averaged(convert)
     convert.set_defaults(run=_convert, takes_settings=False)
 
@@ -115,9 +120,11 @@ def _diff(known, overrides) -> int:
 
 
 def _convert(known, overrides) -> int:
-    if known.to == "shardkit" and known.averaged:
-        raise ConfigurationError("--averaged is not for --to shardkit; leave it out")
+    for name in ("averaged", "checkpoint"):
+        if known.to == "shardkit" and getattr(known, name) not in (None, False):
+            raise ConfigurationError(f"--{name} is not for --to shardkit; leave it out")
     options = {
+        "checkpoint": known.checkpoint,
         "dtype": known.dtype,
         "sequence_length": known.sequence_length,
         "averaged": known.averaged or None,

@@ -9,6 +9,7 @@ from ..doctor.finding import as_json, as_text, exit_code
 from ..environment import launcher
 from ..errors import CommunicationError
 from ..train.terminal import console_of
+from .arguments import local_path
 from .job import job, mpi_backend
 from .settings import configuration
 
@@ -24,7 +25,10 @@ def add_commands(commands) -> None:
         "to measure.",
     )
     doctor.add_argument(
-        "--folder", default=".", help="folder of the run; default: the current folder"
+        "--folder",
+        type=local_path,
+        default=".",
+        help="folder of the run; default: the current folder",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON for programs")
     doctor.set_defaults(run=_doctor, takes_settings=True)

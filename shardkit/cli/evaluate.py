@@ -12,12 +12,13 @@ from ..errors import ConfigurationError
 from ..files.shown import shown
 from ..files.trust import Trust
 from ..files.writing import write_whole
+from ..plain import plain
 from ..task.task import Task
 from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
-from .arguments import add_averaged, add_trust
+from .arguments import add_averaged, add_checkpoint, add_trust, local_path
 from .job import job, mpi_backend
 from .settings import parsed, texts_of, trust_in
 
@@ -25,8 +26,11 @@ from .settings import parsed, texts_of, trust_in
 def add_commands(commands) -> None:
     """Add the parsers of both commands."""
     both = argparse.ArgumentParser(add_help=False)
-    both.add_argument("path", help="run folder")
-    both.add_argument("--data", metavar="PATH", help="source; default: what the run held out")
+    both.add_argument("path", type=local_path, help="run folder")
+    both.add_argument(
+        "--data", type=local_path, metavar="PATH", help="source; default: what the run held out"
+    )
+    add_checkpoint(both)
     add_averaged(both)
     add_trust(both)
     measure = commands.add_parser(
@@ -35,10 +39,12 @@ def add_commands(commands) -> None:
         help="measure loss and metrics of a run on any data",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure loss and metrics of the newest checkpoint of a run:\n"
+        description="Measure loss and metrics of a checkpoint of a run:\n"
         "  mpiexec -n 4 shardkit evaluate RUN --data test.h5 [--mesh.pipeline=2 ...]",
     )
-    measure.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    measure.add_argument(
+        "--json", type=local_path, metavar="FILE", help="also write the figures to this file"
+    )
     measure.set_defaults(run=_evaluate, takes_settings=True)
     write = commands.add_parser(
         "predict",
@@ -46,15 +52,26 @@ def add_commands(commands) -> None:
         help="write what a run predicts for each row",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Write the predictions of the newest checkpoint of a run, in the order of the "
+        description="Write the predictions of a checkpoint of a run, in the order of the "
         "rows:\n  mpiexec -n 4 shardkit predict RUN --data new.h5 --output out.h5",
     )
-    write.add_argument("--output", metavar="FILE", required=True, help="HDF5 file to write")
+    write.add_argument(
+        "--output", type=local_path, metavar="FILE", required=True, help="HDF5 file to write"
+    )
     write.set_defaults(run=_predict, takes_settings=True)
 
 
 def _trust(known, overrides) -> Trust:
     return trust_in(known.trust, texts_of(overrides).get("run.task"))
+
+
+def _run_of(known, given: dict, trust: Trust, backend) -> TrainedRun:
+    """Return the run at the checkpoint that is asked for, and say which it is. Collective."""
+    how = {"averaged": known.averaged, "trust": trust, "checkpoint": known.checkpoint}
+    run = TrainedRun(Path(known.path), given, backend, **how)
+    if backend.rank == 0:
+        print(shown(run.chosen))
+    return run
 
 
 def _evaluate(known, overrides) -> int:
@@ -63,7 +80,7 @@ def _evaluate(known, overrides) -> int:
         with collectively(backend):
             trust = _trust(known, overrides)
             given = parsed(overrides, configuration_of(task_of_run(Path(known.path), trust)))
-        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
+        run = _run_of(known, given, trust, backend)
         figures = evaluate(run, run.samples(known.data))
         with collectively(backend):
             if backend.rank == 0:
@@ -78,7 +95,7 @@ def _as_json(figures) -> str:
     """Return the figures as JSON, which has no NaN: null in its place."""
     metrics = {name: _or_none(value) for name, value in figures.metrics.items()}
     content = {**asdict(figures), "loss": _or_none(figures.loss), "metrics": metrics}
-    return json.dumps(content, indent=1) + "\n"
+    return json.dumps(plain(content), indent=1) + "\n"
 
 
 def _or_none(value: float) -> float | None:
@@ -105,7 +122,7 @@ def _predict(known, overrides) -> int:
             given = parsed(overrides, configuration_of(task))
             check_output(output)
         check_same(backend, {"--output": repr(str(output.resolve()))})
-        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged, trust=trust)
+        run = _run_of(known, given, trust, backend)
         shapes = predict(run, run.samples(known.data, has_targets=False), output)
         if backend.rank == 0:
             listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

@@ -11,6 +11,8 @@ from ..checkpoint.sources import find_model
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import open_tokenizer, tokenizer_of
 from ..errors import ConfigurationError
+from ..files.notes import tell
+from ..files.paths import spelled_out
 from ..files.shown import shown
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
@@ -21,7 +23,7 @@ from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
 from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
-from .arguments import add_averaged, count
+from .arguments import add_averaged, add_checkpoint, count, local_path
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -46,12 +48,19 @@ def add_commands(commands) -> None:
         "A text depends on its prompt and its seed, not on the ranks.",
     )
     generate.add_argument(
-        "path", help="run folder, checkpoint, folder of checkpoints, or folder of transformers"
+        "path",
+        type=local_path,
+        help="run folder, checkpoint, folder of checkpoints, or folder of transformers",
     )
     generate.add_argument(
-        "--prompt", action="append", help="text to continue, may be given again; default: 'def '"
+        "--prompt",
+        action="append",
+        type=spelled_out,
+        help="text to continue, may be given again; default: 'def '",
     )
-    generate.add_argument("--prompt-file", metavar="FILE", help="a prompt in each line")
+    generate.add_argument(
+        "--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line"
+    )
     generate.add_argument(
         "--tokens", type=int, default=200, help="most tokens to add; default: %(default)s"
     )
@@ -66,13 +75,20 @@ def add_commands(commands) -> None:
         "--top-p", type=float, help="draw among the likeliest tokens of this probability together"
     )
     generate.add_argument(
-        "--stop", action="append", default=[], help="text that ends a text, may be given again"
+        "--stop",
+        action="append",
+        default=[],
+        type=spelled_out,
+        help="text that ends a text, may be given again",
     )
     generate.add_argument(
         "--seed", type=int, default=0, help="of the first prompt; default: %(default)s"
     )
     generate.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer.json, where none is beside the weights"
+        "--tokenizer",
+        type=local_path,
+        metavar="PATH",
+        help="tokenizer.json, where none is beside the weights",
     )
     generate.add_argument(
         "--numbers",
@@ -82,6 +98,7 @@ def add_commands(commands) -> None:
     generate.add_argument(
         "--json", action="store_true", help="print an object of prompt and text in each line"
     )
+    add_checkpoint(generate)
     add_averaged(generate)
     generate.set_defaults(run=_generate, takes_settings=True)
 
@@ -93,11 +110,14 @@ def _generate(known, overrides) -> int:
             prompts = _prompts(known)
             settings = GenerationConfiguration().replace(parsed(overrides, GenerationConfiguration))
             _check_numbers(known)
-            checkpoint, _ = find_model(known.path)
+            checkpoint, _, taken = find_model(known.path, known.checkpoint)
             gpt = gpt_of(checkpoint, "generates text")
             files = checkpoint.companions()
+        if backend.rank == 0 and (known.checkpoint is not None or not taken.is_newest):
+            tell(taken.text)
         model = _sharded(gpt, settings, backend)
-        model.load_model(known.path, only="averaged" if known.averaged else "model")
+        only = "averaged" if known.averaged else "model"
+        model.load_model(known.path, only=only, checkpoint=known.checkpoint)
         how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
         if known.numbers:
             texts = _continued_numbers(model, prompts, known, how)

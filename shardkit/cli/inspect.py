@@ -9,6 +9,7 @@ from ..files.writing import write_whole
 from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
+from .arguments import local_path
 
 
 def add_commands(commands) -> None:
@@ -21,6 +22,7 @@ def add_commands(commands) -> None:
     )
     inspect.add_argument(
         "path",
+        type=local_path,
         help="run folder, folder of checkpoints, or one checkpoint; for folders named schedule or "
         "hang: ./schedule, ./hang",
     )
@@ -34,7 +36,7 @@ def add_commands(commands) -> None:
         help="show what the ranks of a run wait for",
         description="Show what the ranks of a run wait for, or what they did when they were ended.",
     )
-    hang.add_argument("run_folder", metavar="run", help="run folder")
+    hang.add_argument("run_folder", type=local_path, metavar="run", help="run folder")
     hang.set_defaults(run=_inspect_hang, takes_settings=False)
 
 
@@ -62,7 +64,9 @@ def _add_schedule(commands) -> None:
         metavar="N",
         help="stages on each rank; default: as many as the order runs",
     )
-    schedule.add_argument("--svg", metavar="FILE", help="also draw the timeline into this file")
+    schedule.add_argument(
+        "--svg", type=local_path, metavar="FILE", help="also draw the timeline into this file"
+    )
     schedule.set_defaults(run=_inspect_schedule, takes_settings=False)
 
 

@@ -26,7 +26,7 @@ from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
 from ..slurm.planned import script_of_plan
-from .arguments import count, tokens
+from .arguments import count, local_path, tokens
 from .settings import Given, parsed
 
 
@@ -46,10 +46,12 @@ def add_commands(commands) -> None:
     add = plan.add_argument
     add(
         "model",
+        type=local_path,
         help="settings file of `shardkit train`",
     )
     add(
         "cluster",
+        type=local_path,
         help="TOML file (see `shardkit bench hardware`), or the name of one that comes with "
         "shardkit",
     )
@@ -78,8 +80,18 @@ def add_commands(commands) -> None:
         metavar="ROW",
         help="show memory and time of a row part by part, and draw its timeline",
     )
-    add("--svg", metavar="FILE", help="file of that timeline; default: plan-ROW.svg")
-    add("--script", metavar="FILE", help="write a SLURM job script for the best layout")
+    add(
+        "--svg",
+        type=local_path,
+        metavar="FILE",
+        help="file of that timeline; default: plan-ROW.svg",
+    )
+    add(
+        "--script",
+        type=local_path,
+        metavar="FILE",
+        help="write a SLURM job script for the best layout",
+    )
     add("--time", default="24:00:00", help="limit of that job, [D-]HH:MM:SS; default: %(default)s")
     add("--json", action="store_true", help="print JSON for programs")
     plan.set_defaults(run=_plan, takes_settings=True)

@@ -10,8 +10,9 @@ from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
 from ..environment import share_tokenizer_threads
 from ..files.notes import Screen
+from ..files.paths import spelled_out
 from ..train.log import duration_text
-from .arguments import count, seconds
+from .arguments import count, local_path, seconds
 from .job import job, mpi_backend
 
 _TIMEOUT_SECONDS = 120.0  # less than for a step: what is done stays, and work is in small pieces
@@ -32,6 +33,7 @@ def add_commands(commands) -> None:
     prepare.add_argument(
         "inputs",
         nargs="+",
+        type=local_path,
         metavar="INPUT",
         help="files, or folders of files: text (one document each), JSON lines (.jsonl, .ndjson, "
         ".json; a document in each line), Parquet (.parquet; a document in each row)",
@@ -39,6 +41,7 @@ def add_commands(commands) -> None:
     how = prepare.add_mutually_exclusive_group(required=True)
     how.add_argument(
         "--tokenizer",
+        type=local_path,
         metavar="PATH",
         help="a tokenizer.json, a folder that holds one, or the word bytes",
     )
@@ -49,7 +52,9 @@ def add_commands(commands) -> None:
         help="train a byte-level BPE of N tokens on the inputs first; it is written beside the "
         "output as tokenizer.json",
     )
-    prepare.add_argument("--output", required=True, metavar="FILE", help="token file to write")
+    prepare.add_argument(
+        "--output", type=local_path, required=True, metavar="FILE", help="token file to write"
+    )
     prepare.add_argument(
         "--reuse",
         action="store_true",
@@ -58,6 +63,7 @@ def add_commands(commands) -> None:
     )
     prepare.add_argument(
         "--field",
+        type=spelled_out,
         metavar="NAME",
         help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
     )

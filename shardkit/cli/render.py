@@ -4,6 +4,7 @@ import argparse
 
 from ..files.writing import write_whole
 from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
+from .arguments import local_path
 from .settings import configuration
 
 
@@ -20,7 +21,7 @@ def add_commands(commands) -> None:
         "  shardkit render ... -- python my_script.py     (a script with sk.Training)",
     )
     add = parser.add_argument
-    add("settings", nargs="?", help="TOML file, as for `shardkit train`")
+    add("settings", nargs="?", type=local_path, help="TOML file, as for `shardkit train`")
     add("--template", choices=TEMPLATES, required=True, help="template to fill in")
     add("--scheduler", choices=SCHEDULERS, default="slurm", help="default: %(default)s")
     add("--nodes", type=int, default=1, help="nodes of one job; default: %(default)s")
@@ -49,8 +50,13 @@ def add_commands(commands) -> None:
         default=120,
         help="how long before its limit a job is warned; default: %(default)s",
     )
-    add("--env", metavar="FILE", help="settings of the site; default: env.sh beside the templates")
-    add("--output", metavar="FILE", help="file to write; default: standard output")
+    add(
+        "--env",
+        type=local_path,
+        metavar="FILE",
+        help="settings of the site; default: env.sh beside the templates",
+    )
+    add("--output", type=local_path, metavar="FILE", help="file to write; default: standard output")
     parser.set_defaults(run=_render, takes_settings=True, takes_command=True)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from ..files.shown import shown
 from ..files.writing import write_whole
 from ..report import describe_run, page_of, read_run_folder
+from .arguments import local_path
 
 
 def add_commands(commands) -> None:
@@ -15,9 +16,11 @@ def add_commands(commands) -> None:
         description="Write one HTML file with the curves, memory, mesh, timeline and settings of a "
         "run, or of several side by side. It needs no network and no other file.",
     )
-    report.add_argument("path", nargs="+", help="run folder")
+    report.add_argument("path", nargs="+", type=local_path, help="run folder")
     report.add_argument(
-        "--output", help="file to write; default: report.html in the (first) run folder"
+        "--output",
+        type=local_path,
+        help="file to write; default: report.html in the (first) run folder",
     )
     report.set_defaults(run=_report, takes_settings=False)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..files.paths import usable_path
 from ..files.reading import named
 from ..files.trust import Trust, find_also_in
 from ..settings import read_toml
@@ -70,7 +71,7 @@ def trust_in(paths: list[str], task: str | None) -> Trust:
 
     Errors: ConfigurationError if nothing is there.
     """
-    place = (task or "").rpartition(":")[0]
+    place = usable_path(task or "").rpartition(":")[0]
     if place.endswith(".py"):
         return Trust.of([*paths, place])
     if place:

@@ -13,7 +13,7 @@ from ..train.loop import train_run
 from ..train.settings import RunConfiguration
 from ..train.start import StartClock
 from ..train.survivors import SurvivingRun
-from .arguments import add_trust
+from .arguments import add_trust, local_path
 from .job import job, mpi_backend
 from .settings import Given, trust_in
 
@@ -44,6 +44,7 @@ def add_commands(commands) -> None:
     train.add_argument(
         "settings",
         nargs="?",
+        type=local_path,
         help="TOML file with a [section] for each group of the settings below",
     )
     train.add_argument(

@@ -96,7 +96,9 @@ def _file_system(folder: Path) -> str:
     """Return the type of the file system as Linux names it; other kernels do not provide it."""
     table = Path("/proc/mounts")
     mounts = (
-        [line.split()[1:3] for line in table.read_text().splitlines()] if table.is_file() else []
+        [line.split()[1:3] for line in table.read_text("utf-8", "surrogateescape").splitlines()]
+        if table.is_file()
+        else []
     )
     kinds = [
         kind

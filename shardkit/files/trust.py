@@ -22,6 +22,7 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import ConfigurationError
+from .paths import usable_path
 
 _SOURCE = ".py"
 LIBRARIES = (  # that shardkit imports where they are installed
@@ -57,7 +58,9 @@ class Trust:
                     f"trust = {one!r:.100}; wanted a class, a module, the path of a .py file or of "
                     "a folder, or a list of these"
                 )
-        paths = [Path(one).resolve() for one in each if isinstance(one, (str, os.PathLike))]
+        paths = [
+            Path(usable_path(one)).resolve() for one in each if isinstance(one, (str, os.PathLike))
+        ]
         for path in paths:
             if not (path.is_dir() or path.is_file() and path.suffix == _SOURCE):
                 raise ConfigurationError(

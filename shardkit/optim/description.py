@@ -6,6 +6,7 @@
 from dataclasses import fields, is_dataclass
 from math import isfinite
 
+from ..plain import unboxed
 from .rules import Rule
 
 
@@ -27,6 +28,7 @@ def _plain(value):
 
     The text has no addresses, which differ from run to run.
     """
+    value = unboxed(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float) and isfinite(value):

@@ -1,6 +1,7 @@
 """How a model is sharded and trained: the settings of all wings, and live objects beside them."""
 
 import inspect
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -165,4 +166,5 @@ def _with_settings(text: str) -> str:
     return "\n".join([before, *own, "", "Raises", rest])
 
 
-ShardingConfiguration.__doc__ = _with_settings(ShardingConfiguration.__doc__ or "")
+if sys.flags.optimize < 2:  # python -OO drops docstrings
+    ShardingConfiguration.__doc__ = _with_settings(ShardingConfiguration.__doc__ or "")

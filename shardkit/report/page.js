@@ -141,7 +141,7 @@ function section(title, has, draw, missing) {
 }
 
 function drawEventTable(parent, run) {
-  const lines = run.checkpoints.map((c) => [grouped(c.step), "checkpoint", `training paused ${seconds(c.pause)}${c.write === null ? "" : `, written in ${seconds(c.write)}`}`]);
+  const lines = run.checkpoints.map((c) => [grouped(c.step), run.best && run.best.step === c.step ? `checkpoint, the best: validation loss ${figure(run.best.loss)}` : "checkpoint", `training paused ${seconds(c.pause)}${c.write === null ? "" : `, written in ${seconds(c.write)}`}`]);
   run.skipped.forEach(([step, total]) => lines.push([grouped(step), "skipped", `loss or gradients were NaN or infinite; ${total} so far`]));
   run.recoveries.forEach(([step, took]) => lines.push([grouped(step), "recovery", `ranks died; training went on after ${seconds(took)}`]));
   lines.sort((a, b) => Number(a[0].replaceAll(",", "")) - Number(b[0].replaceAll(",", "")));

@@ -13,8 +13,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from ..checkpoint.choice import BEST, NEWEST, step_of
+from ..checkpoint.find import best_among, newest_among
 from ..files.reading import read_json, understood, wanted, wanted_count
 from ..task.load import BUILT_IN, DEFAULT_TASK, load_task
+from ..train.folder import stored_places
 from ..train.log import read_metrics
 from ..train.ranks_record import ALL_AT_ONCE, RANKS, RESIDENT
 from ..train.settings import RunConfiguration, configuration_of
@@ -36,6 +39,8 @@ class RunRecord:
     checkpoints  [{"step", "pause", "write"}], seconds; write: None while, or if, it is not known
     skipped      [[step, skipped steps so far], ...]
     recoveries   [[step, seconds], ...] of an elastic run
+    best, newest {"step", "loss", "folder"} of checkpoints that are there; None: there is none. The
+                 loss is that of the validation at this step, or None
     memory       {"purposes": {purpose: bytes of each rank}, "together", "resident": bytes of each}
     ranks        what ranks.json holds
     timeline     see timeline.py
@@ -50,6 +55,8 @@ class RunRecord:
     checkpoints: list
     skipped: list
     recoveries: list
+    best: dict | None
+    newest: dict | None
     memory: dict | None
     ranks: dict | None
     timeline: dict | None
@@ -87,6 +94,7 @@ def read_run_folder(folder) -> RunRecord:
         checkpoints=_checkpoints(records),
         skipped=_points(records, "skipped_steps"),
         recoveries=_points(records, "recovery_seconds"),
+        **named_checkpoints(folder, records),
         memory=_memory(records, folder / METRICS),
         ranks=_ranks(folder / RANKS),
         timeline=_timeline(folder / TIMELINE),
@@ -140,6 +148,24 @@ def _checkpoints(records) -> list:
                 of_step = found.setdefault(record["step"], {"pause": None, "write": None})
                 of_step[short] = record[name]
     return [{"step": step, **found[step]} for step in sorted(found)]
+
+
+def named_checkpoints(folder, records: list[dict]) -> dict[str, dict | None]:
+    """Return the "best" and the "newest" of the checkpoints that are there, as RunRecord has them.
+
+    records   of metrics.jsonl
+    """
+    losses = dict(_points(records, "validation_loss"))
+    places = stored_places(Path(folder))
+    best, newest = best_among(places), newest_among(places)
+    return {
+        BEST: None if best is None else _named(best.folder, best.loss),
+        NEWEST: None if newest is None else _named(newest, losses.get(step_of(newest))),
+    }
+
+
+def _named(folder: Path, loss: float | None) -> dict:
+    return {"step": step_of(folder), "loss": loss, "folder": str(folder)}
 
 
 def _memory(records, path: Path) -> dict | None:

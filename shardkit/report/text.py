@@ -1,6 +1,6 @@
 """The validation curve of a run as text."""
 
-from .run import run_records
+from .run import named_checkpoints, run_records
 
 _MOST_LINES = 18
 
@@ -15,7 +15,21 @@ def describe_run(folder) -> str:
     shown = curve[-1::-every][::-1]  # the last one is always among them
     lines = [f"run {folder}: {max(record['step'] for record in records)} steps"]
     lines += [f"  step {record['step']:>8}  {_figures(record)}" for record in shown]
+    lines += [f"  {text}" for text in _checkpoints(named_checkpoints(folder, records))]
     return "\n".join(lines) + "\n"
+
+
+def _checkpoints(named: dict[str, dict | None]) -> list[str]:
+    """Return a line for the best and for the newest checkpoint, as far as they are there."""
+    return [
+        f"{which} checkpoint: step {found['step']}{_loss(found['loss'])}, {found['folder']}"
+        for which, found in named.items()
+        if found is not None
+    ]
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else f", validation loss {loss:.6g}"
 
 
 def _figures(record: dict) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
+from ..files.paths import usable_path
 from ..files.trust import Trust, find_also_in, import_file, is_class_of, known
 from ..settings import as_section
 from .task import OWN_SECTION, Task
@@ -42,7 +43,7 @@ SCRIPT = "script"  # the task of a run that a script of the user's own makes, wi
 
 def absolute_task(name: str) -> str:
     """Return the name of a task with the path of its file from the root."""
-    place, colon, attribute = name.rpartition(":")
+    place, colon, attribute = usable_path(name).rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if colon and place.endswith(".py") else name
 
 
@@ -96,7 +97,7 @@ def trusted_task(name: str, where: Path, trust: Trust) -> type[Task]:
 
 def _parts_of(name: str) -> tuple[str, str]:
     """Return (file or module, attribute) of a task's name. Errors: ConfigurationError."""
-    place, colon, attribute = name.rpartition(":")
+    place, colon, attribute = usable_path(name).rpartition(":")
     if not colon or not place or not attribute.isidentifier():
         near = nearest(name, BUILT_IN)
         raise ConfigurationError(

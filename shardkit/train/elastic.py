@@ -20,6 +20,7 @@ from ..comm.failure.elastic import LivingRanks
 from ..comm.failure.program import Program, report_failure
 from ..comm.mpi.launch import ranks_text
 from ..errors import CheckpointError, ConfigurationError
+from ..files.paths import usable_path
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.pipeline.neighbors import Neighbors, restore
@@ -127,7 +128,7 @@ class ElasticTraining:
         self._checkpoints = checkpoints
         self._every = every
         self._timeout = timeout
-        self._ledger = ledger
+        self._ledger = usable_path(ledger)
         self._say = say or (lambda text: None)
         self._ranks = LivingRanks()
         self._copies: list[Neighbors] = []

@@ -1,4 +1,4 @@
-"""Evaluate a run: loss and metrics of its newest checkpoint on any samples, on any mesh.
+"""Evaluate a run: loss and metrics of one of its checkpoints on any samples, on any mesh.
 
     samples  | window 0 | window 1 | window 2 | window 3 | ...    of batch.micro_batch samples
     data rank     0          1          0          1
@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy
 
+from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
+from ..files.paths import usable_path
 from ..files.trust import Trust
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
@@ -54,12 +56,13 @@ class SampleWindow:
 
 
 class TrainedRun:
-    """The task and the model of a run, at its newest valid checkpoint. The constructor is
-    collective.
+    """The task and the model of a run, at one of its checkpoints. The constructor is collective.
 
-    given      {"section.key": value} that this evaluation takes instead of the stored settings
-    averaged   with the averages that optimizer.ema_decay kept, instead of the weights
-    trust      files that the task of the run may be in, beside what is imported and built in
+    given       {"section.key": value} that this evaluation takes instead of the stored settings
+    averaged    with the averages that optimizer.ema_decay kept, instead of the weights
+    trust       files that the task of the run may be in, beside what is imported and built in
+    checkpoint  which one: see checkpoint/choice.py
+    chosen      which one it is, in words
     Errors, on all ranks: ConfigurationError, CheckpointError, FileNotFoundError.
     """
 
@@ -71,6 +74,7 @@ class TrainedRun:
         *,
         averaged: bool = False,
         trust: Trust = Trust(),
+        checkpoint: Which = None,
     ):
         agreed_folder(folder, backend, averaged=averaged, settings=given)
         with collectively(backend):
@@ -87,7 +91,9 @@ class TrainedRun:
         checkpoints = stored_places(folder)
         self.model: ShardedModel = make_model(self.task, backend, awaits=checkpoints)
         only = "averaged" if averaged else "model"
-        self.step: int = self.model.load_model(checkpoints, only=only)["step"]
+        taken = self.model.load_model(checkpoints, only=only, checkpoint=checkpoint)
+        self.step: int = taken["step"]
+        self.chosen: str = taken["chosen"]
 
     @classmethod
     def of_model(cls, task: Task, model: ShardedModel) -> "TrainedRun":
@@ -95,6 +101,7 @@ class TrainedRun:
         made = cls.__new__(cls)
         made.task, made.model, made.backend = task, model, model.mesh.world
         made.window_samples, made.step = task.settings.batch.micro_batch, model.step_number
+        made.chosen = ""
         return made
 
     def samples(self, path: str | None, *, has_targets: bool = True) -> Samples:
@@ -106,7 +113,7 @@ class TrainedRun:
             if path is None:
                 found = self.task.samples(VALIDATION)
             else:
-                found = self.task.samples_of(path, has_targets=has_targets)
+                found = self.task.samples_of(usable_path(path), has_targets=has_targets)
             if not len(found):
                 raise ConfigurationError(f"{path} has no samples; wanted one or more")
         samples_alike(found, "measured", self.backend)

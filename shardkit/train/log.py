@@ -17,6 +17,7 @@ from ..errors import FileError, InputError
 from ..files.notes import Notes, Screen, tell
 from ..files.reading import bytes_of, opened, wanted, wanted_count
 from ..files.shown import shown
+from ..plain import plain
 from .terminal import console_of
 
 _MOST_BYTES = 1 << 30
@@ -118,7 +119,7 @@ class Reporter:
         """
         values = {
             name: value
-            for name, value in {**values, "time": round(time.time(), 3)}.items()
+            for name, value in {**plain(values), "time": round(time.time(), 3)}.items()
             if not isinstance(value, float) or math.isfinite(value)
         }
         if self._is_writer:
@@ -132,6 +133,13 @@ class Reporter:
     def recorded(self, name: str) -> list:
         """Return the values of this name in metrics.jsonl, in their order."""
         return [record[name] for record in self._records() if name in record]
+
+    def lowest(self, name: str) -> tuple[float, int] | None:
+        """Return (value, step) of the lowest value of this name in metrics.jsonl, if this rank is
+        the writer; None without one.
+        """
+        records = self._records() if self._is_writer else []
+        return min(((each[name], each["step"]) for each in records if name in each), default=None)
 
     def drop_records_after(self, step: int):
         """Remove the records after this step: a resumed run writes them again."""

@@ -39,6 +39,7 @@ from .agreement import (
     facts_of_start,
     facts_of_task,
 )
+from .best import Best
 from .choice import with_blas
 from .feed import training_stream
 from .folder import check_folder, checkpoint_places, store_settings
@@ -279,6 +280,7 @@ class TrainingRun:
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
             tracing = Tracing(run)
         self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
+        self.model.checkpoints.check()
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model, held_out)
@@ -286,12 +288,14 @@ class TrainingRun:
         own = [self.report, RanksRecord(), tracing]
         self.callbacks = Callbacks([*own, *tracked, *callbacks], is_first=is_first)
         self.clock = Clock(None, settings.run.stop_margin_seconds)
+        self.best = Best(settings.run)
         self.saves = Saves(
             self.model,
             settings.run,
             self.reporter,
             self._data_position,
             places=self.checkpoints,
+            best=self.best,
             seconds_left=lambda: self.clock.seconds_left,
             is_hurried=self.signals.is_urgent,
             note_save=lambda seconds: self.clock.note_save(seconds),
@@ -404,6 +408,7 @@ class TrainingRun:
             self.clock = Clock.of_run(run)
         if not run.time_limit_seconds:  # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
+        self.best.find(self.checkpoints, self.model.step_number, self.backend)
         self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
         self.model.engine.ballot = Ballot(
             signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over
@@ -427,6 +432,7 @@ class TrainingRun:
                 self._say_why(stop)
                 self._save()
             self.saves.finish()
+            self._name_checkpoints()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
@@ -467,10 +473,11 @@ class TrainingRun:
         is_last = step == run.steps
         if step % run.report_every == 0 or is_last:
             self.callbacks.after_report(step, self.report.speed(step, train_loss))
-        began = time.perf_counter()
+        began, is_best = time.perf_counter(), False
         if step % run.validate_every == 0 or is_last:
             validation_loss = self._validate(step)
-        if step % run.checkpoint_every == 0 or is_last:
+            is_best = self.best.note(step, validation_loss)
+        if step % run.checkpoint_every == 0 or is_last or is_best:
             self._save()
         self.report.leave_out(time.perf_counter() - began)
         return validation_loss
@@ -480,6 +487,10 @@ class TrainingRun:
         has_saved = self.saves.newest is not None
         self.say(self._kept.mend(self.backend, self.watched, has_saved=has_saved))
         self.saves.save()
+
+    def _name_checkpoints(self):
+        """Say which checkpoints are the best and the newest."""
+        self.say(self.best.text(self.saves.written, self.reporter.lowest("validation_loss")))
 
     def _validate(self, step: int) -> float:
         loss, metrics = self.validation.measure()

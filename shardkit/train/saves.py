@@ -15,6 +15,7 @@ from typing import Any
 from ..checkpoint.background import PendingCheckpoint
 from ..errors import CheckpointError
 from ..parallel.model.sharded_model import ShardedModel
+from .best import Best
 from .log import Reporter, seconds_text
 from .settings import Run
 
@@ -28,7 +29,8 @@ class Saves:
 
     run            the settings; may be set
     position       function (step) -> what a checkpoint says about the data
-    places         folders of checkpoints, the best one first
+    places         folders of checkpoints, the preferred one first
+    best           the best checkpoint, which stays
     seconds_left   function () -> seconds that rank 0 still has
     is_hurried     function () -> bool: a signal has come that a kill follows soon
     note_save      function (seconds), called with the time that a checkpoint took to be on disk
@@ -43,6 +45,7 @@ class Saves:
         position: Callable[[int], dict],
         *,
         places: tuple[Path, ...],
+        best: Best,
         seconds_left: Callable[[], float],
         is_hurried: Callable[[], bool],
         note_save: Callable[[float], None],
@@ -52,17 +55,18 @@ class Saves:
         self._backend = model.mesh.world
         self._position = position
         self._places, self._at = places, 0  # the one that is written into
+        self._best = best
         self._patience, self._seconds_left = run.last_save_seconds, seconds_left
         self._note_save, self._after, self._is_hurried = note_save, after, is_hurried
         self._pending: tuple[int, PendingCheckpoint] | None = None  # that is being written
         self._failures: dict[Path, OSError] = {}  # of places that could not be written, since then
         self._failed_at: float | None = None  # when all places had failed; None: they have not
         self.newest: int | None = None  # step of the newest, written or being written
-        self._written: tuple[int, str] | None = None  # step and folder of the newest that is there
+        self.written: tuple[int, str] | None = None  # step and folder of the newest that is there
 
     def go_on_from(self, step: int, folder: str) -> None:
         """Note the checkpoint that the run was loaded from. Not collective."""
-        self.newest, self._written = step, (step, folder)
+        self.newest, self.written = step, (step, folder)
 
     # ---- during the run --------------------------------------------------------------------------
 
@@ -127,6 +131,7 @@ class Saves:
             "keep": run.keep_checkpoints,
             "keep_every": run.keep_every,
             "data_position": self._position(step),
+            "validation": self._best.description(step),
         }
         if run.asynchronous_checkpoints:
             pending = self._model.save_model_async(folder, **how)
@@ -165,7 +170,8 @@ class Saves:
         self._reporter.line(f"step {step}/{self.run.steps}  checkpoint {folder}{words}")
         if self._failures.pop(self._places[self._at], None) is not None:
             self._reporter.line(f"{self._places[self._at]} can be written again")
-        self._written = step, folder
+        self.written = step, folder
+        self._best.is_saved(step, folder)
         self._after(step, folder)
 
     def _fail(self, error: OSError) -> None:
@@ -186,7 +192,7 @@ class Saves:
 
     def _loss(self, seconds: float) -> str:
         """Return what is lost, in words."""
-        kept, folder = self._written or (0, None)
+        kept, folder = self.written or (0, None)
         where = f"the newest is of step {kept}, in {folder}" if folder else "there is none"
         reasons = "; ".join(f"{place}: {why}" for place, why in self._failures.items())
         return (

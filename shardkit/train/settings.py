@@ -45,7 +45,10 @@ class Run:
         made_absolute=absolute_task,
     )
     folder: str = setting(
-        "runs/run", "folder of checkpoints, metrics and the index of the data", is_common=True
+        "runs/run",
+        "folder of checkpoints, metrics and the index of the data",
+        is_common=True,
+        is_place=True,
     )
     steps: int = setting(
         300,
@@ -79,7 +82,12 @@ class Run:
     checkpoint_every: int = setting(
         100, "write a checkpoint; one is always written at the end", "steps", minimum=1
     )
-    keep_checkpoints: int = setting(3, "older ones are deleted", "checkpoints", minimum=1)
+    keep_checkpoints: int = setting(
+        3,
+        "older ones are deleted, but that of the best validation",
+        "checkpoints",
+        minimum=1,
+    )
     keep_every: int | None = setting(
         None,
         "never delete checkpoints of steps that this divides; none: delete old ones",

@@ -58,7 +58,7 @@ def output_of_launcher(proc: Path = _PROC, pid: int | None = None) -> str | None
     try:
         while pid > 1:
             pid = _parent(proc / str(pid))
-            words = (proc / str(pid) / "cmdline").read_text().split("\0")
+            words = (proc / str(pid) / "cmdline").read_text("utf-8", "replace").split("\0")
             if _is_launcher(words):
                 is_changed = any(map(_is_label, words))
                 return "" if is_changed else os.readlink(proc / str(pid) / "fd" / "1")
@@ -68,7 +68,7 @@ def output_of_launcher(proc: Path = _PROC, pid: int | None = None) -> str | None
 
 
 def _parent(process: Path) -> int:
-    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    return int((process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
 
 
 def _is_launcher(words: list[str]) -> bool:

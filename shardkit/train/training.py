@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy
 
 from ..annotations import FilePath
+from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
@@ -29,6 +30,7 @@ from ..comm.same import alike, check_same, facts_of
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, ShardkitError, StopVoted
 from ..files.notes import settle_output
+from ..files.paths import usable_path
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
@@ -87,10 +89,11 @@ class Training:
         callbacks: Iterable[Callback] = (),
         backend: CommunicationBackend | None = None,
     ) -> None:
-        self._given = {"run.folder": str(folder), "run.task": SCRIPT, **(settings or {})}
+        self._given = {"run.folder": os.fspath(folder), "run.task": SCRIPT, **(settings or {})}
         self._callbacks = tuple(callbacks)
         self._backend = backend
         self._run: TrainingRun | None = None
+        self._is_elsewhere = False  # the model is at another checkpoint than after run()
         parts = {"loss": loss, "metrics": metrics, "companions": companions}
         num_ranks = None if backend is None else backend.world_size
         check_made(self, lambda: self._configure(task, {"data": data, **parts}), num_ranks)
@@ -160,7 +163,7 @@ class Training:
         resume = backend.broadcast_object(has_run, 0)
         with collectively(backend):
             settings = self._settings(resume)
-        return train_run(
+        result = train_run(
             settings,
             backend,
             resume=resume,
@@ -169,6 +172,8 @@ class Training:
             callbacks=self._callbacks,
             after=self._keep,
         )
+        self._end_at_best(result)
+        return result
 
     def _train_elastic(self, signals) -> RunResult:
         resume = has_checkpoints(self._folder)
@@ -180,11 +185,12 @@ class Training:
             raise SystemExit(0)
         assert surviving.run is not None
         self._keep(surviving.run)
+        self._end_at_best(result)
         return result
 
     @property
     def _folder(self) -> Path:
-        return Path(self._given["run.folder"])
+        return Path(usable_path(self._given["run.folder"]))
 
     def _settings(self, resume: bool) -> RunConfiguration:
         if not resume:
@@ -192,33 +198,47 @@ class Training:
         return resumed(stored_settings(self._folder, self._configuration.task_class), self._given)
 
     def _keep(self, run: TrainingRun) -> None:
-        self._run = run
+        self._run, self._is_elsewhere = run, False
+
+    def _end_at_best(self, result: RunResult) -> None:
+        """Give the model the state of its best checkpoint, after a run with a patience."""
+        run = self._finished()
+        if run.settings.run.patience is None or result.is_interrupted:
+            return
+        if run.best.found is not None and run.best.found.step != run.model.step_number:
+            self._go_to(None)
 
     # ---- afterwards ------------------------------------------------------------------------------
 
     @property
     def model(self) -> ShardedModel:
-        """The trained model.
+        """The trained model: after run() at its last step, where run.patience is set at its best
+        checkpoint; after evaluate() and predict() at the one that they were given.
 
         Raises
         ------
         ShardingError
             Before run().
         """
-        return self._trained().model
+        return self._finished().model
 
-    def evaluate(self, data: Any = None) -> Figures:
+    def evaluate(self, data: Any = None, checkpoint: str | int | None = None) -> Figures:
         """Return loss and metrics of samples; None: of the held-out ones. Collective.
 
         Parameters
         ----------
         data
             Samples, a pair of arrays (x, y), or what Task.samples_of takes.
+        checkpoint
+            "best", whose validation had the lowest loss; "newest"; a step that is kept; None: the
+            best where run.patience is set, else the newest.
         """
-        run = self._trained()
+        run = self._trained(checkpoint)
         return evaluate(run, _samples_of(run, data, has_targets=True))
 
-    def predict(self, data: Any, output: FilePath) -> dict[str, tuple[int, ...]]:
+    def predict(
+        self, data: Any, output: FilePath, checkpoint: str | int | None = None
+    ) -> dict[str, tuple[int, ...]]:
         """Write the outputs for all samples into an HDF5 file; return {dataset: shape}. Collective.
 
         Parameters
@@ -228,18 +248,35 @@ class Training:
             any number of them.
         output
             The HDF5 file to write.
+        checkpoint
+            As for evaluate().
         """
-        run = self._trained()
+        run = self._trained(checkpoint)
         with collectively(run.backend):
-            path = Path(output)
+            path = Path(usable_path(output))
             check_output(path)
         check_same(run.backend, facts_of({"output": str(path.resolve())}))
         return predict(run, _samples_of(run, data, has_targets=False), path)
 
-    def _trained(self) -> TrainedRun:
+    def _trained(self, checkpoint: Which) -> TrainedRun:
+        """Return the run with its model at this checkpoint. Collective."""
+        run = self._finished()
+        if checkpoint is not None or self._is_elsewhere:
+            self._go_to(checkpoint)
+            self._is_elsewhere = checkpoint is not None
+        return TrainedRun.of_model(run.task, run.model)
+
+    def _go_to(self, checkpoint: Which) -> None:
+        """Give the model the state of this checkpoint, and say which it is. Collective."""
+        run, before = self._finished(), self._finished().model.step_number
+        taken = run.model.load_model(run.checkpoints, checkpoint=checkpoint)
+        if taken["step"] != before:
+            run.say(f"the model is at the {taken['chosen']}")
+
+    def _finished(self) -> TrainingRun:
         if self._run is None:
             raise ShardingError("this training has no model yet; call run() first")
-        return TrainedRun.of_model(self._run.task, self._run.model)
+        return self._run
 
 
 def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:

@@ -203,7 +203,7 @@ def test_a_run_that_does_not_improve_ends_early_and_well(folder):
     with Job(folder, "--run.patience=2", "--run.validate_every=1", *still) as job:
         code, output = job.end()
     assert code == 0 and "stopping: 2 validations without a lower loss" in output, output
-    assert checkpoints(folder) == [3]
+    assert checkpoints(folder) == [1, 3], "the best and the newest"
 
 
 def test_losses_that_stay_infinite_end_the_run_with_one_sentence(folder):

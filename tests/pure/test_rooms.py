@@ -16,6 +16,7 @@ LEVEL = {
     "arguments": -1,
     "environment": -1,
     "files": -0.5,
+    "plain": -1,
     "tree": -1,
     "refusal": 0,
     "settings": 0,

@@ -35,7 +35,7 @@ NULL = numpy.uint64(0)
 def source(file: str) -> str:
     """Return the text that is compiled for a file of this folder."""
     names = ("common.cuh", *BEFORE.get(file, ()), file)
-    parts = [f'#line 1 "{name}"\n{(FOLDER / name).read_text()}' for name in names]
+    parts = [f'#line 1 "{name}"\n{(FOLDER / name).read_text("utf-8")}' for name in names]
     return "\n".join(parts)
 
 

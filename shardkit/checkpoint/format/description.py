@@ -6,9 +6,13 @@
 """
 
 import json
+from collections.abc import Iterable
 from math import inf, isfinite
+from types import NoneType
+from typing import NoReturn
 
 from ...errors import CheckpointError
+from ...plain import plain
 
 
 def is_count(value) -> bool:
@@ -82,6 +86,16 @@ def _is_loss_scale(value) -> bool:
     )
 
 
+def _is_validation(value) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and _is_loss(value.get("loss"))
+        and all(value.get(name) is None or is_count(value[name]) for name in _OF_VALIDATION)
+    )
+
+
+_OF_VALIDATION = ("best_step", "patience")
+
 # {field: (whether a value is right, what is wanted)}
 _REQUIRED = {
     "step": (is_count, "an integer >= 0"),
@@ -100,6 +114,10 @@ _REQUIRED = {
 }
 _OPTIONAL = {
     "skipped_steps": (lambda value: value is None or is_count(value), "an integer >= 0"),
+    "validation": (
+        _is_validation,
+        '{"loss": a finite number or null, "best_step" and "patience": integers >= 0 or null}',
+    ),
     "frozen": (_is_list_of_names, "a list of names of parameters, or null"),
     "evaluation": (
         _is_evaluation,
@@ -141,25 +159,49 @@ def state_since(description: dict) -> int:
     return (description["optimizer"] or {}).get("state_since") or 0
 
 
-def check_storable(description: dict) -> None:
-    """Raise CheckpointError unless JSON can hold this and give it back."""
+def storable(description: dict) -> dict:
+    """Return this as plain data, as JSON can hold it and give it back.
+
+    Errors: CheckpointError that names what is none.
+    """
     try:
+        description = plain(description)
+        _check_plain(description, ())
         json.dumps(description, allow_nan=False)
-        _check_keys(description)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"the description of the checkpoint cannot be stored: {error}; pass plain numbers, "
-            "strings, lists and dicts"
+            f"the description of the checkpoint cannot be stored: {error}; {_WANTED}"
         ) from None
+    return description
 
 
-def _check_keys(value) -> None:
-    """Raise TypeError on keys that JSON would turn into strings."""
-    inner = value if isinstance(value, (list, tuple)) else ()
+_WANTED = "pass plain numbers, strings, lists and dicts with names"
+_PLAIN = (NoneType, bool, int, float, str)
+
+
+def _check_plain(value, place: tuple[str, ...]) -> None:
+    """Raise CheckpointError on what JSON cannot hold, and on keys that it would turn into strings.
+
+    place   where the value stands: names and numbers
+    """
+    inner: Iterable = ()
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} of {value!r:.100} would come back as a string")
-        inner = value.values()
-    for each in inner:
-        _check_keys(each)
+                _refuse(place, f"the key {key!r} of {value!r:.100} would come back as a string")
+        inner = value.items()
+    elif isinstance(value, (list, tuple)):
+        inner = enumerate(value)
+    elif not isinstance(value, _PLAIN):
+        _refuse(place, f"{value!r:.100} of type {type(value).__name__}")
+    elif isinstance(value, float) and not isfinite(value):
+        _refuse(place, repr(value))
+    for name, each in inner:
+        _check_plain(each, (*place, str(name)))
+
+
+def _refuse(place: tuple[str, ...], what: str) -> NoReturn:
+    where = ".".join(place) or "it"
+    raise CheckpointError(
+        f"the description of the checkpoint cannot be stored: {where} is {what}; {_WANTED}"
+    )

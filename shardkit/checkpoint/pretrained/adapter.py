@@ -20,6 +20,7 @@ from typing import Any
 
 from ...annotations import FilePath
 from ...errors import CheckpointError, ConfigurationError
+from ...files.paths import usable_path
 from ...files.reading import read_json
 from ...files.writing import write_whole
 from ...nn.lora import LoRALinear, apply_lora, chosen_layers, lora_layers
@@ -81,7 +82,7 @@ def save_adapter(model: Module, folder: FilePath) -> None:
         for part in ("lora_A", "lora_B")
     }
     settings = _settings(layers, names, is_transposed, isinstance(model, GPT))
-    folder = Path(folder)
+    folder = Path(usable_path(folder))
     folder.mkdir(parents=True, exist_ok=True)
     shapes = {name: array.shape for name, array in arrays.items()}
     dtypes = {name: str(array.dtype) for name, array in arrays.items()}
@@ -115,7 +116,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
     -----
     Nothing has changed then.
     """
-    folder = Path(folder)
+    folder = Path(usable_path(folder))
     where = folder / SETTINGS_NAME
     settings = read_json(where, error=CheckpointError)
     for name, wanted in _WANTED.items():

@@ -14,6 +14,7 @@ import numpy
 
 from ...annotations import FilePath
 from ...errors import CheckpointError
+from ...files.paths import usable_path
 from ...nn.module import Module, members_of
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
@@ -41,7 +42,7 @@ def save_safetensors(model: Module, path: FilePath) -> None:
     if not isinstance(model, Module):
         raise TypeError(f"save_safetensors wants an nn.Module; got {type(model).__name__}")
     state = model.state_dict()
-    path = Path(path)
+    path = Path(usable_path(path))
     shapes = {name: array.shape for name, array in state.items()}
     dtypes = {name: str(array.dtype) for name, array in state.items()}
     write_tensors(path, shapes, dtypes, state.values())
@@ -78,7 +79,7 @@ def load_safetensors(
     Numbers are converted to the dtype of the parameter: bfloat16 and float16 exactly, float64 with
     rounding. Nothing changes if anything is wrong.
     """
-    stored = read_header(Path(path))
+    stored = read_header(Path(usable_path(path)))
     kept = {**module.named_parameters(), **module.named_buffers()}
     first_names = dict(_first_names(module, {id(member): name for name, member in kept.items()}))
     state: dict[str, Any] = {}

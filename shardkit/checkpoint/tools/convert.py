@@ -26,6 +26,7 @@ from ...files.removing import remove_file
 from ...files.writing import write_whole
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
+from ..choice import Which
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..format.manifest import MANIFEST_NAME
 from ..format.manifest import MOST_BYTES as MOST_MANIFEST_BYTES
@@ -70,33 +71,40 @@ class Conversion:
 
 
 def to_safetensors(
-    path, folder, *, dtype: str | None = None, averaged: bool = False, renews: bool = False
+    path,
+    folder,
+    *,
+    dtype: str | None = None,
+    averaged: bool = False,
+    renews: bool = False,
+    checkpoint: Which = None,
 ) -> Conversion:
     """Write a checkpoint's model as a folder that transformers reads; optimizer state stays behind.
 
-    path     a checkpoint, or a folder of them: the newest valid one; or a folder of transformers
+    path     a checkpoint, or a folder of them; or a folder of transformers
     folder   is made, and gets the companions of the model too; files that have other names stay in
              it
     dtype    "float32" or "float64"; None: that of the checkpoint
     averaged the averages that sk.EMA kept, instead of the weights
     renews   a model that was written here of another checkpoint is replaced, and one of this
              checkpoint left as it is
+    checkpoint   which of several, see choice.py
     Updates of low rank are added to their weights.
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the folder holds a
     model already.
     """
     folder = Path(folder)
-    checkpoint, skipped = find_model(path)
-    companions = _with_tokenizer_settings(checkpoint.companions())
+    found, skipped, taken = find_model(path, checkpoint)
+    companions = _with_tokenizer_settings(found.companions())
     names = (CONFIGURATION_NAME, TENSORS_NAME, INDEX_NAME, *companions)
     is_ours = renews and _MADE_FROM in _about(folder / TENSORS_NAME)
     _check_free(folder, [folder / (INDEX_NAME if is_ours else name) for name in names])
     original = parsed_json(
         companions.pop(CONFIGURATION_NAME, b"{}"),
-        checkpoint.folder / CONFIGURATION_NAME,
+        found.folder / CONFIGURATION_NAME,
         error=CheckpointError,
     )
-    model = gpt_of(checkpoint, "has a counterpart in transformers")
+    model = gpt_of(found, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype
     configuration, family, notes = configuration_of(
         model.settings, dtype, original.get("model_type")
@@ -111,13 +119,13 @@ def to_safetensors(
         theirs: some[0].shape_in_theirs(parameters[some[0].ours].shape)
         for theirs, some in parts.items()
     }
-    made_from = _made_from(checkpoint, dtype, averaged)
+    made_from = _made_from(found, dtype, averaged)
     is_there = is_ours and (folder / CONFIGURATION_NAME).exists()
     if is_there and made_from == _about(folder / TENSORS_NAME)[_MADE_FROM]:
         return Conversion(str(folder), model, len(shapes), ["is of this checkpoint already"])
     if averaged:
-        check_averaged(checkpoint.folder, checkpoint.shapes)
-    read = _reader(checkpoint, model, averaged)
+        check_averaged(found.folder, found.shapes)
+    read = _reader(found, model, averaged)
     arrays = (_assembled(read, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
     if is_there:
@@ -128,7 +136,7 @@ def to_safetensors(
         write_whole(folder / name, content)
     text = json.dumps(configuration, indent=2) + "\n"
     write_whole(folder / CONFIGURATION_NAME, text.encode())
-    notes = [f"skipped: {reason}" for reason in skipped] + notes
+    notes = [taken.text] * bool(taken.text) + [f"skipped: {reason}" for reason in skipped] + notes
     if model.settings.lora_rank:
         notes.append("the updates of LoRA were added to their weights")
     if companions:
@@ -200,17 +208,17 @@ def _assembled(read: Callable, some: list[Link]):
     return numpy.concatenate(turned, axis=-1)
 
 
-def to_adapter(path, folder, *, averaged: bool = False) -> Conversion:
+def to_adapter(path, folder, *, averaged: bool = False, checkpoint: Which = None) -> Conversion:
     """Write the updates (LoRA) of a checkpoint's model as a folder of PEFT.
 
-    path, averaged   as for to_safetensors
-    folder           is made
+    path, averaged, checkpoint   as for to_safetensors
+    folder                       is made
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the model has no
     updates, or the folder holds an adapter already.
     """
     folder = Path(folder)
     _check_free(folder, [folder / ADAPTER_SETTINGS_NAME, folder / ADAPTER_TENSORS_NAME])
-    model = load(path, averaged=averaged)
+    model = load(path, averaged=averaged, checkpoint=checkpoint)
     save_adapter(model, folder)
     return Conversion(str(folder), model, len(update_names(model)), [])
 

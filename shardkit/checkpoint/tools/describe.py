@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
+from ..choice import best_of, validation_loss
 from ..format.values import text_of
 from ..load import Checkpoint
 from ..store import CheckpointStore, locate
@@ -40,9 +41,13 @@ def describe(path, *, verify: bool = False) -> Description:
     if not folders and not unfinished:
         raise FileNotFoundError(f"no checkpoints in {path}")
     lines, num_damaged = [], 0
+    best = best_of(folders)
+    marks = {folders[-1]: ", newest"} if folders else {}
+    if best is not None:
+        marks[best.folder] = f"{marks.get(best.folder, '')}, best"
     for folder in folders:
         try:
-            lines.append(_described(folder, verify, _line))
+            lines.append(_described(folder, verify, _line) + marks.get(folder, ""))
         except CheckpointError as error:
             lines.append(f"{folder.name}  DAMAGED: {error}")
             num_damaged += 1
@@ -72,7 +77,7 @@ def _described(folder: Path, verify: bool, form) -> str:
 def _line(folder: Path, manifest: dict) -> str:
     return (
         f"{folder.name}  {manifest['model']['class']} of {_num_parameters(manifest):,} parameters, "
-        f"{_mesh(manifest)}, {_loss(manifest)}, {_files(manifest)}"
+        f"{_mesh(manifest)}, {_losses(manifest)}, {_files(manifest)}"
     )
 
 
@@ -87,7 +92,7 @@ def _page(folder: Path, manifest: dict) -> str:
     return "\n".join(
         [
             f"{folder}",
-            f"step {manifest['step']}, {_loss(manifest)}, seed {manifest['seed']}",
+            f"step {manifest['step']}, {_losses(manifest)}, seed {manifest['seed']}",
             f"written as {_mesh(manifest)}; opens under any other",
             f"{model['class']}({arguments})",
             f"{_num_parameters(manifest):,} parameters, {state}",
@@ -112,8 +117,10 @@ def _mesh(manifest) -> str:
     return f"{sizes}, {manifest['strategy']}"
 
 
-def _loss(manifest) -> str:
-    return "no loss yet" if manifest["last_loss"] is None else f"loss {manifest['last_loss']:.4f}"
+def _losses(manifest) -> str:
+    last, held_out = manifest["last_loss"], validation_loss(manifest)
+    measured = "" if held_out is None else f", validation loss {held_out:.4f}"
+    return ("no loss yet" if last is None else f"loss {last:.4f}") + measured
 
 
 def _files(manifest) -> str:

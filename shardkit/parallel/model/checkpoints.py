@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import PendingCheckpoint, Saver
+from ...checkpoint.choice import Taken, Which, checked_choice
 from ...checkpoint.fit import Fit, Wanted
-from ...checkpoint.format.description import state_since
+from ...checkpoint.format.description import state_since, storable
 from ...checkpoint.format.values import lost_in
 from ...checkpoint.image import load_image, make_image
 from ...checkpoint.load import Checkpoint
@@ -27,6 +28,7 @@ from ...checkpoint.values import DataWriter
 from ...comm.failure.agreement import collectively
 from ...comm.same import alike, facts_of
 from ...errors import CheckpointError, ShardingWarning
+from ...files.paths import usable_path
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.kept import name_of
@@ -68,7 +70,13 @@ class Checkpoints:
         return make_image(state.counted_boxes(), state.shapes(), self.world, self.describe())
 
     def save(
-        self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
+        self,
+        path,
+        *,
+        keep: int | None,
+        keep_every: int | None,
+        data_position: dict | None,
+        validation: dict | None,
     ) -> str:
         """Write a checkpoint into folder `path` and return its own folder."""
         path = self._agreed(path, keep=keep, keep_every=keep_every)
@@ -76,20 +84,26 @@ class Checkpoints:
         return self._store(path).save(
             self._engine.state.counted_boxes(),
             self.world,
-            self.describe(data_position),
+            self.describe(data_position, validation),
             keep=keep,
             keep_every=keep_every,
         )
 
     def save_async(
-        self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
+        self,
+        path,
+        *,
+        keep: int | None,
+        keep_every: int | None,
+        data_position: dict | None,
+        validation: dict | None,
     ) -> PendingCheckpoint:
         """Copy the state, and write a checkpoint of it in the background."""
         path = self._agreed(path, keep=keep, keep_every=keep_every)
         return self.saver.start(
             self._store(path),
             self._engine.state.counted_boxes(),
-            self.describe(data_position),
+            self.describe(data_position, validation),
             Retention(keep, keep_every),
         )
 
@@ -97,7 +111,14 @@ class Checkpoints:
         copies = self._engine.device.copies
         return CheckpointStore(path, copies=copies, companions=self.companions)
 
-    def describe(self, data_position: dict | None = None) -> dict:
+    def check(self) -> None:
+        """Raise CheckpointError, on all ranks, unless what a checkpoint says of the model can be
+        stored. Collective.
+        """
+        with collectively(self.world):
+            storable(self.describe())
+
+    def describe(self, data_position: dict | None = None, validation: dict | None = None) -> dict:
         """Return what a checkpoint stores beside the tensors. No communication."""
         engine, state = self._engine, self._engine.state
         loss = self._history.last_loss
@@ -118,6 +139,7 @@ class Checkpoints:
             "model": self._stored_model(),
             "optimizer": {**state.description(), "state_since": state.state_since},
             "data_position": data_position or {},
+            "validation": validation,
             "frozen": state.frozen(),
         }
 
@@ -156,8 +178,9 @@ class Checkpoints:
         with alike(self.world) as facts:
             if not isinstance(path, (str, os.PathLike)):
                 raise TypeError(f"path = {path!r}; wanted the path of a folder")
-            facts |= facts_of({"path": str(Path(path).resolve()), **others})
-        return Path(path)
+            path = Path(usable_path(path))
+            facts |= facts_of({"path": str(path.resolve()), **others})
+        return path
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -171,17 +194,24 @@ class Checkpoints:
         wanted = self._wanted(selection)
         return load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
 
-    def read(self, path, selection: dict) -> tuple[Checkpoint | TransformersFolder, Fit, list[str]]:
+    def read(
+        self, path, selection: dict, which: Which
+    ) -> tuple[Checkpoint | TransformersFolder, Fit, list[str], Taken]:
         """Fill the owned arrays from what load_model takes at `path`; adopt() comes next.
 
         selection   arguments of Selection.of
-        returns     the checkpoint, how it fits the model, and why newer ones were passed over
+        which       of several checkpoints, see checkpoint/choice.py
+        returns     the checkpoint, how it fits the model, why newer ones were passed over, and
+                    which one it is
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on a
         selection that means nothing; the model is unchanged then.
         """
         weights, wanted = self._engine.weights, self._wanted(selection)
         several = isinstance(path, tuple)  # folders, of which the newest is taken
-        path = tuple(map(self._agreed, path)) if several else self._agreed(path)
+        with collectively(self.world):
+            which = checked_choice(which)
+        paths = [self._agreed(each, checkpoint=which) for each in (path if several else [path])]
+        path = tuple(paths) if several else paths[0]
         self.saver.wait()
         try:
             return load_from(
@@ -191,6 +221,7 @@ class Checkpoints:
                 self.world,
                 self._engine.device.copies,
                 expendable=weights.is_initial,
+                which=which,
             )
         except (CheckpointError, OSError):  # on all ranks
             if weights.is_initial:  # then arrays may be half filled, and are made again

@@ -16,6 +16,7 @@ import numpy
 from ...checkpoint.find import find_description
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
+from ...files.paths import usable_path
 from ...tree import leaves
 from .optimization import SETS, OptimizationInputData
 from .sharded_model import ShardedModel
@@ -54,7 +55,8 @@ class Journal:
     """The files of one optimize(). Its methods are collective."""
 
     def __init__(self, folder, model: ShardedModel, given: OptimizationInputData):
-        self.folder = Path(folder)
+        with collectively(model.mesh.world):
+            self.folder = Path(usable_path(folder))
         self._model = model
         with collectively(model.mesh.world):
             self._outline = _outline_of(given)

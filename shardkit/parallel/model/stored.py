@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...annotations import FilePath
 from ...checkpoint.background import PendingCheckpoint
+from ...checkpoint.choice import NEWEST
 from ...checkpoint.selection import Selection
 from ...checkpoint.store import warn_of_skipped
 from ...comm.failure.agreement import collectively
@@ -132,6 +133,7 @@ class Stored:
         keep: int | None = None,
         keep_every: int | None = None,
         data_position: dict | None = None,
+        validation: dict | None = None,
     ) -> str:
         """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
 
@@ -145,6 +147,9 @@ class Stored:
             And but those of steps that this divides.
         data_position
             Stored as it is, for the source of the data.
+        validation
+            {"loss": measured at this step, "best_step": which is not deleted, "patience"}, each a
+            number or None, by which load_model(checkpoint="best") finds the best one.
 
         Raises
         ------
@@ -156,7 +161,11 @@ class Stored:
             On all ranks, earlier checkpoints stay as they were.
         """
         return self.checkpoints.save(
-            path, keep=keep, keep_every=keep_every, data_position=data_position
+            path,
+            keep=keep,
+            keep_every=keep_every,
+            data_position=data_position,
+            validation=validation,
         )
 
     def save_model_async(
@@ -166,6 +175,7 @@ class Stored:
         keep: int | None = None,
         keep_every: int | None = None,
         data_position: dict | None = None,
+        validation: dict | None = None,
     ) -> PendingCheckpoint:
         """Begin to write a checkpoint of this step; return when its values are copied. Collective.
 
@@ -176,7 +186,7 @@ class Stored:
 
         Parameters
         ----------
-        path, keep, keep_every, data_position
+        path, keep, keep_every, data_position, validation
             As of save_model.
 
         Notes
@@ -185,7 +195,11 @@ class Stored:
         checkpoint then.
         """
         return self.checkpoints.save_async(
-            path, keep=keep, keep_every=keep_every, data_position=data_position
+            path,
+            keep=keep,
+            keep_every=keep_every,
+            data_position=data_position,
+            validation=validation,
         )
 
     def abandon_saving(self) -> None:
@@ -202,6 +216,7 @@ class Stored:
         only: str | None = None,
         strict: bool = True,
         names: Any = None,
+        checkpoint: str | int | None = NEWEST,
     ) -> dict:
         """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
@@ -220,12 +235,16 @@ class Stored:
         names
             Patterns, such as "encoder.*" or ["*.weight", "head.*"]: take these parameters and
             buffers, and leave the others as they are; with only="model".
+        checkpoint
+            Of several: "newest"; "best", whose validation had the lowest loss; a step; None: the
+            best where the run had a patience, else the newest.
 
         Returns
         -------
         dict
             What is stored beside the tensors: step, seed, data_position, ...; under "skipped" why
-            newer checkpoints were passed over, which is a warning on rank 0 too; under
+            newer checkpoints were passed over, which is a warning on rank 0 too; under "chosen"
+            which of several was taken, in words; under
             "missing_state" and "unused_state" the names of such state; under "missing_names" what
             the model has and the checkpoint lacks, under "unexpected_names" the reverse.
 
@@ -247,13 +266,14 @@ class Stored:
         left out; a warning on rank 0 names both.
         """
         selection = {"only": only, "strict": strict, "names": names}
-        checkpoint, fit, skipped = self.checkpoints.read(path, selection)
+        found, fit, skipped, taken = self.checkpoints.read(path, selection, checkpoint)
         self.checkpoints.adopt(fit)
-        self.checkpoints.take_companions(checkpoint)
+        self.checkpoints.take_companions(found)
         if self.checkpoints.world.rank == 0:
-            warn_of_skipped(checkpoint, skipped)
+            warn_of_skipped(found, skipped)
         return {
-            **checkpoint.manifest,
+            **found.manifest,
             "skipped": skipped,
+            "chosen": taken.text,
             **fit.report(),
         }
