@@ -88,7 +88,8 @@ class Case:
         if self.comm != "none":
             return "bare"
         if self.way == "stop":
-            return "stopped"
+            is_free = self.place == "early hook" and self.finalize == "never"
+            return "free for ever" if is_free else "stopped"
         # after the ranks have met, a death is the launcher's to tell: it may be a normal end
         if self.way in DEATHS and (self.is_free or self.place == "early hook"):
             return "free to die"

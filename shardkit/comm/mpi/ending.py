@@ -125,6 +125,7 @@ class Ending:
 
     def _leave(self):
         self._begin()
+        attendance().dismiss_warden()
         attendance().close()
 
     def _at_exit(self, end: Callable[[], None]):

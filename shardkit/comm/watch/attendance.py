@@ -250,6 +250,15 @@ class Attendance:
                 return f"rank {rank} waits for it in {other.doing}"
         return None
 
+    def dismiss_warden(self) -> None:
+        """Let nobody watch over this process any more, which may end at any time from here on.
+
+        The launcher of MPICH kills the others when a rank that never finalizes MPI has ended, and
+        its standard error is still open in a warden.
+        """
+        if self.warden is not None and self._is_own():
+            self.warden.end()
+
     def close(self) -> None:
         """Note that MPI is finalized: what this process still does is its own business."""
         self._write(replace(self._entry, may_end=True, is_waiting=False))
