@@ -11,6 +11,7 @@ import numpy
 
 from ...layout.box import flat_range_to_boxes
 from ..format.description import state_since
+from ..format.values import with_lists
 from ..load import Checkpoint
 from .tree import in_order, shape_text
 
@@ -131,7 +132,7 @@ def _description(manifest: dict, model_only: bool) -> dict:
     model = {"model": manifest["model"]["class"]}
     for name, value in manifest["model"]["configuration"].items():
         if not (model_only and name == "seed"):
-            model[f"model.{name}"] = value
+            model[f"model.{name}"] = with_lists(value)
     model["active_features"] = manifest["active_features"]
     return model if model_only else {**_description_of_run(manifest), **model}
 

@@ -33,7 +33,8 @@ class OnCores(NamedTuple):
     switches: int  # how often it lost its core without going to sleep
 
     def __sub__(self, earlier: "OnCores") -> "OnCores":
-        return OnCores(*(now - before for now, before in zip(self, earlier)))
+        ran, waited = self.ran - earlier.ran, self.waited - earlier.waited
+        return OnCores(ran, waited, self.switches - earlier.switches)
 
     @property
     def wanted(self) -> float:
