@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
 from ..annotations import FilePath
 from ..errors import ConfigurationError
 from .paths import usable_path
+
+_IMPORTING: dict[Path, Any] = {}  # file -> the lock of its import
 
 _SOURCE = ".py"
 LIBRARIES = (  # that shardkit imports where they are installed
@@ -151,7 +154,12 @@ def import_file(path: Path) -> ModuleType:
     place of a library. Errors: ConfigurationError if another module has the name; whatever it
     raises.
     """
-    path, name = path.resolve(), path.stem
+    path = path.resolve()
+    with _IMPORTING.setdefault(path, RLock()):  # ranks may be threads: one runs it, all get it
+        return _imported(path, path.stem)
+
+
+def _imported(path: Path, name: str) -> ModuleType:
     there = sys.modules.get(name)
     if there is not None and getattr(there, "__file__", None) == str(path):
         return there

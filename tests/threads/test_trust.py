@@ -16,7 +16,7 @@ from shardkit import nn
 from shardkit.cli import main
 from shardkit.cli.settings import Given, trust_in
 from shardkit.errors import ConfigurationError
-from shardkit.files.trust import Trust, is_class_of, known
+from shardkit.files.trust import Trust, import_file, is_class_of, known
 from shardkit.task.table import TableMLP
 from shardkit.train import train_run
 from shardkit.train.evaluation import TrainedRun
@@ -380,3 +380,13 @@ def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder):
 def command_of(command, words):
     program = [sys.executable, "-P", "-m", "shardkit", *command.split(), *map(str, words)]
     return subprocess.run(program, capture_output=True, text=True, timeout=100)
+
+
+def test_ranks_that_are_threads_get_the_whole_of_a_file(tmp_path):
+    path = tmp_path / "slowly_made.py"
+    path.write_text("import time; time.sleep(0.3)\nclass Surrogate:\n    pass\n")
+    try:
+        found = sk.run_ranks(3, lambda backend: import_file(path).Surrogate)
+    finally:
+        sys.modules.pop("slowly_made", None)
+    assert len(set(found)) == 1
