@@ -108,7 +108,9 @@ class Given:
 
     def configuration(self) -> type[RunConfiguration]:
         """Return the class of the settings of the task that is given."""
-        return configuration_of(load_task(self.first("run.task") or DEFAULT_TASK))
+        task = self.first("run.task") or DEFAULT_TASK
+        with self._named():
+            return configuration_of(load_task(task))
 
     def typed(self, configuration: type[RunConfiguration]) -> dict[str, object]:
         """Return {"section.key": value}. Errors: ConfigurationError on an unknown key."""
