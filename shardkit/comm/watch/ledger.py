@@ -35,7 +35,7 @@ from .pulse import RING_START as _RING_START
 MAGIC = b"sklgr\x00\x00\x02"  # the last byte is the version
 LEDGER_NAME = "rank-{:05d}.ledger"
 _HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
-_MOST_RANKS = 1 << 24
+_MOST_RANKS = 2**20  # more than any training job has
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
 RECORD_BYTES = _RECORD.size
 _WORKED, _WORKED_OFFSET = struct.Struct("<d"), 120  # in the header: see Ledger.work()
