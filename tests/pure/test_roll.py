@@ -334,6 +334,32 @@ def test_the_end_of_a_process_is_a_death_where_others_need_it(
     roll.close()
 
 
+@pytest.mark.parametrize(
+    "own, other, num_ranks, is_launcher_alive, is_reported",
+    [
+        ({}, {}, 2, True, True),
+        ({}, {"may_end": True, "is_guest": True}, 2, True, True),  # its backend was being made
+        ({}, {"has_left": True}, 2, True, False),
+        ({}, {}, 3, True, False),
+        ({}, {}, 2, False, False),
+        ({"is_guest": True}, {}, 2, True, False),
+    ],
+    ids=["guarded", "at its start", "one left", "two nodes", "launcher ended", "guest"],
+)
+def test_the_first_that_looks_speaks_when_the_launcher_has_killed_all(
+    tmp_path, capfd, own, other, num_ranks, is_launcher_alive, is_reported
+):
+    roll = Roll(tmp_path)
+    roll.write(0, Entry(dead_process(), doing="its own code", **own))
+    roll.write(1, Entry(dead_process(), doing="its own code", **other))
+    launcher = os.getpid() if is_launcher_alive else dead_process()
+    for rank in (0, 1):
+        warden = Warden(roll, rank, num_ranks, 1, launcher, "", {})
+        warden._name_death()
+    assert ("rank 0 died" in capfd.readouterr().err) == is_reported
+    roll.close()
+
+
 def test_a_guest_that_does_not_see_all_ranks_names_no_death(tmp_path, capfd):
     """One of the others may have ended the job."""
     roll = Roll(tmp_path)

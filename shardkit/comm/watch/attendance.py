@@ -209,13 +209,12 @@ class Attendance:
         is_watched = self.warden is not None and self.warden.ended is None
         return inf if is_watched else self.limit()
 
-    def others_here(self) -> list[int]:
-        """Return the processes of the other ranks of this node, as far as they are known."""
-        entries = [
-            None if self._roll is None or rank == self.rank else self._roll.read(rank)
-            for rank in range(self.num_ranks)
-        ]
-        return [entry.process for entry in entries if entry is not None]
+    def others_here(self) -> dict[int, Entry]:
+        """Return the entries of the other ranks of this node, as far as they are known."""
+        if self._roll is None:
+            return {}
+        entries = {rank: self._roll.read(rank) for rank in range(self.num_ranks)}
+        return {r: entry for r, entry in entries.items() if entry is not None and r != self.rank}
 
     def may_end(self) -> None:
         """Note that nobody needs this rank but in MPI_Finalize: its process may end at any time."""
@@ -239,14 +238,8 @@ class Attendance:
                 note_path(self.folder, self.rank, path)
 
     def _who_waits(self):
-        for rank in range(self.num_ranks):
-            other = self._roll.read(rank)
-            if (
-                other is not None
-                and other.is_waiting
-                and not other.has_left
-                and other.number > self._entry.number
-            ):
+        for rank, other in self.others_here().items():
+            if other.is_waiting and not other.has_left and other.number > self._entry.number:
                 return f"rank {rank} waits for it in {other.doing}"
         return None
 

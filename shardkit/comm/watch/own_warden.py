@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
@@ -41,14 +42,14 @@ class OwnWarden:
         self.ended: str | None = None
         self._rank, self._is_needed = arguments["rank"], is_needed
         self._has_spoken = Event()
-        socket = launcher().socket  # as long as it is open the launcher knows of no death
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=() if socket is None else (socket,),
-        )
+        with _lines_to_launcher() as kept:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=kept,
+            )
         Thread(target=self._follow, daemon=True).start()
 
     def await_watch(self) -> None:
@@ -72,6 +73,28 @@ class OwnWarden:
             text = f"{unwatched_text({self._rank: reason})} (process {os.getpid()})\n"
             os.write(2, f"shardkit: {text}".encode(errors="replace"))
         self._has_spoken.set()
+
+
+@contextmanager
+def _lines_to_launcher():
+    """Return a context manager: the descriptors that the launcher of MPICH sees closed at a death.
+
+    It kills the other ranks once it has seen one of them closed, even before a warden on a busy
+    machine has said who died; as long as they are open in a warden, it knows of no death.
+    """
+    socket = launcher().socket
+    if socket is None:
+        yield ()
+        return
+    try:
+        output = os.dup(1)  # a warden's own standard output is for its rank
+    except OSError:  # the program has closed it
+        yield (socket,)
+        return
+    try:
+        yield socket, output
+    finally:
+        os.close(output)
 
 
 def unwatched_text(reasons: dict[int, str]) -> str:

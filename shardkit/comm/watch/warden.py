@@ -244,8 +244,7 @@ class Warden:
             return
         others = self._others()
         here = [entry for entry in others.values() if entry is not None]
-        if all(state_of(entry.process) is not None for entry in here) and self.roll.may_report():
-            # The launcher may have killed this rank because one on another node died before.
+        if self._was_first(own, others) and self.roll.may_report():
             absent = ""
             if len(here) < len(others) and own.number == 1:
                 absent = f"; {whom(self.rank, own, others)}"
@@ -257,6 +256,18 @@ class Warden:
         if not own.is_guest:  # else its launcher decides
             self.roll.end()
         self._hold_launcher()
+
+    def _was_first(self, own, others) -> bool:
+        """Return False if another rank may have ended before, for which the launcher killed this.
+
+        Where all ranks are on this node, and the launcher lives, the first warden that looks speaks
+        for the rank that died first: on a busy machine the launcher may be quicker than all.
+        """
+        here = [entry for entry in others.values() if entry is not None]
+        gone = [entry for entry in here if state_of(entry.process) is None]
+        if not gone or own.is_guest or len(here) < len(others):
+            return not gone
+        return state_of(self.launcher) is not None and not any(entry.has_left for entry in gone)
 
     def _end_rank(self, seconds: float):
         """Give the launcher some time to end the rank, then kill it."""
@@ -309,7 +320,7 @@ def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
     if all(entry is None for entry in here.values()) and len(here) > 1:
         return f"of the {len(others)} other ranks none has come to MPI_Init on this node"
     texts = [
-        f"rank {other} is missing, {_whereabouts(entry)}"
+        f"rank {other} is missing, {whereabouts(entry)}"
         for other, entry in sorted(named.items())[:MAX_NAMED]
     ]
     more = len(named) - len(texts)
@@ -332,7 +343,8 @@ def _never_comes(entry: Entry, own: Entry) -> bool:
     return not _has_come(entry, own) and (entry.has_left or state_of(entry.process) is None)
 
 
-def _whereabouts(entry):
+def whereabouts(entry: Entry | None) -> str:
+    """Return where the rank of this entry is, as a clause about it."""
     if entry is None:
         return "which has not come to MPI_Init, or is on another node"
     state = state_of(entry.process)
