@@ -23,12 +23,13 @@ from math import inf
 
 import numpy
 
+from ...errors import CommunicationError
 from ..mpi.ending import ending
 from ..mpi.launch import ranks_text
 from ..watch.attendance import attendance
 from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
-from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
+from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS, SURE_SECONDS, state_of, whereabouts
 from .agreement import describe_error
 
 LEFT_TAG = 1
@@ -98,8 +99,39 @@ class JobGuard:
         thread.start()
 
     def meet(self) -> None:
-        """Return when all ranks have called this. Collective."""
-        self._comm.Barrier()
+        """Return when all ranks have called this. Collective.
+
+        In a job of another program nobody ends a rank that waits for one that never comes: it is
+        told so here. How long the others work is that program's business.
+
+        Raises
+        ------
+        CommunicationError
+            A rank of this node has left that other program without calling this.
+        """
+        if self._is_active:
+            self._comm.Barrier()
+            return
+        request, left_since = self._comm.Ibarrier(), None
+        tell_at = time.monotonic() + self._backend.timeout
+        while not self._is_complete(request, POLL_SECONDS):
+            who = self._who_left()
+            left_since = (left_since or time.monotonic()) if who else None
+            if left_since is not None and time.monotonic() > left_since + SURE_SECONDS:
+                raise CommunicationError(
+                    f"rank {self._comm.rank} of {self._comm.size} waits in shutdown(): {who}. Call "
+                    "shutdown() on all ranks of the backend's communicator, or on none"
+                )
+            if time.monotonic() > tell_at:
+                tell_at = inf
+                self._tell_of_wait()
+
+    def _tell_of_wait(self):
+        self._backend.say(
+            f"warning: rank {self._comm.rank} of {self._comm.size} has waited "
+            f"{self._backend.timeout:g} s in shutdown(), which not all ranks of the backend's "
+            "communicator have called; it goes on waiting, for the job is another program's"
+        )
 
     def stop(self) -> None:
         """End the threads and free the communicator. Collective."""
@@ -138,7 +170,8 @@ class JobGuard:
         clock, next_look = FairClock(time.monotonic()), 0.0
         while not request.Test():
             if time.monotonic() >= next_look:
-                if clock.count(attendance().others_here()) > limit:
+                others = attendance().others_here().values()
+                if clock.count([other.process for other in others]) > limit:
                     return False
                 next_look = time.monotonic() + min(POLL_SECONDS, limit / 8)
             time.sleep(0.002)
@@ -183,6 +216,20 @@ class JobGuard:
                 "together, or set the backend's timeout"
             )
         self.stop()
+
+    def _who_left(self) -> str:
+        """Return which ranks of this node have left, in words; "" if none has."""
+        world, own = self._mpi.COMM_WORLD.Get_group(), self._comm.Get_group()
+        places = own.Translate_ranks(None, world)
+        world.Free()
+        own.Free()
+        entries = attendance().others_here()
+        texts = [
+            f"rank {rank} is missing, {whereabouts(entry)}"
+            for rank, entry in enumerate(map(entries.get, places))
+            if entry is not None and (entry.has_left or state_of(entry.process) is None)
+        ]
+        return "; ".join(texts)
 
     def _who_is_missing(self) -> str:
         """Return which ranks have not reached the end of their program, as far as is known."""
