@@ -7,7 +7,8 @@ import numpy
 from hybrids import groups_of_two
 
 import shardkit as sk
-from shardkit.array.backend import to_host
+from shardkit.testing.array import to_host
+from shardkit.testing.parallel import trained_units_of
 
 VOCABULARY, SEQUENCE = 61, 12
 
@@ -82,10 +83,9 @@ def full_gradient(sharded, x, y):
 
     Collective.
     """
-    engine = sharded.engine
-    engine.compute_gradients(x, y)
+    sharded.compute_gradients(x, y)
     mine = []
-    for unit in engine.trained_units:
+    for unit in trained_units_of(sharded):
         gradient = unit.gradients.owned
         mine += [
             (piece.name, piece.box, to_host(gradient[piece.start : piece.stop].copy()))
@@ -95,7 +95,7 @@ def full_gradient(sharded, x, y):
         name: numpy.zeros(p.shape, p.dtype)
         for name, p in sharded.wrapped_model.named_parameters().items()
     }
-    for part in engine.data.all_gather_object(mine):
+    for part in sharded.mesh.group("data").all_gather_object(mine):
         for name, box, values in part:
             whole[name][box.slices()] = values.reshape(box.shape)
     return numpy.concatenate([values.ravel() for values in whole.values()])

@@ -3,8 +3,7 @@
 import numpy
 
 from shardkit import nn
-from shardkit.nn import ops
-from shardkit.nn.derivative import grad
+from shardkit.nn import grad, ops
 
 WIDTH = 32
 

@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy
 
 import shardkit as sk
-from shardkit.checkpoint import CheckpointStore
-from shardkit.checkpoint.models import gpt_of
-from shardkit.checkpoint.sources import find_model
-from shardkit.layout.box import Box
-from shardkit.layout.piece import Piece
+from shardkit.testing.checkpoint import CheckpointStore, find_model, gpt_of
+from shardkit.testing.layout import Box, Piece
 
 DESCRIPTION = {
     "samples_seen": 0,

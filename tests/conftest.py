@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mpi_run import MPIRun
 
-from shardkit.environment import launched_ranks
+from shardkit.testing.base import launched_ranks
 
 HERE = Path(__file__).parent
 MPI_TESTS = HERE / "mpi"

@@ -15,10 +15,7 @@ from kernel_table import (
     reference,
 )
 
-from shardkit.array import kernels
-from shardkit.array.backend import is_device_array
-from shardkit.array.cuda.arrays import real_dtype
-from shardkit.array.registry import ACTIVATIONS, KERNELS
+from shardkit.testing.array import ACTIVATIONS, KERNELS, is_device_array, kernels, real_dtype
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
 STAY_FLOAT32 = {

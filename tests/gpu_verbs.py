@@ -8,9 +8,9 @@ import numpy
 import pytest
 from stand_in import pretended_gpu
 
-from shardkit.array import registry
-from shardkit.comm import ReductionOperation, ordered_all_reduce, ordered_reduce_scatter
-from shardkit.comm.staging import Staging
+from shardkit import ReductionOperation
+from shardkit.testing.array import registry
+from shardkit.testing.comm import Staging, ordered_all_reduce, ordered_reduce_scatter
 
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 SIZES = (0, 7, 2500)

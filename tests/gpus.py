@@ -12,9 +12,8 @@ import pytest
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler
 
-from shardkit.array import registry
-from shardkit.array.device import Device
-from shardkit.errors import DeviceError
+from shardkit import DeviceError
+from shardkit.testing.array import Device, registry
 
 
 @pytest.fixture(scope="session")

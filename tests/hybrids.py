@@ -14,10 +14,16 @@ from dataclasses import dataclass
 import numpy
 
 import shardkit as sk
-from shardkit.array.backend import to_host
-from shardkit.layout.box import tiles_exactly
-from shardkit.parallel.tensor.claims import global_piece, is_counted
-from shardkit.schedule import ORDERS
+from shardkit.testing.array import to_host
+from shardkit.testing.layout import tiles_exactly
+from shardkit.testing.parallel import (
+    global_piece,
+    gradient_norm_of,
+    is_counted,
+    runtime_of,
+    units_of,
+)
+from shardkit.testing.schedule import ORDERS
 
 VOCABULARY, SEQUENCE, WIDTH, SAMPLES = 48, 8, 24, 24
 POLICIES = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -59,7 +65,7 @@ def gpt(layers=1, **changes):
 
 def table_of(model):
     """What each kind of action does in the next step of a sharded model; it may be changed."""
-    return model.engine.runtime.executor.executor.table
+    return runtime_of(model).executor.executor.table
 
 
 def layers_for(pipeline, schedule):
@@ -143,7 +149,7 @@ class GradientRecord:
 
     def __init__(self, model):
         self.steps: dict[int, list[Box]] = {}  # number of the step, from 1
-        for unit in model.engine.units:
+        for unit in units_of(model):
             unit.step = self._recording(unit, unit.step)
 
     def _recording(self, unit, step):
@@ -221,7 +227,7 @@ def trained(mesh, policy="fsdp", schedule="1f1b", steps=5, **settings) -> Run:
         record, losses, norms = GradientRecord(model), [], []
         for step in range(steps):
             losses.append(step_once(model, step))
-            norms.append(model.engine.gradient_norm)
+            norms.append(gradient_norm_of(model))
         return (model.gather_full_parameters(), losses, norms), record.steps, shapes_of(model)
 
     results = sk.run_ranks(numpy.prod(mesh), on_rank)

@@ -9,11 +9,14 @@ from typing import Callable
 
 import numpy
 
-import shardkit.array.kernels  # noqa: F401  fills the registry
-from shardkit.array.lines import adaptive, pooling
-from shardkit.array.registry import KERNELS
-from shardkit.array.window import ConvolutionWindow
-from shardkit.data.cipher import tables
+from shardkit.testing.array import (
+    KERNELS,
+    ConvolutionWindow,
+    adaptive,
+    kernels,  # noqa: F401  fills the registry
+    pooling,
+)
+from shardkit.testing.data import tables
 
 
 def implementations(slot: str) -> SimpleNamespace:

@@ -14,9 +14,8 @@ import sys
 
 import pytest
 
-from shardkit.comm import MPICommunicationBackend
-from shardkit.environment import launcher
-from shardkit.errors import ShardkitError
+from shardkit import MPICommunicationBackend, ShardkitError
+from shardkit.testing.base import launcher
 
 MEETING_SECONDS = 30  # beyond the longest limit of a test, which a late rank may still be in
 

@@ -5,8 +5,7 @@ that it wants.
 import numpy
 
 import shardkit as sk
-from shardkit.plan import SHARDKIT, MLPShape, ModelShape, RunLayout
-from shardkit.plan.stages import blocks_per_stage
+from shardkit.testing.plan import SHARDKIT, MLPShape, ModelShape, RunLayout, blocks_per_stage
 
 
 def model_of(shape):

@@ -17,7 +17,7 @@ import numpy
 
 from shardkit import nn
 from shardkit.nn import Buffer, Parameter, ops
-from shardkit.nn.init import Fill, Normal
+from shardkit.testing.nn import Fill, Normal
 
 WIDTH, SCALE = 16, 3.0
 T = TypeVar("T")

@@ -4,7 +4,7 @@ memory that runs out.
 
 import numpy
 
-from shardkit.nn.autograd import Tensor, record
+from shardkit.nn import Tensor, record
 
 WAYS = (
     "nan",

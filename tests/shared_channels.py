@@ -6,9 +6,7 @@ Each has a heap of its own, as processes of one node have them.
 import threading
 from types import SimpleNamespace
 
-from shardkit.comm.node.channel import SharedMemoryChannel
-from shardkit.comm.node.heap import Heap
-from shardkit.comm.node.mailbox import new_mailbox, table_of
+from shardkit.testing.comm import Heap, SharedMemoryChannel, new_mailbox, table_of
 
 HEAP_BYTES = 1 << 26
 

@@ -5,8 +5,7 @@ import struct
 
 import numpy
 
-from shardkit.data.token_file import lay_out_token_file
-from shardkit.data.tokenizer import ByteTokenizer
+from shardkit.testing.data import ByteTokenizer, lay_out_token_file
 
 FORMATS = ("text", "tokens", "nanogpt", "megatron", "npy", "npz")
 WITH_DOCUMENTS = ("text", "tokens", "megatron")

@@ -16,7 +16,7 @@ import numpy
 import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ops
-from shardkit.nn.ops.pooling import max_pool2d
+from shardkit.nn.ops import max_pool2d
 
 SAMPLES, WIDTH, KINDS = 12, 5, 4
 

@@ -7,7 +7,7 @@ WRONG["all_reduce: dtype"](backend, is_odd)      the odd rank, with is_odd, brin
 
 import numpy
 
-from shardkit.comm import ReductionOperation
+from shardkit import ReductionOperation
 
 SUM, MAX, AVERAGE = ReductionOperation.SUM, ReductionOperation.MAX, ReductionOperation.AVERAGE
 SIZE = 6

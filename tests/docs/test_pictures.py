@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.layout import POLICIES, FlatLayout, MeshShape, policy_named
-from shardkit.layout.pictures import draw_memory, draw_mesh, draw_policies
+from shardkit.testing.layout import (
+    POLICIES,
+    FlatLayout,
+    MeshShape,
+    draw_memory,
+    draw_mesh,
+    draw_policies,
+    policy_named,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

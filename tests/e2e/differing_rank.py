@@ -12,7 +12,7 @@ import sys
 import numpy
 
 import shardkit as sk
-from shardkit.cli import main
+from shardkit.testing.cli import main
 
 odd, given = int(sys.argv[1]), json.loads(sys.argv[2])
 rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))

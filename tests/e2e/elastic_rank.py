@@ -18,7 +18,8 @@ import numpy  # noqa: E402
 from builders import sha256, small_gpt, token_batch  # noqa: E402
 
 import shardkit as sk  # noqa: E402
-from shardkit.nn.autograd import record  # noqa: E402
+from shardkit.nn import record  # noqa: E402
+from shardkit.testing.parallel import units_of
 
 STEPS, SAMPLES, MICRO_BATCH = 10, 16, 2
 
@@ -61,7 +62,7 @@ def pass_through_death(gpt, model):
             die()
 
     block = gpt.blocks()[1 if model.mesh.coordinates.pipeline == 0 else -2][1]
-    forward, unit = block.forward, model.engine.units[-1]
+    forward, unit = block.forward, units_of(model)[-1]
 
     def backward(gradient, wanted):
         pass_by(2)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy
 
-from shardkit.comm import Mesh, MPICommunicationBackend, abort_on_error
-from shardkit.errors import ConfigurationError
+from shardkit import ConfigurationError, Mesh, MPICommunicationBackend
+from shardkit.testing.comm import abort_on_error
 
 
 def fail(how):

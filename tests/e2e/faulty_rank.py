@@ -20,8 +20,9 @@ from builders import small_gpt, token_batch  # noqa: E402
 from sabotage import no_memory  # noqa: E402
 
 import shardkit as sk  # noqa: E402
-from shardkit.comm import abort_on_error  # noqa: E402
-from shardkit.nn.autograd import record  # noqa: E402
+from shardkit.nn import record  # noqa: E402
+from shardkit.testing.comm import abort_on_error  # noqa: E402
+from shardkit.testing.parallel import skips_of, training_state_of, units_of
 
 WATCHDOG_SECONDS = 2.0
 
@@ -87,7 +88,7 @@ class Fault:
             )
 
         block.forward = passing_forward
-        unit = model.engine.units[-1]  # the one whose gradients are reduced first
+        unit = units_of(model)[-1]  # the one whose gradients are reduced first
         reduce = unit.reduce
 
         def passing_reduce(*arguments, **settings):
@@ -98,13 +99,13 @@ class Fault:
             return done
 
         unit.reduce = passing_reduce
-        boxes = model.engine.state.counted_boxes
+        boxes = training_state_of(model).counted_boxes
 
         def passing_boxes():
             self.pass_by("saving")
             return boxes()
 
-        model.engine.state.counted_boxes = passing_boxes
+        training_state_of(model).counted_boxes = passing_boxes
 
 
 def main(how, where, pipeline, folder):
@@ -133,8 +134,7 @@ def main(how, where, pipeline, folder):
         at[0], fault.is_due = "exit", where == "exit"
         fault.pass_by("exit")
         print(
-            f"rank {backend.rank} ends with {model.engine.state.skips.total} skipped, loss "
-            f"{loss:.6f}",
+            f"rank {backend.rank} ends with {skips_of(model).total} skipped, loss {loss:.6f}",
             flush=True,
         )
     backend.shutdown()

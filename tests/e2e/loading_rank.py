@@ -13,8 +13,8 @@ import time
 import numpy
 
 import shardkit as sk
-from shardkit.array.machine_code import MACHINE_CODE
-from shardkit.comm.watch import cores
+from shardkit.testing.array import MACHINE_CODE
+from shardkit.testing.comm import cores
 
 LIMIT_SECONDS = 2.0
 

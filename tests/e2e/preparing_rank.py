@@ -4,9 +4,9 @@ import os
 import signal
 import sys
 
-from shardkit.cli import main
-from shardkit.data.prepare.parts import PartsFolder
-from shardkit.environment import launcher
+from shardkit.testing.base import launcher
+from shardkit.testing.cli import main
+from shardkit.testing.data import PartsFolder
 
 write = PartsFolder.write
 

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 
-from shardkit.cli import main
-from shardkit.comm.backend import CommunicationBackend
-from shardkit.environment import launcher
+from shardkit import CommunicationBackend
+from shardkit.testing.base import launcher
+from shardkit.testing.cli import main
 
 how, rank, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 work, num_notes = CommunicationBackend.work, [0]

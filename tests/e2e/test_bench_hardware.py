@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.cli import main
-from shardkit.plan import read_cluster
+from shardkit.testing.cli import main
+from shardkit.testing.plan import read_cluster
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 

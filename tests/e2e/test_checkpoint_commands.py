@@ -8,7 +8,7 @@ from builders import token_batch, train
 from checkpoints import edit_manifest
 
 import shardkit as sk
-from shardkit.cli import main
+from shardkit.testing.cli import main
 
 
 @pytest.fixture

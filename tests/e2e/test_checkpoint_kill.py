@@ -18,7 +18,7 @@ import pytest
 from builders import token_batch, train
 
 import shardkit as sk
-from shardkit.checkpoint import CheckpointStore
+from shardkit.testing.checkpoint import CheckpointStore
 
 SCRIPT = Path(__file__).with_name("saving_rank.py")
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.array.machine_code import MACHINE_CODE
-from shardkit.cli import main
+from shardkit.testing.array import MACHINE_CODE
+from shardkit.testing.cli import main
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SMALL = [

@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, mpi_of, python_of, words_of_shardkit
 
-from shardkit.comm import run_ranks
-from shardkit.doctor import Finding, as_json, as_text, exit_code
-from shardkit.doctor.files import check_folder
-from shardkit.doctor.mpi import _judge_trial
-from shardkit.doctor.network import _judge
+from shardkit import run_ranks
+from shardkit.testing.doctor import (
+    Finding,
+    _judge,
+    _judge_trial,
+    as_json,
+    as_text,
+    check_folder,
+    exit_code,
+)
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 TOPICS = [
@@ -119,7 +124,7 @@ def test_a_mesh_that_does_not_fit_is_one_sentence():
 
 def test_ranks_without_mpi_are_told_to_install_it():
     code = (
-        "import sys; sys.modules['mpi4py'] = None; from shardkit.cli import main; "
+        "import sys; sys.modules['mpi4py'] = None; from shardkit.testing.cli import main; "
         "sys.exit(main(['doctor']))"
     )
     done = subprocess.run(

@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, python_of, run_job
 
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
+from shardkit.testing.checkpoint import compare, find_checkpoint
 
 SCRIPT = Path(__file__).with_name("elastic_rank.py")
 SURVIVE = ("--with-ft", "ulfm")

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from e2e.mpi_jobs import ROOT, python_of
 
-from shardkit.cli import main
+from shardkit.testing.cli import main
 
 TEXT = "The ship sails over the sea. The sea is deep, and the ship is small.\n"
 
@@ -16,7 +16,7 @@ def pretrained(folder):
     pytest.importorskip("torch").manual_seed(0)
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("tokenizers")
-    from shardkit.data.prepare.vocabulary import train_vocabulary
+    from shardkit.testing.data import train_vocabulary
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import ROOT
 
-from shardkit.comm.gpu import probe as probes
-from shardkit.comm.gpu.probe import SIZE_CLASSES, VERBS, Verdict, _session_members, _try_all, probe
+from shardkit.testing.comm import SIZE_CLASSES, VERBS, Verdict, _session_members, _try_all, probe
+from shardkit.testing.comm import gpu_probe as probes
 
 STAND_IN = ROOT / "tests" / "stand_in"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SABOTAGE = """
 import os, signal, sys, time
-from shardkit.comm.gpu.mpi import MPITransport
+from shardkit.testing.comm import MPITransport
 broadcast = MPITransport.broadcast
 def wrong(self, port, root):
     if port.num_bytes > 1 << 20:

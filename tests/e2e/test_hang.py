@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.comm.watch.hang import hang_report
+from shardkit.testing.comm import hang_report
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 PROGRAM = textwrap.dedent("""

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardkit.cli import main
-from shardkit.errors import ConfigurationError
-from shardkit.files.shown import is_plain, shown
-from shardkit.slurm import JobPlan, render
-from shardkit.task.language import Language
-from shardkit.train.settings import configuration_of
+from shardkit import ConfigurationError
+from shardkit.testing.cli import main
+from shardkit.testing.files import is_plain, shown
+from shardkit.testing.slurm import JobPlan, render
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of
 
 RunConfiguration = configuration_of(Language)
 KINDS = [

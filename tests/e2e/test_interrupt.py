@@ -13,7 +13,7 @@ import pytest
 from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, hear_ctrl_c, python_of
 from e2e.test_stopping import SMALL, checkpoints
 
-from shardkit.checkpoint.find import find_checkpoint
+from shardkit.testing.checkpoint import find_checkpoint
 
 pytestmark = pytest.mark.timeout(200)
 REPORTED = re.compile(r"step \d+/\d+  loss")
@@ -167,7 +167,7 @@ def test_open_mpi_ends_the_ranks_on_ctrl_c_and_checkpoints_stay(folder):
 
 BENCH = """
 import sys
-from shardkit.cli import bench, main
+from shardkit.testing.cli import bench, main
 {name} = bench.{name}
 def bench_{name}(*arguments, **settings):
     print("ready\\n", end="", flush=True)
@@ -178,7 +178,7 @@ sys.exit(main(["bench", "--steps=100000", *settings]))
 """
 INSPECT = """
 import signal, sys
-from shardkit.cli import inspect, main
+from shardkit.testing.cli import inspect, main
 def describe(*arguments, **options):
     print("ready\\n", end="", flush=True)
     signal.pause()
@@ -188,7 +188,7 @@ sys.exit(main(["inspect", "."]))
 SCRIPT = """
 import numpy
 import shardkit as sk
-from shardkit.comm.failure.program import abort_on_error
+from shardkit.testing.comm import abort_on_error
 backend = sk.MPICommunicationBackend()
 backend.initialize()
 with abort_on_error(backend):

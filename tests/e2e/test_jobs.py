@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import hear_ctrl_c
 
-from shardkit.errors import ConfigurationError, MeshError
-from shardkit.slurm import TEMPLATES, JobPlan, render
-from shardkit.task.language import Language
-from shardkit.train.settings import configuration_of
+from shardkit import ConfigurationError, MeshError
+from shardkit.testing.slurm import TEMPLATES, JobPlan, render
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of
 
 RunConfiguration = configuration_of(Language)
 

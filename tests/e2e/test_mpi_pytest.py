@@ -11,12 +11,12 @@ import sys
 import pytest
 from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_job
 
-from shardkit.environment import environment_without_launcher
+from shardkit.testing.base import environment_without_launcher
 
 MPI_TESTS = """
 import os
 import pytest
-from shardkit.environment import launcher
+from shardkit.testing.base import launcher
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(10)]
 FAULT, GUILTY = os.environ["FAULT"], str(launcher().rank) in os.environ["GUILTY"]
 assert not (FAULT == "import" and GUILTY)
@@ -35,7 +35,7 @@ def test_that_may_die(backend):
         os._exit(0)
 """
 PLAIN_TESTS = """
-from shardkit.environment import launched_ranks
+from shardkit.testing.base import launched_ranks
 assert launched_ranks() is None, "imported under a launcher"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import run_job, words_of_shardkit
 
-from shardkit.data.token_file import open_token_file
+from shardkit.testing.data import open_token_file
 
 KILLED = Path(__file__).with_name("preparing_rank.py")
 

@@ -16,8 +16,7 @@ import pytest
 from e2e.mpi_jobs import python_of
 from slurm_cluster import ENDED, SlurmCluster, why_not
 
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
+from shardkit.testing.checkpoint import compare, find_checkpoint
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

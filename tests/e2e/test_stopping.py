@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
+from shardkit.testing.checkpoint import compare, find_checkpoint
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SMALL = [

@@ -11,8 +11,7 @@ import h5py
 import numpy
 from test_command_line import MPIEXEC
 
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
+from shardkit.testing.checkpoint import compare, find_checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

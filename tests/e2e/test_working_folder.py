@@ -13,8 +13,9 @@ import numpy
 import pytest
 from e2e.mpi_jobs import ROOT, python_of
 
-from shardkit.cli import make_parser
-from shardkit.files.programs import find_program, import_folders, python_command
+from shardkit.testing.cli import make_parser
+from shardkit.testing.comm import own_warden
+from shardkit.testing.files import find_program, import_folders, python_command
 
 BIN = Path(sys.executable).parent
 LIBRARIES = {"cupy", "h5py", "mpi4py", "numba", "numpy", "rich", "shardkit", "threadpoolctl"}
@@ -135,7 +136,7 @@ def test_a_task_in_a_folder_of_traps_imports_what_is_beside_it_and_no_trap(
     (folder / "besides.py").write_text("NAME = 1\n")
     (folder / "own_task.py").write_text(
         "import json, subprocess, mpi4py, h5py, numpy, shardkit, besides\n"
-        "from shardkit.task.table import TableMLP\nclass Own(TableMLP):\n    pass\n"
+        "from shardkit.testing.task import TableMLP\nclass Own(TableMLP):\n    pass\n"
     )
     python_of("MPICH")
     words = words_of("train", at, tmp_path)
@@ -191,7 +192,7 @@ def test_a_warden_of_another_program_runs_none_either(traps, tmp_path):
 
 KILL = """
 import time
-from shardkit.comm.watch.attendance import attendance
+from shardkit.testing.comm import attendance
 if backend.rank == 1:
     attendance().warden.process.kill()
     while attendance().warden.ended is None:
@@ -207,13 +208,13 @@ def test_a_warden_that_ends_early_is_said_once_with_its_rank(tmp_path):
 
 def test_a_warden_that_cannot_begin_is_said_on_all_ranks_with_its_reason(tmp_path):
     before = (
-        "import os\nfrom pathlib import Path\nfrom shardkit.comm.watch import own_warden\n"
+        "import os\nfrom pathlib import Path\nfrom shardkit.testing.comm import own_warden\n"
         "if os.environ['PMI_RANK'] == '0':\n"
         "    own_warden._PACKAGE = Path('/nowhere')\n"
     )
     done = job(tmp_path, "", tmp_path, before)
     assert done.returncode == 0
-    reason = r"rank 0: ModuleNotFoundError: No module named 'shardkit.comm.watch'"
+    reason = f"rank 0: ModuleNotFoundError: No module named {own_warden.__package__!r}"
     assert done.stderr.count(reason) == 3, done.stderr  # at once by rank 0, then by each rank
 
 

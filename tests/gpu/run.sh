@@ -16,8 +16,8 @@ exec > >(tee "${LOG:-gpu-tests.log}") 2>&1
 options=(-q -p no:benchmark -o timeout_method=signal)
 
 "$python" - <<'END'
-from shardkit.array.device import Device
-from shardkit.errors import DeviceError
+from shardkit.testing.array import Device
+from shardkit import DeviceError
 
 try:
     device = Device("cuda")

@@ -6,7 +6,7 @@ import pytest
 import shardkit as sk
 from shardkit import nn
 from shardkit.nn import Buffer
-from shardkit.nn.init import Fill
+from shardkit.testing.nn import Fill
 
 
 class Tracked(nn.Module):

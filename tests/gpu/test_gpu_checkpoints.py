@@ -9,10 +9,9 @@ from hybrids import hybrid, step_once
 from stand_in import pretended_gpu
 
 import shardkit as sk
-from shardkit.array.device import Device
-from shardkit.checkpoint.background import Snapshot, _Task
-from shardkit.checkpoint.tools.convert import to_safetensors
-from shardkit.parallel.pipeline.neighbors import Neighbors, restore
+from shardkit.testing.array import Device
+from shardkit.testing.checkpoint import Snapshot, _Task, to_safetensors
+from shardkit.testing.parallel import Neighbors, device_of, restore
 
 WAYS = [
     ("cuda", "cpu", "at once"),
@@ -128,7 +127,7 @@ def test_what_neighbors_keep_comes_from_the_gpu_and_goes_back(gpu):
 def test_writing_takes_two_page_locked_blocks_and_reading_two(gpu, tmp_path):
     def on_rank(backend):
         model, _ = train("DDP", backend, 1, model=small_gpt(width=64, layers=3), device="cuda")
-        device = model.engine.device
+        device = device_of(model)
         model.save_model(tmp_path)
         assert 0 < device.bytes_in_use("staging") <= 2 << 20
         model.load_model(tmp_path)

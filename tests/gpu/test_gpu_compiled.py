@@ -11,8 +11,8 @@ from hybrids import hybrid
 from trace_rules import read_trace, threads_of
 
 import shardkit as sk
-from shardkit.errors import ShapeError, ShardingError
-from shardkit.parallel.step import cuda_work
+from shardkit import ShapeError, ShardingError
+from shardkit.testing.parallel import cuda_work, pools_of, program_of, runtime_of, units_of
 
 STEPS = 6  # plain, captured, compared, replayed three times
 FSDP = (1, 2, 1), {"policy": "fsdp"}
@@ -95,7 +95,7 @@ def test_from_the_fourth_step_on_nothing_is_computed_on_tapes(gpu):
         model.compile()
         for step in range(STEPS):
             if step == 3:
-                model.engine.runtime.flow.plain_work.forward = None
+                runtime_of(model).flow.plain_work.forward = None
             work(model, step)
 
     sk.run_ranks(2, on_rank)
@@ -127,8 +127,8 @@ def test_gradients_that_are_accumulated(gpu):
 def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
     def train(model, step):
         if step == STEPS - 1:
-            pool = model.engine.memory.whole_gradients
-            taken = pool.take(max(unit.layout.size for unit in model.engine.units))
+            pool = pools_of(model).whole_gradients
+            taken = pool.take(max(unit.layout.size for unit in units_of(model)))
             loss = work(model, step)
             pool.give(taken)
             return loss
@@ -233,7 +233,7 @@ def test_a_trace_of_replayed_steps_has_the_same_actions_and_says_whose_times_the
         with model.trace(path):
             work(model, STEPS)
         assert model.get_model_metadata()["compiled"]
-        return list(map(str, model.engine.program))
+        return list(map(str, program_of(model)))
 
     programs = sk.run_ranks(2, on_rank)
     content = read_trace(path)

@@ -9,11 +9,9 @@ import pytest
 from builders import small_gpt, token_batch, train
 
 import shardkit as sk
-from shardkit.array import random
-from shardkit.array.backend import numbers_of, to_host, xp_of
-from shardkit.array.copies import Done
-from shardkit.array.device import BufferPool, Device
-from shardkit.errors import DeviceError, DeviceMemoryError
+from shardkit import DeviceError
+from shardkit.testing.array import BufferPool, Device, Done, numbers_of, random, to_host, xp_of
+from shardkit.testing.base import DeviceMemoryError
 
 
 @pytest.mark.parametrize("num_bytes", [3 << 20, (1 << 20) + 1])

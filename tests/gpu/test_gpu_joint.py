@@ -12,15 +12,10 @@ from hybrids import gpt, hybrid, step_once, trained
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.array.backend import to_host
-from shardkit.array.dtypes import dtype_named, wide
-from shardkit.nn import Parameter, Tensor, ops, transformer
-from shardkit.nn.autograd import backward_inputs
-from shardkit.nn.init import Fill
-from shardkit.nn.ops import joint
-from shardkit.nn.ops.attention import causal_attention
-from shardkit.nn.ops.linear import linear
-from shardkit.nn.ops.rotary import rotary
+from shardkit.nn import Parameter, Tensor, backward_inputs, ops
+from shardkit.nn.ops import causal_attention, linear, rotary
+from shardkit.testing.array import dtype_named, to_host, wide
+from shardkit.testing.nn import Fill, joint, transformer
 
 ROWS, WIDTH = (3, 5), 4
 EQUAL, GROUPED = (6, 6, 6), (8, 2, 2)

@@ -10,7 +10,8 @@ from builders import small_gpt, token_batch, train
 from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
-from shardkit.layout.policy import WHOLE
+from shardkit.testing.layout import WHOLE
+from shardkit.testing.parallel import device_of
 
 POOL_UNIT = 512  # bytes that CuPy's pool rounds an array up to
 
@@ -30,7 +31,7 @@ def test_the_accounts_are_those_of_the_cpu(gpu, mesh, policy):
             kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
                 model.policy.on(2).gradients is WHOLE
             )
-            return [model.engine.device.bytes_in_use(kind) for kind in kinds]
+            return [device_of(model).bytes_in_use(kind) for kind in kinds]
 
         return sk.run_ranks(int(numpy.prod(mesh)), on_rank)
 
@@ -49,7 +50,7 @@ def test_between_two_steps_the_pool_holds_what_the_accounts_know(gpu):
         before = pool.used_bytes()
         model, _ = train("FSDP", backend, 2, model=small_gpt(), device="cuda")
         gc.collect()
-        known = model.engine.device.bytes_in_use() - model.engine.device.bytes_in_use("staging")
+        known = device_of(model).bytes_in_use() - device_of(model).bytes_in_use("staging")
         return pool.used_bytes() - before - known
 
     unknown = sk.run_ranks(1, on_rank)[0]
@@ -68,7 +69,7 @@ def test_two_hundred_steps_leave_nothing_behind(gpu):
         first = (
             device_pool.used_bytes(),
             device_pool.total_bytes(),
-            model.engine.device.accounts.table(),
+            device_of(model).accounts.table(),
         )
         x, y = token_batch(0, 4)
         for _ in range(200 if gpu.is_real else 30):
@@ -77,7 +78,7 @@ def test_two_hundred_steps_leave_nothing_behind(gpu):
         return first, (
             device_pool.used_bytes(),
             device_pool.total_bytes(),
-            model.engine.device.accounts.table(),
+            device_of(model).accounts.table(),
         )
 
     first, last = sk.run_ranks(1, on_rank)[0]

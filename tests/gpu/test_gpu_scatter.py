@@ -3,9 +3,8 @@
 import numpy
 import pytest
 
-from shardkit.array.dtypes import dtype_named
-from shardkit.array.scatter import add_at
 from shardkit.nn import Tensor, ops
+from shardkit.testing.array import add_at, dtype_named
 
 SHAPE = (5, 4, 6)
 IDS = numpy.array([3, 0, 3, -2, 3, 1, 0])

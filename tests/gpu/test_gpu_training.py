@@ -16,6 +16,7 @@ from hybrids import gpt, hybrid, layers_for, trained
 
 import shardkit as sk
 from shardkit.nn import ops
+from shardkit.testing.parallel import compilation_of, skips_of
 
 TOLERANCE = 1e-11
 # (pipeline, data, tensor), policy, schedule, settings
@@ -126,7 +127,7 @@ def test_modules_that_are_gathered_as_they_are_called_follow_the_cpu(gpu, make):
             model = sk.FSDPModel(make("float64"), config)
             for step in range(2):
                 model.train(*sk.split_batch(model.mesh, *batch(step, dtype="float64")))
-            reason = model.engine.compilation.reason
+            reason = compilation_of(model).reason
             return (
                 model.gather_full_parameters(),
                 model.predict(batch(9, dtype="float64")[0]),
@@ -207,7 +208,7 @@ def test_a_bad_loss_on_one_rank_skips_the_step_on_all(gpu, mesh, clip):
         skipped, losses = [], []
         for step in range(3):
             losses.append(model.train(*sk.split_batch(model.mesh, *token_batch(step, 4))))
-            skipped.append(model.engine.state.skips.last)
+            skipped.append(skips_of(model).last)
         return losses, skipped
 
     for losses, skipped in sk.run_ranks(2, on_rank):

@@ -130,7 +130,7 @@ def test_pipelines_and_tensor_ranks_ask_for_no_more(book, mesh, schedule, settin
 def test_labels_that_are_ignored_are_not_counted_on_the_gpu(book):
     def make(backend):
         model = small_gpt()
-        model.loss = sk.nn.loss.CrossEntropy(ignore_index=-100)
+        model.loss = sk.nn.CrossEntropy(ignore_index=-100)
         return train("FSDP", backend, 0, model=model, device="cuda")[0]
 
     def step(model):

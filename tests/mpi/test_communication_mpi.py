@@ -7,7 +7,8 @@ import numpy
 import pytest
 from threads.communication_contract import PROMISES
 
-from shardkit.comm import MPICommunicationBackend, collectively, ordered_reduce_scatter
+from shardkit import MPICommunicationBackend
+from shardkit.testing.comm import collectively, ordered_reduce_scatter
 
 pytestmark = pytest.mark.mpi
 
@@ -107,7 +108,7 @@ def test_a_time_limit_holds_from_when_it_is_set_on_all_groups(backend):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_message_of_the_wrong_size_is_an_error_where_it_is_received(backend):
-    from shardkit.errors import CommunicationError
+    from shardkit import CommunicationError
 
     with collectively(backend):
         if backend.rank == 0:

@@ -22,11 +22,9 @@ from hybrids import (
 )
 
 import shardkit as sk
-from shardkit.array.backend import to_host
-from shardkit.array.device import Device
-from shardkit.comm import collectively, ordered_all_reduce
-from shardkit.comm.gpu.ipc import open_gpu_ipc
-from shardkit.comm.gpu.mpi import open_gpu_mpi
+from shardkit.testing.array import Device, to_host
+from shardkit.testing.comm import collectively, open_gpu_ipc, open_gpu_mpi, ordered_all_reduce
+from shardkit.testing.parallel import gradient_norm_of
 
 pytestmark = pytest.mark.mpi
 TOLERANCE = 1e-11
@@ -64,7 +62,7 @@ def test_gradients_and_parameters_are_those_of_one_rank_on_the_cpu(
     for step in range(2):
         errors += [
             step_once(model, step) / serial.losses[step] - 1,
-            model.engine.gradient_norm / serial.norms[step] - 1,
+            gradient_norm_of(model) / serial.norms[step] - 1,
         ]
         boxes = sum(backend.all_gather_object(record.steps[step + 1]), [])
         errors.append(relative(whole_vector(shapes_of(model), boxes), serial.gradients[step]))

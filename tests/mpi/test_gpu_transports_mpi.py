@@ -8,9 +8,7 @@ import numpy
 import pytest
 from gpu_verbs import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
 
-from shardkit.comm import collectively
-from shardkit.comm.gpu.mpi import MPITransport, open_gpu_mpi
-from shardkit.comm.gpu.probe import VERBS, Verdict
+from shardkit.testing.comm import VERBS, MPITransport, Verdict, collectively, open_gpu_mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -31,7 +29,7 @@ def test_staged_sums_have_the_bits_of_the_host(backend, dtype):
 
 def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(backend, monkeypatch):
     monkeypatch.setattr(
-        "shardkit.comm.gpu.mpi.MESSAGE_BYTES", 1000
+        "shardkit.testing.comm.gpu_mpi.MESSAGE_BYTES", 1000
     )  # so that arrays go in several messages
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
         group.gpu_transport = MPITransport(group, Verdict.everything())
@@ -129,8 +127,8 @@ def test_the_verdict_of_all_is_the_least_of_each(backend, monkeypatch):
         tuple((verb, 100 * (1 + (place + backend.rank) % 4)) for place, verb in enumerate(VERBS)),
         f"{backend.rank}",
     )
-    monkeypatch.setattr("shardkit.comm.gpu.probe._own_verdict", lambda world: mine)
-    from shardkit.comm.gpu.probe import agreed_verdict
+    monkeypatch.setattr("shardkit.testing.comm.gpu_probe._own_verdict", lambda world: mine)
+    from shardkit.testing.comm import agreed_verdict
 
     with collectively(backend):
         verdict = agreed_verdict(backend)

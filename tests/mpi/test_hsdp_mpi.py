@@ -4,7 +4,7 @@ import numpy
 import pytest
 from hybrids import gpt, hybrid, step_once
 
-from shardkit.parallel.model.replicas import synchronize_replicas
+from shardkit.testing.parallel import synchronize_replicas, units_of
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -29,9 +29,9 @@ def test_groups_train_save_and_load_as_ddp_does(backend, tmp_path, pipeline, set
     ours.load_model(folder)
     assert step_once(ours, 2) == step_once(ddp, 2)
     same = numpy.array_equal(ours.get_parameters(), ddp.get_parameters())
-    assert all(backend.all_gather_object(same)) and synchronize_replicas(ours.engine).largest == 0
-    windows = [unit.is_common for unit in ours.engine.units]
-    sharing = ours.engine.units[0].group
+    assert all(backend.all_gather_object(same)) and synchronize_replicas(ours).largest == 0
+    windows = [unit.is_common for unit in units_of(ours)]
+    sharing = units_of(ours)[0].group
     in_memory = sharing.memory() is not None and sharing.shares_memory and sharing.world_size > 1
     assert windows == [in_memory] * len(windows)
     for model in (ours, ddp):

@@ -5,7 +5,8 @@ import pytest
 from builders import token_batch
 
 import shardkit as sk
-from shardkit.comm import collectively
+from shardkit.testing.comm import collectively
+from shardkit.testing.parallel import units_of
 
 pytestmark = pytest.mark.mpi
 OPTIMIZERS = {
@@ -78,7 +79,7 @@ def test_state_that_drifted_on_one_rank_is_reported_and_identical_again(backend,
     optimizer.model.train(*sk.split_batch(optimizer.model.mesh, *samples(12, 0)))
     held = {
         f"{h.group}/{p.name}": h.values[p.start : p.stop]
-        for unit in optimizer.model.engine.units
+        for unit in units_of(optimizer.model)
         for h in unit.holdings()
         for p in h.pieces
     }

@@ -7,12 +7,13 @@ import pytest
 from builders import sha256, train
 from threads.communication_contract import rough, tree
 
-from shardkit.comm import MPICommunicationBackend
-from shardkit.comm.collectives.asynchronous import (
+from shardkit import MPICommunicationBackend
+from shardkit.testing.comm import (
     begin_all_gather,
     begin_ordered_all_reduce,
     begin_ordered_reduce_scatter,
 )
+from shardkit.testing.parallel import overlap_of
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 
@@ -82,7 +83,7 @@ def test_steps_with_overlap_end_in_the_bits_of_steps_without(nodes, strategy):
 
 def test_the_first_steps_are_taken_with_and_without_and_all_ranks_go_on_alike(nodes):
     model, _ = train("FSDP", nodes, 12)
-    overlap = model.engine.overlap
+    overlap = overlap_of(model)
     figures = nodes.all_gather_object((overlap.is_settled, overlap.is_on, overlap.medians))
     model.close()
     assert (
@@ -95,5 +96,5 @@ def test_where_all_ranks_share_memory_nothing_is_tried(backend):
     if not backend.shares_memory:
         pytest.skip("no shared memory here")
     model, _ = train("FSDP", backend, 1)
-    assert model.engine.overlap.is_settled and str(model.engine.overlap) == "off"
+    assert overlap_of(model).is_settled and str(overlap_of(model)) == "off"
     model.close()

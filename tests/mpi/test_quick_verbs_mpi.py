@@ -5,9 +5,8 @@ refusals.
 import numpy
 import pytest
 
-from shardkit.comm import ReductionOperation, collectively
-from shardkit.comm.node.channel import CALLS_BEFORE_OPENING
-from shardkit.comm.watch.ledger import LEDGER_NAME, read_ledger
+from shardkit import ReductionOperation
+from shardkit.testing.comm import CALLS_BEFORE_OPENING, LEDGER_NAME, collectively, read_ledger
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation

@@ -11,14 +11,15 @@ from builders import token_batch, train
 from threads.communication_contract import PROMISES, rough, tree
 
 import shardkit as sk
-from shardkit.comm import (
-    MPICommunicationBackend,
-    ReductionOperation,
+from shardkit import MPICommunicationBackend, ReductionOperation
+from shardkit.testing.comm import (
+    CALLS_BEFORE_OPENING,
+    SMALL_BYTES,
     collectively,
     ordered_all_reduce,
     ordered_reduce_scatter,
 )
-from shardkit.comm.node.channel import CALLS_BEFORE_OPENING, SMALL_BYTES
+from shardkit.testing.parallel import units_of
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
@@ -405,7 +406,7 @@ def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, monkeypat
                 gradients = model.compute_gradients(x, y)
                 seen.append(model.predict(x))
                 model.apply_gradients(gradients, 1e-2)
-        common += [unit.is_common for unit in model.engine.units]
+        common += [unit.is_common for unit in units_of(model)]
         ends.append(numpy.concatenate([model.gather_full_parameters(), *map(numpy.ravel, seen)]))
         model.close()
     apart.shutdown()

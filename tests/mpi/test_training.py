@@ -6,7 +6,8 @@ from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, 
 from hybrids import hybrid
 
 import shardkit as sk
-from shardkit.errors import ShardingError
+from shardkit import ShardingError
+from shardkit.testing.parallel import device_of, units_of
 
 pytestmark = pytest.mark.mpi
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -139,13 +140,13 @@ def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_
     its gradient on the way to its owners.
     """
     model, _ = train("FSDP", backend, 1, model=small_gpt(width=64, layers=6))
-    accounts = model.engine.device.accounts
+    accounts = device_of(model).accounts
     accounts.reset_peak()
     model.train(*sk.split_batch(model.mesh, *token_batch(1)))
     between = accounts.live_bytes("parameters", "gradients", "optimizer state")
     formula = model.policy.bytes_per_rank(model.parameter_count, backend.world_size)
-    wholes = 1 if model.engine.units[0].is_common else 2
-    unit = wholes * 4 * max(unit.layout.length for unit in model.engine.units)
+    wholes = 1 if units_of(model)[0].is_common else 2
+    unit = wholes * 4 * max(unit.layout.length for unit in units_of(model))
     peak = accounts.peak_bytes() - accounts.peak_bytes(
         "activations"
     )  # the arena does not grow any more

@@ -6,9 +6,9 @@ from builders import full_gradient, sha256
 from tree_models import Trees, distance, tree_batch
 
 import shardkit as sk
-from shardkit.errors import ShapeError
-from shardkit.nn.trees import as_tensors
-from shardkit.tree import leaves
+from shardkit import ShapeError
+from shardkit.nn import as_tensors
+from shardkit.testing.base import leaves
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 

@@ -7,7 +7,7 @@ import pytest
 from wrong_calls import IN_CHECKED_MODE, PIECES, REFUSED, WRONG
 
 import shardkit as sk
-from shardkit.comm.mpi.channel import COMPARED_CALLS
+from shardkit.testing.comm import COMPARED_CALLS
 
 
 @pytest.fixture(params=["1", "0"], ids=["memory of the node", "messages"])

@@ -27,11 +27,15 @@ from checkpoints import described, owned_part, rows, save_boxes, seal
 from damage import BYTES, deep_text, edit_json
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.fit import Wanted
-from shardkit.checkpoint.image import image_of, read_image
-from shardkit.checkpoint.tools.describe import describe
-from shardkit.layout.box import Box
+from shardkit.testing.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    Wanted,
+    describe,
+    image_of,
+    read_image,
+)
+from shardkit.testing.layout import Box
 
 MOST_MEMORY = 4 << 30  # of address space: taking memory for a forged size is a MemoryError
 SHAPES = {

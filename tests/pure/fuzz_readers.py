@@ -37,33 +37,29 @@ from token_sources import documents, write_documents
 from word_tokenizer import word_json
 
 import shardkit as sk
-from shardkit.checkpoint.pretrained.adapter import load_adapter, save_adapter
-from shardkit.checkpoint.pretrained.folder import TransformersFolder
-from shardkit.checkpoint.tools.convert import to_safetensors
-from shardkit.cli.settings import Given
-from shardkit.comm import run_ranks
-from shardkit.comm.watch.hang import hang_report, hang_suspects
-from shardkit.comm.watch.ledger import LEDGER_NAME, Ledger, read_ledger
-from shardkit.data.csv_table import index_of
-from shardkit.data.language import LanguageData
-from shardkit.data.prepare.inputs import cut_into_blocks, find_inputs
-from shardkit.data.prepare.job import Preparation, prepare_tokens
-from shardkit.data.prepare.vocabulary import train_vocabulary
-from shardkit.data.settings import TextData
-from shardkit.data.tables import TableSamples, open_table
-from shardkit.data.tokenizer import open_tokenizer
-from shardkit.plan.hardware_file import FOLDER as HARDWARE
-from shardkit.plan.hardware_file import read_cluster
-from shardkit.report import page_of, read_run_folder
-from shardkit.report.text import describe_run
-from shardkit.schedule.catalog import order_named
-from shardkit.schedule.lowering import lower
-from shardkit.schedule.simulate import simulate
-from shardkit.task.described import Described
-from shardkit.task.load import load_task
-from shardkit.task.scaling import Scaling
-from shardkit.train.folder import stored_settings, stored_task
-from shardkit.train.settings import configuration_of
+from shardkit import load_adapter, run_ranks, save_adapter
+from shardkit.testing.checkpoint import TransformersFolder, to_safetensors
+from shardkit.testing.cli import Given
+from shardkit.testing.comm import LEDGER_NAME, Ledger, hang_report, hang_suspects, read_ledger
+from shardkit.testing.data import (
+    LanguageData,
+    Preparation,
+    TableSamples,
+    TextData,
+    cut_into_blocks,
+    find_inputs,
+    index_of,
+    open_table,
+    open_tokenizer,
+    prepare_tokens,
+    train_vocabulary,
+)
+from shardkit.testing.plan import FOLDER as HARDWARE
+from shardkit.testing.plan import read_cluster
+from shardkit.testing.report import describe_run, page_of, read_run_folder
+from shardkit.testing.schedule import lower, order_named, simulate
+from shardkit.testing.task import Described, Scaling, load_task
+from shardkit.testing.train import configuration_of, stored_settings, stored_task
 
 MOST_MEMORY = 1 << 30
 CPU_SECONDS = 5
@@ -327,7 +323,7 @@ def read_run(folder):
 
 
 def read_settings(folder):
-    from shardkit.train.tracking import _known_id
+    from shardkit.testing.train import _known_id
 
     stored_task(folder)
     task = load_task("table")(stored_settings(folder, load_task("table")))

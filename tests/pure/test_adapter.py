@@ -6,10 +6,8 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.checkpoint.pretrained.adapter import SETTINGS_NAME, TENSORS_NAME
-from shardkit.checkpoint.pretrained.safetensors import read_header
-from shardkit.errors import CheckpointError, ConfigurationError
+from shardkit import CheckpointError, ConfigurationError, nn
+from shardkit.testing.checkpoint import SETTINGS_NAME, TENSORS_NAME, read_header
 
 LAYERS = {"llama": ("*.query", "*.mlp.down"), "gpt2": ("*.mlp.up", "*.attention.output")}
 IDS = numpy.random.default_rng(0).integers(0, 32, (2, 9))
@@ -65,7 +63,7 @@ def test_the_library_opens_it_over_the_model_in_transformers(style, tmp_path):
     peft = pytest.importorskip("peft")
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from shardkit.checkpoint.tools.convert import to_safetensors
+    from shardkit.testing.checkpoint import to_safetensors
 
     sk.run_ranks(
         1,

@@ -4,7 +4,7 @@ import numpy
 import pytest
 from stand_in import pretended_gpu
 
-from shardkit.array.adjacent import joined, stacked
+from shardkit.testing.array import joined, stacked
 
 
 @pytest.fixture

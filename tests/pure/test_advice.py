@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from shardkit.task.language import Language
-from shardkit.train.advice import advise
-from shardkit.train.settings import configuration_of
+from shardkit.testing.task import Language
+from shardkit.testing.train import advise, configuration_of
 
 RunConfiguration = configuration_of(Language)
 

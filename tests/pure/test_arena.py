@@ -5,10 +5,17 @@ import threading
 import numpy
 import pytest
 
-from shardkit.array import arena as arena_module
-from shardkit.array import fresh, halves
-from shardkit.array.arena import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, SMALL_BYTES, Arena, empty
-from shardkit.array.device import Device
+from shardkit.testing.array import (
+    ALIGNMENT_BYTES,
+    HUGE_PAGE_BYTES,
+    SMALL_BYTES,
+    Arena,
+    Device,
+    empty,
+    fresh,
+    halves,
+)
+from shardkit.testing.array import arena as arena_module
 
 LARGE = SMALL_BYTES // 4 + 1  # float32 elements that do not count as small
 

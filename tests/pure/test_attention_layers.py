@@ -4,8 +4,7 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor
 
 N, S, T, E, HEADS = 2, 5, 7, 6, 3
@@ -189,7 +188,7 @@ def test_a_split_backward_gives_the_same_bits():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_packed_attention_of_half_floats_is_that_of_float32_rounded(dtype):
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
-    from shardkit.nn.ops.attention import packed_attention
+    from shardkit.testing.nn import packed_attention
 
     qkv = Tensor(draw((N, S, 3 * E), "float32", 1).astype(dtype), requires_grad=True)
     wide = Tensor(qkv.array.astype("float32"), requires_grad=True)

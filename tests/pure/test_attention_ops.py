@@ -4,10 +4,9 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit.array import kernels
-from shardkit.errors import ShapeError
-from shardkit.nn import grad, ops
-from shardkit.nn.autograd import Tensor
+from shardkit import ShapeError
+from shardkit.nn import Tensor, grad, ops
+from shardkit.testing.array import kernels
 
 # query, key, value
 SHAPES = {

@@ -7,10 +7,9 @@ import weakref
 import numpy
 import pytest
 
-from shardkit.array.device import Device
-from shardkit.errors import AutogradError, ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
+from shardkit import AutogradError, ShapeError
+from shardkit.nn import Tensor, backward_inputs, is_grad_enabled, no_grad, ops, record
+from shardkit.testing.array import Device
 
 
 class FakeParameter(Tensor):

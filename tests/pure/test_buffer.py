@@ -5,10 +5,9 @@ import copy
 import numpy
 import pytest
 
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError, ShardingError
+from shardkit import ConfigurationError, ShapeError, ShardingError, nn
 from shardkit.nn import Buffer, ForwardContext, forward_context
-from shardkit.nn.init import Fill
+from shardkit.testing.nn import Fill
 
 TRAINING = ForwardContext(training=True)
 

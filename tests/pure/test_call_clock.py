@@ -8,13 +8,21 @@ import time
 
 import pytest
 
-from shardkit.array.machine_code import MACHINE_CODE, MachineCode
-from shardkit.comm.watch import cores
-from shardkit.comm.watch.call_clock import CallClock
-from shardkit.comm.watch.cores import MOST_SECONDS, FairClock, OnCores, children_of, on_cores
-from shardkit.comm.watch.hang import hang_suspects
-from shardkit.comm.watch.ledger import LEDGER_NAME, Ledger, read_ledger
-from shardkit.comm.watch.progress import Call
+from shardkit.testing.array import MACHINE_CODE, MachineCode
+from shardkit.testing.comm import (
+    LEDGER_NAME,
+    MOST_SECONDS,
+    Call,
+    CallClock,
+    FairClock,
+    Ledger,
+    OnCores,
+    children_of,
+    cores,
+    hang_suspects,
+    on_cores,
+    read_ledger,
+)
 
 LIMIT = 8.0
 
@@ -163,7 +171,7 @@ def test_nobody_is_asked_before_a_part_of_the_limit_is_over(tmp_path):
 def test_the_code_that_a_rank_compiles_is_in_its_ledger_and_in_the_report(tmp_path, monkeypatch):
     ledger_of(tmp_path, 0, 3)
     code = MachineCode()
-    monkeypatch.setattr("shardkit.comm.watch.ledger.MACHINE_CODE", code)
+    monkeypatch.setattr("shardkit.testing.comm.ledger.MACHINE_CODE", code)
     missing = ledger_of(tmp_path, 1, 2)
     missing.end()
     code.begin("all_reduce")

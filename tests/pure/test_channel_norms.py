@@ -4,8 +4,7 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import ForwardContext, Tensor, forward_context
 
 FORMS = [

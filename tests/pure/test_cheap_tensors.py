@@ -5,10 +5,9 @@ import weakref
 import numpy
 import pytest
 
-from shardkit.errors import AutogradError
-from shardkit.nn import ops
-from shardkit.nn.autograd import CheapTensor, Tensor, backward_inputs
-from shardkit.nn.derivative import grad
+from shardkit import AutogradError
+from shardkit.nn import Tensor, backward_inputs, grad, ops
+from shardkit.testing.nn import CheapTensor
 
 CASES = {
     "gelu": lambda x, b: ops.gelu(x),

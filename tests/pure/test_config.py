@@ -10,17 +10,14 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.cli.settings import configuration
-from shardkit.data.settings import TextData
-from shardkit.environment import gpu_aware_mpi, launched_ranks
-from shardkit.errors import ConfigurationError
-from shardkit.layout.mesh_shape import MeshShape
-from shardkit.nn.settings import Model
-from shardkit.parallel.settings import ShardingConfiguration
-from shardkit.settings import read_toml
-from shardkit.task.language import Language
-from shardkit.task.load import BUILT_IN, load_task
-from shardkit.train.settings import configuration_of, resumed, settled
+from shardkit import ConfigurationError, ShardingConfiguration
+from shardkit.testing.base import gpu_aware_mpi, launched_ranks, read_toml
+from shardkit.testing.cli import configuration
+from shardkit.testing.data import TextData
+from shardkit.testing.layout import MeshShape
+from shardkit.testing.nn import Model
+from shardkit.testing.task import BUILT_IN, Language, load_task
+from shardkit.testing.train import configuration_of, resumed, settled
 
 RunConfiguration = configuration_of(Language)
 

@@ -11,13 +11,19 @@ from table_files import ROWS, SUFFIXES, write
 from table_files import rows as good_rows
 from token_sources import FORMATS, documents, write_documents
 
-from shardkit.data import contents
-from shardkit.data.contents import Contents, content_of, content_of_array
-from shardkit.data.corpus import find_corpora
-from shardkit.data.settings import TextData
-from shardkit.data.tables import TableSamples, open_table
-from shardkit.errors import ConfigurationError, InputError
-from shardkit.task.given import ArraySamples
+from shardkit import ConfigurationError
+from shardkit.testing.base import InputError
+from shardkit.testing.data import (
+    Contents,
+    TableSamples,
+    TextData,
+    content_of,
+    content_of_array,
+    contents,
+    find_corpora,
+    open_table,
+)
+from shardkit.testing.task import ArraySamples
 
 PLACES = {"first": 0, "second": 1, "middle": ROWS // 2 + 3, "last": ROWS - 1}
 

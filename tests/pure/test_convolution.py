@@ -3,10 +3,9 @@
 import numpy
 import pytest
 
-from shardkit import nn
-from shardkit.array.registry import KERNELS
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
+from shardkit.testing.array import KERNELS
 
 try:
     import torch

@@ -5,10 +5,8 @@ import pytest
 from half_floats import HALF_A_LAST_BIT
 from stand_in import pretended_gpu
 
-from shardkit import ShardingConfiguration, run_ranks
-from shardkit.array import products
-from shardkit.array.dtypes import dtype_named
-from shardkit.errors import ConfigurationError, DeviceError
+from shardkit import ConfigurationError, DeviceError, ShardingConfiguration, run_ranks
+from shardkit.testing.array import dtype_named, products
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 LAST_BITS = {**HALF_A_LAST_BIT, "float32": 1e-6, "float64": 1e-14}

@@ -12,9 +12,8 @@ from stand_in import pretended_gpu
 from stand_in.cupy.cuda import cublaslt as library
 from test_cublas import numbers, on_gpu
 
-from shardkit.array import cublas, cublaslt, products
-from shardkit.array.dtypes import dtype_named
-from shardkit.errors import DeviceError
+from shardkit import DeviceError
+from shardkit.testing.array import cublas, cublaslt, dtype_named, products
 
 LAST_BITS = {**HALF_A_LAST_BIT, "float32": 1e-6}
 FORMS = {  # shapes [..., m, k], [..., k, n] and [..., n]

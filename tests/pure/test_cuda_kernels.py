@@ -22,8 +22,7 @@ from kernel_table import (
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler, thread_order
 
-from shardkit.array import kernels
-from shardkit.array.registry import KERNELS
+from shardkit.testing.array import KERNELS, kernels
 
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"

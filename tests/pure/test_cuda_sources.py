@@ -10,8 +10,7 @@ import pytest
 from nvrtc import OPTIONS_OF_CUPY, compiled, library
 from stand_in.emulator.module import KERNEL
 
-from shardkit.array.cuda import tensor_attention
-from shardkit.array.cuda.launch import FOLDER, STORED, options, source
+from shardkit.testing.array import FOLDER, STORED, cuda_launch, options, source, tensor_attention
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 ON_TENSOR_CORES = [f"{name}.cu" for name in tensor_attention.TILES]  # compiled for their tiles
@@ -168,7 +167,7 @@ def test_no_number_of_floating_point_is_added_by_an_atomic():
 def test_sources_are_packed():
     project = Path(__file__).parents[2] / "pyproject.toml"
     patterns = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"][
-        "shardkit.array.cuda"
+        cuda_launch.__package__
     ]
     packed = {path for pattern in patterns for path in FOLDER.glob(pattern)}
     assert packed == {path for path in FOLDER.iterdir() if path.suffix in (".cu", ".cuh")}

@@ -3,8 +3,7 @@
 import numpy
 import pytest
 
-from shardkit import nn
-from shardkit.errors import AutogradError, ShapeError
+from shardkit import AutogradError, ShapeError, nn
 from shardkit.nn import Tensor, ops
 from shardkit.nn.ops import fft
 

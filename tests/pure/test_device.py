@@ -7,10 +7,15 @@ import numpy
 import pytest
 from stand_in import pretended_gpu
 
-from shardkit.array.arena import ALIGNMENT_BYTES
-from shardkit.array.backend import is_device_array, to_host, xp_of
-from shardkit.array.device import BufferPool, Device
-from shardkit.errors import DeviceError
+from shardkit import DeviceError
+from shardkit.testing.array import (
+    ALIGNMENT_BYTES,
+    BufferPool,
+    Device,
+    is_device_array,
+    to_host,
+    xp_of,
+)
 
 
 class FakeDeviceArray:

@@ -7,9 +7,8 @@ import ctypes
 import numpy
 import pytest
 
-from shardkit.comm import ReductionOperation, ordered_sum, run_ranks
-from shardkit.comm.operations import CompleteHandle
-from shardkit.comm.staging import Staging
+from shardkit import ReductionOperation, run_ranks
+from shardkit.testing.comm import CompleteHandle, Staging, ordered_sum
 
 WINDOW_BYTES = 32
 

@@ -42,7 +42,7 @@ def test_every_link_to_a_file_leads_to_one(page):
 
 
 def test_every_command_says_what_it_reads_and_what_it_runs():
-    make_parser = importlib.import_module("shardkit.cli").make_parser
+    make_parser = importlib.import_module("shardkit.testing.cli").make_parser
     rows = re.findall(
         r"^\| `([a-z ]+)` \| (.+) \| (.+) \|$", (ROOT / "docs/trust.md").read_text(), re.M
     )
@@ -51,7 +51,7 @@ def test_every_command_says_what_it_reads_and_what_it_runs():
 
 
 def test_commands_that_take_trust_are_those_that_run_the_task_of_a_run_folder():
-    commands = importlib.import_module("shardkit.cli").make_parser()[1]
+    commands = importlib.import_module("shardkit.testing.cli").make_parser()[1]
     rows = re.findall(
         r"^\| `([a-z ]+)` \| .+ \| (.+) \|$", (ROOT / "docs/trust.md").read_text(), re.M
     )

@@ -15,10 +15,8 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit import nn
-from shardkit.errors import ShardkitError
-from shardkit.nn import Tensor, ops
-from shardkit.nn.context import ForwardContext, forward_context
+from shardkit import ShardkitError, nn
+from shardkit.nn import ForwardContext, Tensor, forward_context, ops
 
 F = torch.nn.functional
 TOLERANCE = {"float64": 1e-10, "float32": 4e-5}

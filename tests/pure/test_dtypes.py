@@ -10,9 +10,9 @@ import math
 import numpy
 import pytest
 
-from shardkit.errors import ShapeError
-from shardkit.nn import Tensor, methods, operators, ops
-from shardkit.nn.context import ForwardContext
+from shardkit import ShapeError
+from shardkit.nn import ForwardContext, Tensor, ops
+from shardkit.testing.nn import methods, operators
 
 try:
     import ml_dtypes

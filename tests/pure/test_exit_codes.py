@@ -5,8 +5,8 @@ stopped and resumable.
 import pytest
 
 import shardkit as sk
-from shardkit import errors
-from shardkit.cli import main
+from shardkit.testing.base import errors
+from shardkit.testing.cli import main
 
 # in a folder with a checkpoint in `run`, one that is damaged in `broken`, nothing in `empty`, and
 # settings in run.toml, prompts in prompts.txt

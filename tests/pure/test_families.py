@@ -3,7 +3,7 @@
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.pretrained.families import FAMILIES, configuration_of, read_configuration
+from shardkit.testing.checkpoint import FAMILIES, configuration_of, read_configuration
 
 LLAMA = {
     "model_type": "llama",

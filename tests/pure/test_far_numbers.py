@@ -3,9 +3,8 @@
 import numpy
 import pytest
 
-from shardkit.nn import RelativeL2Loss, Tensor, ops
-from shardkit.nn.derivative import grad
-from shardkit.task.scaling import Moments
+from shardkit.nn import RelativeL2Loss, Tensor, grad, ops
+from shardkit.testing.task import Moments
 
 RNG = numpy.random.default_rng(0)
 LIMIT = 1e-6

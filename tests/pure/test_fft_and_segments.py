@@ -4,10 +4,8 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit import nn
-from shardkit.errors import AutogradError, ConfigurationError, ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
+from shardkit import AutogradError, ConfigurationError, ShapeError, nn
+from shardkit.nn import Tensor, ops
 
 SHAPES = [(3, 4, 5), (1, 1, 1), (2, 7, 6)]
 FORMS = [

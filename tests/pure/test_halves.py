@@ -9,19 +9,25 @@ import pytest
 from half_floats import EVERY_HALF, HALF_A_LAST_BIT, relative_distance
 from kernel_table import ATTENTION
 
-from shardkit import nn
-from shardkit.array import halves, kernels, products
-from shardkit.array.arena import Arena
-from shardkit.array.cpu.panel_tiles import HAS_PAIRS
-from shardkit.array.device import Device
-from shardkit.array.dtypes import dtype_named, is_floating, is_half, wide
-from shardkit.array.halves import rounded, widened
-from shardkit.array.lines import pooling
-from shardkit.array.registry import KERNELS
-from shardkit.array.window import ConvolutionWindow
-from shardkit.errors import ConfigurationError, ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
+from shardkit import ConfigurationError, ShapeError, nn
+from shardkit.nn import Tensor, ops
+from shardkit.testing.array import (
+    HAS_PAIRS,
+    KERNELS,
+    Arena,
+    ConvolutionWindow,
+    Device,
+    dtype_named,
+    halves,
+    is_floating,
+    is_half,
+    kernels,
+    pooling,
+    products,
+    rounded,
+    wide,
+    widened,
+)
 
 ROUNDED = {name: entry.rounded for name, entry in KERNELS.items() if entry.rounded}
 

@@ -7,11 +7,9 @@ The definition: whatever has a target of ignore_index is as if it were not there
 import numpy
 import pytest
 
-from shardkit import nn
-from shardkit.errors import ShapeError
-from shardkit.nn import Tensor
-from shardkit.nn.loss import BinaryCrossEntropy, CrossEntropy, Weighted
-from shardkit.nn.metrics import Accuracy, MacroF1
+from shardkit import ShapeError, nn
+from shardkit.nn import BinaryCrossEntropy, CrossEntropy, Tensor, Weighted
+from shardkit.testing.nn import Accuracy, MacroF1
 
 CLASSES = 4
 WEIGHTS = [0.5, 2.0, 1.25, 3.0]

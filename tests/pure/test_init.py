@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.errors import ConfigurationError
-from shardkit.nn.init import CHUNK, Fill, Normal, Uniform
+from shardkit import ConfigurationError, nn
+from shardkit.testing.nn import CHUNK, Fill, Normal, Uniform
 
 INITIALIZERS = [Normal(0.02), Uniform(0.5), Fill(1.5)]
 ids = [repr(i) for i in INITIALIZERS]

@@ -14,12 +14,22 @@ import numpy
 import pytest
 
 import shardkit
-from shardkit.array import kernels
-from shardkit.array.cpu import compiled
-from shardkit.array.cpu.compiled import CodeFiles, candidate_folders, inlined
-from shardkit.array.cpu.scalar import exp, exp2, larger, like, logistic, plus
-from shardkit.array.machine_code import MachineCode
-from shardkit.files import writers
+from shardkit.testing.array import (
+    CodeFiles,
+    MachineCode,
+    candidate_folders,
+    compiled,
+    exp,
+    exp2,
+    inlined,
+    kernels,
+    larger,
+    like,
+    logistic,
+    plus,
+    reference_activation,
+)
+from shardkit.testing.files import writers
 
 NO_FOLDER = "/dev/null/folder"  # nobody can make it, not even root
 
@@ -60,7 +70,7 @@ def test_the_seconds_of_reading_and_compiling_are_counted_and_the_first_compilat
 
 def test_a_loop_within_another_is_counted_once_and_one_that_failed_not_at_all(monkeypatch):
     code, now = MachineCode(), iter([1, 2, 5, 8, 10, 13, 20])
-    monkeypatch.setattr("shardkit.array.machine_code.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("shardkit.testing.array.machine_code.time.perf_counter", lambda: next(now))
     code.begin("outer")  # at 1
     code.begin("failed")  # at 2
     code.begin("inner")  # at 5
@@ -197,7 +207,7 @@ def run(code, folder=".", **environment):
 
 
 GELU = (
-    "import numpy, shardkit; from shardkit.array import kernels; y = "
+    "import numpy, shardkit; from shardkit.testing.array import kernels; y = "
     "kernels.gelu(numpy.ones(3, 'float32')); "
 )
 
@@ -205,7 +215,7 @@ GELU = (
 def test_a_settings_file_of_numba_in_the_working_folder_names_no_folder_of_code(tmp_path):
     pytest.importorskip("yaml")
     (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'theirs'}\n")
-    code = "from shardkit.array.cpu.compiled import candidate_folders as c; print(*c())"
+    code = "from shardkit.testing.array import candidate_folders as c; print(*c())"
     assert "theirs" not in " ".join(run(code, tmp_path, NUMBA_CACHE_DIR=""))
 
 
@@ -219,8 +229,8 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
     (package / "array/cpu/__pycache__").write_text("a file, where even root cannot make a folder")
     (tmp_path / "temporary").mkdir()
     code = (
-        GELU + "print(shardkit.__file__, y[0], "
-        "sum(shardkit.array.cpu.activation._gelu.stats.cache_hits.values()))"
+        GELU + "from shardkit.testing.array import cpu_activation; "
+        "print(shardkit.__file__, y[0], sum(cpu_activation._gelu.stats.cache_hits.values()))"
     )
     for hits in "01":
         assert run(
@@ -235,7 +245,7 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
 
 
 def test_without_numba_or_with_it_turned_off_the_plain_twins_compute():
-    plain = ["shardkit.array.reference.activation", "0.841192"]
+    plain = [reference_activation.__name__, "0.841192"]
     assert (
         run(
             "import sys; sys.modules['numba'] = None; "

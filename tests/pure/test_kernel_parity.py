@@ -33,10 +33,7 @@ from kernel_table import (
     turned,
 )
 
-from shardkit.array import kernels
-from shardkit.array.cpu.compiled import CodeFiles
-from shardkit.array.dtypes import dtype_named
-from shardkit.array.registry import KERNELS
+from shardkit.testing.array import KERNELS, CodeFiles, compiled, dtype_named, kernels
 
 every_case = pytest.mark.parametrize(
     "name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES]
@@ -107,7 +104,9 @@ def test_the_bits_do_not_depend_on_strides_and_inputs_may_be_read_only(name, lin
 def test_compiled_functions_that_one_function_makes_have_names_of_their_own():
     """Processes link loops that others compiled by these names (compiled.py)."""
     modules = [
-        module for name, module in sys.modules.items() if name.startswith("shardkit.array.cpu.")
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(f"{compiled.__package__}.")
     ]
     found, todo = {}, [value for module in modules for value in vars(module).values()]
     while todo:

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.array import kernels, products
-from shardkit.array.reference.chunks import CHUNK_ELEMENTS
+from shardkit.testing.array import CHUNK_ELEMENTS, kernels, products
 
 
 def numbers(*shape, seed=0, dtype="float32"):

@@ -9,14 +9,19 @@ import numpy
 import pytest
 from token_sources import FORMATS, WITH_DOCUMENTS, documents, write_documents, write_megatron
 
-from shardkit.data.contents import content_of
-from shardkit.data.corpus import Corpus
-from shardkit.data.language import LanguageData
-from shardkit.data.packed import IGNORED, PackedTokens, TokenWindows
-from shardkit.data.segments import Segment
-from shardkit.data.settings import TextData
-from shardkit.data.tokenizer import ByteTokenizer
-from shardkit.errors import ConfigurationError, CorpusError
+from shardkit import ConfigurationError
+from shardkit.testing.base import CorpusError
+from shardkit.testing.data import (
+    IGNORED,
+    ByteTokenizer,
+    Corpus,
+    LanguageData,
+    PackedTokens,
+    Segment,
+    TextData,
+    TokenWindows,
+    content_of,
+)
 
 PARTS = ("training", "validation")
 

@@ -7,20 +7,11 @@ from contextlib import nullcontext
 import numpy
 import pytest
 
-from shardkit import nn
-from shardkit.array import products
-from shardkit.array.blas import LIBRARIES
-from shardkit.array.blas.own import numpys_own
-from shardkit.array.dtypes import dtype_named
-from shardkit.array.halves import widened
-from shardkit.errors import ConfigurationError, ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import backward_inputs, no_grad
-from shardkit.nn.context import late_logits
-from shardkit.nn.late import MANY_CLASSES, LateLogits
-from shardkit.nn.module import Parameter
-from shardkit.nn.ops.blocks import ROWS_OF_BLOCK, goes_by_blocks
-from shardkit.nn.ops.linear import linear
+from shardkit import ConfigurationError, ShapeError, nn
+from shardkit.nn import Parameter, backward_inputs, no_grad, ops
+from shardkit.nn.ops import linear
+from shardkit.testing.array import LIBRARIES, dtype_named, numpys_own, products, widened
+from shardkit.testing.nn import MANY_CLASSES, ROWS_OF_BLOCK, LateLogits, goes_by_blocks, late_logits
 
 ROWS, WIDTH, CLASSES = 2 * ROWS_OF_BLOCK + 77, 6, MANY_CLASSES + 3  # the last block is shorter
 # of float32: sums of 4,000 and of 1,000 terms; of bfloat16: 8 bits, and sums of what was rounded

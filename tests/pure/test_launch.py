@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.comm.mpi.launch import Seat, crowding, have_cores, ranks_text, share_cores
-from shardkit.comm.mpi.quotas import own_quotas
+from shardkit.testing.comm import Seat, crowding, have_cores, own_quotas, ranks_text, share_cores
 
 
 def seats(*rows):
@@ -196,7 +195,7 @@ def real_group():
 
 
 def test_the_quota_of_a_real_group_is_found(real_group):
-    ask = "from shardkit.comm.mpi.quotas import own_quotas; print(list(own_quotas().values()))"
+    ask = "from shardkit.testing.comm import own_quotas; print(list(own_quotas().values()))"
     found = subprocess.run(
         [
             "sh",

@@ -4,19 +4,25 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit.errors import ConfigurationError, ShapeError, ShardingError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
-from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.nn.layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
-from shardkit.nn.loss import (
+from shardkit import ConfigurationError, ShapeError, ShardingError
+from shardkit.nn import (
     BinaryCrossEntropy,
     CrossEntropy,
+    Dropout,
+    Embedding,
+    ForwardContext,
+    LayerNorm,
+    Linear,
     MeanSquaredError,
+    Module,
+    RMSNorm,
+    Sequential,
+    Tensor,
     Weighted,
     as_loss,
+    forward_context,
+    ops,
 )
-from shardkit.nn.module import Module
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.errors import LayoutError
-from shardkit.layout import Box, even_span, flat_range_to_boxes, tiles_exactly
+from shardkit import LayoutError
+from shardkit.testing.layout import Box, even_span, flat_range_to_boxes, tiles_exactly
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 

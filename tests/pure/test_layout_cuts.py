@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.layout import even_span, merged_blocks, minimum_for_stages
+from shardkit.testing.layout import even_span, merged_blocks, minimum_for_stages
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.errors import LayoutError
-from shardkit.layout import Box, FlatLayout, Piece, tiles_exactly
+from shardkit import LayoutError
+from shardkit.testing.layout import Box, FlatLayout, Piece, tiles_exactly
 
 tensors = st.lists(st.lists(st.integers(0, 6), max_size=3).map(tuple), max_size=6).map(
     lambda shapes: {f"tensor{i}": shape for i, shape in enumerate(shapes)}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.errors import MeshError
-from shardkit.layout import AXES, Coordinates, MeshShape
+from shardkit import MeshError
+from shardkit.testing.layout import AXES, Coordinates, MeshShape
 
 sizes = st.integers(1, 4)
 meshes = st.builds(MeshShape, sizes, sizes, sizes, st.sampled_from(list(permutations(AXES))))

@@ -17,11 +17,19 @@ import pytest
 
 import shardkit
 import shardkit as sk
-from shardkit.comm.watch.call_clock import ranks_needed
-from shardkit.comm.watch.hang import hang_report, hang_suspects, idle_since
-from shardkit.comm.watch.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
-from shardkit.comm.watch.progress import Call, Progress
-from shardkit.comm.watch.watchdog import Watchdog
+from shardkit.testing.comm import (
+    LEDGER_NAME,
+    NUM_RECORDS,
+    Call,
+    Ledger,
+    Progress,
+    Watchdog,
+    hang_report,
+    hang_suspects,
+    idle_since,
+    ranks_needed,
+    read_ledger,
+)
 
 RANKS = (0, 1, 2)
 
@@ -94,7 +102,7 @@ def test_a_call_is_noted_with_the_place_outside_of_the_room_that_made_it(tmp_pat
 def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
     program = textwrap.dedent(f"""
         import os, signal
-        from shardkit.comm.watch.ledger import Ledger
+        from shardkit.testing.comm import Ledger
         ledger = Ledger({str(tmp_path / "killed")!r}, 0, 2)
         ledger.begin("broadcast", "world", (0, 1), 1)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -295,7 +303,7 @@ def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
             textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from shardkit.comm.watch.ledger import Ledger
+        from shardkit.testing.comm import Ledger
         ledger = Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3)
         ledger.begin("all_reduce", "world", (0, 1, 2), 3)
         os.kill(os.getpid(), signal.SIGSTOP)"""),

@@ -7,11 +7,8 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit import nn
-from shardkit.errors import AutogradError, ConfigurationError, ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor, no_grad
-from shardkit.nn.loss import Weighted
+from shardkit import AutogradError, ConfigurationError, ShapeError, nn
+from shardkit.nn import Tensor, Weighted, no_grad, ops
 
 RNG = numpy.random.default_rng(0)
 NUMBERS = RNG.standard_normal((5, 3))

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy
 import pytest
 
-from shardkit.nn.metrics import MAE, R2, RMSE, Accuracy, MacroF1, exact_lanes, exact_value
+from shardkit.testing.nn import MAE, R2, RMSE, Accuracy, MacroF1, exact_lanes, exact_value
 
 ROWS = 301
 GENERATOR = numpy.random.default_rng(3)

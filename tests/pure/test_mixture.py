@@ -3,9 +3,8 @@
 import numpy
 import pytest
 
-from shardkit.data.mixture import Mixture
-from shardkit.data.samples import Samples
-from shardkit.errors import ConfigurationError
+from shardkit import ConfigurationError, Samples
+from shardkit.testing.data import Mixture
 
 
 class Constant(Samples):

@@ -6,13 +6,12 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit.checkpoint.names import CodeNames
-from shardkit.checkpoint.values import DataReader, DataWriter
-from shardkit.errors import ConfigurationError, ShapeError
-from shardkit.files.trust import Trust
-from shardkit.nn.loss import CrossEntropy, MeanSquaredError
-from shardkit.nn.models import MLP
-from shardkit.nn.models.mlp import ACTIVATIONS
+import shardkit as sk
+from shardkit import ConfigurationError, ShapeError
+from shardkit.nn import CrossEntropy, MeanSquaredError
+from shardkit.testing.checkpoint import CodeNames, DataReader, DataWriter
+from shardkit.testing.files import Trust
+from shardkit.testing.nn import ACTIVATIONS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 TORCH = {
@@ -30,7 +29,7 @@ def random(*shape, seed=0):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_loss_and_all_gradients_equal_those_of_torch(activation, dtype):
-    ours = MLP([4, 6, 5, 2], activation=activation, dtype=dtype)
+    ours = sk.models.MLP([4, 6, 5, 2], activation=activation, dtype=dtype)
     theirs = torch.nn.Sequential(
         torch.nn.Linear(4, 6),
         TORCH[activation](),
@@ -59,7 +58,7 @@ def test_the_loss_and_all_gradients_equal_those_of_torch(activation, dtype):
 
 
 def test_layers_are_blocks_and_their_chain_is_the_forward_pass():
-    model, x = MLP([3, 4, 2]), random(5, 3).astype("float32")
+    model, x = sk.models.MLP([3, 4, 2]), random(5, 3).astype("float32")
     y = x
     for name, block in model.blocks():
         assert model.named_modules()[name] is block
@@ -80,19 +79,19 @@ def test_layers_are_blocks_and_their_chain_is_the_forward_pass():
     ids=["float64", "float32", "int"],
 )
 def test_input_of_any_number_type_gives_the_dtype_of_the_model(x, dtype):
-    assert MLP([3, 4, 2], dtype=dtype).predict(x).dtype == dtype
+    assert sk.models.MLP([3, 4, 2], dtype=dtype).predict(x).dtype == dtype
 
 
 @pytest.mark.parametrize(
     "task, loss", [("regression", MeanSquaredError), ("classification", CrossEntropy)]
 )
 def test_the_task_decides_the_loss(task, loss):
-    assert type(MLP([3, 2], task=task).loss) is loss
+    assert type(sk.models.MLP([3, 2], task=task).loss) is loss
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_plain_descent_learns_the_task(task):
-    model, x = MLP([2, 16, 2], activation="tanh", task=task), random(64, 2)
+    model, x = sk.models.MLP([2, 16, 2], activation="tanh", task=task), random(64, 2)
     labels = (x[:, 0] * x[:, 1] > 0).astype(int)
     y = labels if task == "classification" else numpy.eye(2)[labels]
     losses = []
@@ -107,10 +106,12 @@ def test_plain_descent_learns_the_task(task):
 
 
 def test_a_configuration_survives_json_and_builds_an_equal_model():
-    model = MLP((3, 4, 2), activation="silu", task="classification", seed=5, dtype=numpy.float64)
+    model = sk.models.MLP(
+        (3, 4, 2), activation="silu", task="classification", seed=5, dtype=numpy.float64
+    )
     data = json.loads(json.dumps(DataWriter().data(model.configuration())))
-    args, named = DataReader(CodeNames("here", Trust())).arguments(data, MLP)
-    twin = MLP(*args, **named)
+    args, named = DataReader(CodeNames("here", Trust())).arguments(data, sk.models.MLP)
+    twin = sk.models.MLP(*args, **named)
     assert twin.configuration() == model.configuration()
     assert numpy.array_equal(twin.predict(random(2, 3)), model.predict(random(2, 3)))
 
@@ -132,13 +133,13 @@ def test_a_configuration_survives_json_and_builds_an_equal_model():
 )
 def test_arguments_that_mean_nothing_are_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=message) as error:
-        MLP(**arguments)
+        sk.models.MLP(**arguments)
     assert isinstance(error.value, ValueError)
 
 
 def test_input_and_targets_of_another_size_are_refused():
     with pytest.raises(ShapeError, match="wanted x \\[..., in\\]"):
-        MLP([3, 1]).predict(random(2, 4))
-    model = MLP([3, 1])
+        sk.models.MLP([3, 1]).predict(random(2, 4))
+    model = sk.models.MLP([3, 1])
     with pytest.raises(ShapeError, match="wanted equal shapes"):
         model.loss(model(random(2, 3)), random(2))

@@ -6,19 +6,20 @@ import numpy
 import pytest
 from checkpoints import edit_manifest, rows, save_boxes
 
-from shardkit.errors import (
-    AutogradError,
-    CheckpointError,
-    ConfigurationError,
-    ShapeError,
-    ShardingError,
+import shardkit as sk
+from shardkit import AutogradError, CheckpointError, ConfigurationError, ShapeError, ShardingError
+from shardkit.nn import (
+    Dropout,
+    LayerNorm,
+    Linear,
+    Module,
+    ModuleList,
+    Parameter,
+    Sequential,
+    Tensor,
+    ops,
 )
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
-from shardkit.nn.init import Normal
-from shardkit.nn.layers.basic import Dropout, LayerNorm, Linear, ModuleList, Sequential
-from shardkit.nn.models import GPT, MLP
-from shardkit.nn.module import Module, Parameter
+from shardkit.testing.nn import Normal
 
 
 class Tree(Module):
@@ -206,7 +207,7 @@ def test_finishing_twice_or_finishing_a_part_changes_nothing():
 
 
 def test_finished_models_inside_a_larger_one_get_longer_names_and_keep_their_seed():
-    outer = Sequential(MLP([2, 2], seed=3), MLP([2, 2], seed=3)).finish(9)
+    outer = Sequential(sk.models.MLP([2, 2], seed=3), sk.models.MLP([2, 2], seed=3)).finish(9)
     first, second = [module.layers[0].weight for module in outer]
     assert (first.name, second.name, second.seed) == ("0.layers.0.weight", "1.layers.0.weight", 3)
     assert not numpy.array_equal(first.array, second.array)
@@ -339,8 +340,8 @@ def described(model):
 
 
 MODELS = [
-    GPT(8, 4, 8, 1, 2, style="llama", tied=True, seed=3),
-    MLP([2, 3, 1], activation="relu", seed=4, dtype="float64"),
+    sk.models.GPT(8, 4, 8, 1, 2, style="llama", tied=True, seed=3),
+    sk.models.MLP([2, 3, 1], activation="relu", seed=4, dtype="float64"),
 ]
 
 
@@ -363,16 +364,16 @@ def test_a_checkpoint_folder_rebuilds_the_model_without_its_weights(model, tmp_p
 
 @pytest.mark.parametrize("folder", ["", "checkpoints"])
 def test_a_run_folder_leads_to_its_newest_checkpoint(folder, tmp_path):
-    for step, model in (1, GPT(8, 4, 16, 1, 2)), (2, MODELS[0]):
+    for step, model in (1, sk.models.GPT(8, 4, 16, 1, 2)), (2, MODELS[0]):
         write_checkpoint(tmp_path / folder, described(model), step)
-    assert GPT.from_checkpoint(str(tmp_path)).configuration() == MODELS[0].configuration()
+    assert sk.models.GPT.from_checkpoint(str(tmp_path)).configuration() == MODELS[0].configuration()
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        GPT.from_checkpoint(tmp_path)
+        sk.models.GPT.from_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        GPT.from_checkpoint(tmp_path / "missing")
+        sk.models.GPT.from_checkpoint(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
@@ -391,10 +392,10 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 )
 def test_a_foreign_description_is_refused(model, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        GPT.from_checkpoint(write_checkpoint(tmp_path, model))
+        sk.models.GPT.from_checkpoint(write_checkpoint(tmp_path, model))
 
 
 def test_a_manifest_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match="manifest.json is damaged"):
-        GPT.from_checkpoint(tmp_path)
+        sk.models.GPT.from_checkpoint(tmp_path)

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from shardkit.files import notes as notes_module
-from shardkit.files.notes import MOST_BYTES, Notes, Screen, read_note
+from shardkit.testing.files import MOST_BYTES, Notes, Screen, read_note
+from shardkit.testing.files import notes as notes_module
 
 FAILURES = [
     errno.ENOSPC,
@@ -193,7 +193,7 @@ ENDS = {
 }
 PROGRAM = """
 import sys
-from shardkit.files.notes import Screen, settle_output, tell
+from shardkit.testing.files import Screen, settle_output, tell
 screen = Screen(sys.stdout)
 for number in range(10_000):
     screen.write(f"line {number}\\n")
@@ -217,7 +217,7 @@ def test_a_limit_on_file_sizes_is_one_more_full_disk(tmp_path):
     program = f"""
 import resource
 from pathlib import Path
-from shardkit.files.notes import Notes
+from shardkit.testing.files import Notes
 resource.setrlimit(resource.RLIMIT_FSIZE, (25, 25))
 notes = Notes()
 for number in range(5):

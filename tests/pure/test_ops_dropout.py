@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
-from shardkit.nn.context import ForwardContext, current_context, forward_context
+from shardkit.nn import ForwardContext, Tensor, current_context, forward_context, ops
 
 
 def dropped(first, stop, p=0.4, path="blocks.0.dropout", seed=1, step=7):

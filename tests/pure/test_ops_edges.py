@@ -8,8 +8,7 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
+from shardkit.nn import Tensor, ops
 
 EDGES = {  # op, its inputs, and the gradient of each
     "sqrt of relu": (

@@ -5,10 +5,8 @@ are not.
 import numpy
 import pytest
 
-from shardkit.errors import ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
-from shardkit.nn.context import ForwardContext
+from shardkit import ShapeError
+from shardkit.nn import ForwardContext, Tensor, ops
 
 
 def t(*shape, dtype="float32"):

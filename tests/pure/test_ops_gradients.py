@@ -12,9 +12,8 @@ import numpy
 import pytest
 import test_ops_table
 
-from shardkit.errors import AutogradError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor, no_grad
+from shardkit import AutogradError
+from shardkit.nn import Tensor, no_grad, ops
 
 try:
     import torch

@@ -9,9 +9,8 @@ import math
 import numpy
 import pytest
 
-from shardkit.errors import ShapeError
-from shardkit.nn import ops
-from shardkit.nn.autograd import Tensor
+from shardkit import ShapeError
+from shardkit.nn import Tensor, ops
 
 try:
     import torch

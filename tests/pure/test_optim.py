@@ -6,11 +6,9 @@ import numpy
 import pytest
 
 import shardkit
-from shardkit import optim
-from shardkit.errors import ConfigurationError
-from shardkit.optim import SGD, Adam, AdamW, Lion, Momentum, Muon, clip_factor
-from shardkit.optim.schedules import Constant, Cosine, Linear, WarmupStableDecay
-from shardkit.optim.settings import Optimizer
+from shardkit import SGD, Adam, AdamW, ConfigurationError, Lion, Momentum, Muon, schedules
+from shardkit.testing import optim
+from shardkit.testing.optim import Optimizer, clip_factor
 
 RULES = {
     "SGD": (
@@ -122,7 +120,7 @@ def test_rules_are_values():
 
 
 def test_a_learning_rate_can_be_a_function_of_the_step_or_be_overridden():
-    rule = SGD(lr=Linear(1.0, decay_steps=10, floor=0.0))
+    rule = SGD(lr=schedules.Linear(1.0, decay_steps=10, floor=0.0))
     assert (
         rule.rate(1) == 1.0
         and rule.rate(6) == pytest.approx(0.5)
@@ -134,19 +132,19 @@ def test_a_learning_rate_can_be_a_function_of_the_step_or_be_overridden():
 @pytest.mark.parametrize(
     "kind, ending",
     [
-        (Constant, {}),
-        (Linear, {"decay_steps": 20, "floor": 0.1}),
-        (Cosine, {"decay_steps": 20, "floor": 0.1}),
-        (WarmupStableDecay, {"decay_steps": 20, "floor": 0.1}),
+        (schedules.Constant, {}),
+        (schedules.Linear, {"decay_steps": 20, "floor": 0.1}),
+        (schedules.Cosine, {"decay_steps": 20, "floor": 0.1}),
+        (schedules.WarmupStableDecay, {"decay_steps": 20, "floor": 0.1}),
     ],
 )
 def test_every_schedule_warms_up_linearly_and_stays_at_its_floor(kind, ending):
     rate = kind(2.0, warmup_steps=4, **ending)
     assert [rate(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
-    assert rate(20) == rate(1000) == pytest.approx(2.0 if kind is Constant else 0.2)
+    assert rate(20) == rate(1000) == pytest.approx(2.0 if kind is schedules.Constant else 0.2)
 
 
-@pytest.mark.parametrize("kind", [Linear, Cosine, WarmupStableDecay])
+@pytest.mark.parametrize("kind", [schedules.Linear, schedules.Cosine, schedules.WarmupStableDecay])
 def test_without_a_floor_the_rate_comes_down_to_zero(kind):
     rate = kind(2.0, decay_steps=10)
     rates = [rate(step) for step in range(12)]
@@ -162,11 +160,11 @@ def test_cosine_and_linear_follow_pytorch(floor):
     schedulers = torch.optim.lr_scheduler
     for ours, theirs in (
         (
-            Cosine(0.1, decay_steps=10, floor=floor),
+            schedules.Cosine(0.1, decay_steps=10, floor=floor),
             lambda o: schedulers.CosineAnnealingLR(o, 10, eta_min=0.1 * floor),
         ),
         (
-            Linear(0.1, decay_steps=10, floor=floor),
+            schedules.Linear(0.1, decay_steps=10, floor=floor),
             lambda o: schedulers.LinearLR(o, 1.0, floor, total_iters=10),
         ),
     ):
@@ -179,12 +177,12 @@ def test_cosine_and_linear_follow_pytorch(floor):
 
 
 def test_warmup_stable_decay_falls_in_the_last_part_alone_and_a_longer_run_has_the_same_rates():
-    rate = WarmupStableDecay(2.0, 4, decay_steps=20, floor=0.1, decay_part=0.25)
+    rate = schedules.WarmupStableDecay(2.0, 4, decay_steps=20, floor=0.1, decay_part=0.25)
     assert {rate(step) for step in range(3, 16)} == {2.0}
     assert [rate(step) for step in (17, 19)] == pytest.approx([2 * (0.1 + 0.9 * 0.6), 0.2 + 0.36])
-    longer = WarmupStableDecay(2.0, 4, decay_steps=40, floor=0.1, decay_part=0.125)
+    longer = schedules.WarmupStableDecay(2.0, 4, decay_steps=40, floor=0.1, decay_part=0.125)
     assert all(longer(step) == rate(step) for step in range(16)) and longer(35) == 2.0
-    after_warmup = WarmupStableDecay(1.0, 8, decay_steps=10, decay_part=1.0)
+    after_warmup = schedules.WarmupStableDecay(1.0, 8, decay_steps=10, decay_part=1.0)
     assert [after_warmup(step) for step in (7, 8, 9, 10)] == [1.0, 1.0, 0.5, 0.0]
     torch = pytest.importorskip("torch")
     optimization = pytest.importorskip("transformers.optimization")
@@ -192,7 +190,7 @@ def test_warmup_stable_decay_falls_in_the_last_part_alone_and_a_longer_run_has_t
     theirs = optimization.get_wsd_schedule(
         optimizer, 0, 5, num_training_steps=20, decay_type="linear", min_lr_ratio=0.1
     )
-    ours = WarmupStableDecay(2.0, 0, decay_steps=20, floor=0.1, decay_part=0.25)
+    ours = schedules.WarmupStableDecay(2.0, 0, decay_steps=20, floor=0.1, decay_part=0.25)
     for step in range(22):
         assert ours(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
         optimizer.step()
@@ -212,23 +210,23 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     "kind, given, name",
     [
-        (Constant, {"peak": NAN}, "peak"),
-        (Constant, {"peak": -0.1}, "peak"),
-        (Constant, {"peak": INF}, "peak"),
-        (Constant, {"peak": "0.1"}, "peak"),
-        (Constant, {"warmup_steps": -1}, "warmup_steps"),
-        (Constant, {"warmup_steps": 2.5}, "warmup_steps"),
-        (Constant, {"warmup_steps": True}, "warmup_steps"),
-        (Cosine, {}, "decay_steps"),
-        (Linear, {}, "decay_steps"),
-        (Cosine, {"decay_steps": 10.5}, "decay_steps"),
-        (Cosine, {"decay_steps": NAN}, "decay_steps"),
-        (Linear, {"warmup_steps": 5, "decay_steps": 5}, "decay_steps"),
-        (Cosine, {"decay_steps": 10, "floor": -0.1}, "floor"),
-        (Cosine, {"decay_steps": 10, "floor": 1.1}, "floor"),
-        (Linear, {"decay_steps": 10, "floor": NAN}, "floor"),
-        (WarmupStableDecay, {"decay_steps": 10, "decay_part": 0.0}, "decay_part"),
-        (WarmupStableDecay, {"decay_steps": 10, "decay_part": 1.5}, "decay_part"),
+        (schedules.Constant, {"peak": NAN}, "peak"),
+        (schedules.Constant, {"peak": -0.1}, "peak"),
+        (schedules.Constant, {"peak": INF}, "peak"),
+        (schedules.Constant, {"peak": "0.1"}, "peak"),
+        (schedules.Constant, {"warmup_steps": -1}, "warmup_steps"),
+        (schedules.Constant, {"warmup_steps": 2.5}, "warmup_steps"),
+        (schedules.Constant, {"warmup_steps": True}, "warmup_steps"),
+        (schedules.Cosine, {}, "decay_steps"),
+        (schedules.Linear, {}, "decay_steps"),
+        (schedules.Cosine, {"decay_steps": 10.5}, "decay_steps"),
+        (schedules.Cosine, {"decay_steps": NAN}, "decay_steps"),
+        (schedules.Linear, {"warmup_steps": 5, "decay_steps": 5}, "decay_steps"),
+        (schedules.Cosine, {"decay_steps": 10, "floor": -0.1}, "floor"),
+        (schedules.Cosine, {"decay_steps": 10, "floor": 1.1}, "floor"),
+        (schedules.Linear, {"decay_steps": 10, "floor": NAN}, "floor"),
+        (schedules.WarmupStableDecay, {"decay_steps": 10, "decay_part": 0.0}, "decay_part"),
+        (schedules.WarmupStableDecay, {"decay_steps": 10, "decay_part": 1.5}, "decay_part"),
     ],
 )
 def test_a_schedule_that_means_nothing_is_refused_by_name(kind, given, name):
@@ -236,7 +234,7 @@ def test_a_schedule_that_means_nothing_is_refused_by_name(kind, given, name):
         kind(**{"peak": 0.1, **given})
 
 
-WRONG_RATES = (NAN, INF, -1e-3, "0.1", None, True, Cosine)
+WRONG_RATES = (NAN, INF, -1e-3, "0.1", None, True, schedules.Cosine)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +284,8 @@ def test_a_function_that_gives_no_learning_rate_is_refused_with_its_step(rate):
 
 
 def test_cosine_is_half_way_down_in_the_middle():
-    assert Cosine(1.0, 0, 10, 0.0)(5) == pytest.approx(0.5)
-    assert Cosine(1.0, 0, 12, 0.0)(3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert schedules.Cosine(1.0, 0, 10, 0.0)(5) == pytest.approx(0.5)
+    assert schedules.Cosine(1.0, 0, 12, 0.0)(3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
 
 
 def test_clipping_brings_a_large_norm_to_the_maximum_and_leaves_a_small_one():
@@ -300,7 +298,7 @@ def test_schedules_are_no_top_level_names_and_the_error_says_where_they_are():
         shardkit.Linear(784, 128)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'$"):
         shardkit.Nothing
-    assert shardkit.schedules.Cosine is Cosine and issubclass(Cosine, shardkit.schedules.Schedule)
+    assert shardkit.schedules is schedules and issubclass(schedules.Cosine, schedules.Schedule)
 
 
 def test_a_rule_that_is_entered_is_found_by_its_name_and_says_which_settings_it_takes():

@@ -7,10 +7,9 @@ from hashlib import sha256
 import numpy
 import pytest
 
-from shardkit.array.random import key_of
-from shardkit.data.cipher import decipher, encipher
-from shardkit.data.order import ByPosition, EpochOrder
-from shardkit.errors import ConfigurationError
+from shardkit import ConfigurationError
+from shardkit.testing.array import key_of
+from shardkit.testing.data import ByPosition, EpochOrder, decipher, encipher
 
 SIZES = [*range(1, 40), 101, 1000, 4099]
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import ConfigurationError
-from shardkit.files import ownership
-from shardkit.files.ownership import OWNER_NAME, Owner, Ownership
+from shardkit import ConfigurationError
+from shardkit.testing.files import OWNER_NAME, Owner, Ownership, ownership
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +61,7 @@ def test_who_comes_second_is_refused_with_both_named_and_nothing_is_written(tmp_
 
 HOLDER = """
 import sys
-from shardkit.files.ownership import Ownership
+from shardkit.testing.files import Ownership
 owned = Ownership.take(sys.argv[1], "")
 print("owned", flush=True)
 sys.stdin.read()
@@ -336,7 +335,7 @@ def test_signs_of_life_are_given(tmp_path, quick):
     ],
 )
 def test_the_batch_job_is_known(monkeypatch, given, job, launch):
-    from shardkit.environment import batch_job
+    from shardkit.testing.base import batch_job
 
     for name in (
         "SLURM_JOB_ID",

@@ -7,14 +7,12 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.cli import make_parser
-from shardkit.cli.arguments import local_path
-from shardkit.cli.settings import Given, trust_in
-from shardkit.errors import ConfigurationError
-from shardkit.files.paths import usable_path
-from shardkit.settings import PATHS
-from shardkit.task.load import BUILT_IN, absolute_task, load_task
-from shardkit.train.settings import configuration_of
+from shardkit import ConfigurationError
+from shardkit.testing.base import PATHS
+from shardkit.testing.cli import Given, local_path, make_parser, trust_in
+from shardkit.testing.files import usable_path
+from shardkit.testing.task import BUILT_IN, absolute_task, load_task
+from shardkit.testing.train import configuration_of
 
 FILES = {"FILE", "PATH", "INPUT"}
 PLACES = {"path", "source", "target", "first", "second", "folder", "model", "cluster", "run_folder"}

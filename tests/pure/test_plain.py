@@ -14,14 +14,12 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.format.description import storable
-from shardkit.errors import CheckpointError, ConfigurationError
-from shardkit.optim.description import describe_rule
-from shardkit.optim.schedules import Cosine
-from shardkit.plain import plain, unboxed
-from shardkit.settings import as_section
-from shardkit.task.load import BUILT_IN, load_task
-from shardkit.train.settings import configuration_of
+from shardkit import CheckpointError, ConfigurationError
+from shardkit.testing.base import as_section, plain, unboxed
+from shardkit.testing.checkpoint import storable
+from shardkit.testing.optim import describe_rule
+from shardkit.testing.task import BUILT_IN, load_task
+from shardkit.testing.train import configuration_of
 
 INTEGERS = [kind(3) for kind in (numpy.int8, numpy.uint8, numpy.int32, numpy.uint64, numpy.int64)]
 INTEGERS += [numpy.array(3), numpy.array(3, "int16"), numpy.longlong(3)]
@@ -133,8 +131,8 @@ def test_rules_hold_and_store_pythons_numbers(cls):
 
 
 def test_schedules_averages_and_groups_hold_pythons_numbers():
-    made = Cosine(numpy.float64(1e-3), numpy.int64(2), decay_steps=numpy.uint8(9))
-    assert repr(made) == repr(Cosine(1e-3, 2, decay_steps=9))
+    made = sk.schedules.Cosine(numpy.float64(1e-3), numpy.int64(2), decay_steps=numpy.uint8(9))
+    assert repr(made) == repr(sk.schedules.Cosine(1e-3, 2, decay_steps=9))
     assert type(sk.EMA(sk.SGD(), decay=numpy.float32(0.5)).decay) is float
     group = sk.ParameterGroup("*", lr_scale=numpy.float32(2), weight_decay=numpy.float64(0.25))
     assert type(group.lr_scale) is float and type(group.changes["weight_decay"]) is float

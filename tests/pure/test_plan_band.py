@@ -5,9 +5,22 @@ from dataclasses import replace
 import pytest
 from published_runs import gpt
 
-from shardkit.plan import MIXED, SHARDKIT, ModelShape, RunLayout, read_cluster, search
-from shardkit.plan.band import BEYOND, CUT, OWN, SHARDED, band_of, bands
-from shardkit.plan.report import PlannedTraining, print_search
+from shardkit.testing.plan import (
+    BEYOND,
+    CUT,
+    MIXED,
+    OWN,
+    SHARDED,
+    SHARDKIT,
+    ModelShape,
+    PlannedTraining,
+    RunLayout,
+    band_of,
+    bands,
+    print_search,
+    read_cluster,
+    search,
+)
 
 A100 = read_cluster("a100-80gb-hdr")
 SMALL = gpt(24, 2304, 24)

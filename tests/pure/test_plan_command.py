@@ -8,15 +8,22 @@ import h5py
 import numpy
 import pytest
 
-from shardkit.cli import main
-from shardkit.optim import RULES
-from shardkit.plan import MIXED, ModelShape, RunLayout
-from shardkit.plan.hardware_file import FOLDER
-from shardkit.plan.settings import left_out, others_software, settings_of, software_of
-from shardkit.plan.software import OWN, SHARDKIT
-from shardkit.task.language import Language
-from shardkit.train.ranks import check_batch
-from shardkit.train.settings import configuration_of
+from shardkit.testing.cli import main
+from shardkit.testing.optim import RULES
+from shardkit.testing.plan import (
+    FOLDER,
+    MIXED,
+    SHARDKIT,
+    ModelShape,
+    RunLayout,
+    left_out,
+    others_software,
+    settings_of,
+    software_module,
+    software_of,
+)
+from shardkit.testing.task import Language
+from shardkit.testing.train import check_batch, configuration_of
 
 RunConfiguration = configuration_of(Language)
 
@@ -366,7 +373,7 @@ def test_every_setting_of_how_a_run_computes_is_counted_searched_for_or_said():
 
     def software(**changes):
         settings = RunConfiguration().replace(changes)
-        return software_of(OWN[settings.parallel.compute_dtype], settings)
+        return software_of(software_module.OWN[settings.parallel.compute_dtype], settings)
 
     for name, value in COUNTED.items():
         assert software(**{name: value}) != software(), name

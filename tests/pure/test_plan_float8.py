@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from shardkit.plan import MIXED, ModelShape, RunLayout, read_cluster, step_cost
-from shardkit.plan.operations import Setting, block_seconds
-from shardkit.plan.software import in_float8, software_named
+from shardkit.testing.plan import (
+    MIXED,
+    ModelShape,
+    RunLayout,
+    Setting,
+    block_seconds,
+    in_float8,
+    read_cluster,
+    software_named,
+    step_cost,
+)
 
 H100 = read_cluster("h100-80gb-ndr")
 SHAPE = ModelShape(8, 8192, 64, 51200, 4096)

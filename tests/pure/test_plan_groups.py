@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from shardkit.plan import MIXED, SHARDKIT, ModelShape, RunLayout, read_cluster, search, step_cost
-from shardkit.plan.layouts import why_not
-from shardkit.plan.memory import memory_of
+from shardkit.testing.plan import (
+    MIXED,
+    SHARDKIT,
+    ModelShape,
+    RunLayout,
+    memory_of,
+    read_cluster,
+    search,
+    step_cost,
+    why_not,
+)
 
 SHAPE = ModelShape(24, 2048, 16, 51200, 2048)
 CLUSTER = read_cluster("h100-80gb-ndr")  # 8 devices on a node

@@ -8,16 +8,22 @@ import pytest
 from planned import gpt_of, mlp_of
 from published_runs import MEGATRON_2022
 
-from shardkit.layout.policy import POLICIES
-from shardkit.nn.autograd import Tensor, backward_inputs
-from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.parallel.data.gradients import NORM_BLOCK
-from shardkit.plan import MIXED, SHARDKIT, MLPShape, ModelShape, RunLayout, memory_of
-from shardkit.plan.activations import block_bytes
-from shardkit.plan.memory import NORM_BLOCK as PLANNED_NORM_BLOCK
-from shardkit.schedule import ORDERS, order_named, peak_live
-from shardkit.task.language import Language
-from shardkit.train.settings import configuration_of
+from shardkit.nn import ForwardContext, Tensor, backward_inputs, forward_context
+from shardkit.testing.layout import POLICIES
+from shardkit.testing.parallel import NORM_BLOCK
+from shardkit.testing.plan import (
+    MIXED,
+    SHARDKIT,
+    MLPShape,
+    ModelShape,
+    RunLayout,
+    block_bytes,
+    memory_of,
+)
+from shardkit.testing.plan import NORM_BLOCK as PLANNED_NORM_BLOCK
+from shardkit.testing.schedule import ORDERS, order_named, peak_live
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of
 
 RunConfiguration = configuration_of(Language)
 

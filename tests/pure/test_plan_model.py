@@ -8,10 +8,9 @@ import pytest
 from planned import gpt_of, mlp_of, model_of
 
 import shardkit as sk
-from shardkit.layout.cuts import balanced_stages, merged_blocks
-from shardkit.parallel.data.partition import plan_units
-from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges
-from shardkit.plan import (
+from shardkit.testing.layout import balanced_stages, merged_blocks
+from shardkit.testing.parallel import multiplied_elements, plan_units, stage_ranges
+from shardkit.testing.plan import (
     MIXED,
     SHARDKIT,
     MLPShape,
@@ -19,10 +18,10 @@ from shardkit.plan import (
     RunLayout,
     read_cluster,
     read_run,
+    stage_units,
     step_cost,
     why_not,
 )
-from shardkit.plan.stages import stage_units
 
 SHAPES = [
     ModelShape(2, 24, 4, 48, 8),

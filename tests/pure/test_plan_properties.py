@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardkit.plan import SOFTWARE, ModelShape, read_cluster, search, step_cost
+from shardkit.testing.plan import SOFTWARE, ModelShape, read_cluster, search, step_cost
 
 CLUSTERS = ["a100-80gb-hdr", "h100-80gb-ndr", "h200-141gb-ndr"]
 SEEDS = [pytest.param(seed, marks=[pytest.mark.sweep] * (seed >= 10)) for seed in range(500)]

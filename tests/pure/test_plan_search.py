@@ -1,26 +1,26 @@
 """The search: complete, quick, and plain about what it did not take."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 from published_runs import gpt
 
-from shardkit.plan import (
+from shardkit.testing.plan import (
     MIXED,
     SHARDKIT,
     ModelShape,
     RunLayout,
+    cluster_from,
+    divisors,
     memory_of,
     rank_memory,
     read_cluster,
     search,
+    search_module,
     step_cost,
     why_not,
 )
-from shardkit.plan.hardware_file import cluster_from
-from shardkit.plan.search import divisors
-from shardkit.schedule import ORDERS, draw_text, one_f_one_b, order, unit_timeline
+from shardkit.testing.schedule import ORDERS, draw_text, one_f_one_b, order, unit_timeline
 
 SHAPE = ModelShape(6, 96, 6, 96, 32)
 CPU = read_cluster("cpu-node")
@@ -35,8 +35,7 @@ def replays(monkeypatch):
         layouts.extend([layout] * is_exact)
         return step_cost(layout, *arguments, is_exact=is_exact)
 
-    module = import_module("shardkit.plan.search")  # the package has the function of that name
-    monkeypatch.setattr(module, "step_cost", counted)
+    monkeypatch.setattr(search_module, "step_cost", counted)
     return layouts
 
 

@@ -8,29 +8,32 @@ from dataclasses import replace
 import pytest
 
 import shardkit as sk
-from shardkit.plan import (
-    MIXED,
-    SHARDKIT,
-    ModelShape,
-    RunLayout,
-    known_clusters,
-    read_cluster,
-    step_cost,
-)
-from shardkit.plan.collectives import (
+from shardkit.testing.plan import (
     ALL_GATHER,
     ALL_REDUCE,
+    LARGE_BYTES,
+    MIXED,
     REDUCE_SCATTER,
     SEND,
+    SHARDKIT,
+    ModelShape,
     RankGroup,
+    RunLayout,
+    StageSeconds,
+    SwitchLevel,
+    _replay,
+    cluster_from,
     collective_seconds,
+    estimated,
+    known_clusters,
+    read_cluster,
+    replayed,
+    row_of,
+    simulated,
+    slowest_of,
+    software_named,
+    step_cost,
 )
-from shardkit.plan.hardware import SwitchLevel
-from shardkit.plan.hardware_file import cluster_from
-from shardkit.plan.measure_collectives import LARGE_BYTES, row_of
-from shardkit.plan.overlap import slowest_of
-from shardkit.plan.software import software_named
-from shardkit.plan.timeline import StageSeconds, _replay, estimated, replayed, simulated
 
 SCHEDULES = [
     ("gpipe", 1),

@@ -14,7 +14,7 @@ from published_runs import (
 from residuals import float8_families, fsdp_families, residuals_text
 from validation_page import PAGE, validation_page
 
-from shardkit.plan.band import RESIDUALS
+from shardkit.testing.plan import RESIDUALS
 
 
 def test_the_zero_paper_is_met_to_rounding():

@@ -5,8 +5,7 @@ import random
 import pytest
 
 import shardkit as sk
-from shardkit.plan import read_cluster
-from shardkit.plan.whole_run import Interruptions, interruptions_of
+from shardkit.testing.plan import Interruptions, interruptions_of, read_cluster
 
 CASES = [(10_000.0, 30.0, 60.0), (3000.0, 120.0, 300.0), (500.0, 100.0, 20.0)]
 

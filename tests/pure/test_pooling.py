@@ -5,8 +5,7 @@ import pytest
 from stand_in import pretended_gpu
 from torch_or_skip import torch
 
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
 
 CASES = [  # layer, its arguments, x

@@ -5,8 +5,8 @@ from math import ceil
 
 import pytest
 
-from shardkit.data.position import Position
-from shardkit.errors import CheckpointError
+from shardkit import CheckpointError
+from shardkit.testing.data import Position
 
 CASES = 3000
 

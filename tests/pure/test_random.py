@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.array import random
-from shardkit.errors import ShapeError
+from shardkit import ShapeError
+from shardkit.testing.array import random
 
 # From kat_vectors of Random123 (philox4x32, 10 rounds): counter, key, answer.
 KNOWN_ANSWERS = [

@@ -20,17 +20,24 @@ import pytest
 from token_sources import documents, write_documents
 
 import shardkit
-from shardkit.data.formats import format_named
-from shardkit.data.prepare.unpacking import head_of, unpack
-from shardkit.data.settings import TextData
-from shardkit.data.tables import TableSamples, open_table
-from shardkit.data.token_file import is_token_file, open_token_file
-from shardkit.errors import CheckpointError, CorpusError, FileError, InputError, ShardkitError
-from shardkit.files.arrays import npy_array, npz_arrays
-from shardkit.files.reading import (
+from shardkit import CheckpointError, FileError, ShardkitError
+from shardkit.testing.base import CorpusError, InputError
+from shardkit.testing.data import (
+    TableSamples,
+    TextData,
+    format_named,
+    head_of,
+    is_token_file,
+    open_table,
+    open_token_file,
+    unpack,
+)
+from shardkit.testing.files import (
     checked_bytes,
     loaded,
     mapped,
+    npy_array,
+    npz_arrays,
     open_regular,
     read_bytes,
     read_json,
@@ -301,8 +308,8 @@ def test_a_filter_that_comes_from_elsewhere_is_not_looked_for(tmp_path, monkeypa
 
 POINTERS = """
 from pathlib import Path
-from shardkit.data.token_file import open_token_file
-from shardkit.errors import CorpusError
+from shardkit.testing.data import open_token_file
+from shardkit.testing.base import CorpusError
 try:
     open_token_file(Path("evil.h5"))
 except CorpusError as error:
@@ -466,7 +473,7 @@ def test_an_xz_file_that_wants_gigabytes_to_be_unpacked_is_refused(tmp_path):
 
 
 def test_a_file_that_unpacks_to_thousands_of_times_its_size_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardkit.data.prepare.unpacking._SMALL", 1 << 20)
+    monkeypatch.setattr("shardkit.testing.data.unpacking._SMALL", 1 << 20)
     (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"a" * (1 << 24)))
     with pytest.raises(CorpusError, match="2,000 times its size"):
         unpack(tmp_path / "a.txt.bz2", tmp_path, nothing)

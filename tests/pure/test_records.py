@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from shardkit.errors import InputError
-from shardkit.report.text import describe_run
-from shardkit.train.folder import has_checkpoints
-from shardkit.train.log import read_metrics
+from shardkit.testing.base import InputError
+from shardkit.testing.report import describe_run
+from shardkit.testing.train import has_checkpoints, read_metrics
 
 STRANGE = {
     "validation_loss": ["x", None, True, [1.0], {}, 10**400, -(10**400)],

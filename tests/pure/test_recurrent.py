@@ -3,8 +3,7 @@
 import numpy
 import pytest
 
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor
 
 FORMS = {

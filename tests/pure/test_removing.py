@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit.files import removing
-from shardkit.files.removing import (
+from shardkit.testing.files import (
     FILE,
     clear_folder,
     few,
     remove_file,
     remove_folder,
     remove_trial,
+    removing,
 )
 
 PACKAGE = Path(shardkit.__file__).parent
@@ -81,7 +81,7 @@ def test_nothing_is_deleted_or_written_over_but_through_the_room_of_files():
         for deed, line in deeds.items()
         if deed not in ALLOWED.get(name, ())
     ]
-    assert not wrong, "use shardkit.files: " + ", ".join(wrong)
+    assert not wrong, "use shardkit/files/: " + ", ".join(wrong)
     unused = [
         (name, deed) for name, deeds in ALLOWED.items() for deed in deeds - {*found.get(name, ())}
     ]

@@ -5,12 +5,8 @@ import re
 
 import pytest
 
-from shardkit.report import page_of, read_run_folder
-from shardkit.report.timeline import predicted_of, read_timeline
-from shardkit.schedule.actions import COMPUTE, Kind
-from shardkit.schedule.catalog import order_named
-from shardkit.schedule.lowering import lower
-from shardkit.schedule.simulate import simulate
+from shardkit.testing.report import page_of, predicted_of, read_run_folder, read_timeline
+from shardkit.testing.schedule import COMPUTE, Kind, lower, order_named, simulate
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.WEIGHT: 0.5, Kind.STEP: 0.25}
 

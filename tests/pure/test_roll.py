@@ -10,25 +10,35 @@ from pathlib import Path
 import pytest
 from clean_fork import clean_context
 
-from shardkit import comm
-from shardkit.comm.checks import check_timeout
-from shardkit.comm.watch import folder as folder_module
-from shardkit.comm.watch.attendance import Attendance, job_key
-from shardkit.comm.watch.folder import PREFIX, JobFolder, note_segments, remove_abandoned
-from shardkit.comm.watch.hang import HANG_NAME
-from shardkit.comm.watch.ledger import Ledger
-from shardkit.comm.watch.progress import Progress
-from shardkit.comm.watch.pulse import note_path
-from shardkit.comm.watch.roll import EXIT_HOOKS, Entry, Roll
-from shardkit.comm.watch.warden import Warden, state_of, whom
-from shardkit.comm.watch.watchdog import Watchdog
+import shardkit
+from shardkit.testing.comm import (
+    EXIT_HOOKS,
+    HANG_NAME,
+    PREFIX,
+    Attendance,
+    Entry,
+    JobFolder,
+    Ledger,
+    Progress,
+    Roll,
+    Warden,
+    Watchdog,
+    check_timeout,
+    job_key,
+    note_path,
+    note_segments,
+    remove_abandoned,
+    state_of,
+    whom,
+)
+from shardkit.testing.comm import job_folder as folder_module
 
 HOLDER = """
 import sys, time, types
 for name, folder in (("shardkit", ""), ("shardkit.comm", "/comm")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [sys.argv[2] + folder]
-from shardkit.comm.watch.folder import JobFolder
+from shardkit.testing.comm import JobFolder
 folder = JobFolder.open(sys.argv[1])
 (folder.path / "roll").touch()
 print("held", flush=True)
@@ -38,7 +48,7 @@ time.sleep(60)
 
 def held_by_another(path):
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parents[1]],
+        [sys.executable, "-S", "-c", HOLDER, path, Path(shardkit.__file__).parent],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -144,7 +154,7 @@ def test_a_link_to_somebody_elses_folder_is_refused(tmp_path):
 def test_shared_memory_that_a_killed_job_left_goes_with_its_folder_unless_it_is_anothers(
     tmp_path, monkeypatch
 ):
-    from shardkit.comm.watch import folder as module
+    from shardkit.testing.comm import job_folder as module
 
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
     names = ["mpich_shm_1", "mpich_shm_2", "mine"]
@@ -413,8 +423,8 @@ def test_the_last_words_of_an_interpreter_come_after_all_exit_hooks(tmp_path):
 
 LAST_WORDS = """
 import atexit, os, sys, threading, time
-from shardkit.comm.mpi import ending
-from shardkit.comm.watch.roll import Entry, Roll
+from shardkit.testing.comm import ending
+from shardkit.testing.comm import Entry, Roll
 roll = Roll(sys.argv[1])
 roll.write(0, Entry(os.getpid(), doing="its exit hooks"))
 atexit.register(lambda: print(roll.read(0).doing))
@@ -428,7 +438,7 @@ sys.exit(3)
 
 STOPS_AT_THE_END = """
 import os, signal
-from shardkit.comm.watch.attendance import attendance
+from shardkit.testing.comm import attendance
 here = attendance()
 here.open("", {}, survives=False)
 here.has_started()

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import shardkit
-from shardkit.files.trust import LIBRARIES
+from shardkit.testing.files import LIBRARIES
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
@@ -38,6 +38,7 @@ LEVEL = {
     "__init__": 8,
     "cli": 9,
     "__main__": 10,
+    "testing": 10,
 }
 DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),

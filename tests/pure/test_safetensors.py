@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.pretrained.safetensors import read_header, write_tensors
+from shardkit.testing.checkpoint import read_header, write_tensors
 
 SHAPES = {"a": (3, 4), "b": (5,), "empty": (0, 2), "c": (2, 2, 2)}
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.errors import ScheduleError
-from shardkit.schedule import COMPUTE, Action, Kind, from_text, receive_of, to_text, wait_of
+from shardkit import ScheduleError
+from shardkit.testing.schedule import COMPUTE, Action, Kind, from_text, receive_of, to_text, wait_of
 
 numbers = st.integers(0, 300)
 per_unit = st.sampled_from([Kind.GATHER, Kind.RELEASE, Kind.REDUCE, Kind.STEP])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.cli import main
-from shardkit.schedule import (
+from shardkit.testing.cli import main
+from shardkit.testing.schedule import (
     COMPUTE,
     ORDERS,
     Kind,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import ScheduleError
-from shardkit.schedule import (
+from shardkit import ScheduleError
+from shardkit.testing.schedule import (
     COMPUTE,
     ORDERS,
     Kind,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from test_schedule_lowering import lowered
 
-from shardkit.errors import ScheduleError
-from shardkit.schedule import (
+from shardkit import ScheduleError
+from shardkit.testing.schedule import (
     Kind,
     begin_gathers,
     begin_reductions,

@@ -4,8 +4,17 @@ rank is stuck.
 
 import pytest
 
-from shardkit.errors import ScheduleError
-from shardkit.schedule import ORDERS, Kind, from_text, gpipe, lower, simulate, to_text, validate
+from shardkit import ScheduleError
+from shardkit.testing.schedule import (
+    ORDERS,
+    Kind,
+    from_text,
+    gpipe,
+    lower,
+    simulate,
+    to_text,
+    validate,
+)
 
 RIGHT = """
     0: 0F0 0SEND_F0 0RECV_B0 0WAIT_F0 0B0 0W0

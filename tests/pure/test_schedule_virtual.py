@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.schedule import (
+from shardkit.testing.schedule import (
     COMPUTE,
     ORDERS,
     Kind,

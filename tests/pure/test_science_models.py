@@ -5,9 +5,8 @@ import pytest
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError, ShapeError
-from shardkit.nn import Tensor
-from shardkit.nn.layers.spectral import SpectralConv
+from shardkit import ConfigurationError, ShapeError
+from shardkit.nn import SpectralConv, Tensor
 
 STEPS = 50
 SENDERS, RECEIVERS = [0, 1, 2, 3, 3, 1], [1, 2, 3, 0, 1, 3]

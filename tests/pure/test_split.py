@@ -3,9 +3,9 @@
 import numpy
 import pytest
 
-from shardkit.data.samples import Samples
-from shardkit.data.split import Selected, split_documents, split_rows
-from shardkit.errors import CorpusError
+from shardkit import Samples
+from shardkit.testing.base import CorpusError
+from shardkit.testing.data import Selected, split_documents, split_rows
 
 
 class Rows(Samples):

@@ -8,11 +8,9 @@ from math import inf, nan
 
 import pytest
 
-from shardkit.comm.failure.signals import StopSignals
-from shardkit.environment import allocation_end
-from shardkit.train import stopping
-from shardkit.train.settings import Run
-from shardkit.train.stopping import Clock, Patience, end_of_slurm_job
+from shardkit.testing.base import allocation_end
+from shardkit.testing.comm import StopSignals
+from shardkit.testing.train import Clock, Patience, Run, end_of_slurm_job, stopping
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import time
 import numpy
 import pytest
 
-from shardkit.data.samples import Samples
-from shardkit.data.stream import Stream
-from shardkit.errors import CorpusError
+from shardkit import Samples
+from shardkit.testing.base import CorpusError
+from shardkit.testing.data import Stream
 
 
 class Numbers(Samples):

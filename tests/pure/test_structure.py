@@ -1,11 +1,21 @@
 """The package stays made of parts: the limits on what benchmarks/structure.py measures."""
 
+import ast
 import importlib.util
+import pkgutil
+import re
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import shardkit.testing
+from shardkit.testing import comm
+
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
 
 
 def _structure():
@@ -100,3 +110,156 @@ def test_a_step_enters_few_files():
     files, engine, functions = structure.step_entries(ROOT)
     assert 0 < files <= MOST_FILES_OF_A_STEP and functions > files
     assert 0 < engine <= MOST_ENGINE_FILES_OF_A_STEP
+
+
+# ---- what tests know of the inside ---------------------------------------------------------------
+
+PUBLIC = ("shardkit", "shardkit.nn", "shardkit.nn.ops")
+# How often a file of tests goes past the public names and the doors of shardkit.testing.
+PAST_THE_DOORS = {
+    "pure/test_roll.py": 1,  # puts an empty package there, so that nothing else is imported
+    "threads/test_rebuilt.py": 1,  # what a hostile image names
+    "threads/test_trust.py": 3,  # the same
+    "user_script.py": 1,  # the type of a rule, in a user's annotation
+}
+
+
+def inside(folder, *public):
+    """Return the names of the files and folders of a folder of the package that are not public."""
+    names = {path.stem for path in (ROOT / folder).iterdir() if "__" not in path.name}
+    return names - set(public)
+
+
+ROOMS = inside("shardkit", "nn", "testing")
+PARTS_OF_NN = inside("shardkit/nn", "init", "models", "ops")
+INSIDE = re.compile(
+    rf"\bshardkit\.({'|'.join(ROOMS)})\b|\bshardkit\.nn\.({'|'.join(PARTS_OF_NN)})\b|\.engine\b"
+)
+
+
+def is_past_the_doors(node):
+    """Return True if this piece of a test takes something of the inside without a door."""
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "shardkit":
+        if node.module in PUBLIC:
+            public = {*import_module(node.module).__all__, "nn", "testing"}
+            return not {alias.name for alias in node.names} <= public
+        return not node.module.startswith("shardkit.testing")
+    if isinstance(node, ast.Import):
+        return any(re.match(r"shardkit\.(?!testing\b)", alias.name) for alias in node.names)
+    if isinstance(node, ast.Attribute):
+        if node.attr in ROOMS:
+            return ast.unparse(node.value) in ("sk", "shardkit")
+        if node.attr in PARTS_OF_NN:
+            return ast.unparse(node.value) in ("nn", "sk.nn", "shardkit.nn")
+        return node.attr == "engine"
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return INSIDE.search(node.value) is not None
+    return False
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from shardkit.comm.watch import ledger",
+        "from shardkit.nn.ops import joint",
+        "from shardkit import parallel",
+        "import shardkit.array.kernels",
+        "model.engine.units",
+        "sk.errors.PeerError",
+        "sk.nn.autograd.Tensor",
+        "patch('shardkit.comm.watch.ledger.MACHINE_CODE')",
+        "run('from shardkit.cli import main')",
+        "run('print(model.engine)')",
+    ],
+)
+def test_what_goes_past_the_doors_is_seen(code):
+    assert any(map(is_past_the_doors, ast.walk(ast.parse(code))))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from shardkit import AdamW, nn",
+        "from shardkit.nn.ops import linear",
+        "from shardkit.testing.comm import ledger",
+        "sk.nn.ops.linear(sk.nn.Tensor(x))",
+        "patch('shardkit.testing.comm.ledger.MACHINE_CODE')",
+    ],
+)
+def test_public_names_and_doors_are_no_way_past(code):
+    assert not any(map(is_past_the_doors, ast.walk(ast.parse(code))))
+
+
+def test_tests_know_the_inside_by_its_doors_alone():
+    found = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        if path != Path(__file__):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found[str(path.relative_to(TESTS))] = sum(map(is_past_the_doors, nodes))
+    assert {name: count for name, count in found.items() if count} == PAST_THE_DOORS
+
+
+def doors():
+    """Return {name: module} of the doors."""
+    names = [each.name for each in pkgutil.iter_modules(shardkit.testing.__path__)]
+    return {name: import_module(f"shardkit.testing.{name}") for name in names}
+
+
+def offered(door):
+    """Return the names that tests can take from a door."""
+    own = [name for name, value in vars(door).items() if name[0] != "_" and callable(value)]
+    questions = {name for name in own if getattr(door, name).__module__ == door.__name__}
+    return {*" ".join(door.NAMES.values()).split(), *door.MODULES, *questions}
+
+
+def taken():
+    """Return (door, name) of all that tests take, scripts in their texts included."""
+    found = set()
+    for path in TESTS.rglob("*"):
+        if path.suffix in (".py", ".sh") and path != Path(__file__):
+            text = path.read_text()
+            imports = r"from shardkit\.testing\.(\w+) import (\([^)]*\)|[^\n;\\]*)"
+            for door, names in re.findall(imports, text):
+                found |= {(door, name) for name in re.findall(r"\w+", names)}
+            found |= set(re.findall(r"\bshardkit\.testing\.(\w+)\.(\w+)", text))
+            for door in re.findall(r"from shardkit\.testing import (\w+)", text):
+                found |= {(door, name) for name in re.findall(rf"\b{door}\.(\w+)", text)}
+    return found
+
+
+def test_every_name_of_a_door_is_there_once_and_some_test_takes_it():
+    used = taken()
+    for name, door in doors().items():
+        listed = [*" ".join(door.NAMES.values()).split(), *door.MODULES]
+        assert len(listed) == len(set(listed)), name
+        assert not [each for each in offered(door) if not hasattr(door, each)]
+        assert not sorted(each for each in offered(door) if (name, each) not in used), name
+
+
+def test_a_name_of_a_door_cannot_be_set_where_setting_it_does_nothing(monkeypatch):
+    with pytest.raises(AttributeError, match="set it in the module that uses it"):
+        monkeypatch.setattr(comm, "LEDGER_NAME", "other")
+    monkeypatch.setattr("shardkit.testing.comm.ledger.LEDGER_NAME", "other")
+    assert comm.LEDGER_NAME == comm.ledger.LEDGER_NAME == "other"
+
+
+def modules_after(code):
+    """Return the modules of shardkit that this program has imported at its end."""
+    code += "; print(*(name for name in sys.modules if name.startswith('shardkit.')))"
+    command = [sys.executable, "-c", f"import sys, types; {code}", ROOT / "shardkit"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_package_imports_no_door():
+    assert not {name for name in modules_after("import shardkit") if "testing" in name}
+
+
+def test_a_door_imports_nothing_before_it_is_asked():
+    names = {f"shardkit.testing.{name}" for name in doors()}
+    an_empty_package = (
+        "sys.modules['shardkit'] = package = types.ModuleType('shardkit'); "
+        "package.__path__ = [sys.argv[1]]; "
+    )
+    found = modules_after(f"{an_empty_package} import {', '.join(sorted(names))}")
+    assert found == {"shardkit.testing", *names}

@@ -9,8 +9,8 @@ import itertools
 import numpy
 import pytest
 
-from shardkit.array import fresh, halves, kernels
 from shardkit.nn import Tensor, ops
+from shardkit.testing.array import fresh, halves, kernels
 
 LIMIT = 5e-7
 SHAPES = [(300_000, 3), (3, 300_000), (2, 150_000, 2), (90_000, 2, 3), (129,), (700, 400, 1)]

@@ -8,10 +8,8 @@ import h5py
 import numpy
 import pytest
 
-from shardkit.data.order import EpochOrder
-from shardkit.data.stream import Stream
-from shardkit.data.tables import TableSamples, open_table
-from shardkit.errors import ConfigurationError
+from shardkit import ConfigurationError
+from shardkit.testing.data import EpochOrder, Stream, TableSamples, open_table
 
 ROWS, WIDTH = 137, 5
 NAMES = [f"c{column}" for column in range(WIDTH)]
@@ -228,7 +226,7 @@ def test_weights_stand_behind_the_targets_and_classes_are_numbers(tmp_path):
 
 
 def test_an_index_of_a_csv_in_a_file_serves_as_well(tmp_path):
-    from shardkit.data.csv_table import index_of
+    from shardkit.testing.data import index_of
 
     x, y = numbers_of()
     write_csv(tmp_path / "t.csv", x, y)

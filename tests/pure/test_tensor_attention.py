@@ -11,10 +11,10 @@ import pytest
 from stand_in import pretended_gpu
 from stand_in.emulator import EmulatedModule, EmulationError, compiler, thread_order
 
-from shardkit.array import products
-from shardkit.array.cuda import attention, launch, tensor_attention
-from shardkit.array.cuda.tensor_attention import Limits
-from shardkit.array.reference import attention as reference
+from shardkit.testing.array import Limits, products, tensor_attention
+from shardkit.testing.array import cuda_attention as attention
+from shardkit.testing.array import cuda_launch as launch
+from shardkit.testing.array import reference_attention as reference
 
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"

@@ -9,10 +9,9 @@ import pickle
 import numpy
 import pytest
 
-from shardkit.errors import AutogradError, ShapeError
-from shardkit.nn.autograd import Tensor
-from shardkit.nn.init import Fill
-from shardkit.nn.module import Parameter
+from shardkit import AutogradError, ShapeError
+from shardkit.nn import Parameter, Tensor
+from shardkit.testing.nn import Fill
 
 ARRAY = numpy.array([[1, 2], [3, 4]], "float32")
 

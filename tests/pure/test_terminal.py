@@ -6,11 +6,10 @@ import pty
 
 import pytest
 
-from shardkit.doctor.finding import as_text, error, ok, warning
-from shardkit.errors import ConfigurationError
-from shardkit.train import terminal as terminal_module
-from shardkit.train.log import duration_text, seconds_text
-from shardkit.train.terminal import console_of, output_of_launcher
+from shardkit import ConfigurationError
+from shardkit.testing.doctor import as_text, error, ok, warning
+from shardkit.testing.train import console_of, duration_text, output_of_launcher, seconds_text
+from shardkit.testing.train import terminal as terminal_module
 
 
 class Stream(io.StringIO):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardkit.data.tokenizer import ByteTokenizer
-from shardkit.task.streaming import TextStream, continuation, until
+from shardkit.testing.data import ByteTokenizer
+from shardkit.testing.task import TextStream, continuation, until
 
 
 def shown(text, stop=()):

@@ -4,9 +4,15 @@ import numpy
 import pytest
 from word_tokenizer import word_json
 
-from shardkit.data.token_file import lay_out_token_file, open_token_file
-from shardkit.data.tokenizer import ByteTokenizer, open_tokenizer, tokenizer_of
-from shardkit.errors import ConfigurationError, CorpusError
+from shardkit import ConfigurationError
+from shardkit.testing.base import CorpusError
+from shardkit.testing.data import (
+    ByteTokenizer,
+    lay_out_token_file,
+    open_token_file,
+    open_tokenizer,
+    tokenizer_of,
+)
 
 TEXTS = ["", "a b", "naïve façade, 漢字 🙂\n\n  end\t", "x" * 300, "0 12 345\r\n"]
 

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardkit.task.load import load_task
-from shardkit.train.settings import configuration_of
-from shardkit.train.tracking import make_tracker
+from shardkit.testing.task import load_task
+from shardkit.testing.train import configuration_of, make_tracker
 
 
 def write_twice(name, folder):

@@ -8,14 +8,17 @@ import pytest
 from torch_gpt import torch_block, torch_gpt, torch_weights
 from torch_or_skip import torch
 
-from shardkit.errors import ConfigurationError, ShapeError
-from shardkit.nn.autograd import Tensor, no_grad
-from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.nn.generation import Choice, Passes
-from shardkit.nn.loss import CrossEntropy
-from shardkit.nn.models import GPT
-from shardkit.nn.texts import Texts
-from shardkit.nn.transformer import STYLES, TransformerBlock
+import shardkit as sk
+from shardkit import ConfigurationError, ShapeError
+from shardkit.nn import (
+    CrossEntropy,
+    ForwardContext,
+    Tensor,
+    TransformerBlock,
+    forward_context,
+    no_grad,
+)
+from shardkit.testing.nn import STYLES, Choice, Passes, Texts
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 SIZES = {"vocabulary_size": 11, "sequence_length": 8, "width": 16, "layers": 2, "heads": 4}
@@ -24,7 +27,7 @@ dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
 def gpt(**changes):
-    return GPT(**{**SIZES, "dtype": "float64", **changes})
+    return sk.models.GPT(**{**SIZES, "dtype": "float64", **changes})
 
 
 def randomized(module, scale=0.3):
@@ -157,7 +160,10 @@ def test_the_chain_of_blocks_is_the_forward_pass(style):
 
 
 def test_making_a_model_makes_no_arrays():
-    assert all(p.is_fresh for p in GPT(50_000, 2048, width=8192, layers=80, heads=64).parameters())
+    assert all(
+        p.is_fresh
+        for p in sk.models.GPT(50_000, 2048, width=8192, layers=80, heads=64).parameters()
+    )
 
 
 @styles
@@ -205,7 +211,7 @@ def test_tied_weights_are_one_parameter_and_get_both_gradients():
 @styles
 def test_a_configuration_survives_json_and_builds_an_equal_model(style):
     model = gpt(style=style, kv_heads=2, tied=True, dropout=0.25, seed=7, dtype="float32")
-    twin = GPT(**json.loads(json.dumps(model.configuration())))
+    twin = sk.models.GPT(**json.loads(json.dumps(model.configuration())))
     assert twin.settings == model.settings
     assert numpy.array_equal(twin.predict(token_ids()), model.predict(token_ids()))
 
@@ -221,7 +227,7 @@ def test_hidden_units_norm_epsilon_and_rotary_base_are_those_asked_for(style):
 def test_the_hidden_width_is_four_times_or_for_llama_near_eight_thirds():
     assert gpt(width=48).layers[0].mlp.up.weight.shape == (192, 48)
     for width, hidden in [(48, 128), (64, 168), (4, 8), (1024, 2728)]:
-        assert GPT(11, 8, width, 1, 2, style="llama").layers[0].mlp.gate.weight.shape == (
+        assert sk.models.GPT(11, 8, width, 1, 2, style="llama").layers[0].mlp.gate.weight.shape == (
             hidden,
             width,
         )

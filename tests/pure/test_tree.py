@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.tree import (
+from shardkit.testing.base import (
     LEAF,
     is_tree,
     leaves,

@@ -8,7 +8,7 @@ from pathlib import Path
 import user_script
 
 import shardkit as sk
-from shardkit.nn import methods, operators
+from shardkit.testing.nn import methods, operators
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "shardkit"

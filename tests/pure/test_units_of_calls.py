@@ -3,10 +3,10 @@
 import numpy
 
 from shardkit import nn
-from shardkit.array.device import Device, OwnBuffers
 from shardkit.nn import ops
-from shardkit.nn.tape import parameter_uses, walk
-from shardkit.parallel.data.partition import plan_units
+from shardkit.testing.array import Device, OwnBuffers
+from shardkit.testing.nn import parameter_uses, walk
+from shardkit.testing.parallel import plan_units
 
 
 def units_of(model, minimum=1):

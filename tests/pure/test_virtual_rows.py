@@ -7,9 +7,9 @@ import h5py
 import numpy
 import pytest
 
-from shardkit.data.hdf5_virtual import lookup3
-from shardkit.data.tables import TableSamples, open_table
-from shardkit.errors import ConfigurationError, InputError
+from shardkit import ConfigurationError
+from shardkit.testing.base import InputError
+from shardkit.testing.data import TableSamples, lookup3, open_table
 
 PART, PARTS, WIDTH = 7, 5, 3
 ROWS = PART * PARTS

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from shardkit.files import writing
-from shardkit.files.writing import (
+from shardkit.testing.files import (
     check_can_write,
     fresh_file,
     give_name,
@@ -17,6 +16,7 @@ from shardkit.files.writing import (
     open_to_append,
     whole_file,
     write_whole,
+    writing,
 )
 
 

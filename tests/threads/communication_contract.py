@@ -10,17 +10,15 @@ from functools import partial
 import numpy
 import pytest
 
-from shardkit.comm import (
-    CommunicationBackend,
-    Mesh,
-    ReductionOperation,
+from shardkit import CommunicationBackend, CommunicationError, Mesh, MeshError, ReductionOperation
+from shardkit.testing.base import PeerError
+from shardkit.testing.comm import (
     agree,
     collectively,
     ordered_all_reduce,
     ordered_reduce_scatter,
     ordered_sum,
 )
-from shardkit.errors import CommunicationError, MeshError, PeerError
 
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 DTYPES = ("float64", "float32", "float16", "int32", "int64", "uint8")

@@ -10,8 +10,8 @@ from torch_gpt import torch_gpt, torch_weights
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.array.blas import library_named
-from shardkit.errors import ConfigurationError
+from shardkit import ConfigurationError
+from shardkit.testing.array import library_named
 
 STEPS, SAMPLES, VOCABULARY, SEQUENCE = 50, 8, 32, 16
 TOLERANCE = 1e-5  # relative, of float32 losses; 2e-7 was measured

@@ -13,14 +13,11 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.comm.same import alike, versions
-from shardkit.data.prepare.job import Preparation, prepare_tokens
-from shardkit.nn.metrics import R2, RMSE
-from shardkit.task.given import task_of
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun
-from shardkit.train.settings import configuration_of, first_settings
+from shardkit.testing.comm import alike, versions
+from shardkit.testing.data import Preparation, prepare_tokens
+from shardkit.testing.nn import R2, RMSE
+from shardkit.testing.task import Language, task_of
+from shardkit.testing.train import TrainedRun, configuration_of, first_settings, train_run
 
 X = numpy.random.default_rng(0).normal(size=(48, 4)).astype(numpy.float32)
 Y = X.sum(1, keepdims=True)
@@ -220,7 +217,7 @@ def test_other_software_is_refused(what, num_ranks, odd, tmp_path, monkeypatch):
         is_odd = threading.current_thread().name == f"rank {odd}"
         return {**versions(), **({name: "0.0.1"} if is_odd else {})}
 
-    monkeypatch.setattr("shardkit.train.agreement.versions", of_this_rank)
+    monkeypatch.setattr("shardkit.testing.train.agreement.versions", of_this_rank)
     errors, taken = trained(tmp_path, num_ranks, odd, {}, {})
     assert not taken
     check_refused(errors, [sk.ShardingError], odd, f"{name} is")

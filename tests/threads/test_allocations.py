@@ -15,8 +15,9 @@ import pytest
 from hybrids import table_of
 
 import shardkit as sk
-from shardkit.array.arena import Arena
-from shardkit.schedule import Kind
+from shardkit.testing.array import Arena
+from shardkit.testing.parallel import pools_of
+from shardkit.testing.schedule import Kind
 
 MOST_BYTES = 1 << 16
 VOCABULARY, SEQUENCE, SAMPLES = 128, 64, 48
@@ -73,7 +74,7 @@ def large_allocations(num_ranks, make_model):
         batches = [sk.split_batch(model.mesh, *batch(step)) for step in range(4)]
         for x, y in batches[:2]:
             model.train(x, y)
-        arena = model.engine.memory.arena
+        arena = pools_of(model).arena
         before = arena.num_bytes
         if barrier.wait() == 0:
             watch.__enter__()
@@ -164,7 +165,7 @@ def test_the_arena_holds_little_more_than_what_is_in_use_at_once(style, monkeypa
         tokens = numpy.arange(8 * 129).reshape(8, 129) % 1024
         for _ in range(2):
             model.train(tokens[:, :-1], tokens[:, 1:])
-        return model.engine.memory.arena.num_bytes
+        return pools_of(model).arena.num_bytes
 
     (num_bytes,) = sk.run_ranks(1, run)
     assert most[0] > 30 << 20 and most[0] <= num_bytes < 1.25 * most[0]

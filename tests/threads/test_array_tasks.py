@@ -9,14 +9,17 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.errors import ConfigurationError
-from shardkit.task.load import load_task
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun, evaluate
-from shardkit.train.prediction import predict
-from shardkit.train.settings import configuration_of, first_settings
+from shardkit import ConfigurationError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.task import load_task
+from shardkit.testing.train import (
+    TrainedRun,
+    configuration_of,
+    evaluate,
+    first_settings,
+    predict,
+    train_run,
+)
 
 ROWS = 60
 SMALL_IMAGES = {"model.small_images": True, "model.norm": "group"}

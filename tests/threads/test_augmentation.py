@@ -6,10 +6,7 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.data.mixture import Mixture
-from shardkit.data.samples import reader_of
-from shardkit.data.split import Selected, split_rows
-from shardkit.data.stream import Stream
+from shardkit.testing.data import Mixture, Selected, Stream, reader_of, split_rows
 
 NUM = 4
 

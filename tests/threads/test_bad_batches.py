@@ -8,6 +8,7 @@ from builders import SEQUENCE, token_batch
 
 import shardkit as sk
 from shardkit.nn import CrossEntropy
+from shardkit.testing.parallel import skips_of, training_state_of
 
 VOCABULARY, FEATURES, CLASSES, SAMPLES = 64, 5, 3, 4
 MESHES = {"data": (1, 1, 3), "pipeline": (2, 1, 1), "tensor": (1, 2, 2)}  # pipeline, tensor, data
@@ -261,8 +262,8 @@ def test_a_batch_in_which_no_label_counts_is_a_step_that_is_skipped(clip):
         before = model.gather_full_parameters()
         loss = model.train(x, numpy.full_like(y, -100))
         assert numpy.isnan(loss) and (model.gather_full_parameters() == before).all()
-        assert model.step_number == 1 and model.engine.state.skips.total == 1
-        text = str(model.engine.state.skips.last)
+        assert model.step_number == 1 and skips_of(model).total == 1
+        text = str(skips_of(model).last)
         assert numpy.isfinite(
             model.train(x, y if backend.rank else numpy.full_like(y, -100))
         )  # one rank has some
@@ -292,12 +293,12 @@ def test_where_no_label_counts_evaluation_is_nan_and_a_step_of_accumulated_gradi
         model.synchronize_gradients()
         model.step()
         assert (model.gather_full_parameters() == before).all()
-        text = str(model.engine.state.skips.last)
+        text = str(skips_of(model).last)
         model.train(x, nothing)
         model.train(x, y)  # now some count
         model.synchronize_gradients()
         model.step()
-        assert model.engine.state.skips.last is None
+        assert skips_of(model).last is None
         return text
 
     assert sk.run_ranks(2, run) == ["step 1 skipped: no label of the global batch counts"] * 2
@@ -354,7 +355,7 @@ def test_what_a_block_raises_on_one_rank_is_raised_on_all_and_changes_nothing(
         with pytest.raises(is_told, match=str(error)):
             ACTS[act](sharded, *good(gpt))
         assert (sharded.gather_full_parameters() == before).all() and sharded.step_number == 1
-        sharded.engine.state.step_number = 5  # past the error
+        training_state_of(sharded).step_number = 5  # past the error
         return numpy.isfinite(sharded.train(*good(gpt)))
 
     assert all(sk.run_ranks(2 * pipeline, run, timeout=10))

@@ -5,8 +5,13 @@ import pytest
 from builders import small_gpt, token_batch
 
 import shardkit as sk
-from shardkit.parallel.data.partition import plan_units
-from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges, unit_costs
+from shardkit.testing import parallel
+from shardkit.testing.parallel import (
+    multiplied_elements,
+    plan_units,
+    stage_ranges,
+    unit_costs,
+)
 
 
 def units_of(model, minimum=1):
@@ -54,7 +59,9 @@ def test_stages_by_hand_hold_these_blocks():
             backend, blocks_per_stage=(1, 3), minimum_parameter_group_size=1
         )
         model = sk.PipelineParallelModel(small_gpt(), config)
-        return {piece.name.split(".")[0] for unit in model.engine.units for piece in unit.pieces()}
+        return {
+            piece.name.split(".")[0] for unit in parallel.units_of(model) for piece in unit.pieces()
+        }
 
     assert sk.run_ranks(2, run) == [{"embedding"}, {"blocks", "head"}]
 

@@ -11,17 +11,19 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.choice import checked_choice
-from shardkit.checkpoint.store import CheckpointStore
-from shardkit.checkpoint.tools.describe import describe
-from shardkit.comm.failure.signals import StopSignals
-from shardkit.errors import CheckpointError, ConfigurationError
-from shardkit.report import describe_run, page_of, read_run_folder
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun, evaluate
-from shardkit.train.folder import fallback_place
-from shardkit.train.settings import configuration_of, first_settings
-from shardkit.train.validation import Validation
+from shardkit import CheckpointError, ConfigurationError
+from shardkit.testing.checkpoint import CheckpointStore, checked_choice, describe
+from shardkit.testing.comm import StopSignals
+from shardkit.testing.report import describe_run, page_of, read_run_folder
+from shardkit.testing.train import (
+    TrainedRun,
+    Validation,
+    configuration_of,
+    evaluate,
+    fallback_place,
+    first_settings,
+    train_run,
+)
 
 X = numpy.random.default_rng(0).normal(size=(24, 3)).astype(numpy.float32)
 Y = X[:, :1] * 2
@@ -317,7 +319,7 @@ def test_a_choice_that_is_not_there_is_refused_with_those_that_are(tmp_path, mon
 
 
 def test_evaluation_of_a_run_folder_takes_what_is_asked_for(tmp_path, monkeypatch):
-    from shardkit.task.table import TableMLP
+    from shardkit.testing.task import TableMLP
 
     rows = tmp_path / "rows.csv"
     numbers = "\n".join(",".join(map(str, row)) for row in numpy.hstack([X, Y]).tolist())

@@ -11,15 +11,19 @@ from hybrids import gpt, hybrid, step_once
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardkit as sk
-from shardkit.array import blas, products
-from shardkit.array.blas import mkl, onednn
-from shardkit.array.blas.cblas import CblasLibrary
-from shardkit.array.blas.primitives import Interface
-from shardkit.array.blas.probe import has_same_bits
-from shardkit.array.dtypes import dtype_named
-from shardkit.doctor.machine import check_products
-from shardkit.errors import ConfigurationError
-from shardkit.parallel.step.numerics import Numerics
+from shardkit import ConfigurationError
+from shardkit.testing.array import (
+    CblasLibrary,
+    Interface,
+    blas,
+    dtype_named,
+    has_same_bits,
+    mkl,
+    onednn,
+    products,
+)
+from shardkit.testing.doctor import check_products
+from shardkit.testing.parallel import Numerics
 
 numbers = numpy.random.default_rng(3)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}

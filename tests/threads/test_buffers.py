@@ -8,9 +8,8 @@ from hybrids import POLICIES, groups_of_two
 import shardkit as sk
 from shardkit import nn
 from shardkit.nn import Buffer
-from shardkit.nn.init import Fill
-from shardkit.parallel.model.replicas import synchronize_replicas
-from shardkit.parallel.pipeline.neighbors import Neighbors, restore
+from shardkit.testing.nn import Fill
+from shardkit.testing.parallel import Neighbors, own_buffers_of, restore, synchronize_replicas
 
 MESHES = {"1": (1, 1, 1), "data 2": (1, 2, 1), "data 4": (1, 4, 1), "pipeline 2": (2, 1, 1)}
 MESHES |= {"2 x 2": (2, 2, 1), "tensor 2": (1, 1, 2), "data 3": (1, 3, 1)}
@@ -80,7 +79,7 @@ def train(model, steps, start=0):
 
 def buffers_of(model):
     """{name: value} of all buffers of the model, whichever rank holds them. Collective."""
-    own = {name: buffer.numpy().copy() for name, buffer in model.engine.buffers.own.items()}
+    own = {name: buffer.numpy().copy() for name, buffer in own_buffers_of(model).items()}
     everyones = model.mesh.world.all_gather_object(own)
     return {name: value for part in everyones for name, value in part.items()}
 
@@ -182,7 +181,7 @@ def test_a_skipped_step_changes_nothing(mesh):
 def test_only_the_stage_that_computes_with_a_buffer_holds_it():
     def run(backend):
         model = sharded(backend, "pipeline 2")
-        return sorted(model.engine.buffers.own), [
+        return sorted(own_buffers_of(model)), [
             name for name, b in model.wrapped_model.named_buffers().items() if b.is_released
         ]
 
@@ -275,10 +274,10 @@ def test_synchronizing_makes_replicas_of_buffers_alike_and_says_how_far_they_wer
     def run(backend):
         model = sharded(backend, mesh, tensor_plan={"*.up": "column", "*.down": "row"})
         at = model.mesh.coordinates
-        if at.data + at.tensor > 0 and "second.mean" in model.engine.buffers.own:
-            model.engine.buffers.own["second.mean"].array = numpy.full(4, 0.5)
-        drift = synchronize_replicas(model.engine)
-        values = {name: buffer.numpy() for name, buffer in model.engine.buffers.own.items()}
+        if at.data + at.tensor > 0 and "second.mean" in own_buffers_of(model):
+            own_buffers_of(model)["second.mean"].array = numpy.full(4, 0.5)
+        drift = synchronize_replicas(model)
+        values = {name: buffer.numpy() for name, buffer in own_buffers_of(model).items()}
         return drift.tensor, drift.largest, all(not value.any() for value in values.values())
 
     assert on(mesh, run) == ("buffers/second.mean", 0.5, True)
@@ -323,9 +322,7 @@ def test_a_checkpoint_with_other_buffers_is_refused(tmp_path):
 
 
 def test_tools_show_buffers_and_do_not_count_them(tmp_path):
-    from shardkit.checkpoint import Checkpoint
-    from shardkit.checkpoint.tools.describe import describe
-    from shardkit.checkpoint.tools.diff import compare
+    from shardkit.testing.checkpoint import Checkpoint, compare, describe
 
     def run(backend):
         model = sharded(backend, "data 2")

@@ -12,6 +12,8 @@ from called_models import WIDTH, Choosing, Odd, UNet, UNetLike, batch
 import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ops
+from shardkit.testing.base import errors
+from shardkit.testing.parallel import device_of, units_of
 
 MODELS = {"unet": UNetLike, "odd": Odd}
 
@@ -103,7 +105,7 @@ def peaks(make, micro_batches=1, **settings):
 
     def run(backend):
         sharded = made("FSDP", make(), backend, overlap=False, **settings)
-        accounts = sharded.engine.device.accounts
+        accounts = device_of(sharded).accounts
         x = numpy.ones((2, 128), "float32")
         sharded.train(x, x)
         accounts.reset_peak()
@@ -136,12 +138,12 @@ def test_a_unet_of_convolutions_needs_its_shard_and_the_largest_unit_twice():
         sharded = made(strategy, UNet(), backend, overlap=False, max_gradient_norm=0.5)
         part = sk.split_batch(sharded.mesh, images, images)
         sharded.train(*part)
-        accounts = sharded.engine.device.accounts
+        accounts = device_of(sharded).accounts
         accounts.reset_peak()
         sharded.train(*part)
         peak = accounts.peak_bytes() - accounts.peak_bytes("activations")
         lasting = accounts.live_bytes("parameters", "gradients", "optimizer state")
-        largest = 4 * max(unit.layout.size for unit in sharded.engine.units)
+        largest = 4 * max(unit.layout.size for unit in units_of(sharded))
         return sha256(sharded.gather_full_parameters()), peak, lasting + 2 * largest
 
     (bits, peak, formula), (bits_of_ddp, *_) = [
@@ -199,7 +201,7 @@ def test_an_order_of_calls_may_differ_from_step_to_step():
     [
         (ValueError("an odd number"), ValueError),
         (MemoryError("a large array"), sk.OutOfMemoryError),
-        (AssertionError("not so"), (AssertionError, sk.errors.PeerError)),
+        (AssertionError("not so"), (AssertionError, errors.PeerError)),
     ],
     ids=repr,
 )
@@ -371,7 +373,7 @@ def test_a_tensor_plan_cuts_layers_that_are_gathered_by_calls(policy):
 
 def test_a_pipeline_of_a_model_without_blocks_is_refused_with_how_to_give_them():
     def run(backend):
-        with pytest.raises(sk.errors.StagesError, match=r"def blocks\(self\): return"):
+        with pytest.raises(errors.StagesError, match=r"def blocks\(self\): return"):
             sk.HybridShardedModel(UNetLike(), sk.ShardingConfiguration(backend), 2)
         return True
 
@@ -395,5 +397,5 @@ def test_a_small_model_has_a_unit_for_each_stage_whatever_the_minimum():
 
 
 def test_where_bits_depend_on_the_units_the_minimum_is_asked_for():
-    with pytest.raises(sk.errors.StagesError, match=r"set it to (\d+), on every mesh .* clips"):
+    with pytest.raises(errors.StagesError, match=r"set it to (\d+), on every mesh .* clips"):
         stages_of(4, max_gradient_norm=1.0)

@@ -10,9 +10,8 @@ from builders import STRATEGIES, sha256, small_gpt, token_batch, train
 from checkpoints import edit_manifest, flip_bit, save_boxes
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.tools.describe import describe
-from shardkit.layout.box import Box
+from shardkit.testing.checkpoint import Checkpoint, CheckpointStore, describe
+from shardkit.testing.layout import Box
 
 
 def run(strategy, num_ranks, steps, *, load=None, save=None, start=0, samples=12, **settings):
@@ -195,7 +194,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_no_half_written_one
     def no_room(path, boxes):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("shardkit.checkpoint.saving.lay_out", no_room)
+    monkeypatch.setattr("shardkit.testing.checkpoint.saving.lay_out", no_room)
 
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2)

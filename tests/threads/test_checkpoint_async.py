@@ -7,7 +7,8 @@ import pytest
 from builders import sha256, token_batch, train
 
 import shardkit as sk
-from shardkit.checkpoint import CheckpointStore, saving
+from shardkit.testing.checkpoint import CheckpointStore, saving
+from shardkit.testing.parallel import device_of, training_state_of
 
 
 def go_on(model, steps=1):
@@ -60,14 +61,14 @@ def test_what_is_stored_is_the_step_of_the_call_however_far_training_has_gone(tm
 def test_the_copies_are_in_the_same_memory_every_time(strategy, tmp_path):
     def on_rank(backend):
         model, _ = train(strategy, backend, 1)
-        places, device = [], model.engine.device
+        places, device = [], device_of(model)
         for _ in range(3):
             pending = model.save_model_async(tmp_path)
             places.append([copy.ctypes.data for _, _, copy in pending._copies])
             taken = device.bytes_in_use("checkpoint snapshot")
             pending.wait()
             go_on(model)
-        owned = sum(array.nbytes for _, _, array in model.engine.state.counted_boxes())
+        owned = sum(array.nbytes for _, _, array in training_state_of(model).counted_boxes())
         assert owned <= taken < owned + 64 * len(places[0])
         return places[0] == places[1] == places[2]
 

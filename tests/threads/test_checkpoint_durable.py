@@ -17,9 +17,8 @@ from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, sa
 from clean_fork import exit_code
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint, CheckpointStore, saving
-from shardkit.checkpoint.format import files
-from shardkit.layout.box import Box
+from shardkit.testing.checkpoint import Checkpoint, CheckpointStore, files, saving
+from shardkit.testing.layout import Box
 
 SHAPE = (40, 30)
 

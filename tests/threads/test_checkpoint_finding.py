@@ -12,7 +12,7 @@ from builders import small_gpt, train
 from checkpoints import flip_bit
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint, find_description
+from shardkit.testing.checkpoint import find_checkpoint, find_description
 
 DAMAGE = {
     "a flipped bit": lambda folder: flip_bit(folder / "rank-00001.h5"),

@@ -18,8 +18,9 @@ from builders import small_gpt, token_batch, train
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.checkpoint import Checkpoint
-from shardkit.nn.init import Normal
+from shardkit.testing.checkpoint import Checkpoint
+from shardkit.testing.nn import Normal
+from shardkit.testing.parallel import training_state_of
 
 PAGE = (Path(sk.__file__).parent / "checkpoint" / "FORMAT.md").read_text()
 
@@ -244,7 +245,7 @@ def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, t
         numpy.testing.assert_array_equal(sharded.gather_full_parameters(), wanted)
         assert all(
             (array == 0.25).all()
-            for path, _, array in sharded.engine.state.owned_boxes()
+            for path, _, array in training_state_of(sharded).owned_boxes()
             if path.startswith("optimizer/")
         )
 

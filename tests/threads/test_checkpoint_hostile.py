@@ -15,10 +15,7 @@ from builders import train
 from checkpoints import described, edit_manifest, rows, save_boxes, seal
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.image import image_of, read_image
-from shardkit.checkpoint.models import gpt_of
-from shardkit.checkpoint.sources import find_model
+from shardkit.testing.checkpoint import Checkpoint, find_model, gpt_of, image_of, read_image
 
 SHAPE = (40, 30)
 A = "model/a"

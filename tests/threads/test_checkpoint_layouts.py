@@ -14,6 +14,7 @@ import pytest
 from builders import sha256
 
 import shardkit as sk
+from shardkit.testing.parallel import training_state_of
 
 SAMPLES, MICRO_BATCH = 8, 2  # 4 micro-batches: a power of two for each rank on every mesh below
 SWAPPED = {"order": ("tensor", "data", "pipeline")}
@@ -87,7 +88,8 @@ def digest(model):
     Collective.
     """
     mine = [
-        (tensor, piece.box, array) for tensor, piece, array in model.engine.state.counted_boxes()
+        (tensor, piece.box, array)
+        for tensor, piece, array in training_state_of(model).counted_boxes()
     ]
     everyones, vector, state = (
         model.mesh.world.gather_object(mine),
@@ -97,7 +99,7 @@ def digest(model):
     if everyones is not None:
         whole = {
             tensor: numpy.full(shape, numpy.nan)
-            for tensor, shape in model.engine.state.shapes().items()
+            for tensor, shape in training_state_of(model).shapes().items()
         }
         for tensor, box, values in (part for parts in everyones for part in parts):
             whole[tensor][box.slices()] = values.reshape(box.shape)

@@ -8,10 +8,8 @@ from builders import sha256, small_gpt, token_batch, train
 from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, save_boxes
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.format.reads import READERS, Reader
-from shardkit.checkpoint.format.stored import SEGMENT_BYTES
-from shardkit.layout.box import Box
+from shardkit.testing.checkpoint import READERS, SEGMENT_BYTES, Checkpoint, CheckpointStore, Reader
+from shardkit.testing.layout import Box
 
 WINDOW_BYTES = READERS * SEGMENT_BYTES
 

@@ -13,8 +13,8 @@ from checkpoints import edit_manifest, rows, save_boxes
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.nn.init import Normal
+from shardkit.testing.checkpoint import Checkpoint, CheckpointStore
+from shardkit.testing.nn import Normal
 
 
 def mlp(sizes=(4, 3, 1), **changes):

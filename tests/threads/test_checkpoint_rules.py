@@ -14,8 +14,8 @@ from builders import full_gradient, small_gpt, token_batch, train
 from checkpoints import edit_manifest
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.tools.describe import describe
+from shardkit.testing.checkpoint import Checkpoint, describe
+from shardkit.testing.parallel import training_state_of, units_of
 
 
 def falling(step):
@@ -200,7 +200,7 @@ def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written
         way(used, written["AdamW"])
         assert (
             used.step_number,
-            used.engine.state.samples_seen,
+            training_state_of(used).samples_seen,
             used.checkpoints.describe()["last_loss"],
         ) == (
             0,
@@ -302,7 +302,7 @@ def test_state_of_two_ages_starts_at_zero_and_both_are_said(written):
                 report = model.load_model(written["SGD" if type(rule) is sk.Adam else "AdamW"])
             if backend.rank == 0:
                 assert "starts at zero: first_moment" in str(said[0].message)
-            return report, [unit.rule.since for unit in model.engine.units][:1]
+            return report, [unit.rule.since for unit in units_of(model)][:1]
 
         return run
 

@@ -7,15 +7,21 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.array import blas
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.errors import ConfigurationError
-from shardkit.parallel.step.stopwatch import Product
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.choice import kept_blas, measured_seconds, products_of_layers, products_of_step
-from shardkit.train.folder import stored_settings
-from shardkit.train.settings import configuration_of, resumed
+from shardkit import ConfigurationError
+from shardkit.testing.array import blas
+from shardkit.testing.checkpoint import find_checkpoint
+from shardkit.testing.parallel import Product
+from shardkit.testing.task import Language
+from shardkit.testing.train import (
+    configuration_of,
+    kept_blas,
+    measured_seconds,
+    products_of_layers,
+    products_of_step,
+    resumed,
+    stored_settings,
+    train_run,
+)
 
 RunConfiguration = configuration_of(Language)
 PLAIN, TRANSPOSED = (0, 1), (1, 0)
@@ -107,7 +113,9 @@ def test_the_slowest_rank_decides_and_all_must_have_it(libraries, tmp_path, monk
     measured = iter(
         [{"numpy": 1.0, "onednn": 0.1, "mkl": 0.1}, {"numpy": 1.0, "onednn": 2.0, "other": 0.1}]
     )
-    monkeypatch.setattr("shardkit.train.choice.measured_seconds", lambda products: next(measured))
+    monkeypatch.setattr(
+        "shardkit.testing.train.choice.measured_seconds", lambda products: next(measured)
+    )
     run(settings_of(tmp_path), num_ranks=2)
     assert stored_settings(tmp_path / "run").parallel.blas == "numpy"
 

@@ -9,15 +9,16 @@ import numpy
 import pytest
 from threads.communication_contract import PROMISES, rough, tree
 
-from shardkit.comm import (
+from shardkit import (
+    CommunicationError,
+    CommunicationTimeout,
     InMemoryCommunicationBackend,
     Mesh,
     ReductionOperation,
-    abort_on_error,
-    ordered_all_reduce,
     run_ranks,
 )
-from shardkit.errors import CommunicationError, CommunicationTimeout, PeerError
+from shardkit.testing.base import PeerError
+from shardkit.testing.comm import abort_on_error, ordered_all_reduce
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardkit.comm import MPICommunicationBackend
-from shardkit.comm.failure.guard import JobGuard
-from shardkit.comm.mpi.launch import check_launch, check_library, launch_warnings
-from shardkit.comm.watch.progress import Call
-from shardkit.errors import CommunicationError, LaunchError
+from shardkit import CommunicationError, MPICommunicationBackend
+from shardkit.testing.base import LaunchError
+from shardkit.testing.comm import Call, JobGuard, check_launch, check_library, launch_warnings
 
 
 def test_a_missing_mpi4py_is_an_error_that_says_what_to_install_and_no_silent_single_process(
@@ -100,7 +98,7 @@ def test_one_rank_in_a_job_of_several_tasks_is_a_warning(launched):
 
 def test_importing_shardkit_imports_no_mpi():
     program = (
-        "import shardkit.comm, sys; assert not [name for name in sys.modules if "
+        "import sys; from shardkit import run_ranks; assert not [name for name in sys.modules if "
         "name.startswith('mpi4py')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

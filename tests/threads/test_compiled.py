@@ -5,7 +5,7 @@ import pytest
 from hybrids import hybrid, step_once
 
 import shardkit as sk
-from shardkit.errors import ShardingError
+from shardkit import ShardingError
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ from torch_or_skip import torch
 from transformers_models import logits_of, moved
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.pretrained.safetensors import read_header
-from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
-from shardkit.checkpoint.tools.diff import compare
+from shardkit.testing.checkpoint import (
+    Checkpoint,
+    compare,
+    from_safetensors,
+    read_header,
+    to_safetensors,
+)
 
 VOCABULARY = 62  # even, for two tensor ranks; token_batch of builders stays below
 SIZES = {"vocabulary_size": VOCABULARY, "sequence_length": 12, "width": 24, "layers": 2, "heads": 4}

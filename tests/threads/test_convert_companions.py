@@ -13,10 +13,14 @@ from checkpoints import edit_manifest, flip_bit
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint, find_checkpoint
-from shardkit.checkpoint.format import companions as companions_module
-from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
-from shardkit.parallel.pipeline.neighbors import Neighbors, restore
+from shardkit.testing.checkpoint import (
+    Checkpoint,
+    find_checkpoint,
+    from_safetensors,
+    to_safetensors,
+)
+from shardkit.testing.checkpoint import companions as companions_module
+from shardkit.testing.parallel import Neighbors, restore
 
 FILES = {
     "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}',

@@ -16,15 +16,18 @@ from table_files import SUFFIXES, rows, write
 from token_sources import FORMATS, documents, write_documents
 
 import shardkit as sk
-from shardkit.checkpoint.pretrained.folder import TransformersFolder
-from shardkit.checkpoint.pretrained.safetensors import write_tensors
-from shardkit.cli.settings import Given
-from shardkit.data.prepare.job import Preparation, prepare_tokens
-from shardkit.errors import ShardkitError
-from shardkit.task.load import load_task
-from shardkit.train import train_run
-from shardkit.train.folder import stored_settings
-from shardkit.train.settings import configuration_of, first_settings, resumed
+from shardkit import ShardkitError
+from shardkit.testing.checkpoint import TransformersFolder, write_tensors
+from shardkit.testing.cli import Given
+from shardkit.testing.data import Preparation, prepare_tokens
+from shardkit.testing.task import load_task
+from shardkit.testing.train import (
+    configuration_of,
+    first_settings,
+    resumed,
+    stored_settings,
+    train_run,
+)
 
 COMMON = {"run.steps": 2, "run.checkpoint_every": 1, "optimizer.warmup_steps": 1}
 TABLE = {
@@ -549,7 +552,7 @@ def test_tensors_in_several_files_are_all_there_once(case, tmp_path):
 
 
 def test_texts_that_change_while_they_are_prepared_are_refused(tmp_path, monkeypatch):
-    from shardkit.data.prepare import job
+    from shardkit.testing.data import job
 
     (tmp_path / "a.txt").write_text("some text\n" * 100)
     assemble = job.assemble

@@ -11,8 +11,7 @@ import pytest
 from builders import hsdp
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
 
 STEPS, SAMPLES, ATOMS = 30, 24, 3

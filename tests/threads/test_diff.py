@@ -8,10 +8,9 @@ from builders import small_gpt, train
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.tools import diff as diff_module
-from shardkit.checkpoint.tools.diff import compare, comparison_text
-from shardkit.nn.init import Normal
+from shardkit.testing.checkpoint import Checkpoint, compare, comparison_text
+from shardkit.testing.checkpoint import diff as diff_module
+from shardkit.testing.nn import Normal
 
 
 def save(folder, changes=(), *, num_ranks=2, strategy="FSDP", model=small_gpt, **settings):

@@ -5,8 +5,8 @@ import platform
 import pytest
 from stand_in import fake_ipc, fake_nccl, pretended_gpu
 
-from shardkit.comm import run_ranks
-from shardkit.doctor.gpus import check_gpus
+from shardkit import run_ranks
+from shardkit.testing.doctor import check_gpus
 
 HOST = platform.node()
 

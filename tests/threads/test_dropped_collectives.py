@@ -19,10 +19,10 @@ import pytest
 from hybrids import batch, gpt, hybrid, step_once
 
 import shardkit as sk
-from shardkit.comm.channel import Channel, WrappedChannel
-from shardkit.comm.operations import Handle
-from shardkit.comm.threads import backend as memory
-from shardkit.comm.threads.backend import InMemoryCommunicationBackend
+from shardkit import InMemoryCommunicationBackend
+from shardkit.testing.comm import Channel, Handle, WrappedChannel
+from shardkit.testing.comm import threads_backend as memory
+from shardkit.testing.parallel import gradient_norm_of, units_of
 
 WRONG = 1e-8  # relative; rounding is 1e-15
 # Seconds that a rank waits for another: in a step that has all its calls, and in one that lacks
@@ -55,7 +55,7 @@ class Script:
 
     def begin(self, model):
         """The step begins on this rank."""
-        units = model.engine.units
+        units = units_of(model)
         self.lasting[model.rank] = [
             array
             for unit in units
@@ -191,7 +191,7 @@ def outcome(script, monkeypatch, mesh, changes={}, timeout=PATIENCE, **settings)
             *sk.split_batch(model.mesh, *batch(2))
         )  # shows copies of tied weights too
         return numpy.concatenate(
-            [[loss, model.engine.gradient_norm, after], model.gather_full_parameters()]
+            [[loss, gradient_norm_of(model), after], model.gather_full_parameters()]
         )
 
     with monkeypatch.context() as patch:

@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.nn.metrics import MAE, Metric
+from shardkit import Metric, nn
+from shardkit.testing.nn import MAE
 
 RNG = numpy.random.default_rng(7)
 SAMPLES = 41

@@ -11,14 +11,11 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.comm.watch import ledger as ledger_module
-from shardkit.files import notes as notes_module
-from shardkit.task.language import Language
-from shardkit.train import tracking, train_run
-from shardkit.train.log import read_metrics
-from shardkit.train.settings import configuration_of
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.comm import ledger as ledger_module
+from shardkit.testing.files import notes as notes_module
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, read_metrics, tracking, train_run
 
 STEPS = 6
 FILES = {

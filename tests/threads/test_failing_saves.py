@@ -10,18 +10,22 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.checkpoint import saving as saving_module
-from shardkit.checkpoint import store as store_module
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.comm.failure.signals import StopSignals
-from shardkit.errors import CheckpointError, ConfigurationError
-from shardkit.task.language import Language
-from shardkit.train import saves as saves_module
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun
-from shardkit.train.folder import fallback_place, has_checkpoints, stored_settings
-from shardkit.train.settings import configuration_of, resumed
+from shardkit import CheckpointError, ConfigurationError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.checkpoint import saving as saving_module
+from shardkit.testing.checkpoint import store as store_module
+from shardkit.testing.comm import StopSignals
+from shardkit.testing.task import Language
+from shardkit.testing.train import (
+    TrainedRun,
+    configuration_of,
+    fallback_place,
+    has_checkpoints,
+    resumed,
+    stored_settings,
+    train_run,
+)
+from shardkit.testing.train import saves as saves_module
 
 STEPS = 8
 NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES]

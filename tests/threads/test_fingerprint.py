@@ -9,9 +9,9 @@ import pytest
 from builders import small_gpt, token_batch
 
 import shardkit as sk
-from shardkit.comm import check_same
 from shardkit.nn import CrossEntropy, Sequential
-from shardkit.nn.init import Normal
+from shardkit.testing.comm import check_same
+from shardkit.testing.nn import Normal
 
 
 def mean_square(prediction, y):

@@ -16,14 +16,11 @@ from builders import TINY_RUN
 from checkpoints import rows, save_boxes
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.errors import CheckpointError, ConfigurationError
-from shardkit.files.ownership import OWNER_NAME, Owner, Ownership
-from shardkit.parallel.model.callback import Callback
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.settings import configuration_of, first_settings, resumed
+from shardkit import Callback, CheckpointError, ConfigurationError
+from shardkit.testing.checkpoint import CheckpointStore, compare, find_checkpoint
+from shardkit.testing.files import OWNER_NAME, Owner, Ownership
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, first_settings, resumed, train_run
 
 RunConfiguration = configuration_of(Language)
 ROOT = Path(__file__).parents[2]
@@ -58,7 +55,7 @@ def go_on(folder, steps, **more):
 
 
 def stored(folder):
-    from shardkit.train.folder import stored_settings
+    from shardkit.testing.train import stored_settings
 
     return stored_settings(folder / "run")
 
@@ -247,7 +244,7 @@ import sys
 sys.path.insert(0, "tests")
 import numpy
 from checkpoints import rows, save_boxes
-from shardkit.errors import CheckpointError
+from shardkit import CheckpointError
 folder, value = sys.argv[1], float(sys.argv[2])
 array = numpy.full((400, 300), value, "float32")
 refused, step = 0, 1
@@ -277,7 +274,7 @@ def test_two_jobs_that_save_into_one_folder_lose_nothing(tmp_path):
     assert names == ["newest", *(f"step-{step:08d}" for step in range(1, 21))]
     for name in names[1:]:
         checkpoint = sk.run_ranks(
-            1, lambda backend: sk.checkpoint.CheckpointStore(store, name).newest_valid(backend)
+            1, lambda backend: CheckpointStore(store, name).newest_valid(backend)
         )[0]
         assert checkpoint.manifest["step"] == int(name[5:])
 
@@ -291,9 +288,9 @@ def test_what_a_user_has_put_into_a_checkpoint_stays_and_is_said(tmp_path):
     save(tmp_path, 3.0, 3, keep=1)  # said once
     assert [path.read_text() for path in tmp_path.glob("*/notes.txt")] == ["the best one"]
     assert (
-        sk.run_ranks(
-            1, lambda backend: sk.checkpoint.CheckpointStore(tmp_path).newest_valid(backend)
-        )[0].manifest["step"]
+        sk.run_ranks(1, lambda backend: CheckpointStore(tmp_path).newest_valid(backend))[
+            0
+        ].manifest["step"]
         == 3
     )
 

@@ -8,6 +8,7 @@ from builders import STRATEGIES, full_gradient, hsdp, sha256, small_gpt, token_b
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.testing.parallel import gradient_norm_of, program_of, stages_of, units_of
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -62,7 +63,7 @@ def result_on(num_ranks, maker, frozen, changes={}, **settings):
         num_replicas = 4 // settings["micro_batches"]
         model = trained(backend, maker, frozen, small_gpt(**changes), **settings)
         assert model.mesh.size("data") == num_replicas
-        return sha256(model.get_parameters()), model.engine.gradient_norm
+        return sha256(model.get_parameters()), gradient_norm_of(model)
 
     results = set(sk.run_ranks(num_ranks, run))
     assert len(results) == 1
@@ -154,12 +155,12 @@ def test_a_frozen_half_has_no_bytes_of_state_and_gradients_and_is_not_reduced(st
     def run(backend, frozen):
         model = trained(backend, STRATEGIES[strategy], frozen, steps=1, micro_batches=1)
         model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(0, 16)))
-        units = model.engine.units
+        units = units_of(model)
         kept = [state.kept for unit in units for state in unit.state.values()]
         gradients = [unit.gradients.updated for unit in units if unit.is_trained]
         kinds = ("REDUCE", "STEP", "BEGIN_REDUCE")
-        acts = [a for a in model.engine.program if a.kind.name in kinds]
-        at = [(place.stage, place.unit) for place in model.engine.stages.frozen]
+        acts = [a for a in program_of(model) if a.kind.name in kinds]
+        at = [(place.stage, place.unit) for place in stages_of(model).frozen]
         assert not [a for a in acts if (a.stage, a.unit) in at]
         return sum(a.nbytes for a in kept), sum(a.nbytes for a in gradients)
 

@@ -4,8 +4,8 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError, ShapeError, ShardingError
-from shardkit.nn.generation import Choice
+from shardkit import ConfigurationError, ShapeError, ShardingError
+from shardkit.testing.nn import Choice
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [9, 2, 6], [5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]
 WINDOW = 12

@@ -7,16 +7,20 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.errors import CheckpointError, ConfigurationError
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.folder import stored_settings
-from shardkit.train.log import read_metrics
-from shardkit.train.loop import TrainingRun
-from shardkit.train.resuming import changes, schedule_line, told_settings
-from shardkit.train.settings import configuration_of, resumed
+from shardkit import CheckpointError, ConfigurationError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.task import Language
+from shardkit.testing.train import (
+    TrainingRun,
+    changes,
+    configuration_of,
+    read_metrics,
+    resumed,
+    schedule_line,
+    stored_settings,
+    told_settings,
+    train_run,
+)
 
 SEQUENCES = 24  # random runs with interruptions; each trains two to five times
 LIMIT = 60
@@ -223,7 +227,7 @@ def test_epochs_are_as_long_under_another_batch(batches, tmp_path):
 
 
 def configuration_of_script():
-    from shardkit.task.given import task_of
+    from shardkit.testing.task import task_of
 
     return task_of(sk.models.MLP([3, 4, 1]), (Logged(96), Logged(5)))
 

@@ -11,9 +11,9 @@ from gpu_verbs import plain_twins  # noqa: F401
 from stand_in import fake_ipc, fake_nccl, pretended_gpu
 
 import shardkit as sk
-from shardkit.array.registry import KERNELS
-from shardkit.comm.gpu import ipc as gpu_ipc
-from shardkit.errors import DeviceError
+from shardkit import DeviceError
+from shardkit.testing.array import KERNELS
+from shardkit.testing.comm import gpu_ipc
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import pytest
 from hybrids import batch, gpt, hybrid, step_once, trained
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError, MeshError
-from shardkit.layout.policy import POLICIES, check_tree
-from shardkit.parallel.model.replicas import synchronize_replicas
+from shardkit import ConfigurationError, MeshError
+from shardkit.testing.layout import POLICIES, check_tree
+from shardkit.testing.parallel import synchronize_replicas, training_state_of, units_of
 
 HSDP = POLICIES["hsdp"]
 # (pipeline, data, tensor), ranks of a group
@@ -85,7 +85,7 @@ def test_sums_in_another_order_or_of_half_floats_are_close(settings):
 def owned_sizes(model):
     """Elements that this rank writes to a checkpoint, by what they are."""
     sizes = {}
-    for path, piece, _ in model.engine.state.counted_boxes():
+    for path, piece, _ in training_state_of(model).counted_boxes():
         group = path.removesuffix(f"/{piece.name}")
         sizes[group] = sizes.get(group, 0) + prod(piece.box.shape)
     return sizes
@@ -119,7 +119,7 @@ def test_every_group_follows_what_is_written_to_one():
         copies = [model, model.deep_copy(), model.with_parameters(vector)]
         again = hybrid(backend, (1, 4, 1), "hsdp", model=gpt(1, seed=9))
         again.deserialize(model.serialize())
-        drifts = [synchronize_replicas(one.engine).largest for one in (*copies, again)]
+        drifts = [synchronize_replicas(one).largest for one in (*copies, again)]
         assert drifts == [0.0] * 4
         assert numpy.array_equal(again.get_parameters(), vector)
         ends = [step_once(one, 1) for one in (*copies[:2], again)]
@@ -133,11 +133,11 @@ def test_every_group_follows_what_is_written_to_one():
 def test_drift_between_groups_is_seen_and_mended():
     def run(backend):
         model = hybrid(backend, (1, 4, 1), "hsdp")
-        unit = model.engine.units[0]
+        unit = units_of(model)[0]
         if backend.rank == 3:
             unit.updated_parameters[-1] += 0.5
             unit.state["first_moment"].array[0] += 0.25
-        found, later = [synchronize_replicas(model.engine) for _ in range(2)]
+        found, later = [synchronize_replicas(model) for _ in range(2)]
         return found.largest, found.tensor.partition("/")[0], later.largest
 
     assert set(sk.run_ranks(4, run)) == {(0.5, "model", 0.0)}
@@ -160,7 +160,9 @@ def test_a_group_is_what_a_node_has_by_default():
     [("aaaa", 4), ("aabb", 2), ("abcd", None), ("aaab", None), ("abab", None)],
 )
 def test_nodes_of_the_mesh_are_the_groups(monkeypatch, hosts, sharing):
-    monkeypatch.setattr("shardkit.comm.mesh._agreed_hosts", lambda backend, shape: list(hosts))
+    monkeypatch.setattr(
+        "shardkit.testing.comm.mesh._agreed_hosts", lambda backend, shape: list(hosts)
+    )
 
     def run(backend):
         if sharing is None:
@@ -232,7 +234,7 @@ def test_models_with_other_groups_share_a_mesh():
 
 def test_messages_between_groups_begin_while_units_compute(monkeypatch):
     """Pumped, as soon as the sum within the group is complete on this rank, and not at the end."""
-    from shardkit.comm.collectives.asynchronous import InTurn
+    from shardkit.testing.comm import InTurn
 
     begun, pump = [], InTurn.pump
 

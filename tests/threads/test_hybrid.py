@@ -7,6 +7,7 @@ from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.testing.parallel import gradient_norm_of
 
 MESHES = [
     (1, 1, 2),
@@ -70,7 +71,7 @@ def trained(mesh, policy="fsdp", steps=5, **settings):
     def run(backend):
         model = make(backend, pipeline, tensor, policy, **settings)
         losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(steps)]
-        return model.gather_full_parameters(), losses, model.engine.gradient_norm
+        return model.gather_full_parameters(), losses, gradient_norm_of(model)
 
     results = sk.run_ranks(pipeline * data * tensor, run)
     assert (
@@ -208,7 +209,7 @@ def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
             losses = [
                 model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(3, 5)
             ]
-            results.append((model.gather_full_parameters(), losses, model.engine.gradient_norm))
+            results.append((model.gather_full_parameters(), losses, gradient_norm_of(model)))
         return results
 
     image = sk.run_ranks(saved[0] * saved[1] * saved[2], first)[0]

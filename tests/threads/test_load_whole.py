@@ -5,9 +5,9 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.checkpoint.pretrained.safetensors import write_tensors
 from shardkit.nn import Buffer
-from shardkit.nn.init import Fill
+from shardkit.testing.checkpoint import write_tensors
+from shardkit.testing.nn import Fill
 
 X = numpy.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 Y = X[:, :2] * 2

@@ -5,8 +5,7 @@ import pytest
 from builders import hsdp
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.errors import ConfigurationError, ShardingError
+from shardkit import ConfigurationError, ShardingError, nn
 
 STEPS, BATCH = 5, 8
 IDS = numpy.random.default_rng(3).integers(0, 32, (BATCH, 13))

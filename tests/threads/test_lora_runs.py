@@ -7,10 +7,10 @@ import pytest
 from test_source_runs import SMALL, are_equal, run
 
 import shardkit as sk
-from shardkit.checkpoint.tools.convert import to_adapter, to_safetensors
-from shardkit.errors import ConfigurationError
-from shardkit.task.language import Language
-from shardkit.train.settings import configuration_of, first_settings
+from shardkit import ConfigurationError
+from shardkit.testing.checkpoint import to_adapter, to_safetensors
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, first_settings
 
 LORA = {"model.lora_rank": 2, "model.lora_alpha": 4.0, "model.lora_layers": ["*.query", "*.mlp.up"]}
 X = numpy.arange(24).reshape(2, 12)

@@ -2,15 +2,13 @@
 a vocabulary that tensor ranks share.
 """
 
-import sys
-
 import numpy
 import pytest
 from hybrids import SERIAL, gpt, hybrid, step_once, trained
 
 import shardkit as sk
-from shardkit.nn.late import MANY_CLASSES
-from shardkit.nn.ops import blocks
+from shardkit.testing.nn import MANY_CLASSES, blocks, ops_linear, ops_loss
+from shardkit.testing.parallel import vocabulary
 
 VOCABULARY = MANY_CLASSES + 1  # more on the first tensor rank than on the last
 TOLERANCE = 1e-12  # float64, sums of a few thousand terms
@@ -26,10 +24,8 @@ def short_blocks(monkeypatch):
 def walked(monkeypatch):
     """How often sums were made by blocks."""
     calls, by_blocks = [], blocks.sum_by_blocks
-    for module in ("shardkit.nn.ops.loss", "shardkit.parallel.tensor.vocabulary"):
-        monkeypatch.setattr(
-            f"{module}.sum_by_blocks", lambda *a: (calls.append(1), by_blocks(*a))[1]
-        )
+    for module in (ops_loss, vocabulary):
+        monkeypatch.setattr(module, "sum_by_blocks", lambda *a: (calls.append(1), by_blocks(*a))[1])
     return calls
 
 
@@ -66,8 +62,7 @@ def test_tensor_ranks_share_the_blocks(mesh, sequence, walked):
 
 def losses_of(whole_logits, monkeypatch, **settings):
     """Return the losses of three steps on one rank, by blocks or with whole logits."""
-    linear = sys.modules["shardkit.nn.ops.linear"]  # the package has a function of this name
-    monkeypatch.setattr(linear, "MANY_CLASSES", 10**9 if whole_logits else VOCABULARY)
+    monkeypatch.setattr(ops_linear, "MANY_CLASSES", 10**9 if whole_logits else VOCABULARY)
 
     def on_rank(backend):
         model = hybrid(backend, SERIAL, model=large("float32")(), micro_batches=3, **settings)

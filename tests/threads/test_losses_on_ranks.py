@@ -5,6 +5,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.testing.nn import array_of
 
 RNG = numpy.random.default_rng(0)
 X = RNG.standard_normal((12, 4))
@@ -34,7 +35,7 @@ def test_a_weighted_mean_divides_by_the_weights_of_all_ranks(policy, num_ranks):
     assert abs(serial[0] - first) < 1e-12
 
 
-class OwnWeights(nn.losses.MSELoss):
+class OwnWeights(nn.MSELoss):
     """A loss of one's own, whose samples count 0.1, 0.2 or 0.7."""
 
     SHARES = numpy.array([0.1, 0.2, 0.7])
@@ -46,7 +47,7 @@ class OwnWeights(nn.losses.MSELoss):
         return float(self._weights(y).sum())
 
     def _weights(self, y):
-        return self.SHARES[(numpy.abs(nn.autograd.array_of(y)[:, 0]) * 10).astype(int) % 3]
+        return self.SHARES[(numpy.abs(array_of(y)[:, 0]) * 10).astype(int) % 3]
 
 
 WEIGHTS = {
@@ -59,7 +60,7 @@ WEIGHTS = {
 FRACTIONAL = {
     **{name: lambda w=w: nn.CrossEntropyLoss(w) for name, w in WEIGHTS.items()},
     "smoothed": lambda: nn.CrossEntropyLoss([0.1, 0.7, 0.3], label_smoothing=0.1),
-    "class weights of a task": lambda: nn.loss.Weighted(
+    "class weights of a task": lambda: nn.Weighted(
         nn.CrossEntropy(), class_weights=(0.1, 0.7, 0.3)
     ),
     "weights of two": lambda: nn.BCEWithLogitsLoss(pos_weight=[0.1, 0.7, 0.3]),

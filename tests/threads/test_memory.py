@@ -19,7 +19,8 @@ import pytest
 from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
-from shardkit.layout.policy import WHOLE
+from shardkit.testing.layout import WHOLE
+from shardkit.testing.parallel import device_of, units_of
 
 MESHES = [
     (1, 4, 1),
@@ -53,7 +54,7 @@ def resident_bytes(model):
     kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
         model.policy.on(_sharing(model)).gradients is WHOLE
     )
-    return model.engine.device.bytes_in_use(*kinds)
+    return device_of(model).bytes_in_use(*kinds)
 
 
 # Each policy on every mesh of one axis with data, and two of them in turn on each of the others.
@@ -84,7 +85,7 @@ def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):
         )
         for step in range(2):
             step_once(model, step)
-        stage = [name for unit in model.engine.units for name in unit.plan.parameters]
+        stage = [name for unit in units_of(model) for name in unit.plan.parameters]
         own = sum(sizes[name] for name in stage)
         return stage, own, resident_bytes(model) / model.policy.bytes_per_rank(own, _sharing(model))
 

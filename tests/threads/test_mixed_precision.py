@@ -15,12 +15,21 @@ from hybrids import POLICIES, SCHEDULES, gpt, hybrid, meshes, step_once, trained
 from sabotage import sabotage
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError
-from shardkit.parallel.step.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
-from shardkit.task.language import Language
-from shardkit.train.loop import train_run
-from shardkit.train.model import make_model
-from shardkit.train.settings import configuration_of
+from shardkit import ConfigurationError
+from shardkit.testing.parallel import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    LossScale,
+    Numerics,
+    gradient_norm_of,
+    loss_scale_of,
+    own_units_of,
+    skips_of,
+    training_state_of,
+    units_of,
+)
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, make_model, train_run
 
 RunConfiguration = configuration_of(Language)
 
@@ -116,7 +125,7 @@ def learned(compute_dtype):
         )
         model = sk.FSDPModel(small_gpt(width=24), config)
         losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(40)]
-        return numpy.mean(losses[-5:]), model.engine.state.skips.total
+        return numpy.mean(losses[-5:]), skips_of(model).total
 
     return sk.run_ranks(2, run)[0]
 
@@ -206,7 +215,7 @@ def test_masters_gradients_and_moments_are_float32_and_only_lent_parameters_are_
     def run(backend):
         model, _ = train(strategy, backend, 2, compute_dtype=half)
         full, mine = model.gather_full_parameters(), model.local_parameter_shard
-        for unit in model.engine.units:
+        for unit in units_of(model):
             unit.gather()
             assert unit.whole.dtype == half and unit.parameters.shard.dtype == "float32"
             assert {str(state.array.dtype) for state in unit.state.values()} == {"float32"}
@@ -235,7 +244,7 @@ def test_copies_that_were_made_equal_are_what_blocks_are_lent(strategy, half):
         optimizer = getattr(sk, type(model).__name__.replace("Model", "Optimizer"))(
             sk.AdamW(), model.sharding_configuration, model=model, **policy
         )
-        unit = model.engine.units[0]
+        unit = units_of(model)[0]
         if unit.parameters.is_whole and backend.rank == 1:
             unit.parameters.masters.array[:10] += 1
             unit.follow_masters()  # without messages, where a rank has all masters
@@ -284,14 +293,14 @@ def test_an_overflow_skips_the_step_on_all_ranks_until_the_scale_fits(strategy, 
         )
         rows, losses = [], []
         for step in range(9):
-            before = [array.tobytes() for _, _, array in model.engine.state.owned_boxes()]
+            before = [array.tobytes() for _, _, array in training_state_of(model).owned_boxes()]
             losses.append(model.train(*sk.split_batch(model.mesh, *token_batch(step))))
             is_taken = before != [
-                array.tobytes() for _, _, array in model.engine.state.owned_boxes()
+                array.tobytes() for _, _, array in training_state_of(model).owned_boxes()
             ]
-            assert is_taken == (model.engine.state.skips.last is None)
+            assert is_taken == (skips_of(model).last is None)
             rows.append((is_taken, model.get_model_metadata()["loss_scale"]))
-        return rows, losses, model.engine.state.skips.total
+        return rows, losses, skips_of(model).total
 
     (rows, losses, skipped), *others = sk.run_ranks(3, run)
     assert all(other == (rows, losses, skipped) for other in others)
@@ -318,7 +327,7 @@ def test_an_overflow_on_one_rank_of_a_hybrid_mesh_halves_the_scale_on_all():
         rows = []
         for step in range(3):
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
-            rows.append((model.engine.state.skips.total, model.engine.loss_scale.value))
+            rows.append((skips_of(model).total, loss_scale_of(model).value))
         return rows
 
     assert sk.run_ranks(8, run) == [[(0, 1024), (1, 512), (1, 512)]] * 8
@@ -360,10 +369,8 @@ def test_gradients_are_those_before_the_scale_whatever_it_is():
         for part in (slice(0, 4), slice(4, 8)):
             accumulating.train(x[part], y[part])
         accumulating.synchronize_gradients()
-        summed = numpy.concatenate(
-            [unit.gradients.updated for unit in accumulating.engine.own_units]
-        )
-        return gradients, summed, model.engine.gradient_norm
+        summed = numpy.concatenate([unit.gradients.updated for unit in own_units_of(accumulating)])
+        return gradients, summed, gradient_norm_of(model)
 
     (plain, _, norm), (scaled, summed, scaled_norm) = [
         sk.run_ranks(1, lambda b: run(b, scale))[0] for scale in (1.0, 256.0)
@@ -391,7 +398,7 @@ def test_given_gradients_that_are_infinite_halve_the_scale_too():
         model, _ = train("FSDP", backend, 1, compute_dtype="float16")
         gradients = model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(0)))
         model.apply_gradients(gradients * (numpy.inf if backend.rank else 1), 1e-2)
-        return model.engine.state.skips.total, model.engine.loss_scale.value
+        return skips_of(model).total, loss_scale_of(model).value
 
     assert sk.run_ranks(2, run) == [(1, 512)] * 2
 
@@ -415,23 +422,23 @@ def test_a_float16_run_goes_on_to_the_same_bits_and_the_same_scale(tmp_path):
         third = train("DDP", backend, 0, **settings)[0]
         third.deserialize(image)
         ends = [first, again, third, twin]
-        scales = {str(model.engine.loss_scale.state()) for model in ends}
+        scales = {str(loss_scale_of(model).state()) for model in ends}
         for step in range(8, 12):
             for model in ends:
                 model.train(*sk.split_batch(model.mesh, *token_batch(step)))
         states = {
             (
                 sha256(model.gather_full_parameters()),
-                str(model.engine.loss_scale.state()),
-                model.engine.state.skips.total,
+                str(loss_scale_of(model).state()),
+                skips_of(model).total,
             )
             for model in [whole, *ends]
         }
         return (
             len(scales),
             len(states),
-            whole.engine.loss_scale.value,
-            0 < whole.engine.state.skips.total < 8,
+            loss_scale_of(whole).value,
+            0 < skips_of(whole).total < 8,
         )
 
     assert [found[:2] + found[3:] for found in sk.run_ranks(2, run)] == [(1, 1, True)] * 2
@@ -452,7 +459,7 @@ def test_a_checkpoint_opens_whatever_blocks_compute_in(tmp_path, first, second):
         assert {entry["dtype"] for entry in manifest["tensors"].values()} == {"float32"}
         assert manifest["compute_dtype"] == (first or "float32")
         same = (model.gather_full_parameters() == other.gather_full_parameters()).all()
-        before = other.engine.loss_scale.value
+        before = loss_scale_of(other).value
         return (
             same,
             before,
@@ -492,11 +499,11 @@ def test_the_keys_of_a_run_reach_the_model():
     def run(backend, settings):
         tokens = {"model.vocabulary_size": 256}  # no data is opened that tells them
         task = RunConfiguration().replace({**tokens, **settings}).make_task()
-        engine = make_model(task, backend).engine
+        model = make_model(task, backend)
         return (
-            str(engine.numerics.compute_dtype),
-            engine.loss_scale.value,
-            engine.config.loss_scale_interval,
+            model.get_model_metadata()["compute_dtype"],
+            loss_scale_of(model).value,
+            model.sharding_configuration.loss_scale_interval,
         )
 
     assert sk.run_ranks(1, lambda backend: run(backend, keys)) == [("float16", 64.0, 7)]

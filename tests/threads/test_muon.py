@@ -6,7 +6,8 @@ from builders import SEQUENCE, hsdp, token_batch
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError, ShardingError
+from shardkit import ConfigurationError, ShardingError
+from shardkit.testing.parallel import device_of, training_state_of, units_of
 
 OTHERS = ("embedding.*", "head.*", "*norm*", "*.bias")
 MUON = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.9}
@@ -105,11 +106,9 @@ def test_every_policy_has_the_bits_of_the_serial_run(strategy, clip):
 def test_a_rank_keeps_the_state_of_each_rule_for_its_own_parameters_alone():
     def run(backend):
         model = trained(backend, sk.FSDPModel, 1, steps=1)
-        return model.engine.device.accounts.table()["optimizer state"], {
-            name: sum(
-                unit.state[name].kept.size for unit in model.engine.units if name in unit.state
-            )
-            for name in model.engine.state.state_names
+        return device_of(model).accounts.table()["optimizer state"], {
+            name: sum(unit.state[name].kept.size for unit in units_of(model) if name in unit.state)
+            for name in training_state_of(model).state_names
         }
 
     (num_bytes, elements), *_ = sk.run_ranks(1, run)

@@ -10,9 +10,8 @@ from hybrids import hybrid
 from stand_in import fake_nccl, pretended_gpu
 
 import shardkit as sk
-from shardkit.comm import ordered_reduce_scatter, run_ranks
-from shardkit.comm.gpu.nccl import open_nccl
-from shardkit.errors import CommunicationError, DeviceError
+from shardkit import CommunicationError, DeviceError, run_ranks
+from shardkit.testing.comm import open_nccl, ordered_reduce_scatter
 
 
 def on_gpus(num_ranks, work, *, fixed_order=True, num_gpus=None):

@@ -10,8 +10,8 @@ from builders import small_gpt, token_batch
 from hybrids import groups_of_two
 
 import shardkit as sk
-from shardkit.layout.box import Box, flat_range_to_boxes
-from shardkit.parallel.pipeline.neighbors import Neighbors, redistribute, restore
+from shardkit.testing.layout import Box, flat_range_to_boxes
+from shardkit.testing.parallel import Neighbors, redistribute, restore
 
 SAMPLES = 8
 

@@ -5,14 +5,17 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
 from shardkit.nn import init
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun
-from shardkit.train.folder import stored_settings
-from shardkit.train.settings import configuration_of, first_settings, resumed
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.task import Language
+from shardkit.testing.train import (
+    TrainedRun,
+    configuration_of,
+    first_settings,
+    resumed,
+    stored_settings,
+    train_run,
+)
 
 RUNS = {
     "full": {},

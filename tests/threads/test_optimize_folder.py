@@ -10,7 +10,7 @@ import pytest
 from builders import sha256
 
 import shardkit as sk
-from shardkit.errors import CheckpointError, StopVoted
+from shardkit import CheckpointError, StopVoted
 
 RNG = numpy.random.default_rng(3)
 X, Y = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2))

@@ -9,6 +9,7 @@ import pytest
 from builders import token_batch
 
 import shardkit as sk
+from shardkit.testing.parallel import gradient_norm_of, units_of
 
 OPTIMIZERS = {
     "DDP": sk.DDPOptimizer,
@@ -32,31 +33,31 @@ def gpt_batch(step):
     return x % 60, y % 60
 
 
-def held_bits(engine):
+def held_bits(sharded):
     """{(tensor, box): bits} of all that this rank keeps."""
     return {
         (f"{h.group}/{p.name}", str(unit.plan.parameters[p.name].box), str(p.box)): h.values[
             p.start : p.stop
         ].tobytes()
-        for unit in engine.units
+        for unit in units_of(sharded)
         for h in unit.holdings()
         for p in h.pieces
     }
 
 
-def disagreements(backend, engine):
+def disagreements(backend, sharded):
     """Boxes that two ranks hold with different bits. Collective."""
-    everyones, wrong = backend.all_gather_object(held_bits(engine)), set()
+    everyones, wrong = backend.all_gather_object(held_bits(sharded)), set()
     for one in everyones:
         for other in everyones:
             wrong |= {key[0] for key in one.keys() & other.keys() if one[key] != other[key]}
     return wrong
 
 
-def perturb(engine, tensor, amount):
+def perturb(sharded, tensor, amount):
     """Add to one element of a tensor on this rank; False if this rank holds nothing of it."""
     group, _, name = tensor.rpartition("/")
-    for unit in engine.units:
+    for unit in units_of(sharded):
         for holding in unit.holdings():
             for piece in holding.pieces:
                 if (holding.group, piece.name) == (group, name):
@@ -163,7 +164,7 @@ def test_a_drifted_copy_is_reported_and_becomes_the_first_holders_bits(case):
 
     def run(backend):
         optimizer = trained(backend)
-        engine = optimizer.model.engine
+        sharded = optimizer.model
         clean = optimizer.synchronize_optimizer_state()
         assert (
             clean.largest == 0
@@ -171,14 +172,14 @@ def test_a_drifted_copy_is_reported_and_becomes_the_first_holders_bits(case):
             and tensor in clean.by_tensor
             and "no drift" in str(clean)
         )
-        before = held_bits(engine)
+        before = held_bits(sharded)
         if backend.rank == changed_rank:
-            assert perturb(engine, tensor, 1e-3)
-        assert disagreements(backend, engine) == {tensor}
+            assert perturb(sharded, tensor, 1e-3)
+        assert disagreements(backend, sharded) == {tensor}
         drift = optimizer.synchronize_optimizer_state()
-        assert not disagreements(backend, engine)
+        assert not disagreements(backend, sharded)
         assert optimizer.synchronize_optimizer_state() == clean
-        assert (held_bits(engine) == before) == is_restored or not any(
+        assert (held_bits(sharded) == before) == is_restored or not any(
             key[0] == tensor for key in before
         )
         return drift
@@ -228,7 +229,7 @@ def test_numbers_that_are_not_finite_are_an_infinite_drift():
             sk.AdamW(), sk.ShardingConfiguration(backend), model=sk.models.MLP([6, 12, 2])
         )
         if backend.rank == 1:
-            perturb(optimizer.model.engine, "model/layers.0.bias", math.nan)
+            perturb(optimizer.model, "model/layers.0.bias", math.nan)
         return [optimizer.synchronize_optimizer_state().largest for _ in range(2)]
 
     assert sk.run_ranks(2, run) == [[math.inf, 0.0]] * 2
@@ -247,17 +248,17 @@ def tensor_run(steps, load=None, save=None, **changes):
             backend, max_gradient_norm=0.05, minimum_parameter_group_size=64
         )
         optimizer = sk.TensorParallelOptimizer(sk.AdamW(lr=1e-2), config, model=gpt(**changes))
-        engine, norms = optimizer.model.engine, []
+        sharded, norms = optimizer.model, []
         if load:
             optimizer.load_model(load)
         for step in range(optimizer.model.step_number, steps):
             optimizer.model.train(*gpt_batch(step))
-            norms.append(engine.gradient_norm)
+            norms.append(gradient_norm_of(sharded))
         if save:
             optimizer.save_model(save)
         held = {
             f"{h.group}/{p.name}": h.values[p.start : p.stop].copy()
-            for unit in engine.units
+            for unit in units_of(sharded)
             for h in unit.holdings()
             for p in h.pieces
         }

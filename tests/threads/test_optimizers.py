@@ -11,9 +11,9 @@ from builders import sha256, small_gpt, token_batch
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.nn.loss import CrossEntropy
-from shardkit.optim import clip_factor
-from shardkit.parallel.model.epochs import epochs_since_improvement, evaluate_set
+from shardkit.nn import CrossEntropy
+from shardkit.testing.optim import clip_factor
+from shardkit.testing.parallel import epochs_since_improvement, evaluate_set, training_state_of
 
 OPTIMIZERS = {
     "DDP": sk.DDPOptimizer,
@@ -505,7 +505,7 @@ def test_a_run_begins_at_a_module_a_sharded_model_or_a_vector():
         result = second.optimize(given(initial_solution=sharded, epochs=2))
         assert (
             result.best_solution is sharded
-            and sharded.engine.state.rule == second.wrapped_optimizer
+            and training_state_of(sharded).rule == second.wrapped_optimizer
         )
         vector = flat(mlp(seed=9).finish(0))
         third = make("ZeRO-1", backend)

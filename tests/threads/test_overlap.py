@@ -11,9 +11,18 @@ from sabotage import WAYS, sabotage
 from test_traffic import UNIT, ThreeLayers
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError, OutOfMemoryError
-from shardkit.parallel.data.overlap import Overlap
-from shardkit.schedule import Kind
+from shardkit import ConfigurationError, OutOfMemoryError
+from shardkit.testing.parallel import (
+    Overlap,
+    device_of,
+    overlap_of,
+    pools_of,
+    program_of,
+    runtime_of,
+    training_state_of,
+    units_of,
+)
+from shardkit.testing.schedule import Kind
 
 
 def ends(num_ranks, make_model, steps=3):
@@ -25,7 +34,7 @@ def ends(num_ranks, make_model, steps=3):
         return (
             losses,
             model.gather_full_parameters().tobytes(),
-            {action.kind for action in model.engine.program},
+            {action.kind for action in program_of(model)},
         )
 
     return sk.run_ranks(num_ranks, run)
@@ -87,7 +96,7 @@ def test_one_more_unit_is_gathered_and_two_more_of_its_gradients_are_in_flight(
         config = sk.ShardingConfiguration(backend, schedule="gpipe", overlap=overlap)
         model = sk.FSDPModel(ThreeLayers(), config)
         model.train(numpy.ones((4, 64), "float32"), numpy.ones((4, 48), "float32"))
-        accounts = model.engine.device.accounts
+        accounts = device_of(model).accounts
         return [
             accounts.peak_bytes(purpose) / 4 / UNIT
             for purpose in ("gathered parameters", "gradients in flight")
@@ -105,9 +114,9 @@ def test_memory_that_runs_out_on_one_rank_loses_no_buffer_and_is_the_same_error_
         sabotage(model, 1, how, lambda: backend.rank == 1 and sharded.step_number == 0)
         with pytest.raises(OutOfMemoryError, match="^rank 1 ran out of memory") as caught:
             sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
-        memory = sharded.engine.memory
+        memory = pools_of(sharded)
         assert not memory.whole_gradients._out and not memory.whole_parameters._out
-        sharded.engine.state.step_number = 1
+        training_state_of(sharded).step_number = 1
         assert sharded.train(*sk.split_batch(sharded.mesh, *batch(1))) > 0
         return str(caught.value)
 
@@ -131,10 +140,10 @@ def test_a_run_that_failed_on_all_ranks_leaves_nothing_that_the_next_one_meets()
         block.forward = failing
         with pytest.raises(ZeroDivisionError):
             sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
-        assert not sharded.engine.runtime.movement._under_way
+        assert not runtime_of(sharded).movement._under_way
         assert all(
             not unit.parameters.is_on_its_way and unit.gradients._reducing is None
-            for unit in sharded.engine.units
+            for unit in units_of(sharded)
         )
         return sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
 
@@ -199,7 +208,7 @@ def test_what_one_rank_can_overlap_is_tried_by_all():
 
 def test_threads_try_nothing_since_each_copies_for_itself():
     def run(backend):
-        return hybrid(backend, (1, 2, 1)).engine.overlap.is_settled
+        return overlap_of(hybrid(backend, (1, 2, 1))).is_settled
 
     assert sk.run_ranks(2, run) == [True] * 2
 

@@ -9,6 +9,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.testing.parallel import device_of
 
 X, Y = numpy.ones((4, 8), "float32"), numpy.zeros((4, 8), "float32")
 FREE = (
@@ -225,7 +226,7 @@ def warnings_of(make, num_ranks, steps=0):
         for _ in range(steps):
             model.train(numpy.ones((2, 128), "float32"), numpy.ones((2, 128), "float32"))
         model.deep_copy()
-        return model.engine.device.accounts.peak_bytes("gathered parameters")
+        return device_of(model).accounts.peak_bytes("gathered parameters")
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -6,15 +6,18 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.cli import main
-from shardkit.cli.settings import Given
-from shardkit.errors import ConfigurationError, CorpusError
-from shardkit.task.load import load_task
-from shardkit.train import train_run
-from shardkit.train.folder import stored_settings
-from shardkit.train.settings import configuration_of, first_settings, resumed
+from shardkit import ConfigurationError
+from shardkit.testing.base import CorpusError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.cli import Given, main
+from shardkit.testing.task import load_task
+from shardkit.testing.train import (
+    configuration_of,
+    first_settings,
+    resumed,
+    stored_settings,
+    train_run,
+)
 
 SURROGATE = '''
 import numpy

@@ -8,8 +8,8 @@ from builders import SEQUENCE, token_batch
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.errors import ConfigurationError
-from shardkit.optim.groups import groups_by_name
+from shardkit import ConfigurationError
+from shardkit.testing.optim import groups_by_name
 
 GROUPS = (
     sk.ParameterGroup("*.bias", "*norm*", weight_decay=0.0),
@@ -184,9 +184,8 @@ def test_a_parameter_is_of_the_first_group_that_matches():
 def test_a_run_spares_norms_and_biases_of_decay_and_an_older_one_goes_on_as_it_was(
     tmp_path, monkeypatch
 ):
-    from shardkit.task.load import load_task
-    from shardkit.train.folder import stored_settings
-    from shardkit.train.settings import configuration_of
+    from shardkit.testing.task import load_task
+    from shardkit.testing.train import configuration_of, stored_settings
 
     settings = configuration_of(load_task("table"))()
     model = sk.models.MLP([3, 4, 1])
@@ -199,5 +198,5 @@ def test_a_run_spares_norms_and_biases_of_decay_and_an_older_one_goes_on_as_it_w
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "configuration.json").write_text(json.dumps({"run": {"task": "table"}}))
-    monkeypatch.setattr("shardkit.train.folder.check_folder", lambda *arguments: None)
+    monkeypatch.setattr("shardkit.testing.train.folder.check_folder", lambda *arguments: None)
     assert stored_settings(folder).optimizer.decayed == "all"

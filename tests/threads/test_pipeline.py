@@ -7,8 +7,9 @@ from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.layout.cuts import balanced_stages
-from shardkit.schedule import Kind
+from shardkit.testing.layout import balanced_stages
+from shardkit.testing.parallel import gradient_norm_of, program_of, units_of
+from shardkit.testing.schedule import Kind
 
 SWEPT = [
     pytest.param(*mesh, marks=pytest.mark.sweep) for mesh in [(1, 1), (1, 2), (4, 1)]
@@ -42,7 +43,7 @@ def trained_bits(pipeline, data, policy, steps=3, **settings):
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 16)))
             for step in range(steps)
         ]
-        return sha256(model.gather_full_parameters()), tuple(losses), model.engine.gradient_norm
+        return sha256(model.gather_full_parameters()), tuple(losses), gradient_norm_of(model)
 
     results = set(sk.run_ranks(pipeline * data, run))
     assert len(results) == 1, "ranks disagree"
@@ -196,7 +197,7 @@ def test_a_stage_holds_its_own_layers_only_and_all_stages_make_the_model():
         model = sk.PipelineParallelModel(
             small_gpt(), sk.ShardingConfiguration(backend, minimum_parameter_group_size=64)
         )
-        names = {piece.name for unit in model.engine.units for piece in unit.pieces()}
+        names = {piece.name for unit in units_of(model) for piece in unit.pieces()}
         return (
             names,
             model.local_parameter_shard.size,
@@ -252,7 +253,7 @@ def test_one_activation_crosses_each_boundary_each_way_per_micro_batch():
         model.train(*token_batch(0, 16))  # the first step sends shapes too
         traffic = model.mesh.group("pipeline").traffic
         traffic.reset()
-        model.engine.compute_gradients(*token_batch(0, 16))
+        model.compute_gradients(*token_batch(0, 16))
         return traffic.by_verb.get("isend", 0) + traffic.by_verb.get("send", 0)
 
     one_activation = 4 * 12 * 16 * 4  # samples, sequence, width, bytes
@@ -282,7 +283,7 @@ def test_1f1b_keeps_fewer_activations_than_gpipe():
         def run(backend):
             model = make(backend, 2, "ddp", schedule=schedule)
             live = most = 0
-            for action in model.engine.program:
+            for action in program_of(model):
                 live += (action.kind is Kind.FORWARD) - (action.kind is Kind.WEIGHT)
                 most = max(most, live)
             return most

@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.comm import ReductionOperation
-from shardkit.comm.watch.ledger import LEDGER_NAME, read_ledger
+from shardkit import ReductionOperation
+from shardkit.testing.comm import LEDGER_NAME, checks, read_ledger, verbs
 
 AVERAGE = ReductionOperation.AVERAGE
 VERBS = {
@@ -44,8 +44,8 @@ def called(backend, verb, folder):
 @pytest.mark.parametrize("verb", VERBS)
 def test_both_ways_leave_the_same_values_traffic_and_record(verb, tmp_path, monkeypatch):
     short = sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path))
-    for module in ("verbs", "checks"):
-        monkeypatch.setattr(f"shardkit.comm.{module}.is_plain", lambda array: False)
+    for module in (verbs, checks):
+        monkeypatch.setattr(module, "is_plain", lambda array: False)
     assert sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path)) == short
 
 
@@ -57,7 +57,7 @@ def test_plain_arrays_need_no_port(verb, monkeypatch):
     def work(backend):
         VERBS[verb](backend, numpy.ones(12), numpy.ones(6))
 
-    monkeypatch.setattr("shardkit.comm.arguments.open_port", refuse)
+    monkeypatch.setattr("shardkit.testing.comm.arguments.open_port", refuse)
     sk.run_ranks(2, work)
 
 

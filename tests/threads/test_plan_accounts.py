@@ -6,8 +6,9 @@ import pytest
 from planned import gpt_of, sharded, train_steps
 
 import shardkit as sk
-from shardkit.optim import RULES
-from shardkit.plan import (
+from shardkit.testing.optim import RULES
+from shardkit.testing.parallel import device_of
+from shardkit.testing.plan import (
     SHARDKIT,
     SHARDKIT_BF16,
     MLPShape,
@@ -15,11 +16,11 @@ from shardkit.plan import (
     RunLayout,
     memory_of,
     rank_memory,
+    software_of,
     why_not,
 )
-from shardkit.plan.settings import software_of
-from shardkit.task.language import Language
-from shardkit.train.settings import configuration_of
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of
 
 RunConfiguration = configuration_of(Language)
 
@@ -61,7 +62,7 @@ def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
     def run(backend):
         model = sharded(backend, layout, shape)
         train_steps(model, layout, shape, 2)
-        return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
+        return model.mesh.coordinates.pipeline, device_of(model).accounts.table()
 
     for pipeline, table in sk.run_ranks(layout.devices, run):
         planned = rank_memory(layout, shape, SHARDKIT, pipeline)
@@ -88,7 +89,7 @@ def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(
     def run(backend):
         model = sharded(backend, layout, SHAPE, compute_dtype="bfloat16")
         train_steps(model, layout, SHAPE, 2)
-        return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
+        return model.mesh.coordinates.pipeline, device_of(model).accounts.table()
 
     for pipeline, table in sk.run_ranks(layout.devices, run):
         planned = rank_memory(layout, SHAPE, SHARDKIT_BF16, pipeline)
@@ -131,7 +132,7 @@ def test_bytes_under_other_settings_are_those_that_were_planned(changes):
         )
         model = sk.FSDPModel(gpt_of(SHAPE, dtype=settings.model.dtype), config)
         train_steps(model, layout, SHAPE, 2)
-        return model.engine.device.accounts.table()
+        return device_of(model).accounts.table()
 
     planned = rank_memory(layout, SHAPE, software, 0)
     for table in sk.run_ranks(2, run):
@@ -163,7 +164,7 @@ def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
     def run(backend):
         model = sharded(backend, layout, shape)
         train_steps(model, layout, shape, 2)
-        return model.engine.device.accounts.peak_bytes()
+        return device_of(model).accounts.peak_bytes()
 
     measured = max(sk.run_ranks(layout.devices, run))
     assert memory_of(layout, shape, SHARDKIT).total == pytest.approx(measured, rel=0.12)

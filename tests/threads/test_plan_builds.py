@@ -9,8 +9,16 @@ import pytest
 from planned import sharded, train_steps
 
 import shardkit as sk
-from shardkit.plan import MIXED, SHARDKIT, MLPShape, ModelShape, read_cluster, search
-from shardkit.plan.stages import blocks_per_stage
+from shardkit.testing.parallel import stages_of
+from shardkit.testing.plan import (
+    MIXED,
+    SHARDKIT,
+    MLPShape,
+    ModelShape,
+    blocks_per_stage,
+    read_cluster,
+    search,
+)
 
 SHAPES = [
     ModelShape(4, 24, 4, 24, 12),
@@ -59,7 +67,7 @@ def check_training(layout, shape, software):
         units = {"minimum_parameter_group_size": software.merges_below}
         model = sharded(backend, layout, shape, software, **units)
         place = model.mesh.coordinates.pipeline
-        built = {s: len(blocks) for s, blocks in model.engine.stages.blocks_of(place).items()}
+        built = {s: len(blocks) for s, blocks in stages_of(model).blocks_of(place).items()}
         groups = model.get_model_metadata()["shard_ranks"]
         return built, groups, train_steps(model, layout, shape)
 

@@ -10,13 +10,20 @@ import threading
 import numpy
 import pytest
 
-from shardkit.comm import run_ranks
-from shardkit.data.prepare import inputs, job, readers, unpacking, work
-from shardkit.data.prepare.job import Preparation, prepare_tokens
-from shardkit.data.prepare.parts import PartsFolder
-from shardkit.data.token_file import open_token_file
-from shardkit.data.tokenizer import open_tokenizer
-from shardkit.errors import ConfigurationError, CorpusError
+from shardkit import ConfigurationError, run_ranks
+from shardkit.testing.base import CorpusError
+from shardkit.testing.data import (
+    PartsFolder,
+    Preparation,
+    inputs,
+    job,
+    open_token_file,
+    open_tokenizer,
+    prepare_tokens,
+    readers,
+    unpacking,
+    work,
+)
 
 WORDS = ["sun", "naïve", "漢字", "🙂", "x" * 30, "12,5", "end.\n", "a\r\n", "\n\n"]
 

@@ -13,8 +13,8 @@ from torch_or_skip import torch
 from transformers_models import logits_of, moved
 
 import shardkit as sk
-from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
-from shardkit.nn.init import Fill, Normal
+from shardkit.testing.checkpoint import from_safetensors, to_safetensors
+from shardkit.testing.nn import Fill, Normal
 
 VOCABULARY, LENGTH = 61, 16  # odd: two tensor ranks do not divide it
 TOLERANCE = 1e-5  # absolute, of float32 logits of a few units

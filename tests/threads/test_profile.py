@@ -7,19 +7,20 @@ import pytest
 from builders import small_gpt, token_batch
 
 import shardkit as sk
-from shardkit.array.device import Device
-from shardkit.comm.collectives.ordered import ordered_sum
-from shardkit.comm.watch.progress import Call
 from shardkit.nn import ops
-from shardkit.parallel import profile_steps
-from shardkit.parallel.step import profile, stopwatch
-from shardkit.parallel.step.stopwatch import (
+from shardkit.testing.array import Device
+from shardkit.testing.comm import Call, ordered_sum
+from shardkit.testing.parallel import (
     COMMUNICATION,
     MESSAGE_WAIT,
     Product,
     Record,
     Stopwatch,
     Waiting,
+    profile,
+    profile_steps,
+    runtime_of,
+    stopwatch,
     watching,
 )
 
@@ -96,7 +97,7 @@ def test_waiting_for_a_message_is_told_from_communication(verb, number, is_first
 def test_calls_are_timed_inside_only():
     def check(model):
         watch = Stopwatch(DEVICE)
-        runtime, progress = model.engine.runtime, model.mesh.world.progress
+        runtime, progress = runtime_of(model), model.mesh.world.progress
         before = runtime.executor.executor, progress.ledger
         with pytest.raises(RuntimeError), watching(watch, runtime, progress):
             model.train(*token_batch(0))
@@ -221,10 +222,10 @@ def test_the_least_of_each_part_is_never_more_than_in_any_step(monkeypatch):
 def test_an_operation_that_imported_a_kernel_by_name_is_timed_too():
     def check(model):
         watch = Stopwatch(DEVICE)
-        with watching(watch, model.engine.runtime, model.mesh.world.progress):
+        with watching(watch, runtime_of(model), model.mesh.world.progress):
             model.mesh.world.all_reduce(numpy.ones(3))
             ordered_sum(model.mesh.world, [1.0])
-            ops.gelu(sk.nn.autograd.Tensor(numpy.ones(3)))
+            ops.gelu(sk.nn.Tensor(numpy.ones(3)))
         assert {call for _, call in watch.record.table} == {COMMUNICATION, "tree_sum", "gelu"}
 
     one_rank(check)

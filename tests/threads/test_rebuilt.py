@@ -22,7 +22,7 @@ from rebuilt_models import (
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.checkpoint.image import image_of, read_image
+from shardkit.testing.checkpoint import image_of, read_image
 
 X = numpy.random.default_rng(0).standard_normal((6, 8)).astype("float32")
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.comm.threads.rendezvous import Environment
+from shardkit.testing.comm import Environment
 
 
 class Brought(numpy.ndarray):

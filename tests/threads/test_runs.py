@@ -9,19 +9,21 @@ from checkpoints import plain_gpt
 from word_tokenizer import word_json
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.data.tokenizer import ByteTokenizer, tokenizer_of
-from shardkit.errors import ConfigurationError, CorpusError, DeviceError
-from shardkit.nn.models import GPT
-from shardkit.task.generation import write_texts
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun, evaluate
-from shardkit.train.folder import stored_settings
-from shardkit.train.ranks import bits_text
-from shardkit.train.settings import configuration_of, first_settings, resumed
+from shardkit import ConfigurationError, DeviceError
+from shardkit.testing.base import CorpusError
+from shardkit.testing.checkpoint import compare, find_checkpoint, from_safetensors, to_safetensors
+from shardkit.testing.data import ByteTokenizer, tokenizer_of
+from shardkit.testing.task import Language, write_texts
+from shardkit.testing.train import (
+    TrainedRun,
+    bits_text,
+    configuration_of,
+    evaluate,
+    first_settings,
+    resumed,
+    stored_settings,
+    train_run,
+)
 
 RunConfiguration = configuration_of(Language)
 
@@ -117,7 +119,7 @@ def test_what_cannot_be_trained_is_refused_on_all_ranks_before_there_is_a_checkp
 def test_a_text_is_shown_while_it_is_generated():
     def on_rank(backend):
         config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
-        model = sk.HybridShardedModel(GPT(256, 8, width=8, layers=2, heads=2), config, 2)
+        model = sk.HybridShardedModel(sk.models.GPT(256, 8, width=8, layers=2, heads=2), config, 2)
         pieces = []
         show = pieces.append if backend.rank == 0 else None
         (text,) = write_texts(model, ByteTokenizer(), ["def "], 20, stop=["\n"], show=show)
@@ -132,7 +134,7 @@ def test_text_is_generated_by_the_tokenizer_of_the_model():
     def generated(num_tokens, tokenizer, prompt, stop=()):
         def on_rank(backend):
             config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
-            model = sk.FSDPModel(GPT(num_tokens, 8, width=8, layers=1, heads=2), config)
+            model = sk.FSDPModel(sk.models.GPT(num_tokens, 8, width=8, layers=1, heads=2), config)
             return write_texts(model, tokenizer, [prompt], 3, temperature=0.0, stop=stop)[0]
 
         one, other = sk.run_ranks(2, on_rank)
@@ -178,9 +180,9 @@ def test_what_a_resumed_run_takes_is_read_when_it_goes_on(folder, monkeypatch):
             )[1],
         )
     monkeypatch.setattr(
-        "shardkit.train.loop.settled", lambda settings: settings
+        "shardkit.testing.train.loop.settled", lambda settings: settings
     )  # these two read everything
-    monkeypatch.setattr("shardkit.train.loop.store_settings", lambda folder, settings: None)
+    monkeypatch.setattr("shardkit.testing.train.loop.store_settings", lambda folder, settings: None)
     for run_name in ("run", "momentum"):
         given = {"run.folder": str(folder / run_name), "run.steps": 4, "sample.tokens": 2}
         settings = resumed(stored_settings(folder / run_name), given)
@@ -289,7 +291,7 @@ def converted(folder, vocabulary):
     """
 
     def save(backend):
-        gpt = GPT(vocabulary, 8, width=8, layers=1, heads=2, style="llama", seed=5)
+        gpt = sk.models.GPT(vocabulary, 8, width=8, layers=1, heads=2, style="llama", seed=5)
         model = sk.DDPModel(gpt, sk.ShardingConfiguration(backend))
         model.save_model(folder / "first")
 

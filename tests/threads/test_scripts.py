@@ -8,12 +8,10 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.errors import ConfigurationError
-from shardkit.nn.metrics import RMSE
-from shardkit.task.given import ArraySamples, parts_of
-from shardkit.task.load import load_task
+from shardkit import ConfigurationError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.nn import RMSE
+from shardkit.testing.task import ArraySamples, load_task, parts_of
 
 X = numpy.random.default_rng(0).normal(size=(53, 3)).astype(numpy.float32)
 Y = (X[:, :1] * 2 - X[:, 1:2] ** 2).astype(numpy.float32)

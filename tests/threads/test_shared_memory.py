@@ -9,10 +9,16 @@ import pytest
 from shared_channels import on_one_node
 from threads.communication_contract import rough, tree
 
-from shardkit.comm import ReductionOperation
-from shardkit.comm.node.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
-from shardkit.comm.node.mailbox import SLOT_BYTES
-from shardkit.comm.node.streams import STREAM_BYTES, stream_bytes
+from shardkit import ReductionOperation
+from shardkit.testing.comm import (
+    IDLE_BYTES,
+    PAGE_BYTES,
+    SLOT_BYTES,
+    STREAM_BYTES,
+    Heap,
+    Mapping,
+    stream_bytes,
+)
 
 SUM, PRODUCT, MIN, MAX, _ = ReductionOperation
 SLOT = SLOT_BYTES // 4  # elements of float32

@@ -18,7 +18,7 @@ from checkpoints import plain_gpt
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.checkpoint.tools.convert import to_safetensors
+from shardkit.testing.checkpoint import to_safetensors
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 

@@ -7,15 +7,18 @@ import pytest
 from token_sources import FORMATS, documents, write_documents
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.data.packed import TokenWindows
-from shardkit.errors import ConfigurationError, CorpusError
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.folder import stored_settings
-from shardkit.train.log import read_metrics
-from shardkit.train.settings import configuration_of, resumed
+from shardkit import ConfigurationError
+from shardkit.testing.base import CorpusError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.data import TokenWindows
+from shardkit.testing.task import Language
+from shardkit.testing.train import (
+    configuration_of,
+    read_metrics,
+    resumed,
+    stored_settings,
+    train_run,
+)
 
 SMALL = {
     "model.width": 8,
@@ -105,7 +108,7 @@ def test_a_run_that_fails_leaves_no_thread_that_reads(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         read = TokenWindows.read
         patch.setattr(TokenWindows, "read", lambda self, numbers: cut_short(read(self, numbers)))
-        patch.setattr("shardkit.data.segments._KEPT_FILE_BYTES", 0)
+        patch.setattr("shardkit.testing.data.segments._KEPT_FILE_BYTES", 0)
         with pytest.raises(CorpusError, match="became shorter"):
             run(tmp_path, "run", data, num_ranks=2)
     assert threading.active_count() == before

@@ -6,9 +6,8 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.settings import configuration_of
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, train_run
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])

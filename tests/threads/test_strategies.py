@@ -6,6 +6,7 @@ from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, 
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.testing.parallel import device_of, gradient_norm_of, units_of
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -19,7 +20,7 @@ def trained_bits(num_ranks, strategy, steps=4, changes={}, **settings):
 
     def run(backend):
         model, losses = train(strategy, backend, steps, model=small_gpt(**changes), **settings)
-        return sha256(model.gather_full_parameters()), tuple(losses), model.engine.gradient_norm
+        return sha256(model.gather_full_parameters()), tuple(losses), gradient_norm_of(model)
 
     results = set(sk.run_ranks(num_ranks, run))
     assert len(results) == 1, "ranks disagree about parameters or losses"
@@ -195,10 +196,10 @@ def test_half_float_gradients_travel_in_half_the_bytes_and_stay_close(strategy):
         def on_rank(backend):
             model, _ = train(strategy, backend, 0, gradient_compression=compression)
             x, y = sk.split_batch(model.mesh, *token_batch(0))
-            backend_of_data = model.engine.data
-            model.engine.compute_gradients(x, y)
+            backend_of_data = model.mesh.group("data")
+            model.compute_gradients(x, y)
             backend_of_data.traffic.reset()
-            for unit in model.engine.units:
+            for unit in units_of(model):
                 unit.gradients.drop()
             gradient = full_gradient(model, x, y)
             return gradient, backend_of_data.traffic.by_verb["all_to_all"]
@@ -308,9 +309,9 @@ def test_resident_bytes_follow_the_zero_formulas(strategy):
         model, _ = train(strategy, backend, 2, model=small_gpt(width=64, layers=4))
         metadata = model.get_model_metadata()
         gathers = strategy in ("FSDP", "HSDP")
-        pools = model.engine.device.bytes_in_use("gathered parameters") if gathers else 0
+        pools = device_of(model).bytes_in_use("gathered parameters") if gathers else 0
         in_flight = (
-            model.engine.device.bytes_in_use("gradients in flight")
+            device_of(model).bytes_in_use("gradients in flight")
             if strategy in ("ZeRO-2", "FSDP", "HSDP")
             else 0
         )
@@ -335,10 +336,10 @@ def test_the_peak_of_fsdp_is_the_formula_plus_one_gathered_unit():
 
     def run(backend):
         model, _ = train("FSDP", backend, 1, model=small_gpt(width=64, layers=6))
-        accounts = model.engine.device.accounts
+        accounts = device_of(model).accounts
         accounts.reset_peak()
         model.train(*sk.split_batch(model.mesh, *token_batch(1)))
-        largest = max(unit.layout.length for unit in model.engine.units) * 4
+        largest = max(unit.layout.length for unit in units_of(model)) * 4
         peak = accounts.peak_bytes() - accounts.peak_bytes(
             "activations"
         )  # the arena does not grow any more

@@ -11,18 +11,22 @@ from clean_fork import exit_code
 from torch_or_skip import torch
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.checkpoint.tools.diff import compare
-from shardkit.errors import ConfigurationError
-from shardkit.task import survey
-from shardkit.task.load import load_task
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun, evaluate
-from shardkit.train.folder import stored_settings
-from shardkit.train.keeping import KeptFolder
-from shardkit.train.loop import prepare_run
-from shardkit.train.prediction import predict
-from shardkit.train.settings import configuration_of, first_settings, resumed, with_steps
+from shardkit import ConfigurationError
+from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.task import load_task, survey
+from shardkit.testing.train import (
+    KeptFolder,
+    TrainedRun,
+    configuration_of,
+    evaluate,
+    first_settings,
+    predict,
+    prepare_run,
+    resumed,
+    stored_settings,
+    train_run,
+    with_steps,
+)
 
 Configuration = configuration_of(load_task("table"))
 ROWS = 203

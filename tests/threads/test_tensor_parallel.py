@@ -9,19 +9,26 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.comm import ordered_sum
-from shardkit.layout.box import tiles_exactly
-from shardkit.layout.cuts import even_span
-from shardkit.layout.flat import FlatLayout
-from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.nn.parameter import SlicedParameter
-from shardkit.parallel.tensor import conjugate
-from shardkit.parallel.tensor.claims import global_piece, is_counted, sum_partial
-from shardkit.parallel.tensor.default_plans import default_plan
-from shardkit.parallel.tensor.layers import RowParallelLinear, TensorAxis
-from shardkit.parallel.tensor.plan import apply_plan, close_groups
-from shardkit.parallel.tensor.styles import LINEAR, STYLES, style
-from shardkit.parallel.tensor.vocabulary import VocabularyParallelCrossEntropy, whole_outputs
+from shardkit.nn import ForwardContext, forward_context
+from shardkit.testing.comm import ordered_sum
+from shardkit.testing.layout import FlatLayout, even_span, tiles_exactly
+from shardkit.testing.nn import SlicedParameter
+from shardkit.testing.parallel import (
+    LINEAR,
+    STYLES,
+    RowParallelLinear,
+    TensorAxis,
+    VocabularyParallelCrossEntropy,
+    apply_plan,
+    close_groups,
+    conjugate,
+    default_plan,
+    global_piece,
+    is_counted,
+    style,
+    sum_partial,
+    whole_outputs,
+)
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 VOCABULARY, SEQUENCE = 60, 12

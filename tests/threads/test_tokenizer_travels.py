@@ -3,14 +3,12 @@
 import pytest
 from builders import TINY_RUN
 
-from shardkit.checkpoint.find import find_checkpoint
-from shardkit.cli import main
-from shardkit.comm import run_ranks
-from shardkit.data.prepare.job import Preparation, prepare_tokens
-from shardkit.errors import ConfigurationError
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.settings import configuration_of, first_settings
+from shardkit import ConfigurationError, run_ranks
+from shardkit.testing.checkpoint import find_checkpoint
+from shardkit.testing.cli import main
+from shardkit.testing.data import Preparation, prepare_tokens
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, first_settings, train_run
 
 pytest.importorskip("tokenizers")
 SMALL = {**TINY_RUN, "sample.tokens": 5, "sample.prompt": "the cat"}

@@ -7,12 +7,11 @@ from builders import TINY_RUN, small_gpt, token_batch
 from trace_rules import check_nesting, check_rules, read_trace, steps_of, threads_of
 
 import shardkit as sk
-from shardkit.comm.clocks import ClockOffset, clock_offset, on_first_clock
-from shardkit.errors import ConfigurationError
-from shardkit.parallel.step.trace import Recorder
-from shardkit.task.language import Language
-from shardkit.train import train_run
-from shardkit.train.settings import configuration_of
+from shardkit import ConfigurationError
+from shardkit.testing.comm import ClockOffset, clock_offset, on_first_clock
+from shardkit.testing.parallel import Recorder, program_of, traced_parts_of
+from shardkit.testing.task import Language
+from shardkit.testing.train import configuration_of, train_run
 
 
 def model_on(backend, pipeline=1, tensor=1, **settings):
@@ -24,7 +23,7 @@ def model_on(backend, pipeline=1, tensor=1, **settings):
 
 def parts_of(model):
     """What a trace puts wrappers around."""
-    return model.engine.guards[0].executor, model.engine.exposure, *vars(model.checkpoints)
+    return *traced_parts_of(model), *vars(model.checkpoints)
 
 
 def traced_steps(backend, path, num=2, **mesh):
@@ -38,7 +37,7 @@ def traced_steps(backend, path, num=2, **mesh):
             began = time.perf_counter()
             model.train(*part)
             seconds.append(time.perf_counter() - began)
-    return seconds, list(map(str, model.engine.program))
+    return seconds, list(map(str, program_of(model)))
 
 
 MESHES = {1: {}, 2: {"pipeline": 2}, 3: {}, 4: {"pipeline": 2}}

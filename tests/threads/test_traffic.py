@@ -30,8 +30,8 @@ from hybrids import POLICIES, SEQUENCE, WIDTH, batch, gpt, groups_of_two, hybrid
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.parallel.data.gradients import NORM_BLOCK
-from shardkit.schedule import Kind
+from shardkit.testing.parallel import NORM_BLOCK, program_of, unit_places_of, units_of
+from shardkit.testing.schedule import Kind
 
 NUMBER, ITEM, HALF = 8, 4, 2  # bytes of a small number, of float32, and of float16
 UNIT = 48 * 64  # elements of a layer below: 12 x 256, so 2, 3 and 4 ranks share it without padding
@@ -138,9 +138,7 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
         )
         model = sk.HybridShardedModel(ThreeLayers(), config, policy=policy)
         assert (
-            model.parameter_count
-            == 3 * UNIT
-            == sum(unit.layout.size for unit in model.engine.units)
+            model.parameter_count == 3 * UNIT == sum(unit.layout.size for unit in units_of(model))
         ), "padding"
         return sent(model, x, y)
 
@@ -339,12 +337,10 @@ def test_every_axis_sends_what_it_would_send_alone(policy):
         model = hybrid(backend, (2, 2, 2), policy, model=gpt(4, dtype="float32"), micro_batches=3)
         figures = sent(model, *batch(0))
         sizes = {
-            (*place, Kind.GATHER): unit.layout.size
-            for place, unit in model.engine.units_by_place.items()
+            (*place, Kind.GATHER): unit.layout.size for place, unit in unit_places_of(model).items()
         }
         gathers = sum(
-            sizes.get((action.stage, action.unit, action.kind), 0)
-            for action in model.engine.program
+            sizes.get((action.stage, action.unit, action.kind), 0) for action in program_of(model)
         )
         assert figures["data"] == data_bytes(
             policy, sizes.values(), 2, gathers=gathers, clips=True, sharing=2

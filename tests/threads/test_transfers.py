@@ -8,8 +8,9 @@ from builders import small_gpt, token_batch
 from hybrids import table_of
 
 import shardkit as sk
-from shardkit.comm.threads.channel import ThreadChannel
-from shardkit.schedule import Kind
+from shardkit.testing.comm import ThreadChannel
+from shardkit.testing.parallel import device_of
+from shardkit.testing.schedule import Kind
 
 
 def make(backend, **settings):
@@ -56,11 +57,11 @@ def test_steps_after_the_first_take_no_new_memory_for_what_they_receive():
         model.train(
             *token_batch(0, 400)
         )  # 100 x 12 x 16 float32 in each message: large enough for the arena
-        bytes_in_use = model.engine.device.bytes_in_use("activations")
+        bytes_in_use = device_of(model).bytes_in_use("activations")
         for step in range(1, 4):
             model.train(*token_batch(step, 400))
         assert bytes_in_use > 0
-        return model.engine.device.bytes_in_use("activations") == bytes_in_use
+        return device_of(model).bytes_in_use("activations") == bytes_in_use
 
     assert sk.run_ranks(3, run) == [True] * 3
 

@@ -8,18 +8,14 @@ from builders import STRATEGIES, full_gradient, sha256
 from tree_models import FORMS, SAMPLES, Answer, Trees, UNetOfBlocks, distance, tree_batch
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.cli.settings import Given
-from shardkit.errors import ShapeError
+from shardkit import Metric, ShapeError, nn
 from shardkit.nn import as_tensors
-from shardkit.nn.metrics import Metric, exact_lanes, exact_value
-from shardkit.schedule import ORDERS
-from shardkit.task.given import ArraySamples
-from shardkit.train import train_run
-from shardkit.train.bench import bench_run
-from shardkit.train.evaluation import TrainedRun, evaluate
-from shardkit.train.prediction import predict
-from shardkit.tree import leaves, map_tree, rows, structure
+from shardkit.testing.base import leaves, map_tree, rows, structure
+from shardkit.testing.cli import Given
+from shardkit.testing.nn import exact_lanes, exact_value
+from shardkit.testing.schedule import ORDERS
+from shardkit.testing.task import ArraySamples
+from shardkit.testing.train import TrainedRun, bench_run, evaluate, predict, train_run
 
 RTOL = 1e-10
 RNG = numpy.random.default_rng(0)
@@ -500,7 +496,7 @@ OWN_TASK = """
 import numpy
 import shardkit as sk
 from tree_models import Trees, tree_batch
-from shardkit.task.given import ArraySamples
+from shardkit.testing.task import ArraySamples
 
 
 class Fields(sk.Task):

@@ -12,15 +12,11 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit import nn
-from shardkit.cli import main
-from shardkit.cli.settings import Given, trust_in
-from shardkit.errors import ConfigurationError
-from shardkit.files.trust import Trust, import_file, is_class_of, known
-from shardkit.task.table import TableMLP
-from shardkit.train import train_run
-from shardkit.train.evaluation import TrainedRun
-from shardkit.train.folder import stored_settings, task_of_run
+from shardkit import ConfigurationError, nn
+from shardkit.testing.cli import Given, main, trust_in
+from shardkit.testing.files import Trust, import_file, is_class_of, known
+from shardkit.testing.task import TableMLP
+from shardkit.testing.train import TrainedRun, stored_settings, task_of_run, train_run
 
 X = numpy.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 NET = """
@@ -229,7 +225,7 @@ TASK = """
 open({mark!r}, "a").write("run ")
 import shardkit as sk
 import beside_{name}
-from shardkit.task.table import TableMLP
+from shardkit.testing.task import TableMLP
 
 class Mine(TableMLP):
     pass

@@ -8,8 +8,15 @@ from builders import STRATEGIES, small_gpt, token_batch
 from sabotage import WAYS, sabotage
 
 import shardkit as sk
-from shardkit.comm import Ballot
-from shardkit.errors import OutOfMemoryError, StopVoted
+from shardkit import OutOfMemoryError, StopVoted
+from shardkit.testing.comm import Ballot
+from shardkit.testing.parallel import (
+    has_pending_gradients,
+    pools_of,
+    set_ballot,
+    skips_of,
+    training_state_of,
+)
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 CLIPPING = pytest.mark.parametrize("clip", [1.0, None], ids=["clipped", "not clipped"])
@@ -34,7 +41,7 @@ def make(backend, strategy, how=None, rank=1, steps=(1,), **settings):
 
 def state_of(model):
     """Everything that a step may change on this rank, as bytes."""
-    return [array.tobytes() for _, _, array in model.engine.state.owned_boxes()]
+    return [array.tobytes() for _, _, array in training_state_of(model).owned_boxes()]
 
 
 def step(model, number, samples=8):
@@ -51,7 +58,7 @@ def test_a_bad_number_on_one_rank_skips_the_step_on_all(strategy, clip, how):
         before = state_of(model)
         loss = step(model, 1)
         assert state_of(model) == before and model.step_number == 2
-        skipped = model.engine.state.skips
+        skipped = skips_of(model)
         after = step(model, 2)
         assert state_of(model) != before and numpy.isfinite(after)
         return loss, skipped.total, model.get_model_metadata()["history"]["skipped_steps"]
@@ -65,9 +72,9 @@ def test_a_skip_names_the_ranks_whose_loss_was_bad():
         model = make(backend, "FSDP", "nan")
         step(model, 0)
         step(model, 1)
-        text = str(model.engine.state.skips.last)
+        text = str(skips_of(model).last)
         step(model, 2)
-        return text, model.engine.state.skips.last
+        return text, skips_of(model).last
 
     for text, last in sk.run_ranks(3, run):
         assert (
@@ -104,7 +111,7 @@ def test_skipped_steps_are_remembered_in_a_checkpoint(tmp_path):
         for number in (2, 3):
             step(model, number)
             step(again, number)
-        assert again.engine.state.skips.total == 1
+        assert skips_of(again).total == 1
         return (model.gather_full_parameters() == again.gather_full_parameters()).all()
 
     assert all(sk.run_ranks(2, run))
@@ -116,8 +123,8 @@ def test_skips_in_a_row_begin_anew_after_a_good_step():
         rows = []
         for number in range(5):
             step(model, number)
-            rows.append(model.engine.state.skips.in_a_row)
-        return rows, model.engine.state.skips.total
+            rows.append(skips_of(model).in_a_row)
+        return rows, skips_of(model).total
 
     assert sk.run_ranks(2, run) == [([1, 0, 1, 2, 0], 3)] * 2
 
@@ -146,7 +153,7 @@ def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, ten
             step(sharded, number)
             if number == 1:
                 assert state_of(sharded) == before
-        return state_of(sharded) != before, sharded.engine.state.skips.total
+        return state_of(sharded) != before, skips_of(sharded).total
 
     for rank in range(2 * pipeline * tensor):
         clip = [1.0, None][rank.bit_count() % 2]  # each on both sides of every axis
@@ -173,10 +180,10 @@ def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_n
             and model.step_number == 1
             and state_of(model) == before
         )
-        pool = model.engine.memory.whole_gradients
+        pool = pools_of(model).whole_gradients
         assert not pool._out, "a gradient buffer was lost"
         backend.barrier()
-        model.engine.state.step_number = 5  # past the sabotage
+        training_state_of(model).step_number = 5  # past the sabotage
         assert numpy.isfinite(step(model, 2, 12))
         return str(caught.value)
 
@@ -214,7 +221,7 @@ def test_memory_that_runs_out_in_a_pipeline_is_the_same_error_on_all(how, rank):
         step(sharded, 0, 16)
         with pytest.raises(OutOfMemoryError, match=f"^rank {rank} ran out of memory") as caught:
             step(sharded, 1, 16)
-        sharded.engine.state.step_number = 5
+        training_state_of(sharded).step_number = 5
         assert numpy.isfinite(step(sharded, 2, 16))
         return str(caught.value)
 
@@ -247,7 +254,7 @@ def test_memory_that_runs_out_without_a_step_is_the_same_error_on_all(act):
         x, y = sk.split_batch(model.mesh, *token_batch(0, 8))
         with pytest.raises(OutOfMemoryError) as caught:
             act(model, x, y)
-        assert not model.engine.has_pending_gradients
+        assert not has_pending_gradients(model)
         return str(caught.value)
 
     texts = sk.run_ranks(2, run)
@@ -257,9 +264,10 @@ def test_memory_that_runs_out_without_a_step_is_the_same_error_on_all(act):
 def test_one_ranks_wish_to_stop_stops_all_ranks_before_the_same_step():
     def run(backend):
         model = make(backend, "ZeRO-1")
-        model.engine.ballot = Ballot(
+        ballot = Ballot(
             signal=lambda: backend.rank == 2 and model.step_number == 2, time=lambda: False
         )
+        set_ballot(model, ballot)
         with pytest.raises(StopVoted) as caught:
             for number in range(5):
                 step(model, number)
@@ -272,7 +280,7 @@ def test_the_vote_to_stop_and_a_good_step_cost_no_message():
     def messages(backend, ballot):
         model = make(backend, "FSDP")
         step(model, 0)
-        model.engine.ballot = ballot
+        set_ballot(model, ballot)
         model.mesh.world.traffic.reset()
         step(model, 1)
         return dict(model.mesh.world.traffic.calls)

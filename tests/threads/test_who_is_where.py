@@ -7,7 +7,8 @@ import pytest
 from hybrids import Box, gpt, hybrid, layers_for, step_once, trained, whole_vector
 
 import shardkit as sk
-from shardkit.layout.mesh_shape import MeshShape
+from shardkit.testing.layout import MeshShape
+from shardkit.testing.parallel import training_state_of
 
 
 def described(mesh, schedule, **settings):
@@ -69,7 +70,7 @@ def owned_boxes(model):
     """This rank's part of parameters and optimizer state, without copies."""
     return [
         Box(path, piece.box, numpy.array(values).reshape(piece.box.shape), counts=True)
-        for path, piece, values in model.engine.state.counted_boxes()
+        for path, piece, values in training_state_of(model).counted_boxes()
     ]
 
 
@@ -90,7 +91,7 @@ def test_512_ranks_tile_every_parameter_once_and_take_the_step_of_one_rank():
             loss,
             text,
             model.mesh.coordinates,
-            model.engine.state.shapes(),
+            training_state_of(model).shapes(),
         )
 
     results = sk.run_ranks(512, run, timeout=110)

@@ -1,0 +1,18 @@
+"""The files that stand in no room: errors, the environment, settings, trees, plain values."""
+
+from . import open_door
+
+ROOM = "shardkit"
+NAMES = {
+    "environment": (
+        "allocation_end batch_job environment_without_launcher gpu_aware_mpi launched_ranks "
+        "launcher"
+    ),
+    "errors": "CorpusError DeviceMemoryError InputError LaunchError PeerError",
+    "plain": "plain unboxed",
+    "settings": "PATHS as_section read_toml",
+    "tree": "LEAF is_tree leaves map_tree named_leaves num_samples rebuild rows structure",
+}
+MODULES = {"errors": "errors"}
+
+open_door(__name__)

@@ -1,0 +1,66 @@
+"""comm: channels and collectives, transports of GPUs, and the watch over ranks."""
+
+from . import open_door
+
+ROOM = "shardkit.comm"
+NAMES = {
+    "": (
+        "Ballot Handle abort_on_error agree check_same collectively ordered_all_reduce "
+        "ordered_reduce_scatter ordered_sum"
+    ),
+    "channel": "Channel WrappedChannel",
+    "checks": "check_timeout",
+    "clocks": "ClockOffset clock_offset on_first_clock",
+    "collectives.asynchronous": (
+        "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter"
+    ),
+    "failure.guard": "JobGuard",
+    "failure.signals": "StopSignals",
+    "gpu.ipc": "open_gpu_ipc",
+    "gpu.mpi": "MPITransport open_gpu_mpi",
+    "gpu.nccl": "open_nccl",
+    "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
+    "mpi.channel": "COMPARED_CALLS",
+    "mpi.launch": (
+        "Seat check_launch check_library crowding have_cores launch_warnings ranks_text share_cores"
+    ),
+    "mpi.quotas": "own_quotas",
+    "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
+    "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",
+    "node.mailbox": "SLOT_BYTES new_mailbox table_of",
+    "node.streams": "STREAM_BYTES stream_bytes",
+    "operations": "CompleteHandle",
+    "same": "alike versions",
+    "staging": "Staging",
+    "threads.channel": "ThreadChannel",
+    "threads.rendezvous": "Environment",
+    "watch.attendance": "Attendance attendance job_key",
+    "watch.call_clock": "CallClock ranks_needed",
+    "watch.cores": "FairClock MOST_SECONDS OnCores children_of on_cores",
+    "watch.folder": "JobFolder PREFIX note_segments remove_abandoned",
+    "watch.hang": "HANG_NAME hang_report hang_suspects idle_since",
+    "watch.ledger": "LEDGER_NAME Ledger NUM_RECORDS read_ledger",
+    "watch.progress": "Call Progress",
+    "watch.pulse": "note_path",
+    "watch.roll": "EXIT_HOOKS Entry Roll",
+    "watch.warden": "Warden state_of whom",
+    "watch.watchdog": "Watchdog",
+}
+MODULES = {
+    "arguments": "arguments",
+    "checks": "checks",
+    "cores": "watch.cores",
+    "ending": "mpi.ending",
+    "gpu_ipc": "gpu.ipc",
+    "gpu_mpi": "gpu.mpi",
+    "gpu_probe": "gpu.probe",
+    "gpu_swaps": "gpu.swaps",
+    "job_folder": "watch.folder",
+    "ledger": "watch.ledger",
+    "mesh": "mesh",
+    "own_warden": "watch.own_warden",
+    "threads_backend": "threads.backend",
+    "verbs": "verbs",
+}
+
+open_door(__name__)

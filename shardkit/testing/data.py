@@ -1,0 +1,42 @@
+"""data: sources of samples and of tokens, and how they are prepared."""
+
+from . import open_door
+
+ROOM = "shardkit.data"
+NAMES = {
+    "cipher": "decipher encipher tables",
+    "contents": "Contents content_of content_of_array",
+    "corpus": "Corpus find_corpora",
+    "csv_table": "index_of",
+    "formats": "format_named",
+    "hdf5_virtual": "lookup3",
+    "language": "LanguageData",
+    "mixture": "Mixture",
+    "order": "ByPosition EpochOrder",
+    "packed": "IGNORED PackedTokens TokenWindows",
+    "position": "Position",
+    "prepare.inputs": "cut_into_blocks find_inputs",
+    "prepare.job": "Preparation prepare_tokens",
+    "prepare.parts": "PartsFolder",
+    "prepare.unpacking": "head_of unpack",
+    "prepare.vocabulary": "train_vocabulary",
+    "samples": "reader_of",
+    "segments": "Segment",
+    "settings": "TextData",
+    "split": "Selected split_documents split_rows",
+    "stream": "Stream",
+    "tables": "TableSamples open_table",
+    "token_file": "is_token_file lay_out_token_file open_token_file",
+    "tokenizer": "ByteTokenizer open_tokenizer tokenizer_of",
+}
+MODULES = {
+    "contents": "contents",
+    "inputs": "prepare.inputs",
+    "job": "prepare.job",
+    "readers": "prepare.readers",
+    "segments": "segments",
+    "unpacking": "prepare.unpacking",
+    "work": "prepare.work",
+}
+
+open_door(__name__)

@@ -1,0 +1,32 @@
+"""nn: what is no public name of a model's mathematics."""
+
+from . import open_door
+
+ROOM = "shardkit.nn"
+NAMES = {
+    "autograd": "CheapTensor array_of",
+    "context": "late_logits",
+    "generation": "Choice Passes",
+    "init": "CHUNK Fill Normal Uniform",
+    "late": "LateLogits MANY_CLASSES",
+    "metrics": "Accuracy MAE MacroF1 R2 RMSE exact_lanes exact_value",
+    "models.mlp": "ACTIVATIONS",
+    "ops.attention": "packed_attention",
+    "ops.blocks": "ROWS_OF_BLOCK goes_by_blocks",
+    "parameter": "SlicedParameter",
+    "settings": "Model",
+    "tape": "parameter_uses walk",
+    "texts": "Texts",
+    "transformer": "STYLES",
+}
+MODULES = {
+    "blocks": "ops.blocks",
+    "joint": "ops.joint",
+    "methods": "methods",
+    "operators": "operators",
+    "ops_linear": "ops.linear",
+    "ops_loss": "ops.loss",
+    "transformer": "transformer",
+}
+
+open_door(__name__)

@@ -1,0 +1,139 @@
+"""parallel: the parts of a sharded model, and questions to a whole one."""
+
+from typing import Any
+
+from . import open_door
+
+ROOM = "shardkit.parallel"
+NAMES = {
+    "": "apply_plan default_plan profile_steps",
+    "data.gradients": "NORM_BLOCK",
+    "data.overlap": "Overlap",
+    "data.partition": "plan_units",
+    "model.epochs": "epochs_since_improvement evaluate_set",
+    "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
+    "pipeline.neighbors": "Neighbors redistribute restore",
+    "step.numerics": "LARGEST_SCALE LossScale Numerics SMALLEST_SCALE",
+    "step.stopwatch": "COMMUNICATION MESSAGE_WAIT Product Record Stopwatch Waiting watching",
+    "step.trace": "Recorder",
+    "tensor.claims": "global_piece is_counted sum_partial",
+    "tensor.layers": "RowParallelLinear TensorAxis",
+    "tensor.plan": "close_groups",
+    "tensor.styles": "LINEAR STYLES style",
+    "tensor.vocabulary": "VocabularyParallelCrossEntropy whole_outputs",
+}
+MODULES = {
+    "conjugate": "tensor.conjugate",
+    "cuda_work": "step.cuda_work",
+    "profile": "step.profile",
+    "stopwatch": "step.stopwatch",
+    "vocabulary": "tensor.vocabulary",
+}
+
+
+# ---- questions to a sharded model ----------------------------------------------------------------
+
+
+def units_of(model: Any) -> Any:
+    """Return the units of this rank: blocks of the model, each with its buffers."""
+    return model.engine.units
+
+
+def own_units_of(model: Any) -> Any:
+    """Return those that are not copies of another pipeline rank's."""
+    return model.engine.own_units
+
+
+def trained_units_of(model: Any) -> Any:
+    """Return those that have parameters that are not frozen."""
+    return model.engine.trained_units
+
+
+def unit_places_of(model: Any) -> Any:
+    """Return {(stage, number of the unit): unit} of this rank."""
+    return model.engine.units_by_place
+
+
+def stages_of(model: Any) -> Any:
+    """Return which blocks this rank computes, and which of them are frozen."""
+    return model.engine.stages
+
+
+def program_of(model: Any) -> Any:
+    """Return the actions of the next step on this pipeline rank."""
+    return model.engine.program
+
+
+def runtime_of(model: Any) -> Any:
+    """Return what carries them out."""
+    return model.engine.runtime
+
+
+def overlap_of(model: Any) -> Any:
+    """Return whether messages travel while the step computes, or the trial of it."""
+    return model.engine.overlap
+
+
+def compilation_of(model: Any) -> Any:
+    """Return the recorded step, or the reason why there is none."""
+    return model.engine.compilation
+
+
+def traced_parts_of(model: Any) -> Any:
+    """Return the two parts that a trace wraps: the executor of steps, and the time of waiting."""
+    return model.engine.guards[0].executor, model.engine.exposure
+
+
+def device_of(model: Any) -> Any:
+    """Return its device, with the accounts of bytes in use."""
+    return model.engine.device
+
+
+def pools_of(model: Any) -> Any:
+    """Return the memory for activations, and the pools of whole parameters and gradients."""
+    return model.engine.memory
+
+
+def own_buffers_of(model: Any) -> Any:
+    """Return {name: buffer} of what this rank computes, such as running means."""
+    return model.engine.buffers.own
+
+
+def training_state_of(model: Any) -> Any:
+    """Return what a checkpoint stores: boxes of this rank, the rule, the steps and the samples."""
+    return model.engine.state
+
+
+def skips_of(model: Any) -> Any:
+    """Return which steps were skipped: the last, in a row, in total."""
+    return model.engine.state.skips
+
+
+def loss_scale_of(model: Any) -> Any:
+    """Return the factor of the loss in half floats."""
+    return model.engine.loss_scale
+
+
+def gradient_norm_of(model: Any) -> Any:
+    """Return the norm of the last step's gradient before clipping; None if nothing clips."""
+    return model.engine.gradient_norm
+
+
+def has_pending_gradients(model: Any) -> Any:
+    """Return True if local gradients wait for their reduction."""
+    return model.engine.has_pending_gradients
+
+
+def set_ballot(model: Any, ballot: Any) -> None:
+    """Ask the ranks before each step, with this ballot, whether to stop; None: nobody asks."""
+    model.engine.ballot = ballot
+
+
+def synchronize_replicas(model: Any) -> Any:
+    """Make copies of one parameter the same again; return how far they had drifted. Collective."""
+    from ..parallel.model.replicas import synchronize_replicas as synchronize
+
+    return synchronize(model.engine)
+
+
+open_door(__name__)

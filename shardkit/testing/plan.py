@@ -1,0 +1,33 @@
+"""plan: shapes, clusters, memory and seconds that are planned."""
+
+from . import open_door
+
+ROOM = "shardkit.plan"
+NAMES = {
+    "": (
+        "MIXED MLPShape ModelShape RunLayout SHARDKIT SHARDKIT_BF16 SOFTWARE known_clusters "
+        "memory_of rank_memory read_cluster read_run search software_named step_cost why_not"
+    ),
+    "activations": "block_bytes",
+    "band": "BEYOND CUT OWN RESIDUALS SHARDED band_of bands",
+    "collectives": "ALL_GATHER ALL_REDUCE REDUCE_SCATTER RankGroup SEND collective_seconds",
+    "hardware": "SwitchLevel",
+    "hardware_file": "FOLDER cluster_from",
+    "measure_collectives": "LARGE_BYTES row_of",
+    "memory": "NORM_BLOCK",
+    "operations": "Setting block_seconds",
+    "overlap": "slowest_of",
+    "report": "PlannedTraining print_search",
+    "search": "divisors",
+    "settings": "left_out others_software settings_of software_of",
+    "software": "in_float8",
+    "stages": "blocks_per_stage stage_units",
+    "timeline": "StageSeconds _replay estimated replayed simulated",
+    "whole_run": "Interruptions interruptions_of",
+}
+MODULES = {
+    "search_module": "search",
+    "software_module": "software",
+}
+
+open_door(__name__)

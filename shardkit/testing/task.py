@@ -1,0 +1,18 @@
+"""task: the tasks that shardkit brings, and how one is found."""
+
+from . import open_door
+
+ROOM = "shardkit.task"
+NAMES = {
+    "described": "Described",
+    "generation": "write_texts",
+    "given": "ArraySamples parts_of task_of",
+    "language": "Language",
+    "load": "BUILT_IN absolute_task load_task",
+    "scaling": "Moments Scaling",
+    "streaming": "TextStream continuation until",
+    "table": "TableMLP",
+}
+MODULES = {"survey": "survey"}
+
+open_door(__name__)
