@@ -14,7 +14,7 @@ from shardkit.comm.collectives.asynchronous import (
     begin_ordered_reduce_scatter,
 )
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
 @pytest.fixture(params=[1, 2], ids=["apart", "two ranks per node"])

@@ -10,7 +10,7 @@ from shardkit.errors import ShapeError
 from shardkit.nn.trees import as_tensors
 from shardkit.tree import leaves
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
 def configured(backend, **settings):

@@ -29,7 +29,7 @@ def fuzz(folder, first, count):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
     result = json.loads(done.stdout)

@@ -58,7 +58,7 @@ def said_by_nvcc(folder, text, *flags):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

@@ -190,7 +190,7 @@ def run(code, folder=".", **environment):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -189,7 +189,7 @@ def test_the_job_script_is_for_as_many_nodes_as_the_layout_takes(capsys, folder)
     script = (folder / "job.sh").read_text()
     assert code == 0 and "sbatch job.sh" in said
     assert "#SBATCH --nodes=2" in script and "02:00:00" in script and "--mesh.pipeline=" in script
-    assert subprocess.run(["bash", "-n", "job.sh"], cwd=folder, timeout=30).returncode == 0
+    assert subprocess.run(["bash", "-n", "job.sh"], cwd=folder, timeout=500).returncode == 0
 
 
 def test_ranks_that_do_not_fill_their_nodes_get_no_script(capsys):

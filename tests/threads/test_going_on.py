@@ -83,7 +83,6 @@ def trained(folder, num, ranks, settings, mark=""):
     return [int(n) for batch in batches for part in batch for n in part], steps, rates.rates
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(SEQUENCES))
 def test_each_epoch_reads_each_sample_once_whatever_changes_between_starts(number, tmp_path):
     draw = random.Random(number)

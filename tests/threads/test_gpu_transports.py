@@ -32,7 +32,7 @@ def on_gpus(num_ranks, work, num_devices):
         machine = stack.enter_context(pretended_gpu(num_devices=num_devices))
         stack.enter_context(fake_nccl.installed())
         opened = stack.enter_context(fake_ipc.installed())
-        results = sk.run_ranks(num_ranks, work, timeout=60)
+        results = sk.run_ranks(num_ranks, work, timeout=500)
         assert not opened
         return (
             results,

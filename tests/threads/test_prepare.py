@@ -186,7 +186,7 @@ def test_the_first_error_of_the_corpus_is_the_one_that_is_raised(tmp_path, monke
         try:
             return encode(*block)
         except CorpusError:
-            meeting.wait(20)  # the other rank finds its error too
+            meeting.wait(500)  # the other rank finds its error too
             raise
 
     monkeypatch.setattr(work, "encode_block", fail_together)
