@@ -79,6 +79,7 @@ def check(name, form=None):
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.thorough
 def test_gradients_and_parameters_are_those_of_the_cpu(gpu, name):
     check(name)
 
@@ -86,12 +87,14 @@ def test_gradients_and_parameters_are_those_of_the_cpu(gpu, name):
 @pytest.mark.parametrize(
     "form, name", [(form, name) for form, names in OF_FORMS.items() for name in names]
 )
+@pytest.mark.thorough
 def test_every_form_of_model_follows_the_cpu(gpu, form, name):
     check(name, form)
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("changes", [{"dropout": 0.2, "tied": True}, {"style": "llama"}], ids=str)
+@pytest.mark.thorough
 def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
     """float32 and half precision have tolerances of their own (test_gpu_kernels); here all kernels
     work together.
@@ -117,6 +120,7 @@ def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
 
 
 @pytest.mark.parametrize("make", [UNetLike, Odd], ids=["unet", "odd"])
+@pytest.mark.thorough
 def test_modules_that_are_gathered_as_they_are_called_follow_the_cpu(gpu, make):
     def run(device):
         def on_rank(backend):
@@ -141,6 +145,7 @@ def test_modules_that_are_gathered_as_they_are_called_follow_the_cpu(gpu, make):
     assert "when they are called" in reason or "its buffers" in reason
 
 
+@pytest.mark.thorough
 def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
     def bits(mesh, schedule="1f1b"):
         run = trained(
@@ -169,6 +174,7 @@ def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
 @pytest.mark.parametrize(
     "settings", [{"max_gradient_norm": None}, {"gradient_compression": "float16"}], ids=str
 )
+@pytest.mark.thorough
 def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
     """Sums of half floats: 11 bits, so a thousandth of the largest parameter change."""
 
@@ -188,6 +194,7 @@ def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
 
 @pytest.mark.parametrize("clip", [1.0, None])
 @pytest.mark.parametrize("mesh", [(1, 2, 1), (2, 1, 1)], ids=str)
+@pytest.mark.thorough
 def test_a_bad_loss_on_one_rank_skips_the_step_on_all(gpu, mesh, clip):
     """The losses are judged on the GPU, before the host knows them: gradients are good here."""
 
@@ -224,6 +231,7 @@ def test_a_bad_loss_on_one_rank_skips_the_step_on_all(gpu, mesh, clip):
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_faster_arithmetic_follows_float32_on_the_cpu(gpu, numerics, tolerance):
     """Losses of three steps: half a last bit of what is rounded, averaged over 144 tokens."""
 
@@ -263,6 +271,7 @@ def everything_else(device):
     return sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_everything_else_that_a_model_does_agrees_with_the_cpu(gpu):
     for on_cpu, on_gpu in zip(everything_else("cpu"), everything_else("cuda")):
         for name, wanted in on_cpu.items():
@@ -316,6 +325,7 @@ def test_features_matter_as_they_do_on_the_cpu(gpu):
     numpy.testing.assert_allclose(regression("cuda"), regression("cpu"), rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_finds_what_it_finds_on_the_cpu(gpu):
     def run(device):
         def on_rank(backend):
@@ -358,6 +368,7 @@ def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
     assert run("cuda") == run("cpu")
 
 
+@pytest.mark.thorough
 def test_fifty_steps_in_float32_have_the_losses_of_the_cpu(gpu):
     """Rounding is what differs: 1e-4, relative."""
 

@@ -194,6 +194,7 @@ def race(folder, number, barrier):
 
 
 @pytest.mark.parametrize("links", [True, False])
+@pytest.mark.thorough
 def test_of_several_takers_one_wins(tmp_path, monkeypatch, links):
     """Of a free folder, of a dead owner, and of one that died while it took over."""
     if not links:

@@ -40,6 +40,7 @@ def replays(monkeypatch):
     return layouts
 
 
+@pytest.mark.thorough
 def test_few_of_the_layouts_of_a_trillion_parameters_are_replayed(replays):
     found = search(gpt(128, 25600, 160), MIXED, read_cluster("a100-80gb-hdr"), 3072, 3072)
     assert found.considered > 5000 and 16 <= len(replays) <= 100
@@ -50,6 +51,7 @@ def test_few_of_the_layouts_of_a_trillion_parameters_are_replayed(replays):
 
 
 @pytest.mark.parametrize("devices", [512, 16384])
+@pytest.mark.thorough
 def test_a_model_of_126_layers_is_planned_with_pipelines(devices, replays):
     """The sizes of Llama 3 405B (arXiv 2407.21783)."""
     shape = ModelShape(

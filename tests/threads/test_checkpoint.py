@@ -133,6 +133,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_used(damage, tmp_path):
     run("FSDP", 2, 2, save=tmp_path)
     run("FSDP", 2, 1, load=tmp_path, start=2, save=tmp_path)

@@ -66,6 +66,7 @@ def found_by_all(path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.thorough
 def test_all_pass_over_a_newest_checkpoint_that_is_damaged(damage, store):
     DAMAGE[damage](store / "step-00000003")
     assert found_by_all(store) == 2
@@ -100,6 +101,7 @@ def test_the_file_that_names_the_newest_is_no_more_than_a_hint(text, store):
     assert found_by_all(store) == 3
 
 
+@pytest.mark.thorough
 def test_a_run_folder_and_one_checkpoint_are_found_by_all(store, tmp_path):
     assert found_by_all(store / "step-00000002") == 2
     (tmp_path / "run").mkdir()

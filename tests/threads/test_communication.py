@@ -44,6 +44,7 @@ def test_results_come_in_rank_order():
     assert run_ranks(3, lambda backend: backend.rank * 10) == [0, 10, 20]
 
 
+@pytest.mark.thorough
 def test_a_mesh_of_512_ranks_runs_in_one_process():
     def work(backend):
         mesh = Mesh(backend, pipeline=8, tensor=8)

@@ -230,6 +230,7 @@ def importance(mesh, cuts=None, policy="fsdp"):
     return results[0]
 
 
+@pytest.mark.thorough
 def test_importance_is_that_of_all_samples_however_they_are_divided():
     whole = importance((1, 1, 1))
     assert whole["feature_0"] > 0.1

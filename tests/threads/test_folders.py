@@ -188,6 +188,7 @@ PURGES = {
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("purge", PURGES)
+@pytest.mark.thorough
 def test_a_folder_that_is_emptied_in_mid_run_heals_with_one_warning(
     folder, capsys, purge, is_async
 ):
@@ -262,6 +263,7 @@ print(refused)
 """
 
 
+@pytest.mark.thorough
 def test_two_jobs_that_save_into_one_folder_lose_nothing(tmp_path):
     """Each save is whole, or refused."""
     store = tmp_path / "store"

@@ -86,6 +86,7 @@ def _decay(name, settings):
 
 @pytest.mark.parametrize("strategy", MAKERS)
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thorough
 def test_groups_are_those_of_pytorch_under_every_policy(name, strategy):
     rule, settings = RULES[name]
     maker, num_data = MAKERS[strategy]
