@@ -62,6 +62,7 @@ def batch():
 
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])  # transposed in the file, and as it is
+@pytest.mark.thorough
 def test_a_folder_of_transformers_is_read_into_gpu_memory(gpu, tmp_path, style):
     later = {"rotary_scaling": (8.0, 1.0, 4.0, 5.0), "qk_norm": "head", "head_dim": 4}
     changes = {"style": style, "heads": 4, **(later if style == "llama" else {})}

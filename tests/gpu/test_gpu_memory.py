@@ -87,6 +87,7 @@ def test_two_hundred_steps_leave_nothing_behind(gpu):
     assert last == first
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_closed_gives_its_memory_back(gpu):
     pool = gpu.device.xp.get_default_memory_pool()
     gc.collect()

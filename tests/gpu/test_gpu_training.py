@@ -279,6 +279,7 @@ def test_everything_else_that_a_model_does_agrees_with_the_cpu(gpu):
             numpy.testing.assert_allclose(on_gpu[name], wanted, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_accumulated_steps_agree_with_the_cpu(gpu):
     def run(device):
         def on_rank(backend):
@@ -351,6 +352,7 @@ def test_an_optimizer_finds_what_it_finds_on_the_cpu(gpu):
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.thorough
 def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
     """Longer than the window, so that it slides."""
 

@@ -37,6 +37,7 @@ def fuzz(folder, first, count):
     return Counter(result["outcomes"])
 
 
+@pytest.mark.thorough
 def test_damage_is_noticed_or_harmless_and_forgeries_end_in_checkpoint_error(tmp_path):
     outcomes = fuzz(tmp_path / "fuzz", 0, 400)
     assert outcomes["refused"] > 200 and outcomes["forgery refused"] > 50

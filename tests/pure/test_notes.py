@@ -204,6 +204,7 @@ settle_output()
 
 
 @pytest.mark.parametrize("how", ENDS)
+@pytest.mark.thorough
 def test_a_process_ends_well_wherever_its_output_goes(tmp_path, how):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = ENDS[how].format(python=sys.executable, program=tmp_path / "program.py")

@@ -217,6 +217,7 @@ def test_recomputation_is_taken_where_nothing_fits_without_it():
     assert not tight.what_would_fit()
 
 
+@pytest.mark.thorough
 def test_where_nothing_fits_it_says_how_far_it_is_and_what_would():
     shape = ModelShape(12, 256, 8, 512, 64)
     found = search(shape, SHARDKIT, small(60e6), 2, 64)

@@ -310,6 +310,7 @@ except CorpusError as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_token_file_of_pointers_is_refused_and_none_is_followed(tmp_path):
     with h5py.File(tmp_path / "evil.h5", "w") as file:
         facts = {"format": "shardkit tokens", "version": 1, "vocabulary_size": 64}

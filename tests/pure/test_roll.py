@@ -373,6 +373,7 @@ def test_a_rank_whose_interpreter_is_stuck_in_a_call_is_ended_by_its_warden(
     roll.close()
 
 
+@pytest.mark.thorough
 def test_the_last_words_of_an_interpreter_come_after_all_exit_hooks(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(LAST_WORDS)

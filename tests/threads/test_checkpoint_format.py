@@ -225,6 +225,7 @@ def bytes_outside(path, tensors):
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
+@pytest.mark.thorough
 def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, tmp_path):
     model = small_gpt(seed=11)
     write_by_the_page(

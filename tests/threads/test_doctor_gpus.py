@@ -44,6 +44,7 @@ def test_ranks_that_share_a_gpu_are_named_with_what_follows(monkeypatch):
     assert nccl.found == "no: version 2.27.3 wants a GPU for each rank"
 
 
+@pytest.mark.thorough
 def test_many_gpus_do_not_fill_the_screen():
     findings = findings_of(20, num_devices=19)
     gpus = [finding for finding in findings if finding.topic == "GPU"]

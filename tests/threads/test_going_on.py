@@ -84,6 +84,7 @@ def trained(folder, num, ranks, settings, mark=""):
 
 
 @pytest.mark.parametrize("number", range(SEQUENCES))
+@pytest.mark.thorough
 def test_each_epoch_reads_each_sample_once_whatever_changes_between_starts(number, tmp_path):
     draw = random.Random(number)
     num = draw.randint(3, 50)

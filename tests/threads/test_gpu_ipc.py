@@ -80,6 +80,7 @@ def machine_of(cupy):
     return cupy._machine
 
 
+@pytest.mark.thorough
 def test_windows_of_large_arrays_alternate_between_the_halves_and_no_rank_overtakes_another():
     def work(backend, cupy):
         n, rank = backend.world_size, backend.rank

@@ -82,6 +82,7 @@ def test_the_trained_bits_do_not_depend_on_the_way_and_nccl_and_ipc_leave_the_ho
     )  # deterministic: the tree, not NCCL's order
 
 
+@pytest.mark.thorough
 def test_without_determinism_nccl_adds_in_its_own_order():
     results, _, calls = on_gpus(2, trained("FSDP", "nccl", deterministic=False), 2)
     assert {"reduceScatter", "allGather"} <= calls and results[0][:2] == results[1][:2]

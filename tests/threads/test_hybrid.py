@@ -133,6 +133,7 @@ def test_every_model_form_follows_the_serial_run_with_and_without_sequence_paral
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_options_do_not_change_the_result(serial, mesh, settings):
     agree(trained(mesh, **settings), serial["gpt2"])
 

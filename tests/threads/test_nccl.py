@@ -245,6 +245,7 @@ def test_the_host_waits_where_nobody_knows_which_stream_computes_an_array():
     "policy, clip",
     [("ddp", 1.0), ("zero1", 1.0), ("zero2", 1.0), ("fsdp", 1.0), ("ddp", None), ("fsdp", None)],
 )
+@pytest.mark.thorough
 def test_a_step_waits_for_the_gpu_once_to_read_loss_and_norm(policy, clip):
     def on_rank(backend):
         model = hybrid(

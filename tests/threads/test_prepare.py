@@ -55,6 +55,7 @@ def prepared(num_ranks, output, paths, tokenizer="bytes", **more):
     return run_ranks(num_ranks, lambda backend: prepare_tokens(backend, preparation))[0]
 
 
+@pytest.mark.thorough
 def test_the_file_is_the_same_for_any_number_of_ranks_and_holds_the_documents(tmp_path, corpus):
     paths, documents = corpus
     contents = set()
@@ -105,6 +106,7 @@ def vocabulary(tmp_path, corpus):
     return tmp_path / "of" / "tokenizer.json"
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_is_trained_once_and_its_file_is_that_of_the_tokenizer(
     tmp_path, corpus, vocabulary
 ):

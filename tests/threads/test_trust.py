@@ -347,6 +347,7 @@ def test_a_training_of_a_script_goes_on_with_its_own_task_and_imports_none(run_f
 # ---- commands ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder):
     folder, file, mark = run_folder
     names_task(folder, f"{file}:Mine")

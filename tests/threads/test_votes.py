@@ -93,6 +93,7 @@ def test_a_skipped_step_is_for_the_rule_as_if_it_had_not_been():
     assert (spoilt == without).all()
 
 
+@pytest.mark.thorough
 def test_skipped_steps_are_remembered_in_a_checkpoint(tmp_path):
     def run(backend):
         model = make(backend, "FSDP", "infinite gradient")
