@@ -1,9 +1,10 @@
-"""Which tests run, decided by the launcher, and how long each may take.
+"""Which tests run, decided by the launcher and by --all, and how long each may take.
 
-pytest                            everything that is no MPI job itself: pure, threads, gpu, e2e;
-                                  also with -n 2
+pytest                            the quick tests (see quick.py) that are no MPI job: pure, threads,
+                                  gpu, docs; also with -n 2
+pytest --all                      and the thorough ones: their other cases, and e2e
 mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; other folders are not
-                                  even collected
+                                  even collected; all of tests/mpi with --all
 mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 """
 
@@ -13,22 +14,30 @@ from pathlib import Path
 
 import pytest
 from mpi_run import MPIRun
+from quick import QuickTests
 
 from shardkit.testing.base import launched_ranks
 
 HERE = Path(__file__).parent
 MPI_TESTS = HERE / "mpi"
-MPI_SECONDS = 60
-# A test beyond its limit is ended in one of two ways. A thread kills the process: the only way out
-# of a call that hangs in native code, and under MPI the launcher then ends the other ranks. A
-# signal interrupts the test alone: enough where the test waits for processes, and the tests after
-# it still run.
+# The limit (setup.cfg) is for hangs: far beyond what a test takes on a busy machine that compiles
+# kernels meanwhile. A test beyond it is ended in one of two ways. A thread kills the process: the
+# only way out of a call that hangs in native code, and under MPI the launcher then ends the other
+# ranks. A signal interrupts the test alone: enough where the test waits for processes, and the
+# tests after it still run.
 LIMIT_METHODS = {"e2e": "signal"}  # of a folder; setup.cfg has that of the others
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all", action="store_true", dest="run_all", help="run the thorough tests too"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Run before pytest-mpi reads its options and the terminal reporter takes its stream."""
+    config.pluginmanager.register(QuickTests(config, HERE), QuickTests.NAME)
     if (launched_ranks() or 1) > 1:
         config.option.only_mpi = True
     if takes_mpi_tests(config):
@@ -90,10 +99,8 @@ def _signals():
 
 
 def _limit(item):
-    """Give a test the limit of its folder; its own seconds stay."""
+    """End a test beyond its limit as its folder wants it; its own seconds stay."""
     own, room = item.get_closest_marker("timeout"), item.path.relative_to(HERE).parts[0]
-    if room == "mpi" and own is None:
-        item.add_marker(pytest.mark.timeout(MPI_SECONDS))
     if room in LIMIT_METHODS:
         given = own.args if own else ()
         item.add_marker(pytest.mark.timeout(*given, method=LIMIT_METHODS[room]), append=False)

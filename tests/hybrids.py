@@ -10,6 +10,7 @@ so many ranks fits.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy
 
@@ -211,6 +212,12 @@ class Run:
     gradients: list
     losses: list
     norms: list
+
+
+@cache
+def serial(layers, steps) -> "Run":
+    """Return so many steps of gpt(layers) on one rank: what many meshes are compared with."""
+    return trained(SERIAL, "ddp", "gpipe", steps, model=lambda: gpt(layers))
 
 
 def trained(mesh, policy="fsdp", schedule="1f1b", steps=5, **settings) -> Run:

@@ -26,7 +26,12 @@ BIN = Path(sys.executable).parent
 
 
 def pages_with_code():
-    return [page for page in PAGES if any(b.language in RUNNABLE for b in blocks_of(page))]
+    """Return the pages, those that start processes as thorough."""
+    for page in PAGES:
+        blocks = [b for b in blocks_of(page) if b.language in RUNNABLE]
+        starts = any(b.language == "bash" or "ranks" in b.marks for b in blocks)
+        if blocks:
+            yield pytest.param(page, marks=[pytest.mark.thorough] * starts)
 
 
 class Reader:
@@ -74,7 +79,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=100,
+            timeout=500,
         )
         wanted = int(block.marks.get("fails", 0))
         assert done.returncode == wanted, f"{self.page}:{block.line}:\n{done.stdout}"

@@ -58,7 +58,7 @@ def mpi_of(python):
         "print(MPI.get_vendor()[0])"
     )
     return subprocess.run(
-        [python, "-c", program], capture_output=True, text=True, timeout=60
+        [python, "-c", program], capture_output=True, text=True, timeout=500
     ).stdout.strip()
 
 
@@ -67,7 +67,7 @@ def run_job(
     script,
     *arguments,
     num_ranks=4,
-    time_limit=100,
+    time_limit=500,
     launcher_options=(),
     folder=None,
     **environment,

@@ -3,8 +3,6 @@
 import pytest
 from e2e.mpi_jobs import LIBRARIES, run_job
 
-pytestmark = pytest.mark.timeout(300)
-
 FINALIZED = """
 from mpi4py import MPI
 import shardkit as sk

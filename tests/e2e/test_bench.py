@@ -20,9 +20,6 @@ SMALL = [
 ]
 
 
-pytestmark = pytest.mark.timeout(320)
-
-
 def bench(folder, *arguments, ranks=None):
     command = [sys.executable, "-m", "shardkit", "bench", *SMALL, *arguments]
     if ranks:
@@ -32,7 +29,7 @@ def bench(folder, *arguments, ranks=None):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

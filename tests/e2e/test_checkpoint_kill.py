@@ -73,7 +73,7 @@ def killed_job(folder, num_ranks, way, rng):
                 break
         time.sleep(rng.uniform(0, MOST_SECONDS))
         ranks = ranks_of(job.pid)
-        assert len(ranks) == num_ranks, job.communicate(timeout=20)
+        assert len(ranks) == num_ranks, job.communicate(timeout=500)
         for rank in ranks if rng.random() < 0.4 else [rng.choice(ranks)]:
             os.kill(rank, signal.SIGKILL)
         out, err = job.communicate(timeout=KILL_SECONDS)

@@ -18,7 +18,7 @@ def finish(job, num_ranks, *arguments):
         [MPIEXEC, "-n", str(num_ranks), sys.executable, str(EXAMPLES / job), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

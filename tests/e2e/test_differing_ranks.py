@@ -57,7 +57,6 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("num_ranks, odd", [(2, 0), (3, 2)])
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_ranks_that_were_started_differently_are_refused_together(what, num_ranks, odd, tmp_path):
@@ -83,7 +82,6 @@ RAISED = {
 }
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("num_ranks, odd", [(2, 0), (3, 2)])
 @pytest.mark.parametrize("what", RAISED)
 def test_what_one_rank_raises_before_the_comparison_ends_all(what, num_ranks, odd, tmp_path):

@@ -51,7 +51,7 @@ def doctor(*options, ranks=None, mpiexec=MPIEXEC, python=sys.executable, cwd=Non
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
     )
 
@@ -131,7 +131,7 @@ def test_ranks_without_mpi_are_told_to_install_it():
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 1 and "error    MPI          MPI is not available" in done.stdout, (
@@ -148,7 +148,7 @@ def test_an_mpiexec_of_another_mpi_is_named_once(launching, loaded, command, tmp
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         env={**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT)},
     )
     output = done.stdout + done.stderr
@@ -251,7 +251,7 @@ def test_it_says_which_way_an_elastic_run_takes(tmp_path, options, words):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0 and done.stdout.count(words) == 1, done.stdout + done.stderr

@@ -45,7 +45,7 @@ TRAIN = [
     "--data.path=text.txt",
     "--run.folder=run",
 ]
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("elastic")]
+pytestmark = pytest.mark.xdist_group("elastic")
 
 
 def elastic(folder, kills, *more, num_ranks=4, pipeline=1, tensor=1, policy="fsdp"):

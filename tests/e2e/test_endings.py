@@ -288,7 +288,6 @@ FAULTS = {
 STOPPED_IN_A_HOOK = Case("Open MPI", "mpi4py", "none", "exit", "open", "early hook", "stop", 2)
 
 
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize("case", [*drawn_cases(seed=1, number=9), STOPPED_IN_A_HOOK], ids=str)
 def test_a_program_ends_as_it_should_whoever_finalizes_mpi(tmp_path, case):
     outcome = run(case, tmp_path)
@@ -296,7 +295,6 @@ def test_a_program_ends_as_it_should_whoever_finalizes_mpi(tmp_path, case):
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize("case", drawn_cases(seed=2, number=300), ids=str)
 def test_three_hundred_endings(tmp_path, case):
     outcome = run(case, tmp_path)

@@ -30,7 +30,7 @@ def run(folder, name, *arguments, ranks=None):
         env={**os.environ, **threads},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

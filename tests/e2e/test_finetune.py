@@ -46,7 +46,7 @@ def test_a_pretrained_model_is_fine_tuned_on_text_and_handed_back(tmp_path, caps
     command += ["--sample.prompt=The ship", "--sample.tokens=12", "--sample.temperature=0"]
     environment = os.environ | {"PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert "sample of generated text:\nThe ship sails" in done.stdout
@@ -71,7 +71,7 @@ def tuned(tmp_path_factory):
         command += [f"--run.steps={steps}", "--model.sequence_length=32", "--sample.tokens=0"]
         command += ["--run.validation_batches=1", "--batch.sequences=2", *more]
         how = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-        return subprocess.run(command, timeout=200, **how)
+        return subprocess.run(command, timeout=500, **how)
 
     (folder / "text.txt").write_text(TEXT * 200)
     done = call(2)

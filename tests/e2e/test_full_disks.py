@@ -36,7 +36,7 @@ def shell(command, folder, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
 
 

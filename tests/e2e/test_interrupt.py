@@ -15,7 +15,6 @@ from e2e.test_stopping import SMALL, checkpoints
 
 from shardkit.testing.checkpoint import find_checkpoint
 
-pytestmark = pytest.mark.timeout(200)
 REPORTED = re.compile(r"step \d+/\d+  loss")
 
 

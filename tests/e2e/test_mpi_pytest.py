@@ -17,7 +17,7 @@ MPI_TESTS = """
 import os
 import pytest
 from shardkit.testing.base import launcher
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(10)]
+pytestmark = pytest.mark.mpi
 FAULT, GUILTY = os.environ["FAULT"], str(launcher().rank) in os.environ["GUILTY"]
 assert not (FAULT == "import" and GUILTY)
 
@@ -48,7 +48,8 @@ def test_that_is_no_mpi_job():
 def project(tmp_path):
     """One test that is no MPI job, and three that are."""
     (tmp_path / "tests" / "mpi").mkdir(parents=True)
-    for name in ("setup.cfg", "tests/conftest.py", "tests/mpi_run.py", "tests/mpi/conftest.py"):
+    copied = ("conftest", "mpi_run", "quick", "mpi/conftest")
+    for name in ("setup.cfg", *(f"tests/{name}.py" for name in copied)):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "pure").mkdir()
     (tmp_path / "tests" / "pure" / "test_plain.py").write_text(PLAIN_TESTS)
@@ -134,7 +135,7 @@ def test_without_a_launcher_all_others_run_and_workers_may_share_them(project):
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**environment_without_launcher(), "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0 and re.search(r"=+ 1 passed in", done.stdout), (

@@ -56,7 +56,7 @@ def shown(folder, *command, target=None, **environment):
             break
         text += piece
     os.close(master)
-    assert process.wait(timeout=60) == 0, text
+    assert process.wait(timeout=500) == 0, text
     return text.decode()
 
 

@@ -34,7 +34,7 @@ def start(folder, ranks, *arguments):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

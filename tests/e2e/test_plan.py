@@ -32,7 +32,7 @@ def run(folder, *words):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

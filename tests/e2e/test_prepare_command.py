@@ -60,11 +60,11 @@ def test_a_rank_that_gets_nowhere_is_named_and_the_next_job_goes_on(
         *arguments,
         "--timeout=20",
         num_ranks=num_ranks,
-        time_limit=300,
+        time_limit=500,
     )
     words = "\n".join(words_of_shardkit(struck))
     assert struck.returncode != 0 and re.search(rf"rank {rank} (is missing|got|died)", words), words
     assert not output.exists()
-    done = run_job(library, "-m", "shardkit", *arguments, num_ranks=2, time_limit=300)
+    done = run_job(library, "-m", "shardkit", *arguments, num_ranks=2, time_limit=500)
     assert done.returncode == 0, done.stderr
     assert open_token_file(output).tokens.size == corpus.stat().st_size

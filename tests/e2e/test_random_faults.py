@@ -183,7 +183,6 @@ def covering_seeds():
     return seeds
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", covering_seeds())
 def test_a_rank_that_is_struck_at_some_moment_ends_the_job_with_its_name(tmp_path, seed):
     outcome = run(Case.of_seed(seed), tmp_path)
@@ -193,7 +192,6 @@ def test_a_rank_that_is_struck_at_some_moment_ends_the_job_with_its_name(tmp_pat
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(300))
 def test_three_hundred_faults(tmp_path, seed):
     outcome = run(Case.of_seed(seed), tmp_path)
@@ -203,7 +201,6 @@ def test_three_hundred_faults(tmp_path, seed):
     )
 
 
-@pytest.mark.timeout(120)
 def test_a_rank_that_is_stopped_under_fault_tolerance_is_ended_with_the_job(tmp_path):
     done = run_job(
         "Open MPI",

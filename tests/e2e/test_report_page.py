@@ -51,7 +51,7 @@ def shardkit(folder, *arguments, ranks=None):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ def browsed(folder, path, width=1280):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         env={**os.environ, "HOME": str(folder)},
     )
     shutil.rmtree(folder / "browser", ignore_errors=True)
@@ -202,7 +202,7 @@ def test_a_folder_without_a_run_is_refused(folder):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
     )
     assert done.returncode == 1 and "nowhere holds no metrics.jsonl" in done.stderr
 

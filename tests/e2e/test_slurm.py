@@ -106,7 +106,7 @@ def render(folder, template, *options, settings=SMALL):
         ],
         cwd=folder,
         check=True,
-        timeout=90,
+        timeout=500,
     )
     return "job.sh"
 
@@ -197,7 +197,7 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
         f"--run.steps={last}",
         "--run.folder=whole",
     ]
-    subprocess.run(whole, cwd=folder, check=True, timeout=120, capture_output=True)
+    subprocess.run(whole, cwd=folder, check=True, timeout=500, capture_output=True)
     assert bits_equal(folder / "run", folder / "whole")
 
 

@@ -32,7 +32,6 @@ SMALL = [
     "--sample.tokens=0",
     "--optimizer.decay_steps=100000",
 ]
-pytestmark = pytest.mark.timeout(300)
 ENDLESS = 100_000  # steps, far more than any test takes
 
 

@@ -22,7 +22,7 @@ def run(folder, *command):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_a_task_of_ones_own_is_killed_on_four_ranks_and_goes_on_on_two_with_the_
         assert killed.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait(20)
+    killed.wait(500)
     out = run(tmp_path, MPIEXEC, "-n", "2", *train, "--run.folder=killed", "--resume")
     assert "resumed at step" in out and "resumed at step 120" not in out
     run(tmp_path, *train, "--run.folder=whole")

@@ -58,8 +58,6 @@ ARGUMENTS = {  # of each command; {at}: a folder with runs, {out}: an empty one
 }
 ON_RANKS = ("train", "prepare", "evaluate", "predict", "bench", "doctor", "generate")
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def at(tmp_path_factory):
@@ -100,7 +98,7 @@ def run(command, folder, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
 
 

@@ -25,6 +25,7 @@ def cells(tmp_path):
     return {table["title"]: table["rows"] for table in result["tables"]}, result
 
 
+@pytest.mark.thorough
 def test_every_part_is_measured_and_written(gpu, script, tmp_path, capsys):
     """PyTorch on the CPU where there is no GPU: it is the code that is tried."""
     where, has_torch = (

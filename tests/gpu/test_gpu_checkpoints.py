@@ -36,6 +36,7 @@ def saved(model, how, folder):
 
 
 @pytest.mark.parametrize("there, back, how", WAYS)
+@pytest.mark.thorough
 def test_training_goes_on_from_a_checkpoint_of_the_other_device(gpu, tmp_path, there, back, how):
     """Another policy reads other boxes: rows, columns, and pieces of both."""
 
@@ -60,6 +61,7 @@ def batch():
 
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])  # transposed in the file, and as it is
+@pytest.mark.thorough
 def test_a_folder_of_transformers_is_read_into_gpu_memory(gpu, tmp_path, style):
     later = {"rotary_scaling": (8.0, 1.0, 4.0, 5.0), "qk_norm": "head", "head_dim": 4}
     changes = {"style": style, "heads": 4, **(later if style == "llama" else {})}
@@ -81,6 +83,7 @@ def test_a_folder_of_transformers_is_read_into_gpu_memory(gpu, tmp_path, style):
     sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_training_that_goes_on_does_not_change_what_is_being_written(gpu, tmp_path):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1, device="cuda")
@@ -97,6 +100,7 @@ def test_training_that_goes_on_does_not_change_what_is_being_written(gpu, tmp_pa
     sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_a_tensor_parallel_model_reads_columns_that_were_written_as_rows(gpu, tmp_path):
     def on_rank(backend):
         model = hybrid(backend, (1, 2, 1), device="cuda")
@@ -111,6 +115,7 @@ def test_a_tensor_parallel_model_reads_columns_that_were_written_as_rows(gpu, tm
     sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_what_neighbors_keep_comes_from_the_gpu_and_goes_back(gpu):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2, device="cuda")

@@ -82,6 +82,7 @@ def test_replayed_steps_have_the_bits_of_plain_ones(gpu, mesh, settings):
     check_same_bits(mesh, settings)
 
 
+@pytest.mark.thorough
 def test_from_the_fourth_step_on_nothing_is_computed_on_tapes(gpu):
     def on_rank(backend):
         model = hybrid(
@@ -102,6 +103,7 @@ def test_from_the_fourth_step_on_nothing_is_computed_on_tapes(gpu):
 
 
 @pytest.mark.emulated
+@pytest.mark.thorough
 def test_a_gpt_is_replayed_and_bad_ids_are_found(gpu):
     def train(model, step):
         if step == STEPS - 2:
@@ -112,6 +114,7 @@ def test_a_gpt_is_replayed_and_bad_ids_are_found(gpu):
     check_same_bits((1, 1, 1), {"loss": None}, model=small_gpt, work=train)
 
 
+@pytest.mark.thorough
 def test_gradients_that_are_accumulated(gpu):
     def accumulate(model, step):
         losses = [work(model, 10 * step + part) for part in range(2)]
@@ -124,6 +127,7 @@ def test_gradients_that_are_accumulated(gpu):
     )
 
 
+@pytest.mark.thorough
 def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
     def train(model, step):
         if step == STEPS - 1:
@@ -137,6 +141,7 @@ def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
     check_same_bits(*FSDP, work=train)
 
 
+@pytest.mark.thorough
 def test_an_input_that_is_not_copied_in_is_noticed(gpu, monkeypatch):
     monkeypatch.setattr(cuda_work, "_refill", lambda array, values: None)
     assert "has other bits when it is replayed" in reason_of_refusal(*FSDP)
@@ -168,6 +173,7 @@ class Counts(sk.nn.Module):
     ],
     ids=["reads", "counts", "dropout"],
 )
+@pytest.mark.thorough
 def test_what_cannot_be_captured_is_told_and_trains_on(gpu, layer, reason):
     assert reason in reason_of_refusal(*FSDP, model=lambda: layers(layer()))
 
@@ -191,12 +197,14 @@ class Join(sk.nn.Linear):
 
 
 @pytest.mark.parametrize("mesh", [(1, 2, 1), (2, 1, 1)], ids=str)
+@pytest.mark.thorough
 def test_trees_between_blocks_train_on_uncompiled(gpu, mesh):
     settings = {"policy": "fsdp"}
     text = reason_of_refusal(mesh, settings, model=lambda: layers(Fork(6, 6), Join(6, 6)))
     assert "its unit passes on a tree of arrays" in text
 
 
+@pytest.mark.thorough
 def test_batches_of_trees_train_on_uncompiled(gpu):
     def on_trees(model, step):
         numbers = numpy.random.default_rng(step)

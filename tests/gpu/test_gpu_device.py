@@ -55,6 +55,7 @@ def test_mixing_host_and_device_arrays_is_one_clear_error(gpu):
 @pytest.mark.parametrize(
     "call", ["train", "predict", "evaluate", "set_parameters", "apply_gradients", "generate"]
 )
+@pytest.mark.thorough
 def test_arrays_of_the_gpu_at_the_door_of_a_model_are_one_clear_error(gpu, call):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1, device="cuda")

@@ -206,6 +206,7 @@ def test_a_place_is_lent_once(cupy):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.thorough
 def test_heads_are_turned_and_their_gradients_written_where_they_belong(gpu, cupy, turns):
     if gpu.is_real:
         pytest.skip("a real GPU keeps no book")

@@ -46,6 +46,7 @@ def step_of(book, layers, style="gpt2", **settings):
 @pytest.mark.emulated
 @pytest.mark.parametrize("style", MOST_LAUNCHES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.thorough
 def test_a_layer_adds_a_known_number_of_launches_and_no_casts_or_waits(book, style, dtype):
     few, many = [step_of(book, layers, style, compute_dtype=dtype) for layers in (1, 3)]
     more = {name: number - few[0].get(name, 0) for name, number in many[0].items()}

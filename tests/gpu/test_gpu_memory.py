@@ -20,6 +20,7 @@ RUNS = [*[((1, 4, 1), policy) for policy in POLICIES], ((1, 1, 2), "fsdp"), ((2,
 
 
 @pytest.mark.parametrize("mesh, policy", RUNS, ids=str)
+@pytest.mark.thorough
 def test_the_accounts_are_those_of_the_cpu(gpu, mesh, policy):
     """What lasts from step to step; the formulas are held by tests/threads/test_memory.py."""
 
@@ -38,6 +39,7 @@ def test_the_accounts_are_those_of_the_cpu(gpu, mesh, policy):
     assert run("cuda") == run("cpu")
 
 
+@pytest.mark.thorough
 def test_between_two_steps_the_pool_holds_what_the_accounts_know(gpu):
     """But what the pool rounds up, and a few numbers: no temporary outlives its step."""
     pool = gpu.device.xp.get_default_memory_pool()
@@ -57,6 +59,7 @@ def test_between_two_steps_the_pool_holds_what_the_accounts_know(gpu):
     assert 0 <= unknown < 64 * POOL_UNIT
 
 
+@pytest.mark.thorough
 def test_two_hundred_steps_leave_nothing_behind(gpu):
     """Thirty on the stand-in. Pool, accounts and page-locked memory are as after the tenth."""
     device_pool = gpu.device.xp.get_default_memory_pool()
@@ -85,6 +88,7 @@ def test_two_hundred_steps_leave_nothing_behind(gpu):
     assert last == first
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_closed_gives_its_memory_back(gpu):
     pool = gpu.device.xp.get_default_memory_pool()
     gc.collect()

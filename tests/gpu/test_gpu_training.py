@@ -80,6 +80,7 @@ def check(name, form=None):
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.thorough
 def test_gradients_and_parameters_are_those_of_the_cpu(gpu, name):
     check(name)
 
@@ -87,12 +88,14 @@ def test_gradients_and_parameters_are_those_of_the_cpu(gpu, name):
 @pytest.mark.parametrize(
     "form, name", [(form, name) for form, names in OF_FORMS.items() for name in names]
 )
+@pytest.mark.thorough
 def test_every_form_of_model_follows_the_cpu(gpu, form, name):
     check(name, form)
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("changes", [{"dropout": 0.2, "tied": True}, {"style": "llama"}], ids=str)
+@pytest.mark.thorough
 def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
     """float32 and half precision have tolerances of their own (test_gpu_kernels); here all kernels
     work together.
@@ -118,6 +121,7 @@ def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
 
 
 @pytest.mark.parametrize("make", [UNetLike, Odd], ids=["unet", "odd"])
+@pytest.mark.thorough
 def test_modules_that_are_gathered_as_they_are_called_follow_the_cpu(gpu, make):
     def run(device):
         def on_rank(backend):
@@ -142,6 +146,7 @@ def test_modules_that_are_gathered_as_they_are_called_follow_the_cpu(gpu, make):
     assert "when they are called" in reason or "its buffers" in reason
 
 
+@pytest.mark.thorough
 def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
     def bits(mesh, schedule="1f1b"):
         run = trained(
@@ -170,6 +175,7 @@ def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
 @pytest.mark.parametrize(
     "settings", [{"max_gradient_norm": None}, {"gradient_compression": "float16"}], ids=str
 )
+@pytest.mark.thorough
 def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
     """Sums of half floats: 11 bits, so a thousandth of the largest parameter change."""
 
@@ -189,6 +195,7 @@ def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
 
 @pytest.mark.parametrize("clip", [1.0, None])
 @pytest.mark.parametrize("mesh", [(1, 2, 1), (2, 1, 1)], ids=str)
+@pytest.mark.thorough
 def test_a_bad_loss_on_one_rank_skips_the_step_on_all(gpu, mesh, clip):
     """The losses are judged on the GPU, before the host knows them: gradients are good here."""
 
@@ -225,6 +232,7 @@ def test_a_bad_loss_on_one_rank_skips_the_step_on_all(gpu, mesh, clip):
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_faster_arithmetic_follows_float32_on_the_cpu(gpu, numerics, tolerance):
     """Losses of three steps: half a last bit of what is rounded, averaged over 144 tokens."""
 
@@ -264,6 +272,7 @@ def everything_else(device):
     return sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_everything_else_that_a_model_does_agrees_with_the_cpu(gpu):
     for on_cpu, on_gpu in zip(everything_else("cpu"), everything_else("cuda")):
         for name, wanted in on_cpu.items():
@@ -271,6 +280,7 @@ def test_everything_else_that_a_model_does_agrees_with_the_cpu(gpu):
             numpy.testing.assert_allclose(on_gpu[name], wanted, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_accumulated_steps_agree_with_the_cpu(gpu):
     def run(device):
         def on_rank(backend):
@@ -317,6 +327,7 @@ def test_features_matter_as_they_do_on_the_cpu(gpu):
     numpy.testing.assert_allclose(regression("cuda"), regression("cpu"), rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_finds_what_it_finds_on_the_cpu(gpu):
     def run(device):
         def on_rank(backend):
@@ -342,6 +353,7 @@ def test_an_optimizer_finds_what_it_finds_on_the_cpu(gpu):
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.thorough
 def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
     """Longer than the window, so that it slides."""
 
@@ -359,6 +371,7 @@ def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
     assert run("cuda") == run("cpu")
 
 
+@pytest.mark.thorough
 def test_fifty_steps_in_float32_have_the_losses_of_the_cpu(gpu):
     """Rounding is what differs: 1e-4, relative."""
 

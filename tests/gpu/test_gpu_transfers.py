@@ -77,6 +77,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("how", TRAINED)
+@pytest.mark.thorough
 def test_a_step_sends_its_batch_and_asks_for_loss_and_norm(book, how):
     settings = dict(TRAINED[how])
     strategy, model = settings.pop("strategy"), settings.pop("model", small_gpt)
@@ -91,6 +92,7 @@ def test_a_step_sends_its_batch_and_asks_for_loss_and_norm(book, how):
 
 
 @pytest.mark.emulated
+@pytest.mark.thorough
 def test_the_kernels_ask_for_nothing(book):
     def make(backend):
         return train("FSDP", backend, 0, model=small_gpt(dropout=0.2), device="cuda")[0]
@@ -108,6 +110,7 @@ def test_the_kernels_ask_for_nothing(book):
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_pipelines_and_tensor_ranks_ask_for_no_more(book, mesh, schedule, settings):
     def make(backend):
         return hybrid(backend, mesh, "fsdp", schedule, model=gpt(3), device="cuda", **settings)
@@ -154,6 +157,7 @@ def test_features_that_are_switched_off_are_not_sent_again(book):
     assert of_one_step(book, 1, make, lambda model: model.train(x, y)) == {BATCH: 2, NUMBERS: 1}
 
 
+@pytest.mark.thorough
 def test_half_floats_on_the_wire_ask_for_one_magnitude_per_unit(book):
     def make(backend):
         return train("FSDP", backend, 0, device="cuda", gradient_compression="float16")[0]
@@ -164,6 +168,7 @@ def test_half_floats_on_the_wire_ask_for_one_magnitude_per_unit(book):
     assert found == {BATCH: 2, NUMBERS: 1}  # and the magnitudes, where the plain twin computes them
 
 
+@pytest.mark.thorough
 def test_predictions_evaluations_and_words_ask_for_what_they_return(book):
     def make(backend):
         return train("DDP", backend, 0, model=small_gpt(), device="cuda")[0]

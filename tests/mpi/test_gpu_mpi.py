@@ -12,12 +12,11 @@ from gpus import gpu as any_gpu  # noqa: F401
 from gpus import missing  # noqa: F401
 from hybrids import (
     GradientRecord,
-    gpt,
     hybrid,
     layers_for,
+    serial,
     shapes_of,
     step_once,
-    trained,
     whole_vector,
 )
 
@@ -55,18 +54,17 @@ def test_gradients_and_parameters_are_those_of_one_rank_on_the_cpu(
 ):
     if numpy.prod(mesh) != backend.world_size:
         pytest.skip("meshes of another number of ranks")
-    layers, errors = layers_for(mesh[0], schedule), []
-    serial = trained((1, 1, 1), "ddp", "gpipe", 2, model=lambda: gpt(layers))
+    wanted, errors = serial(layers_for(mesh[0], schedule), 2), []
     model = hybrid(backend, mesh, policy, schedule, device="cuda")
     record = GradientRecord(model)
     for step in range(2):
         errors += [
-            step_once(model, step) / serial.losses[step] - 1,
-            gradient_norm_of(model) / serial.norms[step] - 1,
+            step_once(model, step) / wanted.losses[step] - 1,
+            gradient_norm_of(model) / wanted.norms[step] - 1,
         ]
         boxes = sum(backend.all_gather_object(record.steps[step + 1]), [])
-        errors.append(relative(whole_vector(shapes_of(model), boxes), serial.gradients[step]))
-    errors.append(relative(model.gather_full_parameters(), serial.parameters))
+        errors.append(relative(whole_vector(shapes_of(model), boxes), wanted.gradients[step]))
+    errors.append(relative(model.gather_full_parameters(), wanted.parameters))
     model.close()
     assert numpy.abs(backend.all_gather_object(errors)).max() < TOLERANCE  # NaN is not below
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.mpi
 
 @EVERY_HALF
 @pytest.mark.parametrize("strategy", ["FSDP", "ZeRO-1"])
-def test_half_floats_end_in_the_bits_of_the_serial_run(backend, strategy, half):
+def test_half_floats_end_in_the_bits_of_the_serial_run(backend, on_one_rank, strategy, half):
     """Predictions between the steps: where all ranks have the parameters once, nobody may round
     them while another reads.
     """
@@ -31,7 +31,7 @@ def test_half_floats_end_in_the_bits_of_the_serial_run(backend, strategy, half):
         model.close()
         return full, shared
 
-    serial = sk.run_ranks(1, lambda alone: run(alone, "DDP"))[0][0]
+    serial, _ = on_one_rank(lambda alone: run(alone, "DDP"))
     found = backend.all_gather_object(run(backend, strategy))
     assert {bits for bits, _ in found} == {serial}
     is_shared = backend.world_size > 1 and backend.memory() is not None

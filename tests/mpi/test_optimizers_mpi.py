@@ -50,8 +50,8 @@ def whole_run(kind, backend):
 
 
 @pytest.fixture(scope="module")
-def serial():
-    return sk.run_ranks(1, lambda alone: whole_run("DDP", alone))[0]
+def serial(on_one_rank):
+    return on_one_rank(lambda alone: whole_run("DDP", alone))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -15,18 +15,19 @@ from shardkit.testing.comm import (
 )
 from shardkit.testing.parallel import overlap_of
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
-@pytest.fixture(params=[1, 2], ids=["apart", "two ranks per node"])
-def nodes(request, backend, monkeypatch):
+@pytest.fixture(scope="module", params=[1, 2], ids=["apart", "two ranks per node"])
+def nodes(request, backend):
     """A backend of ranks that do not all share memory."""
     if request.param == 2 and backend.world_size != 4:
         pytest.skip("two nodes of two ranks are four ranks")
-    monkeypatch.setenv("SHARDKIT_SHARED", "1")
-    monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", str(request.param))
     second = MPICommunicationBackend()
-    second.initialize()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDKIT_SHARED", "1")
+        patch.setenv("SHARDKIT_RANKS_PER_NODE", str(request.param))
+        second.initialize()
     assert (second.levels is not None) == (request.param == 2) and not second.shares_memory
     yield second
     second.shutdown()

@@ -8,7 +8,7 @@ import pytest
 from shardkit import ReductionOperation
 from shardkit.testing.comm import CALLS_BEFORE_OPENING, LEDGER_NAME, collectively, read_ledger
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+pytestmark = pytest.mark.mpi(min_size=2)
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 SIZES = (0, 1, 5, 1023, 40_000)

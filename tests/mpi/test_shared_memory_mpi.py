@@ -21,7 +21,7 @@ from shardkit.testing.comm import (
 )
 from shardkit.testing.parallel import units_of
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+pytestmark = pytest.mark.mpi(min_size=2)
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 DTYPES = ("float64", "float32", "float16", "int32", "int64", "uint8", "int16")
 SIZES = (0, 1, 5, 2047, 40_000, 700_001)
@@ -208,17 +208,31 @@ def test_without_shared_memory_everything_goes_through_mpi(backend, monkeypatch,
 # ---- several nodes, which are here parts of one --------------------------------------------------
 
 
-@pytest.fixture
-def two_nodes(backend, monkeypatch):
+def on_two_nodes(backend, patch):
     """A backend of four ranks on two nodes; of six, by hand, on three."""
     if backend.world_size not in (4, 6):
         pytest.skip("two nodes of two ranks are four ranks")
-    monkeypatch.setenv("SHARDKIT_SHARED", "1")
-    monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "2")
+    patch.setenv("SHARDKIT_SHARED", "1")
+    patch.setenv("SHARDKIT_RANKS_PER_NODE", "2")
     second = MPICommunicationBackend()
     second.initialize()
+    return second
+
+
+@pytest.fixture(scope="module")
+def begun_nodes(backend):
+    """One for all tests that do not begin anew: it takes as long as they do."""
+    with pytest.MonkeyPatch.context() as patch:
+        second = on_two_nodes(backend, patch)
     yield second
     second.shutdown()
+
+
+@pytest.fixture
+def two_nodes(begun_nodes):
+    small_bytes = begun_nodes.carrier.small_bytes
+    yield begun_nodes
+    begun_nodes.carrier.small_bytes = small_bytes
 
 
 def test_a_node_of_two_ranks_has_memory_for_its_own_groups_only(two_nodes):
@@ -276,15 +290,18 @@ def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
         assert everything.tobytes() == whole.tobytes()
 
 
-@pytest.fixture
-def open_nodes(two_nodes):
+@pytest.fixture(scope="module")
+def open_nodes(backend):
     """Two nodes after the calls that small arrays make by messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        second = on_two_nodes(backend, patch)
     for _ in range(CALLS_BEFORE_OPENING):
-        two_nodes.broadcast(numpy.ones(4))
-        assert not two_nodes.adds_in_tree_order(numpy.ones(4))
-        two_nodes.barrier()
-    assert two_nodes.adds_in_tree_order(numpy.ones(4))
-    return two_nodes
+        second.broadcast(numpy.ones(4))
+        assert not second.adds_in_tree_order(numpy.ones(4))
+        second.barrier()
+    assert second.adds_in_tree_order(numpy.ones(4))
+    yield second
+    second.shutdown()
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 257])
@@ -388,12 +405,20 @@ def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(node):
         assert (kept >= 1_600_000, gone) == (True, 0)
 
 
+@pytest.fixture(scope="module")
+def apart(backend):
+    """A backend of as many nodes as ranks."""
+    second = MPICommunicationBackend()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDKIT_RANKS_PER_NODE", "1")
+        second.initialize()
+    yield second
+    second.shutdown()
+
+
 @pytest.mark.parametrize("steps", ["train", "by hand"])
 @pytest.mark.parametrize("policy", ["FSDP", "ZeRO-1", "ZeRO-2"])
-def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, monkeypatch, policy, steps):
-    monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "1")
-    apart = MPICommunicationBackend()
-    apart.initialize()
+def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, apart, policy, steps):
     ends, common = [], []
     for backend in (node, apart):
         model, _ = train(policy, backend, 2, samples=2 * backend.world_size)
@@ -409,7 +434,6 @@ def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, monkeypat
         common += [unit.is_common for unit in units_of(model)]
         ends.append(numpy.concatenate([model.gather_full_parameters(), *map(numpy.ravel, seen)]))
         model.close()
-    apart.shutdown()
     units = len(common) // 2
     assert common == [True] * units + [False] * units
     assert (ends[0] == ends[1]).all()

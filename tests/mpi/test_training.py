@@ -14,13 +14,13 @@ EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 @pytest.fixture(scope="module")
-def serial_bits():
+def serial_bits(on_one_rank):
     """SHA-256 after 20 steps of 4 micro-batches on one rank."""
 
     def run(alone):
         return sha256(train("DDP", alone, 20, samples=8, micro_batch=2)[0].gather_full_parameters())
 
-    return sk.run_ranks(1, run)[0]
+    return on_one_rank(run)
 
 
 @EVERY_STRATEGY
@@ -72,7 +72,7 @@ def test_compile_is_refused_on_all_ranks(backend, axis):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("pipeline, tensor", [(1, 2), (2, 2), (1, 4), (1, 3)])
-def test_a_hybrid_mesh_follows_the_serial_run(backend, pipeline, tensor):
+def test_a_hybrid_mesh_follows_the_serial_run(backend, on_one_rank, pipeline, tensor):
     """float64, five AdamW steps with clipping."""
     if backend.world_size % (pipeline * tensor):
         pytest.skip(f"{backend.world_size} ranks are no pipeline {pipeline} x tensor {tensor}")
@@ -93,19 +93,19 @@ def test_a_hybrid_mesh_follows_the_serial_run(backend, pipeline, tensor):
             model.train(*sk.split_batch(model.mesh, x % 60, y % 60))
         return model.gather_full_parameters(), model
 
-    expected, _ = sk.run_ranks(1, lambda alone: run(alone, 1, 1))[0]
+    expected = on_one_rank(lambda alone: run(alone, 1, 1)[0])
     parameters, model = run(backend, pipeline, tensor)
     model.close()
     assert max(backend.all_gather_object(float(numpy.abs(parameters - expected).max()))) < 1e-10
 
 
 @EVERY_STRATEGY
-def test_gradients_equal_a_float64_serial_run_to_rounding(backend, strategy):
+def test_gradients_equal_a_float64_serial_run_to_rounding(backend, on_one_rank, strategy):
     def serial(alone):
         model, _ = train("DDP", alone, 0, model=small_gpt(dtype="float64"))
         return full_gradient(model, *token_batch(0))
 
-    expected = sk.run_ranks(1, serial)[0]
+    expected = on_one_rank(serial)
     model, _ = train(strategy, backend, 0, micro_batch=1)
     gradient = full_gradient(model, *sk.split_batch(model.mesh, *token_batch(0)))
     model.close()

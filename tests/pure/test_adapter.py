@@ -59,6 +59,7 @@ def test_ranks_may_differ_and_any_module_has_its_own_names(tmp_path):
 
 
 @pytest.mark.parametrize("style", LAYERS)
+@pytest.mark.thorough
 def test_the_library_opens_it_over_the_model_in_transformers(style, tmp_path):
     peft = pytest.importorskip("peft")
     torch = pytest.importorskip("torch")

@@ -158,6 +158,7 @@ def test_equal_programs_have_equal_bits():
 # Deep tapes and memory.
 
 
+@pytest.mark.thorough
 def test_a_chain_of_a_hundred_thousand_ops_runs_backward_without_recursion():
     x = leaf(1)
     y = x
@@ -167,6 +168,7 @@ def test_a_chain_of_a_hundred_thousand_ops_runs_backward_without_recursion():
     assert x.grad.tolist() == [1]
 
 
+@pytest.mark.thorough
 def test_a_deep_tape_that_is_never_used_is_freed_without_recursion():
     y = leaf(1)
     for _ in range(100_000):

@@ -130,6 +130,7 @@ def test_a_ratio_has_fallen_beyond_the_noise_of_both_runs_and_no_sooner(tmp_path
     assert not fallen and "nothing was compared" in lines[-1]
 
 
+@pytest.mark.thorough
 def test_a_ratio_is_that_of_turns_beside_each_other():
     from types import SimpleNamespace
 

@@ -41,6 +41,7 @@ def pair(name, sizes, more):
 
 
 @every_form
+@pytest.mark.thorough
 def test_values_gradients_and_buffers_are_those_of_pytorch(name, sizes, shape, more):
     ours, twin = pair(name, sizes, more)
     rng = numpy.random.default_rng(0)

@@ -29,7 +29,7 @@ def fuzz(folder, first, count):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
     result = json.loads(done.stdout)
@@ -37,6 +37,7 @@ def fuzz(folder, first, count):
     return Counter(result["outcomes"])
 
 
+@pytest.mark.thorough
 def test_damage_is_noticed_or_harmless_and_forgeries_end_in_checkpoint_error(tmp_path):
     outcomes = fuzz(tmp_path / "fuzz", 0, 400)
     assert outcomes["refused"] > 200 and outcomes["forgery refused"] > 50

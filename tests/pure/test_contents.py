@@ -49,6 +49,7 @@ def test_one_number_of_a_table_changes_its_fingerprint_wherever_it_is(suffix, tm
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.thorough
 def test_one_token_changes_the_mark_wherever_it_is(name, tmp_path):
     """Over 256 KiB, of which a hash of some blocks saw little."""
 

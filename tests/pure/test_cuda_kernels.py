@@ -118,6 +118,7 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name
 
 
 @pytest.mark.parametrize("width, names", checks.WIDE_ROWS)
+@pytest.mark.thorough
 def test_wide_rows_are_shared_by_more_threads(cupy, width, names):
     checks.check_wide_rows(cupy, width, names)
 
@@ -184,6 +185,7 @@ def test_denormal_numbers_are_at_worst_zero(cupy):
         ],
     ],
 )
+@pytest.mark.thorough
 def test_attention_of_wide_heads_goes_by_smaller_tiles_and_the_widest_to_the_plain_twin(
     cupy, head_dim, dtype
 ):
@@ -191,6 +193,7 @@ def test_attention_of_wide_heads_goes_by_smaller_tiles_and_the_widest_to_the_pla
 
 
 @pytest.mark.parametrize("name, dtype", HALVES)
+@pytest.mark.thorough
 def test_half_floats_are_computed_in_float32_and_rounded(cupy, name, dtype):
     pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
     for line, shape in small(name):
@@ -199,6 +202,7 @@ def test_half_floats_are_computed_in_float32_and_rounded(cupy, name, dtype):
 
 @pytest.mark.parametrize("dtype", checks.HALVES)
 @pytest.mark.parametrize("name", ["gelu", "gelu_backward", "sigmoid", "silu"])
+@pytest.mark.thorough
 def test_every_half_float_is_rounded_as_by_float64(cupy, name, dtype):
     pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
     checks.check_every_half(cupy, name, dtype)
@@ -276,6 +280,7 @@ def test_the_door_gives_the_mask_of_the_cpu_on_the_device(cupy):
     assert mask.get().tobytes() == kernels.dropout_mask(5, 3, 1000, 0.3).tobytes()
 
 
+@pytest.mark.thorough
 def test_only_the_kernel_that_returns_a_number_copies_to_the_host():
     with pretended_gpu() as machine:
         import cupy

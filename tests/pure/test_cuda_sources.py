@@ -57,7 +57,7 @@ def said_by_nvcc(folder, text, *flags):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
@@ -77,6 +77,7 @@ def tensor_source(name, dim, tiles, count, number):
     shutil.which("nvcc") is None, reason="compiling for GPUs needs nvcc, which was not found"
 )
 @pytest.mark.parametrize("dtype, dim, tile", CASES)
+@pytest.mark.thorough
 def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     tmp_path, dtype, dim, tile
 ):
@@ -95,6 +96,7 @@ def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     shutil.which("nvcc") is None, reason="compiling for GPUs needs nvcc, which was not found"
 )
 @pytest.mark.parametrize("dtype, count, dims", HEADS)
+@pytest.mark.thorough
 def test_attention_on_tensor_cores_has_no_stack_with_any_of_its_tiles(tmp_path, dtype, count, dims):
     itemsize = 4 if dtype == "float32" else 2
     for dim in dims:
@@ -125,6 +127,7 @@ def test_attention_on_tensor_cores_has_no_stack_with_any_of_its_tiles(tmp_path, 
         ],
     ],
 )
+@pytest.mark.thorough
 def test_nvrtc_takes_every_source_as_cupy_gives_it(dtype, arch):
     dim, tile = TILES[0]
     for file in PLAIN_FILES:
@@ -139,6 +142,7 @@ def test_nvrtc_takes_every_source_as_cupy_gives_it(dtype, arch):
 @pytest.mark.skipif(library() is None, reason="NVRTC was not found")
 @pytest.mark.parametrize("dtype, count, arch", [("bfloat16", 1, "90"), ("float32", 3, "80")])
 @pytest.mark.parametrize("name", tensor_attention.TILES)
+@pytest.mark.thorough
 def test_nvrtc_takes_attention_on_tensor_cores_and_has_no_stack(name, dtype, count, arch):
     tiles = tensor_attention.candidates(name, 4 if dtype == "float32" else 2, 128)[0]
     macros = options(dtype, **tensor_attention.macros(name, 128, tiles, count))

@@ -117,7 +117,7 @@ def on_fake_device(world_size, work):
         backend.staging = Staging(window_bytes=WINDOW_BYTES, copies=copies)
         return work(backend, copies)
 
-    return run_ranks(world_size, run, timeout=20)
+    return run_ranks(world_size, run, timeout=500)
 
 
 def device(array, dtype="float32"):

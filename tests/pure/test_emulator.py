@@ -74,6 +74,7 @@ def run():
     return run
 
 
+@pytest.mark.thorough
 def test_every_thread_of_the_grid_runs_once(run):
     numpy.testing.assert_array_equal(
         run("scale", numpy.int32(60), 2.0, grid=(2, 3), block=(10,)), NUMBERS * (1 + (NUMBERS < 60))
@@ -94,6 +95,7 @@ def test_barriers_and_shuffles_do_what_they_do_on_a_gpu_in_any_order(run, order)
     )
 
 
+@pytest.mark.thorough
 def test_a_race_shows_as_a_dependence_on_the_order(run):
     assert (
         run("reverse_without_barrier").tobytes()
@@ -105,6 +107,7 @@ def test_shared_memory_that_nobody_wrote_is_nan(run):
     assert numpy.isnan(run("reverse_without_barrier")[:32]).all()
 
 
+@pytest.mark.thorough
 def test_dynamic_shared_memory_is_as_large_as_asked_for(run):
     numpy.testing.assert_array_equal(
         run("turn", numpy.int32(0), shared_mem=256), numpy.roll(NUMBERS, -1)
@@ -149,6 +152,7 @@ def test_what_would_hang_or_be_undefined_is_an_error_and_the_next_launch_works(
     "grid, block",
     [((0,), (1,)), ((1, 70000), (1,)), ((1,), (2048,)), ((1,), (64, 32)), ((1,), (1, 1, 65))],
 )
+@pytest.mark.thorough
 def test_a_grid_that_no_gpu_takes_is_refused(run, grid, block):
     with pytest.raises(EmulationError, match="wanted a grid"):
         run("reverse", grid=grid, block=block)
@@ -161,6 +165,7 @@ def test_a_source_that_does_not_compile_and_a_name_that_is_not_there_are_errors(
         run.module.function("nothing")
 
 
+@pytest.mark.thorough
 def test_macros_come_from_the_options():
     module = EmulatedModule(
         'extern "C" __global__ void f(T* x) { *x = N; }', ("-DT=double", "-DN=7")

@@ -200,7 +200,7 @@ def run(code, folder=".", **environment):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -212,6 +212,7 @@ GELU = (
 )
 
 
+@pytest.mark.thorough
 def test_a_settings_file_of_numba_in_the_working_folder_names_no_folder_of_code(tmp_path):
     pytest.importorskip("yaml")
     (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'theirs'}\n")
@@ -219,6 +220,7 @@ def test_a_settings_file_of_numba_in_the_working_folder_names_no_folder_of_code(
     assert "theirs" not in " ".join(run(code, tmp_path, NUMBA_CACHE_DIR=""))
 
 
+@pytest.mark.thorough
 def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keeps_its_code_there(
     tmp_path,
 ):
@@ -244,6 +246,7 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
     assert (tmp_path / "temporary" / f"shardkit-kernels-{os.getuid()}").is_dir()
 
 
+@pytest.mark.thorough
 def test_without_numba_or_with_it_turned_off_the_plain_twins_compute():
     plain = [reference_activation.__name__, "0.841192"]
     assert (

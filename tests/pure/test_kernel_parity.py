@@ -151,6 +151,7 @@ def test_the_bits_do_not_depend_on_where_in_memory_the_inputs_lie(name):
             assert len(seen) == 1
 
 
+@pytest.mark.thorough
 def test_every_loop_is_compiled_once_for_a_dtype_whatever_the_strides():
     for dtype in ("float32", "float64"):
         for name, line, shape in CASES:

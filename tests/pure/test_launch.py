@@ -208,7 +208,7 @@ def test_the_quota_of_a_real_group_is_found(real_group):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
     )
     assert found.stdout.strip() == "[1.5]", found.stderr
 

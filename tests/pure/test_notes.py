@@ -204,10 +204,11 @@ settle_output()
 
 
 @pytest.mark.parametrize("how", ENDS)
+@pytest.mark.thorough
 def test_a_process_ends_well_wherever_its_output_goes(tmp_path, how):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = ENDS[how].format(python=sys.executable, program=tmp_path / "program.py")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     if how in ("a full disk", "a reader that leaves"):
         assert done.stderr.count("standard output") == 2  # that it fails, and what is lost
@@ -225,7 +226,7 @@ for number in range(5):
 notes.close()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500
     )
     assert done.returncode not in (-signal.SIGXFSZ, 1), done.stderr
     assert (tmp_path / "log").read_text() == "line 0\nline 1\nline 2\n"

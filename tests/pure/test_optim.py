@@ -176,6 +176,7 @@ def test_cosine_and_linear_follow_pytorch(floor):
             scheduler.step()
 
 
+@pytest.mark.thorough
 def test_warmup_stable_decay_falls_in_the_last_part_alone_and_a_longer_run_has_the_same_rates():
     rate = schedules.WarmupStableDecay(2.0, 4, decay_steps=20, floor=0.1, decay_part=0.25)
     assert {rate(step) for step in range(3, 16)} == {2.0}

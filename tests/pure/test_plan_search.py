@@ -39,6 +39,7 @@ def replays(monkeypatch):
     return layouts
 
 
+@pytest.mark.thorough
 def test_few_of_the_layouts_of_a_trillion_parameters_are_replayed(replays):
     found = search(gpt(128, 25600, 160), MIXED, read_cluster("a100-80gb-hdr"), 3072, 3072)
     assert found.considered > 5000 and 16 <= len(replays) <= 100
@@ -49,6 +50,7 @@ def test_few_of_the_layouts_of_a_trillion_parameters_are_replayed(replays):
 
 
 @pytest.mark.parametrize("devices", [512, 16384])
+@pytest.mark.thorough
 def test_a_model_of_126_layers_is_planned_with_pipelines(devices, replays):
     """The sizes of Llama 3 405B (arXiv 2407.21783)."""
     shape = ModelShape(
@@ -214,6 +216,7 @@ def test_recomputation_is_taken_where_nothing_fits_without_it():
     assert not tight.what_would_fit()
 
 
+@pytest.mark.thorough
 def test_where_nothing_fits_it_says_how_far_it_is_and_what_would():
     shape = ModelShape(12, 256, 8, 512, 64)
     found = search(shape, SHARDKIT, small(60e6), 2, 64)

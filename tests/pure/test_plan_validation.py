@@ -113,6 +113,7 @@ def test_every_run_fits_into_the_memory_that_it_had():
         assert point.gigabytes < 80, point.name
 
 
+@pytest.mark.thorough
 def test_the_page_is_what_the_command_writes():
     command = "python benchmarks/published/validation_page.py"
     assert RESIDUALS.read_text(encoding="utf-8") == residuals_text(), command

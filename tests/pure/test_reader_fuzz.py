@@ -55,6 +55,7 @@ def fuzz(folder, names, first, count):
 
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.thorough
 def test_damaged_files_are_read_or_refused_by_name(group, tmp_path):
     names = GROUPS[group]
     for name, outcomes in fuzz(tmp_path / "fuzz", names, SEED, SHARE).items():

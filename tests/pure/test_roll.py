@@ -409,11 +409,12 @@ def test_a_rank_whose_interpreter_is_stuck_in_a_call_is_ended_by_its_warden(
     roll.close()
 
 
+@pytest.mark.thorough
 def test_the_last_words_of_an_interpreter_come_after_all_exit_hooks(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(LAST_WORDS)
     done = subprocess.run(
-        [sys.executable, program, tmp_path], capture_output=True, text=True, timeout=60
+        [sys.executable, program, tmp_path], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 3 and done.stdout == "its exit hooks\n", done.stderr
     roll = Roll(tmp_path)
@@ -455,7 +456,7 @@ def test_a_rank_that_is_stopped_when_mpi_is_finalized_is_ended_by_its_warden(tmp
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
     )
     assert (
         done.returncode == -9

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import shardkit
@@ -51,10 +52,15 @@ DOORS = {
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package
 
 
+@cache
 def files_and_imports():
-    """(path relative to the package, imported module, level of a relative import) for every import
-    of the package.
+    """{(path relative to the package, imported module, level of a relative import)} of the
+    package, sorted.
     """
+    return sorted(set(_files_and_imports()))
+
+
+def _files_and_imports():
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -91,7 +97,7 @@ def test_each_library_has_one_door():
 def test_each_library_is_declared_with_its_lowest_version():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    tools = ("style", "docs")
+    tools = ("style", "docs", "coverage")
     libraries = [extras[name] for name in extras if name not in tools]
     declared = {
         re.match(r"[\w-]+(?=>=\d)", requirement)[0]

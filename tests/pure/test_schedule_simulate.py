@@ -125,7 +125,7 @@ def test_an_empty_program_takes_no_time():
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.timeout(60)
+@pytest.mark.thorough
 def test_a_large_schedule_ends_with_nothing_live_and_little_bubble(name):
     """Within the time limit: work that grows with the square of the actions would need minutes."""
     order = ORDERS[name]

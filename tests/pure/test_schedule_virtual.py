@@ -140,6 +140,7 @@ def test_zb_h1_takes_as_long_as_1f1b_if_there_is_no_weight_gradient_to_put_off()
 
 @given(st.integers(1, 8), st.integers(1, 20))
 @few
+@pytest.mark.thorough
 def test_zb_v_loses_only_the_start_with_the_memory_of_1f1b(p, m):
     """6m seconds of work per rank (two stages of F, B and W) and p-1 until the first activation
     reaches the last rank.

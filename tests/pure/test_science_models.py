@@ -285,6 +285,7 @@ def test_a_spectral_convolution_is_a_product_of_whole_spectra(modes, grid):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thorough
 def test_fifty_steps_are_those_of_pytorch(name):
     make, twin, criterion, batch = CASES[name]
     (x, y), model = batch(), make()

@@ -78,7 +78,7 @@ class Gated(Numbers):
         self.read_twice = threading.Event()
 
     def read(self, numbers):
-        self.gate.wait(60)
+        self.gate.wait(500)
         read = super().read(numbers)
         if self.reads == 2:
             self.read_twice.set()
@@ -92,7 +92,7 @@ def test_one_batch_is_read_while_the_caller_works_and_no_more():
         opens.start()
         ahead.batch(0)
         opens.join()
-        assert samples.read_twice.wait(60), "the next one is read though nobody asks for it"
+        assert samples.read_twice.wait(500), "the next one is read though nobody asks for it"
         waited = ahead.waited_seconds
         ahead.batch(1)
         assert waited > 0.1 and ahead.waited_seconds - waited < waited

@@ -106,6 +106,7 @@ def test_import_paths_are_short(package):
     assert len(package.longest_import_path) <= LONGEST_IMPORT_PATH, package.longest_import_path
 
 
+@pytest.mark.thorough
 def test_a_step_enters_few_files():
     files, engine, functions = structure.step_entries(ROOT)
     assert 0 < files <= MOST_FILES_OF_A_STEP and functions > files

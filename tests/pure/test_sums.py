@@ -46,6 +46,7 @@ def test_a_sum_over_any_dims_keeps_its_digits(shape):
                     assert off(result, expected) < LIMIT
 
 
+@pytest.mark.thorough
 def test_ten_million_numbers_in_a_column_keep_their_digits():
     x = numbers(10_000_000, 1)
     x = numpy.concatenate([x, x], 1)  # two columns: NumPy has no neighbors to pair

@@ -109,6 +109,7 @@ def is_right(dtype, got, wanted):
 
 
 @pytest.mark.parametrize("dtype, shape", CASES)
+@pytest.mark.thorough
 def test_values_are_those_of_the_definition_and_no_order_of_threads_changes_a_bit(
     cupy, dtype, shape
 ):
@@ -238,6 +239,7 @@ SOME_FAULTS = {
     "fault",
     [pytest.param(x, marks=[pytest.mark.sweep] * (x not in SOME_FAULTS)) for x in FAULTS],
 )
+@pytest.mark.thorough
 def test_a_fault_gives_an_error_or_wrong_values_in_some_order(cupy, monkeypatch, fault):
     file, right, wrong = FAULTS[fault]
     text = (launch.FOLDER / file).read_text()
@@ -323,6 +325,7 @@ def emulated(dtype, text):
 
 
 @pytest.mark.parametrize("dtype, k", [("float16", 16), ("bfloat16", 16), ("float32", 8)])
+@pytest.mark.thorough
 def test_a_product_of_a_warp_is_that_of_the_matrices_in_its_fragments(dtype, k):
     rng = numpy.random.default_rng(k)
     a, b, c = [
@@ -353,6 +356,7 @@ def test_matrices_are_turned_and_copies_are_there_when_they_were_waited_for():
         assert (y.tobytes() == wanted.tobytes()) is is_there
 
 
+@pytest.mark.thorough
 def test_addresses_that_matrices_and_copies_cannot_have_are_errors():
     x = numpy.zeros(300, "uint16")
     run = emulated("bfloat16", COPIES).function("turned")

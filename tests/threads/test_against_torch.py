@@ -75,6 +75,7 @@ def our_losses(
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
+@pytest.mark.thorough
 def test_the_losses_of_fifty_steps_are_those_of_torch(style, mesh):
     losses = our_losses(style, mesh)
     wanted = torch_losses(style)

@@ -188,7 +188,6 @@ def check_refused(errors, kinds, odd, words):
     assert re.search(words, text), text
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_a_difference_is_refused_on_all_ranks_before_the_first_step(what, num_ranks, odd, tmp_path):

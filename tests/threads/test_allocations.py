@@ -171,6 +171,7 @@ def test_the_arena_holds_little_more_than_what_is_in_use_at_once(style, monkeypa
     assert most[0] > 30 << 20 and most[0] <= num_bytes < 1.25 * most[0]
 
 
+@pytest.mark.thorough
 def test_a_large_allocation_is_found():
     """The test of the test: one array in one thread, gone at once. Another thread may look while it
     is there, and see it too.

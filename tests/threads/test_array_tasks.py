@@ -94,6 +94,7 @@ def run(settings, num_ranks=1):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough
 def test_a_run_has_the_same_bits_on_every_mesh(case, data, tmp_path):
     folders = []
     for ranks, meshes in MESHES.items():

@@ -350,6 +350,7 @@ def test_a_model_trains_with_it(monkeypatch, mesh):
     numpy.testing.assert_allclose(other_weights, weights, rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_a_model_computes_in_bfloat16_with_it(monkeypatch):
     used = of_numpy()
     monkeypatch.setitem(blas.LIBRARIES, "mkl", lambda: used)

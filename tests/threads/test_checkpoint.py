@@ -42,6 +42,7 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(strategy, tmp_path):
 
 @pytest.mark.parametrize("saved", [("FSDP", 4), ("DDP", 1), ("ZeRO-1", 2)])
 @pytest.mark.parametrize("loaded", [("DDP", 2), ("FSDP", 1), ("ZeRO-2", 4), ("FSDP", 4)])
+@pytest.mark.thorough
 def test_a_checkpoint_goes_on_under_another_strategy_and_number_of_ranks(saved, loaded, tmp_path):
     run(*saved, 2, save=tmp_path)
     assert run(*loaded, 2, load=tmp_path, start=2) == run("DDP", 1, 4)
@@ -77,6 +78,7 @@ def test_the_manifest_describes_the_model_so_that_it_can_be_built_again(tmp_path
     assert model.configuration() == small_gpt().configuration()
 
 
+@pytest.mark.thorough
 def test_older_checkpoints_are_deleted_but_the_last_ones(tmp_path):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 0)
@@ -132,6 +134,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_used(damage, tmp_path):
     run("FSDP", 2, 2, save=tmp_path)
     run("FSDP", 2, 1, load=tmp_path, start=2, save=tmp_path)

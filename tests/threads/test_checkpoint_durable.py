@@ -90,6 +90,7 @@ def names(path):
 
 
 @pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.thorough
 def test_a_full_disk_at_any_moment_is_an_error_on_all_ranks_and_the_checkpoint_before_opens(
     step, tmp_path
 ):
@@ -125,6 +126,7 @@ def save_and_die(folder, step, at):
 
 
 @pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.thorough
 def test_a_process_that_dies_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(step, tmp_path):
     found, at, status = set(), 0, 9
     while status == 9:

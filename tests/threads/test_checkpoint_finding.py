@@ -66,6 +66,7 @@ def found_by_all(path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.thorough
 def test_all_pass_over_a_newest_checkpoint_that_is_damaged(damage, store):
     DAMAGE[damage](store / "step-00000003")
     assert found_by_all(store) == 2
@@ -74,6 +75,7 @@ def test_all_pass_over_a_newest_checkpoint_that_is_damaged(damage, store):
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints"])
+@pytest.mark.thorough
 def test_all_pass_over_a_newest_checkpoint_without_a_manifest_in_a_run_of_one_model(
     place, tmp_path
 ):
@@ -95,11 +97,13 @@ def test_all_pass_over_a_newest_checkpoint_without_a_manifest_in_a_run_of_one_mo
 
 
 @pytest.mark.parametrize("text", ["step-00000001\n", "step-00000009\n", "", None], ids=repr)
+@pytest.mark.thorough
 def test_the_file_that_names_the_newest_is_no_more_than_a_hint(text, store):
     (store / "newest").unlink() if text is None else (store / "newest").write_text(text)
     assert found_by_all(store) == 3
 
 
+@pytest.mark.thorough
 def test_a_run_folder_and_one_checkpoint_are_found_by_all(store, tmp_path):
     assert found_by_all(store / "step-00000002") == 2
     (tmp_path / "run").mkdir()
@@ -135,6 +139,7 @@ def test_one_checkpoint_that_was_asked_for_by_name_is_not_exchanged_for_an_older
             sk.models.GPT.from_checkpoint(path)
 
 
+@pytest.mark.thorough
 def test_what_was_passed_over_is_a_warning_and_is_in_the_refusal_of_an_older_one(store):
     flip_bit(store / "step-00000003" / "rank-00000.h5")
 
@@ -165,6 +170,7 @@ def test_a_newest_checkpoint_of_another_model_is_not_exchanged_for_an_older_one_
     sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_generating_says_what_was_passed_over(store):
     def on_rank(backend):
         config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=1.0))

@@ -137,6 +137,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.thorough
 def test_a_layout_loads_what_others_saved_and_goes_on(saved, name):
     """To the bit where both have no tensor axis, else to rounding. One model loads them all, one
     after the other.
@@ -182,5 +183,6 @@ def check_loading(saved, name, others):
             )
 
 
+@pytest.mark.thorough
 def test_layouts_without_a_tensor_axis_are_one_experiment(saved):
     assert len({(saved[name][1], saved[name][2][0]) for name in EXACT}) == 1

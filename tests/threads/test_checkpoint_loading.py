@@ -71,6 +71,7 @@ def test_columns_of_a_large_box_that_was_written_by_rows_pass_through_a_fixed_wi
     assert max(bytes_read) <= SEGMENT_BYTES
 
 
+@pytest.mark.thorough
 def test_a_load_takes_no_memory_beyond_the_window_whatever_the_size_of_the_tensor(tmp_path):
     whole = numbers(24 << 20)
     checkpoint = Checkpoint(save_boxes(tmp_path, {"model/a": (whole, rows(whole.shape, 2))}))

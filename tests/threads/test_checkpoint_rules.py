@@ -100,6 +100,7 @@ def definition(folder, rule, steps):
 
 @pytest.mark.parametrize("new", RULES)
 @pytest.mark.parametrize("old", RULES)
+@pytest.mark.thorough
 def test_a_checkpoint_goes_on_under_every_rule_as_the_definition_does(old, new, written):
     wanted = definition(written[old], RULES[new], (2, 3))
     strategy, num_ranks = LAYOUTS[(list(RULES).index(old) + list(RULES).index(new)) % len(LAYOUTS)]
@@ -140,6 +141,7 @@ def test_what_changes_is_said_once_with_both_rules(written):
 
 
 @pytest.mark.parametrize("strategy, num_ranks", LAYOUTS)
+@pytest.mark.thorough
 def test_state_that_began_later_is_still_known_after_the_next_checkpoint(
     strategy, num_ranks, written, tmp_path
 ):
@@ -232,6 +234,7 @@ def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written
     )
 
 
+@pytest.mark.thorough
 def test_an_unknown_word_for_only_is_a_value_error_on_all_ranks(written):
     def on_rank(backend):
         model = start("FSDP", backend, sk.SGD())
@@ -292,6 +295,7 @@ class Largest(sk.Adam):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment", "largest")
 
 
+@pytest.mark.thorough
 def test_state_of_two_ages_starts_at_zero_and_both_are_said(written):
     """Largest and AdamW take the same step from zero state, at the same number of the rate."""
 
@@ -323,6 +327,7 @@ def test_state_whose_age_a_rule_cannot_be_told_is_refused_with_what_to_do(writte
     sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_the_rule_and_its_settings_are_in_the_checkpoint(written):
     optimizer = Checkpoint(written["Momentum"] / "step-00000002").manifest["optimizer"]
     assert optimizer == {

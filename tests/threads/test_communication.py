@@ -24,7 +24,7 @@ from shardkit.testing.comm import abort_on_error, ordered_all_reduce
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("promise", PROMISES)
 def test_the_contract_holds_on_threads(promise, num_ranks):
-    run_ranks(num_ranks, PROMISES[promise], timeout=20)
+    run_ranks(num_ranks, PROMISES[promise], timeout=500)
 
 
 @pytest.mark.parametrize("num_ranks", [5, 8])
@@ -33,7 +33,7 @@ def test_ordered_reductions_are_trees_on_more_ranks(num_ranks):
         "ordered_reductions_have_the_bits_of_the_tree_over_ranks-float32",
         "ordered_sum_adds_a_few_numbers_as_a_tree",
     ):
-        run_ranks(num_ranks, PROMISES[name], timeout=20)
+        run_ranks(num_ranks, PROMISES[name], timeout=500)
 
 
 def test_the_order_of_addition_matters_for_the_values_of_these_tests():
@@ -45,6 +45,7 @@ def test_results_come_in_rank_order():
     assert run_ranks(3, lambda backend: backend.rank * 10) == [0, 10, 20]
 
 
+@pytest.mark.thorough
 def test_a_mesh_of_512_ranks_runs_in_one_process():
     def work(backend):
         mesh = Mesh(backend, pipeline=8, tensor=8)
@@ -112,7 +113,7 @@ def test_a_failing_rank_wakes_those_that_wait_for_a_message_or_in_another_group(
         group.barrier()
 
     with pytest.raises(ValueError, match="gone"):
-        run_ranks(4, work, timeout=30)
+        run_ranks(4, work, timeout=500)
 
 
 def test_system_exit_in_a_rank_is_a_failure():
@@ -128,7 +129,7 @@ def test_a_rank_that_returns_early_is_reported_and_does_not_hang_the_others():
     with pytest.raises(
         CommunicationError, match=r"collective #1, all_reduce\(sum, 3 float64\): rank 1 returned"
     ):
-        run_ranks(3, work, timeout=30)
+        run_ranks(3, work, timeout=500)
 
 
 def test_a_rank_that_has_returned_already_is_reported_to_those_that_come_later():
@@ -139,7 +140,7 @@ def test_a_rank_that_has_returned_already_is_reported_to_those_that_come_later()
 
     start = time.monotonic()
     with pytest.raises(CommunicationError, match="barrier: rank 1 returned"):
-        run_ranks(3, work, timeout=30)
+        run_ranks(3, work, timeout=500)
     assert time.monotonic() - start < 30
 
 
@@ -150,7 +151,7 @@ def test_a_receive_from_a_rank_that_returned_is_reported():
         run_ranks(
             2,
             lambda backend: backend.receive(numpy.zeros(4), 1) if backend.rank == 0 else None,
-            timeout=30,
+            timeout=500,
         )
 
 
@@ -211,7 +212,7 @@ def test_different_verbs_at_the_same_number_are_named_on_all_ranks():
 )
 def test_arguments_that_differ_between_ranks_are_found(call):
     with pytest.raises(CommunicationError, match="differs between ranks"):
-        run_ranks(2, call, timeout=20)
+        run_ranks(2, call, timeout=500)
 
 
 def test_pieces_of_all_to_all_that_do_not_fit_are_found():
@@ -319,7 +320,7 @@ def test_backends_of_one_environment_meet_and_others_do_not():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(500)
     assert sums == {("a", 0): 2.0, ("a", 1): 2.0, ("b", 0): 20.0, ("b", 1): 20.0}
 
 

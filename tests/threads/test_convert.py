@@ -259,6 +259,7 @@ def test_older_files_without_a_prefix_and_with_constants_and_a_repeated_head_are
         from_safetensors(folder, tmp_path / "wrong")
 
 
+@pytest.mark.thorough
 def test_memory_is_bounded_by_the_largest_tensor_both_ways(tmp_path):
     largest = 4 * 256 * 1024  # bytes of blocks.*.mlp.up.weight; the whole model has 39 of them
     model = sk.models.GPT(64, 16, width=256, layers=13, heads=4)
@@ -435,6 +436,7 @@ def train_sharded(store, folder):
 
 
 @forms
+@pytest.mark.thorough
 def test_a_converted_model_trains_on_two_stages_and_two_tensor_ranks_and_goes_back(
     form, theirs, tmp_path
 ):
@@ -497,6 +499,7 @@ def hugging_face_model(form):
 
 
 @forms
+@pytest.mark.thorough
 def test_logits_equal_those_of_transformers_and_so_they_do_after_a_sharded_step(form, tmp_path):
     theirs = hugging_face_model(form)
     theirs.save_pretrained(tmp_path / "theirs")

@@ -98,6 +98,7 @@ def save_after_other_ranks_died(model, folder):
 @pytest.mark.parametrize(
     "save", [save_at_once, save_beside, save_a_copy, save_after_other_ranks_died]
 )
+@pytest.mark.thorough
 def test_they_come_back_after_training_and_two_checkpoints_too(save, theirs, tmp_path):
     from_safetensors(theirs, tmp_path / "start")
     shutil.rmtree(theirs)
@@ -206,6 +207,7 @@ def test_a_stored_configuration_that_is_none_is_refused(theirs, tmp_path):
         to_safetensors(tmp_path / "start", tmp_path / "back")
 
 
+@pytest.mark.thorough
 def test_transformers_reads_ids_settings_and_tokenizer_of_a_model_that_was_trained_here(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")

@@ -173,6 +173,7 @@ def test_a_table_that_changes_while_a_run_starts_is_refused(suffix, tmp_path, mo
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.thorough
 def test_a_file_of_validation_rows_that_changed_is_refused_too(suffix, tmp_path):
     path, given = table_of(suffix, tmp_path)
     held = tmp_path / f"held{suffix}"

@@ -139,6 +139,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("name, num_ranks, settings", RUNS)
+@pytest.mark.thorough
 def test_derivatives_train_as_on_one_rank(name, num_ranks, settings):
     losses, prediction = curve(name, num_ranks, **settings)
     wanted, wanted_prediction = serial(name)
@@ -182,6 +183,7 @@ def torch_forces(torch, p):
 
 
 @pytest.mark.parametrize("name, loss", [("poisson", torch_poisson), ("forces", torch_forces)])
+@pytest.mark.thorough
 def test_the_loss_curve_is_that_of_pytorch(name, loss):
     torch = pytest.importorskip("torch")
     parameters = torch_parameters(torch, name)

@@ -48,6 +48,7 @@ def test_the_same_numbers_in_other_files_and_boxes_are_equal(
 
 
 @pytest.mark.parametrize("window", [5, 100, 1 << 18])
+@pytest.mark.thorough
 def test_first_and_largest_differences_are_found_at_their_places(
     original, window, tmp_path, monkeypatch
 ):
@@ -105,6 +106,7 @@ def test_what_is_within_the_tolerance_is_told_beside_what_is_not(original, tmp_p
     assert "1 more tensors differ within it" in text
 
 
+@pytest.mark.thorough
 def test_zeros_of_both_signs_are_equal_and_infinities_of_both_signs_are_not(original, tmp_path):
     zero, minus = (save(tmp_path / str(value), [(NORM, 2, value)]) for value in (0.0, -0.0))
     assert compare(zero, minus).is_equal
@@ -140,6 +142,7 @@ def test_what_a_run_goes_on_from_is_compared_too(changes, name, original):
     )
 
 
+@pytest.mark.thorough
 def test_nan_equals_nan_and_differs_from_every_number(original, tmp_path):
     first = save(tmp_path / "a", [(NORM, 2, numpy.nan), (NORM, 4, numpy.inf)])
     second = save(tmp_path / "b", [(NORM, 2, numpy.nan), (NORM, 4, numpy.inf)])
@@ -231,6 +234,7 @@ def test_memory_is_bounded_by_the_window_and_not_by_the_tensors(tmp_path, monkey
     assert peak < 1 << 18 < 4 * max(parameter.size for parameter in make().parameters()) + 1
 
 
+@pytest.mark.thorough
 def test_tensors_are_listed_with_their_numbers_in_order(tmp_path):
     deep = [(f"blocks.{layer}.mlp_norm.weight", 0, 2.0) for layer in (10, 9, 2)]
     settings = {

@@ -14,7 +14,7 @@ HOST = platform.node()
 def findings_of(num_ranks, **machine):
     """Of rank 0, with NCCL and shared memory between processes as good as they get."""
     with pretended_gpu(**machine), fake_nccl.installed(), fake_ipc.installed():
-        return run_ranks(num_ranks, check_gpus, timeout=20)[0]
+        return run_ranks(num_ranks, check_gpus, timeout=500)[0]
 
 
 def test_each_gpu_is_a_line_with_its_ranks_and_what_may_connect_them(monkeypatch):
@@ -44,6 +44,7 @@ def test_ranks_that_share_a_gpu_are_named_with_what_follows(monkeypatch):
     assert nccl.found == "no: version 2.27.3 wants a GPU for each rank"
 
 
+@pytest.mark.thorough
 def test_many_gpus_do_not_fill_the_screen():
     findings = findings_of(20, num_devices=19)
     gpus = [finding for finding in findings if finding.topic == "GPU"]
@@ -58,7 +59,7 @@ def test_without_cupy_or_a_gpu_one_line_says_so_and_what_is_missing(monkeypatch,
 
     if missing is None:
         monkeypatch.setitem(sys.modules, "cupy", None)
-        findings = run_ranks(2, check_gpus, timeout=20)[0]
+        findings = run_ranks(2, check_gpus, timeout=500)[0]
     else:
         findings = findings_of(2, num_devices=0)
     assert [(finding.level, finding.topic) for finding in findings] == [("ok", "GPU")]
@@ -68,7 +69,7 @@ def test_without_cupy_or_a_gpu_one_line_says_so_and_what_is_missing(monkeypatch,
 def test_without_nccl_or_shared_memory_the_reasons_are_given():
     with pretended_gpu(num_devices=2), fake_ipc.installed(refuses=True):
         findings = {
-            finding.topic: finding.found for finding in run_ranks(2, check_gpus, timeout=20)[0]
+            finding.topic: finding.found for finding in run_ranks(2, check_gpus, timeout=500)[0]
         }
     assert (
         findings["NCCL"].startswith("no: CuPy finds no NCCL")

@@ -103,6 +103,7 @@ def shifted_agreement(masks, length=1 << 15):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thorough
 def test_no_two_masks_agree_more_than_chance_has_it(form):
     """2 layers x 2 calls x 2 micro-batches x 2 ranks x 2 accumulated calls: 496 pairs."""
     samples, tokens, width = 8, 250, 1000  # 10^6 elements in a mask
@@ -260,6 +261,7 @@ def trained(form, pipeline, data, policy, accumulated=False, **settings):
 
 
 @pytest.mark.parametrize("form", ["by sample", "flat"])
+@pytest.mark.thorough
 def test_the_bits_are_the_same_on_every_mesh(form):
     whole = trained(form, 1, 1, "ddp", micro_batches=4)
     for pipeline, data, policy, settings in MESHES:
@@ -267,6 +269,7 @@ def test_the_bits_are_the_same_on_every_mesh(form):
         assert {result[:2] for result in found} == {whole[0][:2]}, (pipeline, data, policy)
 
 
+@pytest.mark.thorough
 def test_accumulated_calls_have_the_bits_of_every_mesh_with_as_many_data_ranks():
     expected = {}
     for pipeline, data, policy, settings in MESHES:
@@ -426,6 +429,7 @@ def test_rows_that_cannot_be_told_apart_are_refused_on_all_ranks(name):
 
 @limits(max_examples=200, deadline=None, derandomize=True)
 @given(st.data())
+@pytest.mark.thorough
 def test_any_cut_of_any_shape_gives_the_parts_of_one_mask_or_is_refused(data):
     """The rows of each sample, wherever they lie, are cut with it; first samples follow on."""
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))

@@ -227,6 +227,7 @@ def unnoticed_calls(monkeypatch, every=1, **case):
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough
 def test_a_step_without_any_one_of_its_calls_is_wrong(case, every, monkeypatch):
     calls, unnoticed = unnoticed_calls(monkeypatch, every, **CASES[case])
     assert len(calls) > 6 and not unnoticed, (
@@ -234,6 +235,7 @@ def test_a_step_without_any_one_of_its_calls_is_wrong(case, every, monkeypatch):
     )
 
 
+@pytest.mark.thorough
 def test_what_an_embedding_alone_gathers_for_its_backward_is_the_only_call_for_nothing(monkeypatch):
     """Rows are looked up, so the gradient of a table needs no table. FSDP gathers all units alike,
     3N (d-1)/d bytes in all; a unit that holds a block besides, as in the cases above, needs it.

@@ -69,6 +69,7 @@ def figures(mesh, kind, batches=None, metrics=None, **settings):
 
 @pytest.mark.parametrize("metrics", [None, {}], ids=["its metrics", "no metrics"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thorough
 def test_figures_do_not_depend_on_ranks_and_batches(kind, metrics):
     rng = numpy.random.default_rng(0)
     loss, of_metrics, samples = figures(MESHES[0], kind, metrics=metrics)
@@ -230,6 +231,7 @@ def importance(mesh, cuts=None, policy="fsdp"):
     return results[0]
 
 
+@pytest.mark.thorough
 def test_importance_is_that_of_all_samples_however_they_are_divided():
     whole = importance((1, 1, 1))
     assert whole["feature_0"] > 0.1

@@ -156,6 +156,7 @@ def test_gradients_and_parameters_of_five_steps_are_those_of_the_serial_run(mesh
 
 
 @pytest.mark.parametrize("form, run", COVERING_FORMS)
+@pytest.mark.thorough
 def test_every_form_of_model_follows_the_serial_run(form, run):
     """Copies of tied weights on other stages, and of key heads on other tensor ranks, have the bits
     of what they copy.

@@ -105,6 +105,7 @@ def is_as(undisturbed, path):
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 @pytest.mark.parametrize("door", DOORS)
+@pytest.mark.thorough
 def test_a_disk_that_is_full_for_a_while_costs_no_step(
     tmp_path, corpus, undisturbed, monkeypatch, capsys, door, is_asynchronous
 ):
@@ -121,6 +122,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step(
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+@pytest.mark.thorough
 def test_what_one_place_does_not_take_goes_to_the_other_and_is_found_there(
     tmp_path, corpus, undisturbed, monkeypatch, capsys, number
 ):

@@ -74,7 +74,7 @@ def refused_on_all_ranks(build, match, ranks=3, odd=2):
         assert build(backend, False).rank == backend.rank
         return str(caught.value)
 
-    texts = sk.run_ranks(ranks, run, timeout=10)
+    texts = sk.run_ranks(ranks, run, timeout=500)
     assert len(set(texts)) == 1 and f"on rank {odd}" in texts[0]
     return texts[0]
 
@@ -181,7 +181,7 @@ def test_what_is_no_model_on_one_rank_is_an_error_on_all():
             )
         return sk.FSDPModel(small_gpt(), sk.ShardingConfiguration(backend)).world_size
 
-    assert sk.run_ranks(2, run, timeout=10) == [2, 2]
+    assert sk.run_ranks(2, run, timeout=500) == [2, 2]
 
 
 # ---- what is passed later ------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_a_rule_a_vector_and_a_learning_rate_that_differ_between_ranks_are_refus
             "^learning_rate is 1.1 on rank 1, but 0.1",
         )
 
-    sk.run_ranks(2, run, timeout=10)
+    sk.run_ranks(2, run, timeout=500)
 
 
 def test_active_features_that_differ_between_ranks_are_refused():
@@ -231,7 +231,7 @@ def test_active_features_that_differ_between_ranks_are_refused():
             model.set_active_feature_indices([0, 1][: 1 + backend.rank])
         return model.get_active_feature_indices()
 
-    assert sk.run_ranks(2, run, timeout=10) == [[0, 1, 2]] * 2
+    assert sk.run_ranks(2, run, timeout=500) == [[0, 1, 2]] * 2
 
 
 def test_an_optimizer_whose_rule_differs_between_ranks_is_refused():
@@ -245,7 +245,7 @@ def test_an_optimizer_whose_rule_differs_between_ranks_is_refused():
             > 0
         )
 
-    sk.run_ranks(2, run, timeout=10)
+    sk.run_ranks(2, run, timeout=500)
 
 
 def test_equal_models_cost_one_short_message_to_compare():

@@ -185,6 +185,7 @@ PURGES = {
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("purge", PURGES)
+@pytest.mark.thorough
 def test_a_folder_that_is_emptied_in_mid_run_heals_with_one_warning(
     folder, capsys, purge, is_async
 ):
@@ -259,7 +260,7 @@ print(refused)
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_two_jobs_that_save_into_one_folder_lose_nothing(tmp_path):
     """Each save is whole, or refused."""
     store = tmp_path / "store"
@@ -268,7 +269,7 @@ def test_two_jobs_that_save_into_one_folder_lose_nothing(tmp_path):
         subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         for n in (1, 2)
     ]
-    refused = [int(job.communicate(timeout=250)[0]) for job in jobs]
+    refused = [int(job.communicate(timeout=500)[0]) for job in jobs]
     assert sum(refused) > 0  # they did meet
     names = sorted(path.name for path in store.iterdir())
     assert names == ["newest", *(f"step-{step:08d}" for step in range(1, 21))]

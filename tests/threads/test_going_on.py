@@ -87,8 +87,8 @@ def trained(folder, num, ranks, settings, mark=""):
     return [int(n) for batch in batches for part in batch for n in part], steps, rates.rates
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(SEQUENCES))
+@pytest.mark.thorough
 def test_each_epoch_reads_each_sample_once_whatever_changes_between_starts(number, tmp_path):
     draw = random.Random(number)
     num = draw.randint(3, 50)

@@ -32,7 +32,7 @@ def on_gpus(num_ranks, work, num_devices):
         machine = stack.enter_context(pretended_gpu(num_devices=num_devices))
         stack.enter_context(fake_nccl.installed())
         opened = stack.enter_context(fake_ipc.installed())
-        results = sk.run_ranks(num_ranks, work, timeout=60)
+        results = sk.run_ranks(num_ranks, work, timeout=500)
         assert not opened
         return (
             results,
@@ -60,6 +60,7 @@ def trained(strategy, transport, **settings):
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
+@pytest.mark.thorough
 def test_the_trained_bits_do_not_depend_on_the_way_and_nccl_and_ipc_leave_the_host_out(strategy):
     runs = {
         transport: on_gpus(2, trained(strategy, transport), 1 if transport == "ipc" else 2)
@@ -81,12 +82,14 @@ def test_the_trained_bits_do_not_depend_on_the_way_and_nccl_and_ipc_leave_the_ho
     )  # deterministic: the tree, not NCCL's order
 
 
+@pytest.mark.thorough
 def test_without_determinism_nccl_adds_in_its_own_order():
     results, _, calls = on_gpus(2, trained("FSDP", "nccl", deterministic=False), 2)
     assert {"reduceScatter", "allGather"} <= calls and results[0][:2] == results[1][:2]
 
 
 @pytest.mark.parametrize("transport", ["nccl", "ipc"])
+@pytest.mark.thorough
 def test_every_axis_at_once_has_the_losses_of_the_staged_way(transport):
     def run(name):
         def work(backend):
@@ -122,6 +125,7 @@ def test_two_ranks_on_one_gpu_and_nccl_are_refused_where_the_model_is_made():
     on_gpus(2, work, 1)
 
 
+@pytest.mark.thorough
 def test_in_checked_mode_arrays_are_staged_since_there_calls_are_compared(monkeypatch):
     monkeypatch.setenv("SHARDKIT_CHECK", "1")
     results, _, calls = on_gpus(2, trained("FSDP", "nccl"), 2)
@@ -134,6 +138,7 @@ def test_numpy_runs_do_not_look_for_gpus():
 
 
 @pytest.mark.parametrize("transport", ["nccl", "ipc"])
+@pytest.mark.thorough
 def test_groups_of_data_ranks_have_the_transport_too(transport):
     """HSDP, 2 x 2: with the bits of staged arrays."""
 

@@ -108,6 +108,7 @@ def test_ranks_write_equal_parts_of_a_checkpoint_and_keep_a_shard_of_their_group
     assert shards[:2] == shards[2:] and sum(shards[:2]) == count
 
 
+@pytest.mark.thorough
 def test_every_group_follows_what_is_written_to_one():
     """Whole vectors, copies and optimizer state reach ranks that do not own them."""
 

@@ -95,6 +95,7 @@ def serial():
 @pytest.mark.parametrize(
     "mesh, policy", [(mesh, POLICIES[turn % 5]) for turn, mesh in enumerate(MESHES)], ids=str
 )
+@pytest.mark.thorough
 def test_five_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, policy):
     """More meshes, and more pairs of policy and schedule, are in test_every_mesh.py."""
     agree(trained(mesh, policy), serial["gpt2"])
@@ -113,6 +114,7 @@ def test_five_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, p
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_every_model_form_follows_the_serial_run_with_and_without_sequence_parallelism(
     serial, form, mesh, sequence_parallel
 ):
@@ -132,10 +134,12 @@ def test_every_model_form_follows_the_serial_run_with_and_without_sequence_paral
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_options_do_not_change_the_result(serial, mesh, settings):
     agree(trained(mesh, **settings), serial["gpt2"])
 
 
+@pytest.mark.thorough
 def test_the_bits_depend_on_the_tensor_size_alone():
     meshes = [(1, 1, 2), (1, 3, 2), (2, 1, 2), (3, 1, 2)]
     bits = {
@@ -149,6 +153,7 @@ def test_the_bits_depend_on_the_tensor_size_alone():
 
 
 @pytest.mark.parametrize("policy", ["ddp", "fsdp"])
+@pytest.mark.thorough
 def test_gradients_with_dropout_are_those_of_the_serial_run(policy):
     agree(
         trained((1, 2, 2), policy, changes={"dropout": 0.2}),
@@ -191,6 +196,7 @@ def test_initial_parameters_are_those_of_the_plain_model_and_can_be_set():
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
     serial, form, saved, loaded, tmp_path
 ):

@@ -88,6 +88,7 @@ def test_lora_trains_as_on_one_rank_and_moves_nothing_else(num_ranks, kind, sett
         assert numpy.array_equal(found[name], start[name]) == ("lora_" not in name), name
 
 
+@pytest.mark.thorough
 def test_the_bits_are_those_of_one_rank_on_data_and_pipeline_meshes():
     wanted, _ = trained(1, "DDP", "float32", micro_batches=8)
     for num_ranks, kind, micro_batches in [(2, "FSDP", 4), (2, "pipeline", 8), (4, "ZeRO-2", 2)]:
@@ -157,6 +158,7 @@ def test_initial_values_depend_on_names_and_the_seed_of_the_model_alone():
     assert abs(values).max() <= 0.25 and values.std() > 0.1  # +-1 / sqrt(16)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_of_the_plain_model_opens_and_one_with_updates_under_any_layout(tmp_path):
     def save(backend):
         config = sk.ShardingConfiguration(backend)

@@ -33,6 +33,7 @@ def tuned(folder, **more):
     return {**data, "model.start": str(folder / "base"), **LORA, **more}
 
 
+@pytest.mark.thorough
 def test_the_bits_are_those_of_one_rank_and_a_stopped_run_goes_on_elsewhere(folder):
     whole = run(folder, "whole", tuned(folder))
     mesh = {"mesh.pipeline": 2}

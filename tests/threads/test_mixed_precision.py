@@ -131,6 +131,7 @@ def learned(compute_dtype):
 
 
 @EVERY_HALF
+@pytest.mark.thorough
 def test_a_gpt_learns_as_well_as_in_float32(half):
     """From a loss of 4.1 to one below 1."""
     (found, skipped), (right, _) = learned(half), learned(None)
@@ -174,6 +175,7 @@ def bits(run, half, tied=False, num_micro_batches=8):
 
 @EVERY_HALF
 @pytest.mark.parametrize("tensor", RUNS)
+@pytest.mark.thorough
 def test_bits_depend_on_the_tensor_size_alone(half, tensor):
     """Half of the runs in each format; the first of a row is in both."""
     first, *others = RUNS[tensor]
@@ -182,6 +184,7 @@ def test_bits_depend_on_the_tensor_size_alone(half, tensor):
 
 
 @pytest.mark.parametrize("half", [BFLOAT16])
+@pytest.mark.thorough
 def test_bits_of_tied_weights_are_those_of_one_rank(half):
     assert len({bits(run, half, tied=True) for run in (RUNS[1][0], RUNS[1][1], RUNS[1][3])}) == 1
 
@@ -406,6 +409,7 @@ def test_given_gradients_that_are_infinite_halve_the_scale_too():
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_float16_run_goes_on_to_the_same_bits_and_the_same_scale(tmp_path):
     """Two steps overflow before the save, and the scale doubles after it, three good steps from
     when it last changed.

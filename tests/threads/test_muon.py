@@ -82,6 +82,7 @@ def by_pytorch(monkeypatch, adjust, nesterov, steps=3):
 @pytest.mark.parametrize(
     "adjust, nesterov", [(None, True), ("original", False), ("match_rms_adamw", True)]
 )
+@pytest.mark.thorough
 def test_muon_beside_adamw_is_that_of_pytorch(adjust, nesterov, monkeypatch):
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("PyTorch is older than 2.9")
@@ -123,6 +124,7 @@ def test_a_rank_keeps_the_state_of_each_rule_for_its_own_parameters_alone():
     assert num_bytes < 8 * 2 * sum(sizes.values())
 
 
+@pytest.mark.thorough
 def test_it_goes_on_under_every_layout_with_averages_and_frozen_parameters(tmp_path):
     rule = sk.EMA(sk.Muon(**MUON), decay=0.5)
     own = {"rule": rule, "frozen": ("blocks.0.*",)}

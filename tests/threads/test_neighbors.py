@@ -90,6 +90,7 @@ OTHERS = ("ddp", "zero1", "zero2", "hsdp")
     [("fsdp", *death) for death in DEATHS]
     + [(OTHERS[(turn + 1) % 4], *death) for turn, death in enumerate(DEATHS)],
 )
+@pytest.mark.thorough
 def test_those_who_live_have_the_state_of_the_last_step_and_go_on_with_the_same_bits(
     policy, num_ranks, dead, num_left, pipeline, tensor
 ):
@@ -130,6 +131,7 @@ def survive_three(backend, dead, policy, num_left):
 
 
 @pytest.mark.parametrize("lag", [{0}, {2}, {0, 3}])
+@pytest.mark.thorough
 def test_a_step_that_did_not_reach_all_neighbors_is_the_one_that_is_lost(lag):
     whole = uninterrupted(2, "fsdp")
     found = sk.run_ranks(4, lambda backend: survive(backend, {1}, "fsdp", 1, 1, 2, lag=lag))
@@ -139,6 +141,7 @@ def test_a_step_that_did_not_reach_all_neighbors_is_the_one_that_is_lost(lag):
 
 
 @pytest.mark.parametrize("dead", [{1, 2}, {0, 3}, {1, 2, 3}])
+@pytest.mark.thorough
 def test_neighbors_that_go_together_take_their_state_with_them(dead):
     found = sk.run_ranks(4, lambda backend: survive(backend, dead, "fsdp", 1, 1, 1))
     assert all(result == (None, None) for rank, result in enumerate(found) if rank not in dead)
@@ -191,6 +194,7 @@ def test_whatever_is_held_somewhere_arrives_where_it_is_wanted(seed, num_ranks):
 
 
 @pytest.mark.parametrize("stored", [{}, {"epoch": 2, "sample": 3, "samples": 5, "next_step": 3}])
+@pytest.mark.thorough
 def test_a_rank_that_joins_knows_where_the_data_of_the_run_went_on(stored, tmp_path):
     def run(backend):
         first = model_on(backend, "fsdp")

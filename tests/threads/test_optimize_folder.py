@@ -56,6 +56,7 @@ def optimized(num_ranks, *, stop_after=None, given=None, auto=True, **arguments)
 
 
 @pytest.mark.parametrize("auto", [True, False])
+@pytest.mark.thorough
 def test_a_stopped_run_goes_on_to_the_bits_of_an_uninterrupted_one(tmp_path, auto):
     (whole,) = set(optimized(2, auto=auto))
     for stop_after in (4, 2, 3):  # in epoch 1, at epoch 2, before the last

@@ -197,6 +197,7 @@ def are_equal(first, second):
     return compare(*found, tolerance=0.0).is_equal
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_in_mid_epoch_on_other_meshes_with_equal_bits(file, capsys):
     whole = given(file, f"--run.folder={file.parent / 'whole'}").settings()
     result = run(whole, 1)

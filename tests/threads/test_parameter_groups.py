@@ -86,6 +86,7 @@ def _decay(name, settings):
 
 @pytest.mark.parametrize("strategy", MAKERS)
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thorough
 def test_groups_are_those_of_pytorch_under_every_policy(name, strategy):
     rule, settings = RULES[name]
     maker, num_data = MAKERS[strategy]
@@ -99,6 +100,7 @@ def test_groups_are_those_of_pytorch_under_every_policy(name, strategy):
     numpy.testing.assert_array_equal(found, serial)
 
 
+@pytest.mark.thorough
 def test_groups_go_with_averages_frozen_parameters_and_checkpoints(tmp_path):
     rule = sk.EMA(sk.AdamW(lr=1e-2, weight_decay=0.3), decay=0.5)
     groups = GROUPS[:2]

@@ -157,6 +157,7 @@ PEAK_LAYOUTS = [
     + [(layout, "llama") for layout in PEAK_LAYOUTS[::3]],
     ids=str,
 )
+@pytest.mark.thorough
 def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
     """With activations, to 12%: their arena grows in large steps."""
     shape = ModelShape(4, 256, 4, 256, 128, style=style)

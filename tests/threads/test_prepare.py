@@ -62,6 +62,7 @@ def prepared(num_ranks, output, paths, tokenizer="bytes", **more):
     return run_ranks(num_ranks, lambda backend: prepare_tokens(backend, preparation))[0]
 
 
+@pytest.mark.thorough
 def test_the_file_is_the_same_for_any_number_of_ranks_and_holds_the_documents(tmp_path, corpus):
     paths, documents = corpus
     contents = set()
@@ -112,6 +113,7 @@ def vocabulary(tmp_path, corpus):
     return tmp_path / "of" / "tokenizer.json"
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_is_trained_once_and_its_file_is_that_of_the_tokenizer(
     tmp_path, corpus, vocabulary
 ):
@@ -193,7 +195,7 @@ def test_the_first_error_of_the_corpus_is_the_one_that_is_raised(tmp_path, monke
         try:
             return encode(*block)
         except CorpusError:
-            meeting.wait(20)  # the other rank finds its error too
+            meeting.wait(500)  # the other rank finds its error too
             raise
 
     monkeypatch.setattr(work, "encode_block", fail_together)

@@ -128,6 +128,7 @@ def test_a_folder_predicts_on_a_mesh_what_transformers_does_and_goes_back_after_
 
 
 @families
+@pytest.mark.thorough
 def test_text_from_the_cache_is_that_of_transformers(family, tmp_path):
     theirs = theirs_of(family)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -140,6 +141,7 @@ def test_text_from_the_cache_is_that_of_transformers(family, tmp_path):
     numpy.testing.assert_array_equal(text, wanted[0, 4:].numpy())
 
 
+@pytest.mark.thorough
 def test_half_floats_in_several_files_are_read_box_by_box_on_three_ranks(tmp_path):
     theirs = theirs_of("smollm")
     half = type(theirs)(theirs.config)

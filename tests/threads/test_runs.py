@@ -405,6 +405,7 @@ def test_what_else_changes_the_bits_is_said_too(settings, num_ranks, words):
         (2, {"parallel.shard_ranks": 1}, 3, 1),
     ],
 )
+@pytest.mark.thorough
 def test_a_run_in_groups_is_evaluated_in_its_groups_or_as_one(
     folder, groups, given, num_ranks, sharing
 ):
@@ -427,6 +428,7 @@ def test_a_run_in_groups_is_evaluated_in_its_groups_or_as_one(
     assert found == sharing and figures == measure(groups, {})[0]
 
 
+@pytest.mark.thorough
 def test_a_run_of_text_is_evaluated_on_other_text_alike_on_any_number_of_ranks(folder):
     run(settings_of(folder))
 

@@ -88,6 +88,7 @@ def covering_runs(tensor, family):
 
 
 @pytest.mark.parametrize("tensor, family", SIZES)
+@pytest.mark.thorough
 def test_the_bits_depend_on_the_tensor_size_alone(tensor, family):
     found = {
         bits(*run, family, ORDERS[turn % 2])
@@ -211,11 +212,13 @@ def _trained(settings, num_ranks, steps):
 
 
 @pytest.mark.parametrize("name, value, both", KEEP_THE_BITS, ids=str)
+@pytest.mark.thorough
 def test_settings_of_the_work_shared_keep_the_bits(name, value, both):
     assert bits_of_run(both, {f"parallel.{name}": value}) == bits_of_run(both)
 
 
 @pytest.mark.parametrize("name, value, both", CHANGE_THE_BITS, ids=str)
+@pytest.mark.thorough
 def test_what_is_said_to_change_the_bits_does(name, value, both):
     assert bits_of_run(both, {f"parallel.{name}": value}) != bits_of_run(both)
     assert name in Parallel.__doc__, "and the page says so"
@@ -230,6 +233,7 @@ def test_every_setting_of_the_work_shared_keeps_the_bits_or_is_said_to_change_th
 
 
 @pytest.mark.parametrize("group_size", [1, 1000, 3000])
+@pytest.mark.thorough
 def test_without_tied_weights_and_clipping_the_size_of_units_keeps_the_bits(group_size):
     unclipped = {"optimizer.max_gradient_norm": 0.0, "model.dtype": "float64"}
     assert bits_of_run(
@@ -237,6 +241,7 @@ def test_without_tied_weights_and_clipping_the_size_of_units_keeps_the_bits(grou
     ) == bits_of_run(unclipped, {"parallel.minimum_parameter_group_size": 100_000})
 
 
+@pytest.mark.thorough
 def test_sequence_parallelism_has_bits_of_its_own_on_any_mesh_of_its_tensor_size():
     tensor, sequence = {"mesh.tensor": 2}, {"mesh.tensor": 2, "parallel.sequence_parallel": True}
     ours = {

@@ -119,6 +119,7 @@ def trained(name, dtype, policy, num_ranks, pipeline):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thorough
 def test_the_losses_and_parameters_are_those_of_one_rank(name, dtype):
     losses, weights = trained(name, dtype, "ddp", 1, 1)
     assert losses[-1] < losses[0]

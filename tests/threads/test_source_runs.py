@@ -53,6 +53,7 @@ def are_equal(first, second):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.thorough
 def test_the_bits_are_those_of_one_rank_on_every_mesh(tmp_path, name):
     path = write_documents(tmp_path / "files", name, documents())
     data = {"data.path": [str(path)], "data.mask_documents": True}
@@ -62,6 +63,7 @@ def test_the_bits_are_those_of_one_rank_on_every_mesh(tmp_path, name):
         assert are_equal(alone, run(tmp_path, f"{num_ranks}-{stages}", mesh, num_ranks=num_ranks))
 
 
+@pytest.mark.thorough
 def test_a_mixture_stopped_in_an_epoch_goes_on_on_another_mesh_as_if_it_had_not(tmp_path):
     paths = [
         write_documents(tmp_path / "a", "megatron", documents(60)),

@@ -178,6 +178,7 @@ def metric_of(kind):
 STAGES = {"mesh__pipeline": 2, "parallel__minimum_parameter_group_size": 1}
 
 
+@pytest.mark.thorough
 def test_figures_and_the_file_of_predictions_are_the_same_for_any_number_of_ranks(folder):
     run(settings_of(folder, data__kind="multiclass", data__target=["three"]))
     meshes = {"one": (1, {}), "three": (3, {}), "four": (4, {}), "stages": (2, STAGES)}
@@ -213,6 +214,7 @@ def test_a_kill_among_the_predictions_leaves_no_half_file_and_the_next_run_write
 
 
 @pytest.mark.parametrize("num_ranks, mesh", [(2, {}), (3, {**STAGES, "mesh__pipeline": 3})])
+@pytest.mark.thorough
 def test_a_run_that_stopped_in_an_epoch_goes_on_with_the_same_bits(num_ranks, mesh, folder):
     deep = {"model__hidden": [8, 8], "parallel__minimum_parameter_group_size": 1}
     run(settings_of(folder, run__folder=str(folder / "whole"), **deep))
@@ -339,6 +341,7 @@ def test_a_wrong_row_that_any_rank_finds_stops_the_run_before_it_is_there(folder
         assert not (folder / "run" / "data").exists()
 
 
+@pytest.mark.thorough
 def test_epochs_are_as_many_steps_as_their_samples_take(folder, capsys):
     """183 rows in batches of 16: 1.5 epochs end in the 18th step."""
     given = {name: value for name, value in SMALL.items() if name != "run.steps"}

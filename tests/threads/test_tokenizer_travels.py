@@ -29,6 +29,7 @@ def run(num_ranks, folder, *, resume=False, **changes):
     return run_ranks(num_ranks, lambda backend: train_run(settings, backend, resume=resume))[0]
 
 
+@pytest.mark.thorough
 def test_the_tokenizer_travels_and_the_model_speaks_text_again(tmp_path, capsys):
     path = tokens_of(tmp_path / "corpus", "the cat sat on the mat, and the dog sat too.\n")
     wanted = (tmp_path / "corpus/tokenizer.json").read_bytes()

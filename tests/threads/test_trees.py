@@ -511,6 +511,7 @@ class Fields(sk.Task):
 """
 
 
+@pytest.mark.thorough
 def test_a_task_of_its_own_may_have_trees(tmp_path):
     """The command trains it in a pipeline, evaluates, and writes each leaf of its predictions."""
     file = tmp_path / "own_fields.py"

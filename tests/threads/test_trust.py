@@ -200,7 +200,6 @@ def test_looking_up_a_name_runs_no_getattr_no_property_and_no_metaclass(monkeypa
     assert not called
 
 
-@pytest.mark.timeout(60)
 def test_sizes_that_a_file_invents_end_early(monkeypatch):
     def run(backend):
         config = sk.ShardingConfiguration(backend, loss=nn.MeanSquaredError())
@@ -344,7 +343,7 @@ def test_a_training_of_a_script_goes_on_with_its_own_task_and_imports_none(run_f
 # ---- commands ------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder):
     folder, file, mark = run_folder
     names_task(folder, f"{file}:Mine")
@@ -375,7 +374,7 @@ def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder):
 
 def command_of(command, words):
     program = [sys.executable, "-P", "-m", "shardkit", *command.split(), *map(str, words)]
-    return subprocess.run(program, capture_output=True, text=True, timeout=100)
+    return subprocess.run(program, capture_output=True, text=True, timeout=500)
 
 
 def test_ranks_that_are_threads_get_the_whole_of_a_file(tmp_path):

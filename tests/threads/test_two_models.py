@@ -13,6 +13,7 @@ import shardkit as sk
         " and ".join(str(one["mesh"]) for one in value) if isinstance(value, tuple) else None
     ),
 )
+@pytest.mark.thorough
 def test_each_of_two_models_in_one_job_has_the_bits_of_its_own_run(num_ranks, pair):
     alone = [sk.run_ranks(num_ranks, lambda backend: trained_alone(backend, one)) for one in pair]
     together = sk.run_ranks(num_ranks, lambda backend: trained_in_turn(backend, *pair))

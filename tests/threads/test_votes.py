@@ -100,6 +100,7 @@ def test_a_skipped_step_is_for_the_rule_as_if_it_had_not_been():
     assert (spoilt == without).all()
 
 
+@pytest.mark.thorough
 def test_skipped_steps_are_remembered_in_a_checkpoint(tmp_path):
     def run(backend):
         model = make(backend, "FSDP", "infinite gradient")
@@ -130,6 +131,7 @@ def test_skips_in_a_row_begin_anew_after_a_good_step():
 
 
 @pytest.mark.parametrize("pipeline, tensor", [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.thorough
 def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, tensor):
     def run(backend, rank, clip):
         model = sk.models.GPT(64, 12, width=16, layers=2, heads=2)

@@ -94,7 +94,7 @@ def test_512_ranks_tile_every_parameter_once_and_take_the_step_of_one_rank():
             training_state_of(model).shapes(),
         )
 
-    results = sk.run_ranks(512, run, timeout=110)
+    results = sk.run_ranks(512, run, timeout=500)
     before, after, losses, texts, coordinates, shapes = zip(*results)
 
     serial = trained((1, 1, 1), steps=1, model=lambda: gpt(layers))

@@ -47,7 +47,7 @@ def test_a_setting_that_is_wrong_is_refused_on_all_ranks(name, num_ranks, where)
         assert numpy.isfinite(again.train(*batch()))
         return told
 
-    check_told(sk.run_ranks(num_ranks, run, timeout=20), words, where, num_ranks)
+    check_told(sk.run_ranks(num_ranks, run, timeout=500), words, where, num_ranks)
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -65,7 +65,7 @@ def test_a_call_that_is_wrong_is_refused_on_all_ranks_and_changes_nothing(name, 
         assert numpy.isfinite(model.train(*batch()))
         return told
 
-    check_told(sk.run_ranks(num_ranks, run, timeout=20), words, where, num_ranks)
+    check_told(sk.run_ranks(num_ranks, run, timeout=500), words, where, num_ranks)
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -82,7 +82,7 @@ def test_what_cannot_be_generated_is_refused_on_all_ranks(name, where):
 
         return refused(backend, generate, where)
 
-    check_told(sk.run_ranks(2, run, timeout=20), words, where, 2)
+    check_told(sk.run_ranks(2, run, timeout=500), words, where, 2)
 
 
 @pytest.mark.parametrize("odd", [0, 2])
@@ -99,7 +99,7 @@ def test_an_argument_that_is_another_on_one_rank_is_named_with_values_and_ranks(
         assert model.serialize() == before
         return str(caught.value)
 
-    told = sk.run_ranks(3, run, timeout=20)
+    told = sk.run_ranks(3, run, timeout=500)
     assert len(set(told)) == 1 and words.format(odd=odd) in told[0]
     assert f"rank {odd}" in told[0]
 
@@ -140,7 +140,7 @@ def test_a_run_whose_settings_are_wrong_is_refused_on_all_ranks(name, where, tmp
         assert not (tmp_path / "run" / "checkpoints").exists()
         return told
 
-    check_told(sk.run_ranks(2, run, timeout=20), words, where, 2)
+    check_told(sk.run_ranks(2, run, timeout=500), words, where, 2)
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -153,7 +153,7 @@ def test_a_run_whose_data_are_none_is_refused_on_all_ranks(data, where, tmp_path
             where,
         )
 
-    check_told(sk.run_ranks(2, run, timeout=20), "", where, 2)
+    check_told(sk.run_ranks(2, run, timeout=500), "", where, 2)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_settings_of_a_run_that_differ_are_named_before_its_first_step(name, her
             train(backend, tmp_path / "run", {name: there if backend.rank == 1 else here})
         return str(caught.value)
 
-    first, second, third = sk.run_ranks(3, run, timeout=20)
+    first, second, third = sk.run_ranks(3, run, timeout=500)
     assert first == second == third
     assert f"{name} is {there!r} on rank 1, but {here!r} on rank 0, 2; start all" in first
 
@@ -182,5 +182,5 @@ def test_a_run_in_another_folder_is_named(tmp_path):
         with pytest.raises(sk.ShardingError, match="run.folder is .* on rank 1, but"):
             train(backend, tmp_path / f"run{backend.rank}", {})
 
-    sk.run_ranks(2, run, timeout=20)
+    sk.run_ranks(2, run, timeout=500)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,124 @@
+"""The quick tests: what `pytest` leaves out, and that every value of every parameter is kept."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from quick import each_choice
+
+from shardkit.environment import environment_without_launcher
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("one", range(4))
+@pytest.mark.parametrize("other", "abc")
+def test_of_products(one, other):
+    pass
+
+def test_of_one_case():
+    pass
+
+@pytest.mark.thorough
+def test_that_takes_long():
+    pass
+
+@pytest.mark.parametrize("case", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_of_a_long_case(case):
+    pass
+"""
+QUICK, ALL = 4 + 1 + 1, 12 + 1 + 1 + 2  # of TESTS
+
+
+class Case(SimpleNamespace):
+    """A test with these parameters, as pytest collects it."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def cases_of(name, parameters):
+    return [
+        Case(path="file", cls=None, name=name, originalname=name, callspec=Case(params=params))
+        for params in parameters
+    ]
+
+
+values = st.dictionaries(st.sampled_from("abc"), st.integers(0, 4), min_size=3, max_size=3)
+
+
+@given(st.lists(values, min_size=1, max_size=30))
+def test_each_value_that_occurs_occurs_in_a_chosen_case(parameters):
+    cases = cases_of("test", parameters)
+    chosen = each_choice(cases)
+    found, wanted = (
+        {pair for case in some for pair in case.callspec.params.items()} for some in (chosen, cases)
+    )
+    assert found == wanted and len(chosen) <= len(wanted)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+def test_of_a_product_as_many_cases_are_chosen_as_the_longest_parameter_has_values(lengths):
+    product = itertools.product(*map(range, lengths))
+    cases = cases_of("test", [dict(zip("abc", numbers, strict=False)) for numbers in product])
+    assert len(each_choice(cases)) == max(lengths)
+
+
+def test_two_tests_do_not_stand_for_each_other():
+    cases = cases_of("one", [{"a": 1}]) + cases_of("other", [{"a": 1}])
+    assert len(each_choice(cases)) == 2
+
+
+def test_values_that_are_equal_are_one_and_arrays_are_themselves():
+    array = [1]
+    assert len(each_choice(cases_of("test", [{"a": 1}, {"a": 1}, {"a": True}]))) == 2
+    assert len(each_choice(cases_of("test", [{"a": array}, {"a": array}, {"a": [1]}]))) == 2
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "tests/pure").mkdir(parents=True)
+    (folder / "tests/e2e").mkdir()
+    for name in ("setup.cfg", *(f"tests/{name}.py" for name in ("conftest", "mpi_run", "quick"))):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "tests/pure/test_some.py").write_text(TESTS)
+    (folder / "tests/e2e/test_job.py").write_text("def test_of_a_job():\n    pass\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments, num_run, num_left_out",
+    [
+        ([], QUICK, ALL + 1 - QUICK),
+        (["-n", "1"], QUICK, ALL + 1 - QUICK),
+        (["--all"], ALL + 1, 0),
+        (["tests/pure"], QUICK, ALL - QUICK),
+        (["tests/e2e"], 0, 1),
+        (["tests/pure/test_some.py"], ALL, 0),
+        (["tests/pure/test_some.py::test_of_products", "tests/e2e"], 12, 1),
+        (["-k", "products or job"], 4, 9),
+        (["--all", "-m", "thorough"], 2, 0),
+    ],
+)
+def test_pytest_runs_the_quick_tests_and_says_how_many_it_left_out(
+    project, arguments, num_run, num_left_out
+):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--color=no", *arguments],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**environment_without_launcher(), "PYTHONPATH": str(ROOT)},
+    )
+    assert (f"{num_run} passed" in done.stdout) == (num_run > 0), done.stdout + done.stderr
+    line = f"{num_left_out} thorough tests were left out: --all runs them too"
+    assert (line in done.stdout) == (num_left_out > 0), done.stdout
