@@ -23,7 +23,7 @@ from shardkit.comm.node.channel import CALLS_BEFORE_OPENING, SMALL_BYTES
 pytestmark = pytest.mark.mpi(min_size=2)
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 DTYPES = ("float64", "float32", "float16", "int32", "int64", "uint8", "int16")
-SIZES = (0, 1, 5, 2047, 40_000, 700_001)
+SIZES = (0, 1, 5, 2047, 40_000, 100_003)  # from less than a line to a dozen blocks and more
 
 
 @pytest.fixture
