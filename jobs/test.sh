@@ -9,17 +9,17 @@
 # second serves those that start jobs under both. These two have the versions of constraints.txt; the third has the lowest that
 # pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
-# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (default 2) processes share the
-# tests that are no MPI job themselves.
+# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS processes share the tests that are
+# no MPI job themselves: 2, and 3 with --all, where many wait for a job.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV=${VENV:-.venv-test}
 PYTHON=${PYTHON:-python3}
-all='' measured=''
+all="" measured="" workers=2
 for option in "$@"; do
     case $option in
-        --all) all=--all ;;
+        --all) all=--all workers=3 ;;
         --coverage) measured=yes ;;
         *) echo "jobs/test.sh takes --all and --coverage, not $option" >&2; exit 2 ;;
     esac
@@ -70,7 +70,7 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
     fi
 
     stage "all but the MPI jobs"
-    "${pytest[@]}" -q -n "${WORKERS:-2}" $all
+    "${pytest[@]}" -q -n "${WORKERS:-$workers}" $all
 
     stage "MPI on 1 rank"
     "$root/bin/mpiexec" -n 1 "${pytest[@]}" -q --only-mpi tests/mpi $all

@@ -53,7 +53,6 @@ TRIES = 3  # of a job that SLURM may warn before the first line of its script
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-    pytest.mark.timeout(300),
     pytest.mark.xdist_group("slurm"),
 ]
 

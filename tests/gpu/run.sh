@@ -29,7 +29,7 @@ else:
 END
 
 echo "== one process"
-"$python" -m pytest "${options[@]}" tests/gpu "$@" || status=$?
+"$python" -m pytest "${options[@]}" --all tests/gpu "$@" || status=$?
 
 mpiexec=${MPIEXEC:-$(dirname "$python")/mpiexec}
 [ -x "$mpiexec" ] || mpiexec=$(command -v mpiexec || true)

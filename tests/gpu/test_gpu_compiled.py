@@ -78,6 +78,7 @@ def reason_of_refusal(mesh, settings, **rest):
     ],
     ids=str,
 )
+@pytest.mark.thorough
 def test_replayed_steps_have_the_bits_of_plain_ones(gpu, mesh, settings):
     check_same_bits(mesh, settings)
 

@@ -233,6 +233,7 @@ def test_heads_are_turned_and_their_gradients_written_where_they_belong(gpu, cup
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
+@pytest.mark.thorough
 def test_kernels_read_heads_where_the_product_left_them(gpu, monkeypatch, style, dtype):
     """Heads of 12 numbers, so that some begin where 16 bytes do not."""
 
@@ -362,6 +363,7 @@ def relative(got, wanted):
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thorough
 def test_every_policy_and_schedule_multiplies_once(gpu, uses, in_memory, run, name):
     mesh, policy, schedule, settings = RUNS[run]
     check_run(mesh, policy, schedule, name, **settings)
@@ -391,6 +393,7 @@ def wholly_frozen(model):
 @pytest.mark.parametrize(
     "change, found", [(adapted, set()), (partly_frozen, {None}), (wholly_frozen, {3})]
 )
+@pytest.mark.thorough
 def test_frozen_and_adapted_layers_follow_the_cpu(gpu, uses, change, found):
     def parameters_on(device):
         def on_rank(backend):
@@ -406,6 +409,7 @@ def test_frozen_and_adapted_layers_follow_the_cpu(gpu, uses, change, found):
     assert set(uses) == found
 
 
+@pytest.mark.thorough
 def test_layers_that_x_enters_one_by_one_follow_the_cpu(gpu, uses):
     """Each sums its gradient of x over the tensor ranks by itself."""
     styles = {"query": "column", "key": "column", "value": "column", "output": "row"}

@@ -60,6 +60,7 @@ def test_gradients_and_parameters_are_those_of_the_serial_run(backend, mesh, pol
 
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.thorough
 def test_each_of_two_hybrid_models_in_one_job_has_the_bits_of_its_own_run(backend, number):
     if backend.world_size not in PAIRS:
         pytest.skip("pairs are of 4 or 8 ranks")

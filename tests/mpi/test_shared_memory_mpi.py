@@ -24,7 +24,7 @@ from shardkit.testing.parallel import units_of
 pytestmark = pytest.mark.mpi(min_size=2)
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 DTYPES = ("float64", "float32", "float16", "int32", "int64", "uint8", "int16")
-SIZES = (0, 1, 5, 2047, 40_000, 700_001)
+SIZES = (0, 1, 5, 2047, 40_000, 100_003)  # from less than a line to a dozen blocks and more
 
 
 @pytest.fixture
@@ -114,6 +114,7 @@ def verbs(backend, size, dtype, where):
 
 @pytest.mark.parametrize("where", ["heap", "private", "mixed"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.thorough
 def test_every_verb_leaves_what_mpi_leaves(node, dtype, where):
     differ = []
     for size in SIZES:
@@ -260,6 +261,7 @@ def test_the_contract_holds_on_two_nodes(two_nodes, promise):
 
 @pytest.mark.parametrize("size", [1, 7, 40_000, 1_500_001])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.thorough
 def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
     """The same bits as one node, and as numpy; every verb on equal and on other parts."""
     n = two_nodes.world_size

@@ -320,14 +320,14 @@ def test_a_sparse_file_of_2_gb_starts_as_fast_as_a_small_one_and_stays_on_disk(t
     seconds = []
     before = resident_bytes()
     for path in (small, large):
-        began = time.perf_counter()
+        began = time.process_time()  # of this process: a busy machine adds none
         data = prepared(path.parent, path=[str(path)], token_dtype="uint16")
         data.check_tokens(256)
         samples = data.samples("training", 64, 256)
         x, _ = samples.read(numpy.arange(4096) * len(samples) // 4096)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert len(samples) > 15 * 10**6 and not x.any()
-    assert seconds[1] - seconds[0] < 2.0
+    assert seconds[1] - seconds[0] < 1.0
     assert resident_bytes() - before < 100 << 20  # pages of a map would be there
 
 

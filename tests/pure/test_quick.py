@@ -1,6 +1,10 @@
-"""The quick tests: what `pytest` leaves out, and that every value of every parameter is kept."""
+"""The quick tests: what `pytest` leaves out, and that every value of every parameter is kept; and
+the limits in time, which are for hangs.
+"""
 
+import configparser
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -122,3 +126,16 @@ def test_pytest_runs_the_quick_tests_and_says_how_many_it_left_out(
     assert (f"{num_run} passed" in done.stdout) == (num_run > 0), done.stdout + done.stderr
     line = f"{num_left_out} thorough tests were left out: --all runs them too"
     assert (line in done.stdout) == (num_left_out > 0), done.stdout
+
+
+def test_no_test_has_less_time_than_all_have():
+    """A limit that a busy machine meets fails a test that is right."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    usual = settings.getint("tool:pytest", "timeout")
+    limits = [
+        (path.name, int(seconds))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for seconds in re.findall(r"mark\.timeout\((\d+)[,)]", path.read_text())
+    ]
+    assert usual >= 600 and limits and not [limit for limit in limits if limit[1] < usual]

