@@ -11,7 +11,8 @@ from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, mpi_of, python_of, words_of_sh
 
 from shardkit.comm import run_ranks
 from shardkit.doctor import Finding, as_json, as_text, exit_code
-from shardkit.doctor.files import check_folder
+from shardkit.doctor import files as doctor_files
+from shardkit.doctor.files import check_folder, check_python_files
 from shardkit.doctor.mpi import _judge_trial
 from shardkit.doctor.network import _judge
 
@@ -250,3 +251,11 @@ def test_it_says_which_way_an_elastic_run_takes(tmp_path, options, words):
         env={**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0 and done.stdout.count(words) == 1, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "ext4", "tmpfs", "overlay"])
+def test_files_of_python_on_what_nodes_share_are_a_warning_with_its_cure(monkeypatch, kind):
+    monkeypatch.setattr(doctor_files, "_file_system", lambda folder: kind)
+    found = check_python_files()
+    assert bool(found) == (kind in ("nfs4", "lustre", "gpfs"))
+    assert all(kind in each.found and "--stage /dev/shm" in each.advice for each in found)
