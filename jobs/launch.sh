@@ -1,6 +1,7 @@
 # What all job scripts have in common: start the ranks, pass signals on, and queue the job again if the run is not done.
 #
 #   . launch.sh                    needs NODES, RANKS_PER_NODE, THREADS, LAUNCHER, RESTARTS; reads ENV_FILE
+#                                  With STAGE, a folder of each node's own, the files of Python are copied there first
 #   run_ranks COMMAND ...          start it on all ranks and wait; CODE is its exit code. With ELASTIC_RUN, the folder of a run
 #                                  with run.elastic, it is started again after a death, on the nodes that are left
 #   end_slurm                      (end_pbs, end_lsf, end_chain) queue again if CODE is 75, and exit with CODE
@@ -32,7 +33,42 @@ for folder in "${FOLDERS[@]}"; do
 done
 PATH=$KEPT
 
+STAGED=
+# What every rank reads at its start goes to STAGE, a folder in the memory of each node: one node packs it, sbcast hands it on
+# from node to node, and no rank asks the file system that all nodes share. Where that fails, ranks start as without it.
+stage_python() {
+    local packed
+    STAGED=$STAGE/shardkit-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+    packed=$(umask 077 && mktemp "$STAGE/shardkit-packed-XXXXXXXX") || packed=
+    # shellcheck disable=SC2016  # $1 is for the shell of each node
+    if [ -n "$packed" ] && "${PYTHON[@]}" -P -m shardkit.files.packing "$packed" &&
+        on_each_node 'umask 077; mkdir "$1"' &&
+        sbcast "$packed" "$STAGED/packed" &&
+        on_each_node 'tar --extract --no-same-owner --file="$1/packed" --directory="$1" && rm "$1/packed"'; then
+        export PYTHONPATH=$STAGED/site-packages:$STAGED/stdlib:$STAGED/stdlib/lib-dynload${PYTHONPATH:+:$PYTHONPATH}
+        trap unstage_python EXIT
+        echo "$(date '+%F %T')  the files of Python are in $STAGED on $NODES nodes"
+    else
+        echo "the files of Python could not be copied to $STAGE: ranks read them where they are" >&2
+        unstage_python
+    fi
+    rm -f ${packed:+"$packed"}
+}
+
+on_each_node() {
+    srun --mpi=none --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --cpus-per-task=1 \
+        ${LEFT:+--nodelist="$LEFT"} bash -c "$1" node "$STAGED"
+}
+
+unstage_python() {
+    trap - EXIT
+    # shellcheck disable=SC2016  # $1 is for the shell of each node
+    [ -z "${STAGED:-}" ] || on_each_node '[ ! -O "$1" ] || rm -rf "$1"' || true
+    STAGED=
+}
+
 run_ranks() {
+    [ -z "${STAGE:-}" ] || stage_python
     NEWEST=$(newest_checkpoint)
     start_ranks "$@"
     while may_start_again; do
@@ -134,6 +170,7 @@ limit_end_time() {
 }
 
 end_slurm() {
+    unstage_python
     if may_go_on "${SLURM_RESTART_COUNT:-0}"; then
         scontrol requeue "$SLURM_JOB_ID"        # ends this script; the job keeps its number and its output file
     fi
@@ -142,6 +179,7 @@ end_slurm() {
 
 # For sites that do not requeue: the next link of the chain is a job of its own.
 end_chain() {
+    unstage_python
     if may_go_on "${LINK:-0}"; then
         LINK=$((${LINK:-0} + 1)) sbatch --dependency="afterany:$SLURM_JOB_ID" --export=ALL "$SCRIPT"
     fi

@@ -5,7 +5,6 @@ require(is_number(lr, at_least=0), "lr", lr, "a finite number, at least 0")
 nearest("run.setps", ("run.steps", "run.seed"))             "run.steps"
 """
 
-from difflib import SequenceMatcher
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -65,4 +64,6 @@ def _last_part(name: str) -> str:
 
 
 def _likeness(one: str, other: str) -> float:
+    from difflib import SequenceMatcher
+
     return SequenceMatcher(None, one.lower(), other.lower()).ratio()

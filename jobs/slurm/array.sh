@@ -14,7 +14,7 @@ set -euo pipefail
 
 # shellcheck disable=SC2034  # launch.sh and env.sh read these
 NODES="@{nodes}" RANKS_PER_NODE="@{ranks_per_node}" THREADS="@{threads}" LAUNCHER="@{launcher}" RESTARTS="@{restarts}" \
-    ENV_FILE="@{env_file}"
+    ENV_FILE="@{env_file}" STAGE="@{stage}"
 # shellcheck source=/dev/null
 . "@{jobs}/launch.sh"
 

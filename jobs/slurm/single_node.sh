@@ -13,7 +13,7 @@ set -euo pipefail
 
 # shellcheck disable=SC2034  # launch.sh and env.sh read these
 NODES="@{nodes}" RANKS_PER_NODE="@{ranks_per_node}" THREADS="@{threads}" LAUNCHER="@{launcher}" RESTARTS="@{restarts}" \
-    ENV_FILE="@{env_file}" ELASTIC_RUN="@{elastic_run}"
+    ENV_FILE="@{env_file}" STAGE="@{stage}" ELASTIC_RUN="@{elastic_run}"
 # shellcheck source=/dev/null
 . "@{jobs}/launch.sh"
 

@@ -80,7 +80,7 @@ class CodeNames:
                 "nothing of it was run. If it is yours, or you trust whoever wrote it: import "
                 f"{module} before, or pass trust=, the path of its .py file or folder"
             )
-        found = known(module, qualified.split(".")) if own is None else own
+        found = _known(module, qualified) if own is None else own
         if found is None:
             name = qualified.rpartition(".")[2] or path
             raise CheckpointError(
@@ -137,7 +137,7 @@ class CodeNames:
                 f"{module} has {qualified}, and this program has not imported it; import it "
                 "before, or pass trust=, the path of its .py file or folder"
             )
-        return known(module, qualified.split("."))
+        return _known(module, qualified)
 
     def _is_allowed(self, module: str, qualified: str, found: Any) -> bool:
         top = module.partition(".")[0]
@@ -162,6 +162,14 @@ class CodeNames:
         if name not in _NAMESPACES:
             raise CheckpointError(f"objects of {name} cannot be made from their attributes alone")
         return SimpleNamespace() if cls is SimpleNamespace else object.__new__(cls)
+
+
+def _known(module: str, qualified: str) -> Any:
+    """Return what stands there, as known(). Late names of our own rooms are imported first."""
+    name = qualified.partition(".")[0]
+    if module.partition(".")[0] == _OWN and name in (known(module, ["__all__"]) or ()):
+        getattr(sys.modules[module], name)
+    return known(module, qualified.split("."))
 
 
 def _is_recorded(found: Any) -> bool:

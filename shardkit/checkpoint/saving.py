@@ -34,7 +34,7 @@ from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
 from .format.description import check_description, storable
 from .format.files import file_bytes, sync, write_arrays
-from .format.hdf5 import INDEX_NAME, lay_out, rank_file_name, write_index
+from .format.hdf5 import INDEX_NAME, lay_out, load_library, rank_file_name, write_index
 from .format.manifest import FORMAT, MANIFEST_NAME, VERSION, write_manifest
 from .format.reads import Reader
 from .format.stored import StoredBox, ranges_outside
@@ -94,6 +94,7 @@ class Saving:
         self._store = store
         self._retention = retention
         with collectively(backend):
+            load_library()  # on all ranks at once, and not in the thread that writes
             self._description = storable(description)
             check_description(self._description)
             retention.check()

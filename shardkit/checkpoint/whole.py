@@ -19,9 +19,9 @@ from ..annotations import FilePath
 from ..errors import CheckpointError, ShardkitError
 from ..files.notes import tell
 from ..files.trust import Trust
-from ..nn import models
 from ..nn.building import at_most
 from ..nn.features import input_features
+from ..nn.models.gpt import GPT
 from ..nn.module import Buffer, Module, Parameter
 from ..optim.average import AVERAGE
 from .attributes import parts_of, take_attributes, warn_of_attributes
@@ -33,7 +33,7 @@ from .paths import averaged_path, check_averaged
 from .sources import find_model
 from .values import DataReader
 
-_OWN_ROOM = models.__name__
+_OWN_ROOM = GPT.__module__.rpartition(".")[0]
 _OF_CONSTRUCTION = (  # what a constructor may raise about its arguments
     TypeError,
     ValueError,

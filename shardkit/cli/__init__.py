@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from importlib import import_module
 
 from .. import __version__
 from ..comm.failure.program import INTERRUPTED_CODE
@@ -11,35 +12,24 @@ from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from ..files.notes import replaced_characters, settle_output, tell
 from ..train.start import say_when_compiling
-from . import (
-    bench,
-    checkpoint,
-    doctor,
-    evaluate,
-    generate,
-    inspect,
-    plan,
-    prepare,
-    render,
-    report,
-    train,
-)
 from .settings import without_settings
 
-_GROUPS = (
-    train,
-    prepare,
-    evaluate,
-    bench,
-    inspect,
-    checkpoint,
-    render,
-    plan,
-    doctor,
-    generate,
-    report,
-)
-_FIRST_MESSAGE_SECONDS = 1.0
+_FILES = {  # {first word of a command: the file that adds it}; the others are not imported
+    "train": "train",
+    "prepare": "prepare",
+    "evaluate": "evaluate",
+    "predict": "evaluate",
+    "bench": "bench",
+    "inspect": "inspect",
+    "diff": "checkpoint",
+    "convert": "checkpoint",
+    "render": "render",
+    "plan": "plan",
+    "doctor": "doctor",
+    "generate": "generate",
+    "report": "report",
+}
+_FIRST_MESSAGE_SECONDS = 5.0  # the launcher ends the others when rank 0 has failed
 _EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a
 checkpoint (`train --resume` goes on), 130 ended by Ctrl-C."""
 
@@ -56,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser, commands = make_parser()
     arguments, own_command = _cut(arguments)
     rest, settings = without_settings(arguments)
+    parser, commands = make_parser(rest[0] if rest else "")
     if " ".join(rest[:2]) in commands:  # "inspect hang" is a command of its own
         rest[:2] = [" ".join(rest[:2])]
     known, unknown = parser.parse_known_args(rest)
@@ -97,8 +87,12 @@ def _refuse(argument: str, command: str, parser: argparse.ArgumentParser, comman
     return parser.error(f"unrecognized argument {argument}")
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, dict]:
-    """Return the parser, and its commands by name."""
+def make_parser(word: str = "") -> tuple[argparse.ArgumentParser, dict]:
+    """Return the parser, and its commands by name.
+
+    word   the first one of the arguments; if a command begins with it, the parser knows the
+           commands of its file alone
+    """
     parser = argparse.ArgumentParser(
         prog="shardkit",
         description="Sharded training as an ordinary MPI job.",
@@ -106,6 +100,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict]:
     )
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for group in _GROUPS:
-        group.add_commands(commands)
+    for file in dict.fromkeys([_FILES[word]] if word in _FILES else _FILES.values()):
+        import_module(f".{file}", __name__).add_commands(commands)
     return parser, commands.choices

@@ -16,7 +16,7 @@ from ..files.paths import spelled_out
 from ..files.shown import shown
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
-from ..optim import SGD
+from ..optim.rules import SGD
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel
 from ..parallel.settings import ShardingConfiguration

@@ -56,6 +56,12 @@ def add_commands(commands) -> None:
         metavar="FILE",
         help="settings of the site; default: env.sh beside the templates",
     )
+    add(
+        "--stage",
+        metavar="FOLDER",
+        help="folder of each node's own, such as /dev/shm: the files of Python are copied there "
+        "before the ranks start, for jobs of many ranks (SLURM)",
+    )
     add("--output", type=local_path, metavar="FILE", help="file to write; default: standard output")
     parser.set_defaults(run=_render, takes_settings=True, takes_command=True)
 
@@ -78,6 +84,7 @@ def _render(known, arguments) -> int:
         known.notice_seconds,
         known.env,
         tuple(known.own_command),
+        known.stage,
     )
     given = [known.settings] * bool(known.settings) + arguments
     script = render(plan, settings, given, known.output)

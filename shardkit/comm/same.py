@@ -4,12 +4,13 @@ rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks
 rank 2      {"seed": "3", "micro_batches": "4"}       4 on rank 2, but 2 on rank 0, 1
 """
 
+import os
+import re
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import metadata
+from contextlib import contextmanager, suppress
 
 import numpy
 
@@ -65,10 +66,17 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    """Return the version in the name of the record of its installation, NAME-VERSION.dist-info.
+
+    As importlib.metadata, whose import would read 25 files on each rank.
+    Source: packaging.python.org, "Recording installed projects".
+    """
+    record = re.compile(rf"{re.escape(package)}-([^-]+)(-.*)?\.(dist|egg)-info", re.IGNORECASE)
+    for folder in filter(None, sys.path):
+        with suppress(OSError):
+            for found in filter(None, map(record.fullmatch, sorted(os.listdir(folder)))):
+                return found[1]
+    return "unknown"
 
 
 def _difference(everyones: list[dict[str, str]], advice: str) -> str:

@@ -11,14 +11,20 @@ over. A dataset is read where its values lie in the file, and its shape fits wha
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import h5py
 import numpy
 
 from ..errors import FileError, InputError
 from ..files.reading import library, size_of
 from ..files.writing import open_new
+from ..public import LateModule
 from .hdf5_headers import Headers, VirtualMessages
+
+if TYPE_CHECKING:
+    import h5py
+else:
+    h5py = LateModule("h5py")
 
 _LIBRARY_VERSIONS = ("v110", "v110")  # what the tools of HDF5 1.10 open
 _MOST_DEPTH = 64  # of groups in groups
@@ -64,7 +70,7 @@ def _make_contiguous(file, name: str, shape: tuple[int, ...], dtype) -> int:
 
 def open_to_read(
     path: Path, cache_bytes: int = 1 << 20, *, error: type[FileError] = InputError
-) -> h5py.File:
+) -> "h5py.File":
     """Open a file to read, with so much memory for the chunks of each dataset.
 
     Errors: FileNotFoundError, PermissionError; `error` if it is no HDF5 file.
@@ -81,7 +87,7 @@ def open_to_read(
         ) from None
 
 
-def datasets(file: h5py.File) -> dict[str, h5py.Dataset | VirtualMessages]:
+def datasets(file: "h5py.File") -> "dict[str, h5py.Dataset | VirtualMessages]":
     """Return {path: dataset} of all datasets with at least one dimension, virtual ones unopened.
 
     In the order of their names. Links to elsewhere are not followed; what has two names has the
@@ -95,7 +101,7 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset | VirtualMessages]:
     return found
 
 
-def headers_of(file: h5py.File) -> Headers:
+def headers_of(file: "h5py.File") -> Headers:
     """Return the headers of an open file. Errors: ValueError on sizes that no file has today."""
     properties = file.id.get_create_plist()
     if properties.get_sizes() != (8, 8):
@@ -105,7 +111,7 @@ def headers_of(file: h5py.File) -> Headers:
 
 def _objects(
     group, above: str, seen: set[int], headers: Headers
-) -> Iterator[tuple[str, h5py.h5d.DatasetID | VirtualMessages]]:
+) -> "Iterator[tuple[str, h5py.h5d.DatasetID | VirtualMessages]]":
     """Yield (path, dataset or what a virtual one says) of all in a group and in those inside."""
     if above.count("/") > _MOST_DEPTH:
         raise ValueError(f"more than {_MOST_DEPTH} groups lie in one another")
@@ -155,18 +161,18 @@ def describe(
     return {name: value for name, value in attributes.items() if value is not None}, found
 
 
-def _place(dataset: h5py.Dataset) -> tuple:
+def _place(dataset: "h5py.Dataset") -> tuple:
     is_same = dataset.dtype.names is None and _is_of(dataset, dataset.dtype)
     is_here = is_same and not dataset.external
     return dataset.shape, dataset.dtype, dataset.id.get_offset() if is_here else None
 
 
-def _is_of(dataset: h5py.Dataset, dtype: numpy.dtype) -> bool:
+def _is_of(dataset: "h5py.Dataset", dtype: numpy.dtype) -> bool:
     """Return True if the bytes of a dataset are those of an array of this dtype."""
     return bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
 
 
-def _attribute(file: h5py.File, name: str) -> str | int | None:
+def _attribute(file: "h5py.File", name: str) -> str | int | None:
     """Return an attribute of a file that is one text or integer, None for any other, or none."""
     if not h5py.h5a.exists(file.id, name.encode()):
         return None
@@ -194,7 +200,7 @@ def dtype_of(message: bytes) -> numpy.dtype | None:
     return None
 
 
-def places_of(dataset: h5py.Dataset) -> tuple[numpy.ndarray, int] | None:
+def places_of(dataset: "h5py.Dataset") -> tuple[numpy.ndarray, int] | None:
     """Return (bytes of the file where its runs of rows begin, rows of a run).
 
     A run is a chunk, or the whole of a contiguous dataset; -1 for a chunk that was never written.

@@ -12,23 +12,21 @@ the user has set HDF5_PLUGIN_PATH, and never because a file asks for it.
 
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import h5py
 import numpy
 
 from ..environment import has_hdf5_plugins
 from ..errors import FileError, InputError
 from ..files.reading import checked_bytes, is_plain, library, size_of
+from ..public import LateModule
 
-_FILTERS = {
-    h5py.h5z.FILTER_DEFLATE,
-    h5py.h5z.FILTER_SHUFFLE,
-    h5py.h5z.FILTER_FLETCHER32,
-    h5py.h5z.FILTER_SZIP,
-    h5py.h5z.FILTER_NBIT,
-    h5py.h5z.FILTER_SCALEOFFSET,
-    h5py.h5z.FILTER_LZF,
-}
+if TYPE_CHECKING:
+    import h5py
+else:
+    h5py = LateModule("h5py")
+
+_FILTERS = "DEFLATE", "SHUFFLE", "FLETCHER32", "SZIP", "NBIT", "SCALEOFFSET", "LZF"
 _MOST_CHUNK = 1 << 28  # bytes, as the library holds a chunk whole
 _SMALL = 1 << 20  # bytes that any dataset may claim
 _SPARSE = 100  # times as large as what was written
@@ -36,7 +34,7 @@ _COMPRESSED = 2000  # times: deflate reaches 1032
 
 
 def check_claims(
-    dataset: h5py.Dataset, path: Path, field: str, *, error: type[FileError] = InputError
+    dataset: "h5py.Dataset", path: Path, field: str, *, error: type[FileError] = InputError
 ) -> None:
     """Refuse a dataset whose values are not numbers that lie in this file, or beside it.
 
@@ -49,7 +47,7 @@ def check_claims(
 class _Claims:
     """A dataset, and what is known of it."""
 
-    def __init__(self, dataset: h5py.Dataset, path: Path, field: str, error):
+    def __init__(self, dataset: "h5py.Dataset", path: Path, field: str, error):
         self._dataset, self._path, self._field, self._error = dataset, path, field, error
         self._size = size_of(path, error=error)
         self._row_bytes = prod(dataset.shape[1:]) * dataset.dtype.itemsize
@@ -89,7 +87,8 @@ class _Claims:
 
     def _check_chunks(self, properties) -> None:
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
-        unknown = [number for number in filters if number not in _FILTERS]
+        known = [getattr(h5py.h5z, f"FILTER_{name}") for name in _FILTERS]
+        unknown = [number for number in filters if number not in known]
         if unknown and not has_hdf5_plugins():
             self._refuse(
                 f"is compressed by filter {unknown[0]}, which does not come with HDF5; h5repack -f "

@@ -9,7 +9,7 @@ Rank 0 broadcasts what it finds, so all ranks return the same findings.
 from pathlib import Path
 
 from ..comm.backend import CommunicationBackend
-from .files import check_folder
+from .files import check_folder, check_python_files
 from .finding import Finding
 from .gpus import check_gpus
 from .machine import (
@@ -38,7 +38,7 @@ def examine(
     pipeline, tensor  sizes of the mesh whose axes are measured
     mpi_problem       why there is no MPI; the backend is then one rank without it
     """
-    findings = check_versions()
+    findings = check_versions() + check_python_files()
     findings += check_library(mpi_problem)
     findings += backend.broadcast_object(
         check_launcher(backend.world_size, mpi_problem) if backend.rank == 0 else None, 0

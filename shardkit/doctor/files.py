@@ -1,7 +1,10 @@
-"""The file system of the run folder: small temporary files test what checkpoints need of it."""
+"""The file systems: of Python's files, which each rank reads at its start, and of the run folder,
+where small temporary files test what checkpoints need of it.
+"""
 
 import fcntl
 import os
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -14,10 +17,32 @@ from ..files.removing import remove_trial
 from ..files.writing import give_name, open_new, write_whole
 from .finding import Finding, error, ok, warning
 
+_OF_PYTHON = "purelib", "stdlib"
 _BYTES = 16 * 2**20  # written by each rank
 _LITTLE_ROOM_BYTES = 2**30
 _SLOW_BYTES_PER_SECOND = 5e7
 _SLOW_SYNC_SECONDS = 0.5
+# beginnings of the names of file systems that nodes share
+_SHARED = "nfs lustre gpfs beegfs ceph afs cifs smb panfs pvfs2 orangefs wekafs fhgfs".split()
+
+
+def check_python_files() -> list[Finding]:
+    """Warn where the files that each rank reads at its start lie on what nodes share.
+
+    No communication.
+    """
+    for folder in (Path(__file__).parents[1], *map(Path, map(sysconfig.get_path, _OF_PYTHON))):
+        kind = _file_system(folder.resolve())
+        if kind.startswith(tuple(_SHARED)):
+            return [
+                warning(
+                    "start",
+                    f"each rank reads its files of Python from {kind}, in {folder}",
+                    "for jobs of many ranks, `shardkit render --stage /dev/shm` copies them to the "
+                    "memory of each node (SLURM)",
+                )
+            ]
+    return []
 
 
 def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:

@@ -9,6 +9,7 @@ removing.py        only names that shardkit made are removed; links are unlinked
 ownership.py       a run has its folder to itself, until its process is gone
 trust.py           whose code a file may name
 writers.py         who could have written a file that is executed
+packing.py         what ranks read when they start, to be copied to their nodes
 programs.py        programs that are started, isolated
 working_folder.py  nothing is imported from where a command was started
 shown.py           text of files as a terminal may show it

@@ -15,7 +15,6 @@ PermissionError stay, which the user can mend.
 import json
 import os
 import stat
-import tomllib
 from collections.abc import Iterable
 from contextlib import contextmanager
 from math import prod
@@ -154,6 +153,8 @@ def _kind(value) -> str:
 
 def read_toml(path, *, error: type[FileError] = InputError) -> dict[str, Any]:
     """Return the tables of a TOML file. Errors: as open_regular; `error` if it is none."""
+    import tomllib
+
     content = read_bytes(path, MOST_TABLE_BYTES, error=error)
     try:
         tables = tomllib.loads(content.decode("utf-8"))

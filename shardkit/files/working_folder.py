@@ -8,8 +8,10 @@ run. It is taken away before anything else is imported; what Python itself impor
 
 import os
 import sys
+from importlib import import_module
 
 _PROGRAM = "shardkit"
+_LOOK_FOR_OTHERS = "copy", "pathlib", "pickle", "subprocess"  # for org, nt, _winapi, msvcrt
 
 
 def leave_working_folder() -> None:
@@ -17,6 +19,16 @@ def leave_working_folder() -> None:
     if _is_program() and not sys.flags.safe_path and sys.path:
         if os.path.realpath(sys.path[0] or ".") == os.path.realpath("."):
             del sys.path[0]
+
+
+def look_for_other_systems() -> None:
+    """Import those parts of the standard library that look for what other systems than Linux have.
+
+    All ranks need them. The rest of shardkit is imported when it is used (public.py); by then a
+    program may have added folders of its own to sys.path, in which they would look too.
+    """
+    for name in _LOOK_FOR_OTHERS:
+        import_module(name)
 
 
 def _is_program() -> bool:

@@ -3,205 +3,197 @@
 It knows nothing of ranks.
 """
 
-from . import init, methods, models, operators, ops  # noqa: F401  two of them: given to Tensor
-from .autograd import (
-    Tensor,
-    backward_inputs,
-    enable_grad,
-    is_grad_enabled,
-    no_grad,
-    record,
-)
-from .buffer import Buffer
-from .context import ForwardContext, current_context, forward_context
-from .derivative import grad
-from .features import InputFeatures, input_features
-from .layers.activation import (
-    ELU,
-    GELU,
-    Flatten,
-    Hardtanh,
-    Identity,
-    LeakyReLU,
-    LogSoftmax,
-    Mish,
-    ReLU,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Softplus,
-    Tanh,
-)
-from .layers.attention import (
-    MultiheadAttention,
-    RelativePositionBias,
-    TransformerEncoderLayer,
-)
-from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
-from .layers.convolution import (
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
-)
-from .layers.derivatives import Derivatives
-from .layers.embedding import EmbeddingBag
-from .layers.normalization import (
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    GroupNorm,
-    InstanceNorm1d,
-    InstanceNorm2d,
-    InstanceNorm3d,
-)
-from .layers.pooling import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-    AvgPool1d,
-    AvgPool2d,
-    AvgPool3d,
-    MaxPool1d,
-    MaxPool2d,
-    MaxPool3d,
-)
-from .layers.recurrent import GRU, LSTM
-from .layers.resampling import Upsample
-from .layers.spectral import SpectralConv
-from .lora import LoRALinear, apply_lora, merge_lora
-from .loss import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    Loss,
-    MeanSquaredError,
-    Weighted,
-    as_loss,
-)
-from .losses import (
-    BCEWithLogitsLoss,
-    CosineEmbeddingLoss,
-    CrossEntropyLoss,
-    GaussianNLLLoss,
-    HuberLoss,
-    KLDivLoss,
-    L1Loss,
-    MSELoss,
-    NLLLoss,
-    RelativeL2Loss,
-    SmoothL1Loss,
-)
-from .module import Module, ModuleList, Parameter
-from .transformer import (
-    FeedForward,
-    GatedFeedForward,
-    SelfAttention,
-    TransformerBlock,
-)
-from .trees import as_tensors
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "Upsample",
-    "GRU",
-    "LSTM",
-    "BCEWithLogitsLoss",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "BinaryCrossEntropy",
-    "Buffer",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "CosineEmbeddingLoss",
-    "CrossEntropy",
-    "CrossEntropyLoss",
-    "Derivatives",
-    "Dropout",
-    "ELU",
-    "Embedding",
-    "EmbeddingBag",
-    "FeedForward",
-    "Flatten",
-    "ForwardContext",
-    "GELU",
-    "GatedFeedForward",
-    "GaussianNLLLoss",
-    "Hardtanh",
-    "GroupNorm",
-    "HuberLoss",
-    "Identity",
-    "InputFeatures",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "KLDivLoss",
-    "L1Loss",
-    "LayerNorm",
-    "LeakyReLU",
-    "Linear",
-    "LoRALinear",
-    "LogSoftmax",
-    "Loss",
-    "MSELoss",
-    "MeanSquaredError",
-    "Mish",
-    "Module",
-    "ModuleList",
-    "MultiheadAttention",
-    "NLLLoss",
-    "Parameter",
-    "RMSNorm",
-    "RelativeL2Loss",
-    "RelativePositionBias",
-    "ReLU",
-    "SelfAttention",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "SmoothL1Loss",
-    "Softmax",
-    "Softplus",
-    "Tanh",
-    "SpectralConv",
-    "Tensor",
-    "TransformerBlock",
-    "TransformerEncoderLayer",
-    "Weighted",
-    "apply_lora",
-    "as_loss",
-    "as_tensors",
-    "backward_inputs",
-    "current_context",
-    "enable_grad",
-    "forward_context",
-    "grad",
-    "init",
-    "input_features",
-    "is_grad_enabled",
-    "merge_lora",
-    "models",
-    "no_grad",
-    "ops",
-    "record",
-]
+from . import methods, operators, ops  # two of them: what they give to Tensor
+from ..public import public_names
+
+if TYPE_CHECKING:
+    from . import (
+        init as init,
+        models as models,
+        ops as ops,
+    )
+    from .autograd import (
+        Tensor as Tensor,
+        backward_inputs as backward_inputs,
+        enable_grad as enable_grad,
+        is_grad_enabled as is_grad_enabled,
+        no_grad as no_grad,
+        record as record,
+    )
+    from .buffer import (
+        Buffer as Buffer,
+    )
+    from .context import (
+        ForwardContext as ForwardContext,
+        current_context as current_context,
+        forward_context as forward_context,
+    )
+    from .derivative import (
+        grad as grad,
+    )
+    from .features import (
+        InputFeatures as InputFeatures,
+        input_features as input_features,
+    )
+    from .layers.activation import (
+        ELU as ELU,
+        GELU as GELU,
+        Flatten as Flatten,
+        Hardtanh as Hardtanh,
+        Identity as Identity,
+        LeakyReLU as LeakyReLU,
+        LogSoftmax as LogSoftmax,
+        Mish as Mish,
+        ReLU as ReLU,
+        Sigmoid as Sigmoid,
+        SiLU as SiLU,
+        Softmax as Softmax,
+        Softplus as Softplus,
+        Tanh as Tanh,
+    )
+    from .layers.attention import (
+        MultiheadAttention as MultiheadAttention,
+        RelativePositionBias as RelativePositionBias,
+        TransformerEncoderLayer as TransformerEncoderLayer,
+    )
+    from .layers.basic import (
+        Dropout as Dropout,
+        Embedding as Embedding,
+        LayerNorm as LayerNorm,
+        Linear as Linear,
+        RMSNorm as RMSNorm,
+        Sequential as Sequential,
+    )
+    from .layers.convolution import (
+        Conv1d as Conv1d,
+        Conv2d as Conv2d,
+        Conv3d as Conv3d,
+        ConvTranspose1d as ConvTranspose1d,
+        ConvTranspose2d as ConvTranspose2d,
+        ConvTranspose3d as ConvTranspose3d,
+    )
+    from .layers.derivatives import (
+        Derivatives as Derivatives,
+    )
+    from .layers.embedding import (
+        EmbeddingBag as EmbeddingBag,
+    )
+    from .layers.normalization import (
+        BatchNorm1d as BatchNorm1d,
+        BatchNorm2d as BatchNorm2d,
+        BatchNorm3d as BatchNorm3d,
+        GroupNorm as GroupNorm,
+        InstanceNorm1d as InstanceNorm1d,
+        InstanceNorm2d as InstanceNorm2d,
+        InstanceNorm3d as InstanceNorm3d,
+    )
+    from .layers.pooling import (
+        AdaptiveAvgPool1d as AdaptiveAvgPool1d,
+        AdaptiveAvgPool2d as AdaptiveAvgPool2d,
+        AdaptiveAvgPool3d as AdaptiveAvgPool3d,
+        AdaptiveMaxPool1d as AdaptiveMaxPool1d,
+        AdaptiveMaxPool2d as AdaptiveMaxPool2d,
+        AdaptiveMaxPool3d as AdaptiveMaxPool3d,
+        AvgPool1d as AvgPool1d,
+        AvgPool2d as AvgPool2d,
+        AvgPool3d as AvgPool3d,
+        MaxPool1d as MaxPool1d,
+        MaxPool2d as MaxPool2d,
+        MaxPool3d as MaxPool3d,
+    )
+    from .layers.recurrent import (
+        GRU as GRU,
+        LSTM as LSTM,
+    )
+    from .layers.resampling import (
+        Upsample as Upsample,
+    )
+    from .layers.spectral import (
+        SpectralConv as SpectralConv,
+    )
+    from .lora import (
+        LoRALinear as LoRALinear,
+        apply_lora as apply_lora,
+        merge_lora as merge_lora,
+    )
+    from .loss import (
+        BinaryCrossEntropy as BinaryCrossEntropy,
+        CrossEntropy as CrossEntropy,
+        Loss as Loss,
+        MeanSquaredError as MeanSquaredError,
+        Weighted as Weighted,
+        as_loss as as_loss,
+    )
+    from .losses import (
+        BCEWithLogitsLoss as BCEWithLogitsLoss,
+        CosineEmbeddingLoss as CosineEmbeddingLoss,
+        CrossEntropyLoss as CrossEntropyLoss,
+        GaussianNLLLoss as GaussianNLLLoss,
+        HuberLoss as HuberLoss,
+        KLDivLoss as KLDivLoss,
+        L1Loss as L1Loss,
+        MSELoss as MSELoss,
+        NLLLoss as NLLLoss,
+        RelativeL2Loss as RelativeL2Loss,
+        SmoothL1Loss as SmoothL1Loss,
+    )
+    from .module import (
+        Module as Module,
+        ModuleList as ModuleList,
+        Parameter as Parameter,
+    )
+    from .transformer import (
+        FeedForward as FeedForward,
+        GatedFeedForward as GatedFeedForward,
+        SelfAttention as SelfAttention,
+        TransformerBlock as TransformerBlock,
+    )
+    from .trees import (
+        as_tensors as as_tensors,
+    )
+else:
+    __getattr__, __dir__, __all__ = public_names(
+        __name__,
+        {
+            ".": "init models ops",
+            "autograd": "Tensor backward_inputs enable_grad is_grad_enabled no_grad record",
+            "buffer": "Buffer",
+            "context": "ForwardContext current_context forward_context",
+            "derivative": "grad",
+            "features": "InputFeatures input_features",
+            "layers.activation": (
+                "ELU Flatten GELU Hardtanh Identity LeakyReLU LogSoftmax Mish ReLU SiLU Sigmoid "
+                "Softmax Softplus Tanh"
+            ),
+            "layers.attention": "MultiheadAttention RelativePositionBias TransformerEncoderLayer",
+            "layers.basic": "Dropout Embedding LayerNorm Linear RMSNorm Sequential",
+            "layers.convolution": (
+                "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"
+            ),
+            "layers.derivatives": "Derivatives",
+            "layers.embedding": "EmbeddingBag",
+            "layers.normalization": (
+                "BatchNorm1d BatchNorm2d BatchNorm3d GroupNorm InstanceNorm1d InstanceNorm2d "
+                "InstanceNorm3d"
+            ),
+            "layers.pooling": (
+                "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d "
+                "AdaptiveMaxPool2d AdaptiveMaxPool3d AvgPool1d AvgPool2d AvgPool3d MaxPool1d "
+                "MaxPool2d MaxPool3d"
+            ),
+            "layers.recurrent": "GRU LSTM",
+            "layers.resampling": "Upsample",
+            "layers.spectral": "SpectralConv",
+            "lora": "LoRALinear apply_lora merge_lora",
+            "loss": "BinaryCrossEntropy CrossEntropy Loss MeanSquaredError Weighted as_loss",
+            "losses": (
+                "BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss "
+                "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss RelativeL2Loss SmoothL1Loss"
+            ),
+            "module": "Module ModuleList Parameter",
+            "transformer": "FeedForward GatedFeedForward SelfAttention TransformerBlock",
+            "trees": "as_tensors",
+        },
+    )

@@ -22,6 +22,7 @@ import numpy
 from ..annotations import FilePath, Tree
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
+from ..public import GivenBy
 from ..tree import is_tree, map_tree, structure
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
@@ -58,10 +59,13 @@ class Module:
     metrics: dict[str, Any] = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
 
-    if TYPE_CHECKING:  # of checkpoint/models.py, which stands to the right of this room
+    if TYPE_CHECKING:
 
         @classmethod
         def from_checkpoint(cls, path: FilePath, **changes: Any) -> Self: ...
+
+    else:  # that file stands to the right of this room
+        from_checkpoint = GivenBy("shardkit.checkpoint.models")
 
     def __init_subclass__(cls, **given: Any) -> None:
         """Let forward() be the blocks of a class that says blocks() and not forward()."""
@@ -281,9 +285,7 @@ class Module:
         return f"{type(self).__name__}({', '.join(members_of(self))})"
 
 
-# checkpoint/models.py, which stands above this room, adds from_checkpoint to the class.
-_METHODS = {"from_checkpoint", *(name for name in vars(Module) if not name.startswith("__"))}
-TAKEN = frozenset(_METHODS) - {
+TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
     "blocks",
     "check_input",
     "configuration",

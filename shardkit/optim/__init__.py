@@ -1,24 +1,33 @@
 """Optimizer rules on 1-D spans, clipping by the global norm, and learning-rate schedules."""
 
-from . import schedules
-from .average import EMA
-from .clipping import clip_factor
-from .groups import ParameterGroup
-from .muon import MatrixRule, Muon
-from .rules import RULES, SGD, Adam, AdamW, Lion, Momentum, Rule
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Adam",
-    "AdamW",
-    "EMA",
-    "Lion",
-    "MatrixRule",
-    "Momentum",
-    "Muon",
-    "ParameterGroup",
-    "RULES",
-    "Rule",
-    "SGD",
-    "clip_factor",
-    "schedules",
-]
+from ..public import public_names
+
+if TYPE_CHECKING:
+    from . import schedules as schedules
+    from .average import EMA as EMA
+    from .clipping import clip_factor as clip_factor
+    from .groups import ParameterGroup as ParameterGroup
+    from .muon import MatrixRule as MatrixRule, Muon as Muon
+    from .rules import (
+        RULES as RULES,
+        SGD as SGD,
+        Adam as Adam,
+        AdamW as AdamW,
+        Lion as Lion,
+        Momentum as Momentum,
+        Rule as Rule,
+    )
+else:
+    __getattr__, __dir__, __all__ = public_names(
+        __name__,
+        {
+            ".": "schedules",
+            "average": "EMA",
+            "clipping": "clip_factor",
+            "groups": "ParameterGroup",
+            "muon": "MatrixRule Muon",
+            "rules": "Adam AdamW Lion Momentum RULES Rule SGD",
+        },
+    )

@@ -8,11 +8,10 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from math import inf, isfinite
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from ..files.writing import write_whole
+from ..public import LateModule
 from ..schedule.grid import draw_svg
 from .band import band_of
 from .cost import PARTS, checkpoint_bytes
@@ -20,6 +19,13 @@ from .search import WORDS, Candidate, Search
 from .stages import blocks_per_stage
 from .timeline import simulated
 from .whole_run import Interruptions, interruptions_of
+
+if TYPE_CHECKING:
+    from rich import console as rich_console
+    from rich import table as rich_table
+else:
+    rich_console = LateModule("rich.console")
+    rich_table = LateModule("rich.table")
 
 _MOST_BOXES = 4000  # of a drawing
 _GB = 1e9
@@ -115,14 +121,18 @@ def _batch(found: Search) -> str:
     return f"{found.batch} {samples}" + (f" of {length} {items}" if items != samples else "")
 
 
-def _console() -> Console:
+def _console() -> "rich_console.Console":
     """Return a console as wide as the terminal, or in a file or pipe as wide as the tables."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_WIDE)
+    console = rich_console.Console(highlight=False, soft_wrap=True)
+    return (
+        console
+        if console.is_terminal
+        else rich_console.Console(highlight=False, soft_wrap=True, width=_WIDE)
+    )
 
 
-def _table(training: PlannedTraining, count: int) -> Table:
-    table = Table(
+def _table(training: PlannedTraining, count: int) -> "rich_table.Table":
+    table = rich_table.Table(
         "#",
         "pipeline x data x tensor",
         "policy",
@@ -241,7 +251,7 @@ def print_explanation(training: PlannedTraining, number: int, count: int) -> Can
     candidate = rows[number - 1]
     console = _console()
     console.print(f"\n{number}: {candidate.layout}", markup=False)
-    table = Table("memory", "GB", "", "time of a step", "s", "share", box=None)
+    table = rich_table.Table("memory", "GB", "", "time of a step", "s", "share", box=None)
     for column in (1, 4, 5):
         table.columns[column].justify = "right"
     memory = [

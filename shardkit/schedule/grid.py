@@ -12,7 +12,6 @@ shade in the SVG image.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
 from math import ceil, floor, log10
 
 from .actions import COMPUTE, Action, Kind
@@ -138,6 +137,8 @@ def draw_svg(timeline: Timeline, title: str = "") -> str:
     bottom = _TOP + _ROW * len(rows.work)
     height = bottom + _FOOT
     figures = f"{timeline.seconds:g} {timeline.unit}, {timeline.bubble_fraction:.1%} bubble"
+    from html import escape
+
     headline = escape(f"{title}: {figures}" if title else figures)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" '

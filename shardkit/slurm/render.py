@@ -48,6 +48,8 @@ class JobPlan:
     command           that every rank runs in place of `shardkit train`: a script with sk.Training;
                       (): shardkit train
     env_file          what is particular to the site; None: env.sh beside the templates
+    stage             folder of each node's own, for SLURM: the files of Python are copied there
+                      before the ranks start; None: they are read where they are
     """
 
     template: str
@@ -64,6 +66,7 @@ class JobPlan:
     notice_seconds: int = 120
     env_file: str | None = None
     command: tuple[str, ...] = ()
+    stage: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -116,6 +119,16 @@ class JobPlan:
         ):
             raise ConfigurationError(
                 f"for {self.scheduler} there is --template multi_node --launcher mpiexec alone"
+            )
+        if self.stage is not None and self.scheduler != "slurm":
+            raise ConfigurationError(
+                f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which "
+                "is SLURM's; leave it out"
+            )
+        if self.stage is not None and not Path(self.stage).is_absolute():
+            raise ConfigurationError(
+                f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
+                "/dev/shm"
             )
         if self.template == "single_node" and self.nodes != 1:
             raise ConfigurationError(
@@ -245,6 +258,7 @@ def _values(plan, settings, arguments, folder, output) -> dict:
         "jobs": _escaped(folder),
         "env_file": _absolute(plan.env_file or folder / "env.sh"),
         "script": _absolute(output) if output else "",
+        "stage": _escaped(plan.stage or ""),
         "settings": '" "'.join(map(_escaped, given)),
         "elastic_run": _escaped(settings.run.folder) if settings.run.elastic else "",
         "run_folder": _escaped(settings.run.folder),

@@ -17,7 +17,9 @@ import numpy
 from ..data.columns import Columns
 from ..data.tables import open_table
 from ..errors import ConfigurationError
-from ..nn.models import FNO, LSTM, MessagePassing
+from ..nn.models.fno import FNO
+from ..nn.models.lstm import LSTMModel as LSTM
+from ..nn.models.message_passing import MessagePassing
 from ..settings import fixed
 from .form import Arrays, check_on_grid
 from .table import TableData, TableTask

@@ -11,7 +11,7 @@ import numpy
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import ByteTokenizer, Tokenizer
 from ..errors import ConfigurationError
-from ..nn.models import GPT
+from ..nn.models.gpt import GPT
 from ..parallel.model.sharded_model import ShardedModel
 from ..settings import setting
 from .streaming import TextStream, continuation, until

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import prod
 
 from ..errors import ConfigurationError
-from ..nn.models import ResNet, UNet, ViT
-from ..nn.models.resnet import NORMS
+from ..nn.models.resnet import NORMS, ResNet
+from ..nn.models.unet import UNet
+from ..nn.models.vit import ViT
 from ..settings import fixed
 from .architectures import SIZES, flops
 from .form import Arrays, check_on_grid

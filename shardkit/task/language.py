@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..nn.lora import update_names
 from ..nn.loss import CrossEntropy
-from ..nn.models import GPT
+from ..nn.models.gpt import GPT
 from ..nn.settings import Model
 from .generation import Sample, write_texts
 from .task import Task

@@ -26,8 +26,7 @@ from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.writing import write_whole
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
-from ..nn.models import MLP
-from ..nn.models.mlp import ACTIVATIONS
+from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors

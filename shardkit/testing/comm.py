@@ -59,6 +59,7 @@ MODULES = {
     "ledger": "watch.ledger",
     "mesh": "mesh",
     "own_warden": "watch.own_warden",
+    "same": "same",
     "threads_backend": "threads.backend",
     "verbs": "verbs",
 }

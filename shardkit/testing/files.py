@@ -21,6 +21,7 @@ NAMES = {
 MODULES = {
     "notes": "notes",
     "ownership": "ownership",
+    "packing": "packing",
     "removing": "removing",
     "writers": "writers",
     "writing": "writing",

@@ -1,16 +1,23 @@
 """The figures of `shardkit bench` as tables for people."""
 
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
+from ..public import LateModule
 from .bench_figures import PARTS
+
+if TYPE_CHECKING:
+    from rich import console as rich_console
+    from rich import table as rich_table
+else:
+    rich_console = LateModule("rich.console")
+    rich_table = LateModule("rich.table")
 
 _MOST_ROWS = 8  # of kernels, and of products, in the table
 
 
 def print_figures(figures: dict) -> None:
     """Print the figures as tables, and the advice."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = rich_console.Console(highlight=False, soft_wrap=True)
     reached = figures["model_flops_per_second"] / 1e9
     alone = figures["product_flops_per_second_alone"] / 1e9
     peaks = [f"{num_bytes / 2**20:.0f}" for num_bytes in figures["peak_bytes_per_rank"][:8]]
@@ -49,8 +56,8 @@ def print_figures(figures: dict) -> None:
         console.print(f"- {sentence}", markup=False)
 
 
-def _parts_table(figures) -> Table:
-    table = Table(
+def _parts_table(figures) -> "rich_table.Table":
+    table = rich_table.Table(
         "part of the step",
         *[f"rank {rank}, ms" for rank in range(figures["ranks"])][:8],
         "share",
@@ -68,9 +75,11 @@ def _parts_table(figures) -> Table:
     return table
 
 
-def _rows_table(what, rows) -> Table:
+def _rows_table(what, rows) -> "rich_table.Table":
     """Return a table of the first few (name, calls, seconds, operations per second or None)."""
-    table = Table(what, "calls", "ms", "" if rows and rows[0][3] is None else "GFLOP/s", box=None)
+    table = rich_table.Table(
+        what, "calls", "ms", "" if rows and rows[0][3] is None else "GFLOP/s", box=None
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for name, calls, seconds, speed in rows[:_MOST_ROWS]:

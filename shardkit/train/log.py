@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from ..errors import FileError, InputError
 from ..files.notes import Notes, Screen, tell
 from ..files.reading import bytes_of, opened, wanted, wanted_count
@@ -67,14 +65,7 @@ class Reporter:
         self._console = console_of(self._screen) if is_writer else None
         self._bar = None
         if self._console is not None and self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("step"),
-                BarColumn(16),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}"),
-                console=self._console,
-                refresh_per_second=4,
-            )
+            self._bar = _bar_on(self._console)
             self._task = self._bar.add_task("", total=total_steps)
 
     def __enter__(self):
@@ -158,6 +149,20 @@ class Reporter:
         except (OSError, FileError) as error:
             tell(f"warning: {error}; its records stay as they are")
             return []
+
+
+def _bar_on(console):
+    """Return a progress bar on this console; only there its library is imported."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("step"),
+        BarColumn(16),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        refresh_per_second=4,
+    )
 
 
 def read_metrics(path: Path) -> list[dict]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.background import PendingCheckpoint
+from ..checkpoint.format.hdf5 import load_library
 from ..errors import CheckpointError
 from ..parallel.model.sharded_model import ShardedModel
 from .best import Best
@@ -61,6 +62,7 @@ class Saves:
         self._pending: tuple[int, PendingCheckpoint] | None = None  # that is being written
         self._failures: dict[Path, OSError] = {}  # of places that could not be written, since then
         self._failed_at: float | None = None  # when all places had failed; None: they have not
+        load_library()
         self.newest: int | None = None  # step of the newest, written or being written
         self.written: tuple[int, str] | None = None  # step and folder of the newest that is there
 

@@ -10,10 +10,15 @@ The launcher is found among the parents of this process, on its node (proc(5)).
 import os
 import stat
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from ..environment import is_terminal_plain, progress_wanted
+from ..public import LateModule
+
+if TYPE_CHECKING:
+    from rich import console
+else:
+    console = LateModule("rich.console")
 
 _LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prterun", "hydra")  # their names begin so
 # options that put words before lines, or lines into files
@@ -22,7 +27,7 @@ _TERMINALS = ("/dev/pts/", "/dev/tty")
 _PROC = Path("/proc")
 
 
-def console_of(stream) -> Console:
+def console_of(stream) -> "console.Console":
     """Return a console on this stream; its is_terminal says whether a bar can be shown on it.
 
     SHARDKIT_PROGRESS=bar or lines decides; auto, the default, asks for a terminal, of the launcher
@@ -32,13 +37,13 @@ def console_of(stream) -> Console:
     wanted = progress_wanted()
     how: dict = {"highlight": False, "soft_wrap": True}
     if wanted == "lines" or wanted == "auto" and (is_terminal_plain() or _is_file(stream)):
-        return Console(file=stream, force_terminal=False, **how)
+        return console.Console(file=stream, force_terminal=False, **how)
     output = output_of_launcher()
     if output is None and stream.isatty():
-        return Console(file=stream, force_terminal=True, **how)
+        return console.Console(file=stream, force_terminal=True, **how)
     columns = _columns(output)
     has_bar = wanted == "bar" or columns is not None
-    return Console(file=stream, force_terminal=has_bar, width=columns, **how)
+    return console.Console(file=stream, force_terminal=has_bar, width=columns, **how)
 
 
 def _is_file(stream) -> bool:

@@ -6,7 +6,8 @@ of the system's.
         cluster.wait(job, "COMPLETED")
 
 Every daemon runs in the foreground as a child of this process and ends with it. Nodes differ in
-name and port only, so ranks on different "nodes" share the cores and the host name of one machine.
+name, port and one folder of their own, `memory`, where this machine lets us mount it; ranks on
+different "nodes" share the cores and the host name of one machine.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from pathlib import Path
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 SEARCH_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 START_SECONDS = 60
+OWN_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"')
 PR_SET_PDEATHSIG = 1
 START_LIMIT = 30  # seconds that MPI_Init may take
 # Over UCX, MPICH 5 publishes 4 KiB of memory per node, in lines of up to 1,100 bytes; SLURM 22.05
@@ -90,6 +92,11 @@ class SlurmCluster:
             tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
         )  # short: paths of sockets are limited
         self._daemons: list[subprocess.Popen] = []
+        self.memory = self.folder / "memory"
+        self.memory.mkdir()
+        self.has_own_memory = (
+            subprocess.run([*OWN_MEMORY, self.memory, "true"], capture_output=True).returncode == 0
+        )
         self._folders: set[Path] = set()  # where jobs since the last clear() write their *.out
         self._environment = {
             **os.environ,
@@ -164,7 +171,8 @@ class SlurmCluster:
         self._run_daemon("slurmctld", "-D", "-c", "-i")
         for name in names:
             (folder / f"spool-{name}").mkdir()
-            self._run_daemon("slurmd", "-D", "-N", name)
+            own = [*OWN_MEMORY, self.memory] if self.has_own_memory else []
+            self._run_daemon("slurmd", "-D", "-N", name, inside=own)
         self._wait_until(
             lambda: (
                 self._ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self._num_nodes
@@ -172,14 +180,14 @@ class SlurmCluster:
             "all nodes were idle",
         )
 
-    def _run_daemon(self, name, *arguments):
+    def _run_daemon(self, name, *arguments, inside=()):
         def end_with_the_parent():
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
         with open(self.folder / f"{name}-{len(self._daemons)}.out", "wb") as output:
             self._daemons.append(
                 subprocess.Popen(
-                    [shutil.which(name, path=SEARCH_PATH), *arguments],
+                    [*inside, shutil.which(name, path=SEARCH_PATH), *arguments],
                     env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

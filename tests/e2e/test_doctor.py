@@ -17,8 +17,10 @@ from shardkit.testing.doctor import (
     as_json,
     as_text,
     check_folder,
+    check_python_files,
     exit_code,
 )
+from shardkit.testing.doctor import files as doctor_files
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 TOPICS = [
@@ -255,3 +257,11 @@ def test_it_says_which_way_an_elastic_run_takes(tmp_path, options, words):
         env={**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0 and done.stdout.count(words) == 1, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "ext4", "tmpfs", "overlay"])
+def test_files_of_python_on_what_nodes_share_are_a_warning_with_its_cure(monkeypatch, kind):
+    monkeypatch.setattr(doctor_files, "_file_system", lambda folder: kind)
+    found = check_python_files()
+    assert bool(found) == (kind in ("nfs4", "lustre", "gpfs"))
+    assert all(kind in each.found and "--stage /dev/shm" in each.advice for each in found)

@@ -145,6 +145,40 @@ def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
     assert sorted(re.search(r"SLURM node (\w+)", log)[1] for log in logs) == ["node1", "node2"]
 
 
+def staged_lines(cluster, folder, *options):
+    """Run a rendered job whose ranks say where their modules lie; return its lines."""
+    (folder / "where.py").write_text(
+        "import os, json, numpy, _json, shardkit as sk\n"
+        "backend = sk.MPICommunicationBackend()\n"
+        "places = [module.__file__ for module in (json, numpy, _json, sk)]\n"
+        "print('rank', backend.rank, os.environ['SLURMD_NODENAME'], *places, flush=True)\n"
+        "backend.shutdown()\n"
+    )
+    own = ("--", "python", "where.py")
+    job = cluster.submit(render(folder, "multi_node", *options, *own, settings=()), cwd=folder)
+    cluster.wait(job, "COMPLETED", 240)
+    return cluster.output_of(job).splitlines()
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
+def test_the_files_of_python_are_staged_to_the_memory_of_each_node(cluster, folder, launcher):
+    if not cluster.has_own_memory:
+        pytest.skip("no folder of a node's own can be mounted here")
+    lines = staged_lines(cluster, folder, f"--launcher={launcher}", f"--stage={cluster.memory}")
+    ranks = [line.split() for line in lines if line.startswith("rank ")]
+    assert sorted(rank[1:3] for rank in ranks) == [["0", "node1"], ["1", "node2"]], lines
+    for rank in ranks:
+        assert all(place.startswith(f"{cluster.memory}/shardkit-") for place in rank[3:]), lines
+    assert not any(cluster.memory.iterdir())  # of this machine: only nodes had something there
+
+
+def test_ranks_start_where_nothing_can_be_staged(cluster, folder):
+    lines = staged_lines(cluster, folder, "--launcher=srun", f"--stage={folder}/missing")
+    ranks = [line.split() for line in lines if line.startswith("rank ")]
+    assert len(ranks) == 2 and all(str(ROOT / "shardkit") in rank[-1] for rank in ranks)
+    assert any("could not be copied" in line for line in lines)
+
+
 def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(
     cluster, folder
 ):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quick import each_choice
 
-from shardkit.environment import environment_without_launcher
+from shardkit.testing.base import environment_without_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """

@@ -14,6 +14,7 @@ PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
     "errors": -2,
     "annotations": -2,
+    "public": -2,
     "arguments": -1,
     "environment": -1,
     "files": -0.5,

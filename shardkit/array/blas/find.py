@@ -1,7 +1,6 @@
 """Where shared libraries of products lie, and how many threads they shall have."""
 
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from threadpoolctl import threadpool_info
@@ -22,6 +21,8 @@ def path_of(name: str, *packages: str) -> Path | None:
 
 
 def _files_of(package: str):
+    from importlib import metadata
+
     try:
         return metadata.files(package) or ()
     except metadata.PackageNotFoundError:

@@ -20,16 +20,21 @@ index before the manifest has been checked (load.py).
 import io
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import h5py
 import numpy
 
+from ...public import LateModule
 from .files import write_parts
 from .stored import StoredBox
 
+if TYPE_CHECKING:
+    import h5py
+else:
+    h5py = LateModule("h5py")
+
 INDEX_NAME = "index.h5"
 PAGE_BYTES = 4096
-_TEXT = h5py.string_dtype()
 # What "latest" writes, the tools of HDF5 1.10 and 1.12 cannot open.
 _LIBRARY_VERSIONS = ("v110", "v110")
 _HOW = {
@@ -151,7 +156,8 @@ class _Maker:
 
     def __init__(self, file):
         self.root = file.id
-        self._text = h5py.h5t.py_create(_TEXT, logical=True)
+        self._text_dtype = h5py.string_dtype()
+        self._text = h5py.h5t.py_create(self._text_dtype, logical=True)
         self._made = {}
 
     def _once(self, what: str, key, make):
@@ -183,7 +189,7 @@ class _Maker:
 
     def _make_value(self, value):
         if isinstance(value, str):
-            return self._text, self.space(()), numpy.array(value, _TEXT)
+            return self._text, self.space(()), numpy.array(value, self._text_dtype)
         array = numpy.array(value, numpy.int64)
         return h5py.h5t.NATIVE_INT64, self.space(array.shape), array
 
@@ -257,6 +263,11 @@ def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray,
 
 
 # ---- for the doctor ------------------------------------------------------------------------------
+
+
+def load_library() -> None:
+    """Import h5py now: before the steps of a run that will save, not beside one of them."""
+    library_text()
 
 
 def library_text() -> str:

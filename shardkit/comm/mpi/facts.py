@@ -1,7 +1,6 @@
 """Facts about the MPI library, from itself."""
 
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from .library import import_mpi
 
@@ -24,6 +23,8 @@ class MPIFacts:
 
 def mpi_facts() -> MPIFacts:
     """Return the facts of this process. Errors: CommunicationError if there is no MPI."""
+    from importlib.metadata import version
+
     mpi = import_mpi()
     levels = {
         getattr(mpi, f"THREAD_{name}"): name

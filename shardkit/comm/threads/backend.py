@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...errors import CommunicationError
+from ...public import import_all
 from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
@@ -150,6 +151,7 @@ def run_ranks(
     Errors: the first failure in time, itself, with a note that names its rank; the other ranks are
     woken by it.
     """
+    import_all(__name__.partition(".")[0])
     environment = Environment(world_size, check_timeout(timeout))
     results: list[Any] = [None] * world_size
     threads = [

@@ -3,13 +3,30 @@
 Any Module of a user is sharded in the same way.
 """
 
-from .fno import FNO
-from .gpt import GPT
-from .lstm import LSTMModel as LSTM
-from .message_passing import MessagePassing
-from .mlp import MLP
-from .resnet import ResNet
-from .unet import UNet
-from .vit import ViT
+from typing import TYPE_CHECKING
 
-__all__ = ["FNO", "GPT", "LSTM", "MLP", "MessagePassing", "ResNet", "UNet", "ViT"]
+from ...public import public_names
+
+if TYPE_CHECKING:
+    from .fno import FNO as FNO
+    from .gpt import GPT as GPT
+    from .lstm import LSTMModel as LSTM
+    from .message_passing import MessagePassing as MessagePassing
+    from .mlp import MLP as MLP
+    from .resnet import ResNet as ResNet
+    from .unet import UNet as UNet
+    from .vit import ViT as ViT
+else:
+    __getattr__, __dir__, __all__ = public_names(
+        __name__,
+        {
+            "fno": "FNO",
+            "gpt": "GPT",
+            "lstm": "LSTM=LSTMModel",
+            "message_passing": "MessagePassing",
+            "mlp": "MLP",
+            "resnet": "ResNet",
+            "unet": "UNet",
+            "vit": "ViT",
+        },
+    )

@@ -6,6 +6,8 @@
 Every method is collective over the mesh, unless it says otherwise.
 """
 
+from itertools import chain
+
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
@@ -94,36 +96,38 @@ class State:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return {path in the checkpoint: global shape} of everything a checkpoint holds."""
+        states = self._states_of_parameters()
         shapes = {
             f"{group}/{name}": parameter.global_shape
             for group in self._owned_arrays()
             for name, parameter in self._model.named_parameters().items()
-            if group == "model" or group.removeprefix("optimizer/") in self._states_of(name)
+            if group == "model" or group.removeprefix("optimizer/") in states[name]
         }
         return shapes | self.buffers.shapes()
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """The names of the optimizer state: of the rule, and of rules of groups."""
-        names = self._model.named_parameters()
-        return tuple(dict.fromkeys(state for name in names for state in self._states_of(name)))
+        return tuple(dict.fromkeys(chain.from_iterable(self._states_of_parameters().values())))
 
-    def _states_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the state of one parameter."""
-        is_trained = self._model.named_parameters()[name].requires_grad
-        return rule_for(name, self.rule, self._groups).state_names if is_trained else ()
+    def _states_of_parameters(self) -> dict[str, tuple[str, ...]]:
+        """Return {parameter: the names of its state}; a frozen one has none."""
+        return {
+            name: rule_for(name, self.rule, self._groups).state_names if each.requires_grad else ()
+            for name, each in self._model.named_parameters().items()
+        }
 
     def description(self) -> dict:
         """Return what a checkpoint says about the rule.
 
         spared   {name of state: trained parameters whose rules keep none of it}, if there are any
         """
-        frozen, names = self.frozen(), self._model.named_parameters()
-        trained = {name: self._states_of(name) for name in names if name not in frozen}
-        described = {**describe_rule(self.rule), "state": list(self.state_names)}
+        frozen, names = set(self.frozen()), self.state_names
+        states = self._states_of_parameters()
+        trained = {name: kept for name, kept in states.items() if name not in frozen}
+        described = {**describe_rule(self.rule), "state": list(names)}
         spared = {
-            state: [name for name, kept in trained.items() if state not in kept]
-            for state in self.state_names
+            state: [name for name, kept in trained.items() if state not in kept] for state in names
         }
         spared = {state: names for state, names in spared.items() if names}
         return {**described, "spared": spared} if spared else described

@@ -1,0 +1,112 @@
+"""Names that a room offers, and that are imported when they are first asked for (PEP 562).
+
+    if TYPE_CHECKING:
+        from .mesh import Mesh as Mesh
+    else:
+        __getattr__, __dir__, __all__ = public_names(__name__, {"mesh": "Mesh"})
+
+A type checker reads the first list, Python the second one; a test compares them. So an import of a
+room, or of one file of it, opens what is used and nothing else: of 4,096 ranks on one file system
+each reads the files that it runs. What a name needs is imported whole and at once, so a model that
+is built imports nothing more during its steps.
+
+A name here must not be that of a file of the room: importing the file would put itself in its
+place. Files and folders of a room are attributes of it too, without being named.
+
+One thread at a time imports in this way. Python's own locks, one for each module, give a thread
+a module that is half imported where they would wait in a circle, as those of a room and of its
+files may. So that none waits for our lock inside of an import, files of shardkit name the files
+that they import from, and no room.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+
+_IMPORTING = threading.RLock()  # before the locks of modules
+
+
+def public_names(
+    room: str, table: dict[str, str], hint: Callable[[str], str] = lambda name: ""
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return __getattr__, __dir__ and __all__ of this room.
+
+    Parameters
+    ----------
+    table
+        The names, separated by blanks, that each of its files offers; NEW=OLD is the OLD of that
+        file under another name. Those of "." are files or folders themselves.
+    hint
+        name -> what the message of an AttributeError says about it.
+    """
+    places = {}
+    for file, names in table.items():
+        for name in names.split():
+            name, _, there = name.partition("=")
+            places[name] = file, there or name
+
+    def find(name: str) -> object:
+        if name not in places:
+            return find_file(name)
+        file, there = places[name]
+        with _IMPORTING:
+            if file == ".":
+                return import_module(f".{there}", room)
+            value = getattr(import_module(f".{file}", room), there)
+        setattr(sys.modules[room], name, value)  # from now on it is found without us
+        return value
+
+    def find_file(name: str) -> object:
+        if not name.startswith("_"):
+            try:
+                return import_module(f".{name}", room)
+            except ModuleNotFoundError as error:
+                if error.name != f"{room}.{name}":
+                    raise
+        raise AttributeError(f"module {room!r} has no attribute {name!r}{hint(name)}")
+
+    def known() -> list[str]:
+        return sorted({*vars(sys.modules[room]), *places})
+
+    return find, known, sorted(places)
+
+
+def import_all(room: str) -> None:
+    """Import all names of a room, before threads ask for some of them in ways of their own."""
+    for name in sys.modules[room].__all__:
+        getattr(sys.modules[room], name)
+
+
+class GivenBy:
+    """An attribute of a class that a file of a later room gives to it, imported when asked for.
+
+    The file puts the attribute in the place of this one.
+    """
+
+    def __init__(self, file: str):
+        self._file = file
+
+    def __set_name__(self, owner: type, name: str):
+        self._name = name
+
+    def __get__(self, instance: object, cls: type):
+        with _IMPORTING:
+            import_module(self._file)
+        return getattr(cls if instance is None else instance, self._name)
+
+
+class LateModule:
+    """A library that is imported when the first of its names is used; a storm of ranks that do not
+    use it does not read it.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._module: ModuleType | None = None  # once it is whole
+
+    def __getattr__(self, name: str):
+        if self._module is None:
+            self._module = import_module(self._name)
+        return getattr(self._module, name)
