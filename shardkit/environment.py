@@ -145,6 +145,16 @@ def visible_gpus() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def wanted_kernels() -> str:
+    """Return the target of machine code that SHARDKIT_KERNELS names; "": the best one."""
+    return _text("SHARDKIT_KERNELS")
+
+
+def environment_with_kernels(name: str) -> dict[str, str]:
+    """Return the environment for a process that has machine code for this target."""
+    return {**os.environ, "SHARDKIT_KERNELS": name}
+
+
 def is_compiling_wanted() -> bool:
     """Return False if NUMBA_DISABLE_JIT turns Numba's compiler off."""
     return not _number("NUMBA_DISABLE_JIT")
@@ -156,6 +166,11 @@ def kernel_folder() -> Path | None:
     From the environment alone: Numba also takes it from a file in the working folder.
     """
     return Path(os.environ["NUMBA_CACHE_DIR"]) if os.environ.get("NUMBA_CACHE_DIR") else None
+
+
+def choose_kernel_folder(folder: Path) -> None:
+    """Set NUMBA_CACHE_DIR, for this process and those that it starts."""
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
 
 
 def ranks_per_node() -> int | None:

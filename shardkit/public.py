@@ -106,7 +106,12 @@ class LateModule:
         self._name = name
         self._module: ModuleType | None = None  # once it is whole
 
-    def __getattr__(self, name: str):
+    @property
+    def imported(self) -> ModuleType:
+        """The library."""
         if self._module is None:
             self._module = import_module(self._name)
-        return getattr(self._module, name)
+        return self._module
+
+    def __getattr__(self, name: str):
+        return getattr(self.imported, name)

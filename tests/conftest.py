@@ -16,6 +16,7 @@ import pytest
 from mpi_run import MPIRun
 from quick import QuickTests
 
+from shardkit.testing.array import MACHINE_CODE
 from shardkit.testing.base import launched_ranks
 
 HERE = Path(__file__).parent
@@ -34,10 +35,21 @@ def pytest_addoption(parser):
     )
 
 
+class Silence:
+    """Says nothing of kernels that tests compile: a test finds in a stream what is its own."""
+
+    def begin(self, reason):
+        """Say nothing."""
+
+    def end(self, seconds):
+        """Say nothing."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Run before pytest-mpi reads its options and the terminal reporter takes its stream."""
     config.pluginmanager.register(QuickTests(config, HERE), QuickTests.NAME)
+    MACHINE_CODE.said = Silence()
     if (launched_ranks() or 1) > 1:
         config.option.only_mpi = True
     if takes_mpi_tests(config):

@@ -14,6 +14,7 @@ computes depends on the kind and dtype of the arrays alone, so ranks never diffe
 """
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from operator import itemgetter
 
 import numpy
 
+from ..environment import is_compiling_wanted
 from .dtypes import BFLOAT16, is_half
 
 NUMBERS = ("float32", "float64")
@@ -176,10 +178,9 @@ def wrapped_kernels(wrap):
 def is_numba_enabled() -> bool:
     """Return True if loops can be compiled: Numba is there, and not turned off."""
     try:
-        import numba
-    except ImportError:
+        return is_compiling_wanted() and importlib.util.find_spec("numba") is not None
+    except ValueError:  # something stands in its place
         return False
-    return not numba.config.DISABLE_JIT
 
 
 def is_cupy_array(x) -> bool:

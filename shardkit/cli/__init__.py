@@ -11,7 +11,6 @@ from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from ..files.notes import replaced_characters, settle_output, tell
-from ..train.start import say_when_compiling
 from .settings import without_settings
 
 _FILES = {  # {first word of a command: the file that adds it}; the others are not imported
@@ -26,6 +25,7 @@ _FILES = {  # {first word of a command: the file that adds it}; the others are n
     "render": "render",
     "plan": "plan",
     "doctor": "doctor",
+    "compile": "compile",
     "generate": "generate",
     "report": "report",
 }
@@ -56,7 +56,6 @@ def _run(arguments: list[str]) -> int:
     if own_command and not getattr(known, "takes_command", False):
         return _refuse("--", known.command, parser, commands)
     known.own_command = own_command
-    say_when_compiling()
     if settings and not known.takes_settings:
         return _refuse(settings[0], known.command, parser, commands)
     try:

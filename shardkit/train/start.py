@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 from ..array.machine_code import MACHINE_CODE
-from ..environment import launcher
-from ..files.notes import tell
 from ..parallel.model.callback import Callback
 
 
@@ -63,16 +61,6 @@ class StartClock(Callback):
         total = self._noted - self._began
         parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self.seconds.items())
         self._say(f"first step {total:.2f} s after {self._since}: {parts}")
-
-
-def say_when_compiling() -> None:
-    """Let rank 0 say on standard error when kernels are compiled, once, and not read from files."""
-    if not launcher().rank:
-        MACHINE_CODE.on_compile = _say_that_it_compiles
-
-
-def _say_that_it_compiles():
-    tell("compiling kernels for this kind of CPU, once; later starts read them from files")
 
 
 def launched_at() -> float:

@@ -44,7 +44,6 @@ from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run
 from .prediction import check_output, predict
 from .settings import RunConfiguration, configuration_of, first_settings, resumed
-from .start import say_when_compiling
 from .survivors import SurvivingRun
 
 
@@ -128,7 +127,6 @@ class Training:
             signals.listen()
         if self._backend is not None:
             return self._train(self._backend, signals, None)
-        say_when_compiling()
         is_elastic, error = self._is_elastic()
         if is_elastic:
             result = self._train_elastic(signals)

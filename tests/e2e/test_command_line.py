@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.testing.array import MACHINE_CODE
 from shardkit.testing.cli import main
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
@@ -249,13 +248,3 @@ def test_a_run_says_where_the_time_from_its_launch_to_its_first_step_went(folder
         parts = [part.split()[0] for part in line[1].split(", ")]
         assert parts == ["imports", "kernels", "MPI", "data", "weights", "step"]
         assert 0.1 < float(line[0]) < time.monotonic() - began
-
-
-@pytest.mark.parametrize(("rank", "messages"), [("0", 1), ("1", 0)])
-def test_the_first_rank_says_that_loops_are_compiled(rank, messages, monkeypatch, capsys):
-    monkeypatch.setenv("PMI_RANK", rank)
-    monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setattr(MACHINE_CODE, "on_compile", lambda: None)
-    main(["train", "--help"])
-    MACHINE_CODE.on_compile()
-    assert capsys.readouterr().err.count("shardkit: compiling kernels") == messages

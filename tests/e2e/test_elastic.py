@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, python_of, run_job
+from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, python_of, run_job, words_of_shardkit
 
 from shardkit.testing.checkpoint import compare, find_checkpoint
 
@@ -181,7 +181,7 @@ def test_a_rank_that_is_stopped_is_ended_and_the_others_go_on(tmp_path, undistur
     rank = kills[-1]
     assert bits == undisturbed_bits(1, 1), done.stdout + done.stderr
     assert len(recoveries) == 1 and recoveries[0].startswith(f"rank {rank} died; 3 live")
-    said = re.findall("shardkit: .*", done.stderr)
+    said = words_of_shardkit(done)
     assert len(said) == 1 and said[0].startswith(
         f"shardkit: rank {rank} of 4 has been stopped for 6 s on "
     ), done.stderr

@@ -53,6 +53,7 @@ ARGUMENTS = {  # of each command; {at}: a folder with runs, {out}: an empty one
     "render": ["--template=single_node", "--ranks-per-node=2", *TEXT, *SMALL],
     "plan": ["{at}/plan.toml", "cpu-node", "--devices=4"],
     "doctor": [],
+    "compile": ["--help"],
     "generate": ["{at}/text", "--tokens=3", "--prompt=a"],
     "report": ["{at}/table", "--output={out}/report.html"],
 }

@@ -2,7 +2,9 @@
 start.
 """
 
+import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,19 +17,24 @@ import pytest
 
 import shardkit
 from shardkit.testing.array import (
-    CodeFiles,
+    Ahead,
+    Loop,
     MachineCode,
+    Workshops,
     candidate_folders,
     compiled,
+    compiling,
     exp,
     exp2,
-    inlined,
     kernels,
     larger,
     like,
     logistic,
+    loop_named,
+    machine_code,
     plus,
     reference_activation,
+    targets,
 )
 from shardkit.testing.files import writers
 
@@ -40,32 +47,85 @@ def doubled(x):
 
 def fresh(*folders):
     """The function above, not compiled yet, with its code in these folders."""
-    dispatcher = inlined(doubled)
-    dispatcher._cache = CodeFiles(doubled, [Path(folder) for folder in folders])
-    return dispatcher
+    return Loop(doubled, [Path(folder) for folder in folders])
 
 
-def test_the_second_process_reads_what_the_first_has_compiled(tmp_path):
+@pytest.fixture
+def made(monkeypatch):
+    """The signatures that were compiled, one after the other."""
+    signatures, image_of = [], compiling.image_of
+
+    def counted(loop, signature, target):
+        signatures.append(signature)
+        return image_of(loop, signature, target)
+
+    monkeypatch.setattr(compiling, "image_of", counted)
+    return signatures
+
+
+def test_the_second_process_reads_what_the_first_has_compiled(tmp_path, made):
     first, second = fresh(tmp_path), fresh(tmp_path)
-    assert first(1.5) == 3.0 and not first.stats.cache_hits
-    assert second(1.5) == 3.0 and second.stats.cache_hits
-    assert (
-        first(2) == 4 and len(list(tmp_path.iterdir())) == 2
-    )  # a file for each signature, no leftovers
+    assert first(1.5) == 3.0 and made == [("float64",)]
+    assert second(1.5) == 3.0 and len(made) == 1
+    assert first(2) == 4 and made[1:] == [("int64",)]
+    assert len(list(tmp_path.iterdir())) == 2  # a file for each signature, no leftovers
 
 
-def test_the_seconds_of_reading_and_compiling_are_counted_and_the_first_compilation_is_told(
-    tmp_path, monkeypatch
-):
-    code, told = MachineCode(), []
-    code.on_compile = lambda: told.append(code.seconds)
+def test_one_loop_goes_to_the_code_for_the_types_that_it_is_called_with(tmp_path, made):
+    function = fresh(tmp_path)
+    for _ in range(2):
+        for x in (1.5, 2, numpy.float32(0.1), numpy.uint64(2**62 + 1), numpy.int32(-(2**31)), -3):
+            assert function(x) == doubled(type(x)(x)) or type(x) is numpy.int32
+    assert len(made) == len(set(made)) == 5
+
+
+def test_the_seconds_of_reading_and_compiling_are_counted_and_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine_code, "QUIET_SECONDS", 0.01)
+    code = MachineCode()
     monkeypatch.setattr(compiled, "MACHINE_CODE", code)
     fresh(tmp_path)(1.5)
     compiling = code.seconds
     fresh(tmp_path)(1.5)
     reading = code.seconds - compiling
     fresh(tmp_path)(2)
-    assert told == [0.0] and 0 < reading < compiling < code.seconds - reading
+    assert 0 < reading < compiling < code.seconds - reading
+    code.said.conclude()
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("shardkit: compiling kernels for this kind of CPU, once")
+    told = [re.fullmatch(r"shardkit: compiled (\d) kernels? in [\d.]+ s", line) for line in rest]
+    assert sum(int(line[1]) for line in told) == 2
+
+
+@pytest.mark.parametrize("rank, lines", [("0", 2), ("3", 0)])
+def test_the_first_rank_says_once_what_is_compiled(rank, lines, monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    code = MachineCode()
+    code.refused = "they are of other sources"
+    for name in ("one", "other"):
+        code.begin(name)
+        code.end(name)
+    code.said.conclude()
+    code.said.conclude()
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == lines
+    if lines:
+        assert told[0].endswith("(they are of other sources)") and "compiled 2 kernels" in told[1]
+
+
+@pytest.mark.parametrize("rank, made", [("1", ["_swiglu_backward"]), ("2", [])])
+def test_one_rank_that_waits_compiles_what_is_asked_for_next(rank, made, tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setattr(compiled, "candidate_folders", lambda: (tmp_path,))
+    monkeypatch.setattr(compiled.packs, "find", lambda *arguments: None)
+    monkeypatch.setattr(compiled, "WORKSHOPS", Workshops())
+    loop, signature = loop_named("array.cpu.activation._swiglu(%s)" % ", ".join(["float32[1]"] * 3))
+    ahead = Ahead(loop, signature)
+    for _ in range(2):
+        ahead.do_one()
+    found = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
+    assert found == [f"activation.{name}" for name in made]
 
 
 def test_a_loop_within_another_is_counted_once_and_one_that_failed_not_at_all(monkeypatch):
@@ -104,9 +164,9 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_folder_is_taken(tmp_p
     assert not list((tmp_path / "full").iterdir()) and len(list((tmp_path / "free").iterdir())) == 1
 
 
-def test_without_any_folder_the_code_is_compiled_and_runs():
+def test_without_any_folder_the_code_is_compiled_and_runs(made):
     function = fresh(NO_FOLDER)
-    assert function(1.5) == 3.0 and function(1) == 2 and not function.stats.cache_hits
+    assert function(1.5) == 3.0 and function(1) == 2 and len(made) == 2
 
 
 @pytest.mark.parametrize(
@@ -118,22 +178,35 @@ def test_without_any_folder_the_code_is_compiled_and_runs():
         lambda content: content[:200] + b"?" + content[201:],
     ],
 )
-def test_a_damaged_file_is_compiled_again(tmp_path, damage):
+def test_a_damaged_file_is_compiled_again(tmp_path, damage, made):
     fresh(tmp_path)(1.5)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     again = fresh(tmp_path)
-    assert again(1.5) == 3.0 and not again.stats.cache_hits
+    assert again(1.5) == 3.0 and len(made) == 2
     third = fresh(tmp_path)
-    assert third(2.5) == 5.0 and third.stats.cache_hits and list(tmp_path.iterdir()) == [file]
+    assert third(2.5) == 5.0 and len(made) == 2 and list(tmp_path.iterdir()) == [file]
 
 
-def test_code_of_other_sources_is_not_used(tmp_path, monkeypatch):
+def _other_target():
+    return dataclasses.replace(targets.target(), name="another")
+
+
+@pytest.mark.parametrize(
+    "what, other",
+    [
+        ("_source_digest", lambda: "of another version"),
+        ("target", _other_target),
+        ("ABI", "of another Python"),
+    ],
+)
+def test_code_of_other_sources_or_for_another_machine_is_not_used(
+    tmp_path, monkeypatch, made, what, other
+):
     fresh(tmp_path)(1.5)
-    monkeypatch.setattr(compiled, "_source_digest", lambda: "of another version")
-    changed = fresh(tmp_path)
-    assert changed(1.5) == 3.0 and not changed.stats.cache_hits
+    monkeypatch.setattr(compiled, what, other)
+    assert fresh(tmp_path)(1.5) == 3.0 and len(made) == 2
 
 
 def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, monkeypatch):
@@ -165,7 +238,7 @@ def _of_somebody_else(path):
         _of_somebody_else,
     ],
 )
-def test_code_that_others_can_have_written_is_not_unpickled(tmp_path, what, change, monkeypatch):
+def test_code_that_others_can_have_written_is_not_run(tmp_path, what, change, monkeypatch):
     if os.getuid():
         pytest.skip("gives files to other users: for root alone")
     monkeypatch.setattr(writers.pwd, "getpwuid", lambda user: types.SimpleNamespace(pw_name="me"))
@@ -177,7 +250,7 @@ def test_code_that_others_can_have_written_is_not_unpickled(tmp_path, what, chan
     assert fresh(tmp_path)(1.5) == 3.0
 
 
-def test_code_under_another_name_or_behind_a_link_is_not_unpickled(tmp_path):
+def test_code_under_another_name_or_behind_a_link_is_not_run(tmp_path):
     fresh(tmp_path)(1.5)
     (file,) = tmp_path.iterdir()
     other = file.with_name("another.kernel")
@@ -231,10 +304,11 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
     (package / "array/cpu/__pycache__").write_text("a file, where even root cannot make a folder")
     (tmp_path / "temporary").mkdir()
     code = (
-        GELU + "from shardkit.testing.array import cpu_activation; "
-        "print(shardkit.__file__, y[0], sum(cpu_activation._gelu.stats.cache_hits.values()))"
+        GELU
+        + "from shardkit.testing.array import WORKSHOPS; "
+        + "print(shardkit.__file__, y[0], int(not WORKSHOPS.is_open))"
     )
-    for hits in "01":
+    for is_read in "01":
         assert run(
             code,
             tmp_path / "installed",
@@ -242,7 +316,7 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
             HOME=NO_FOLDER,
             PYTHONPATH="",
             TMPDIR=str(tmp_path / "temporary"),
-        ) == [str(package / "__init__.py"), "0.841192", hits]
+        ) == [str(package / "__init__.py"), "0.841192", is_read]
     assert (tmp_path / "temporary" / f"shardkit-kernels-{os.getuid()}").is_dir()
 
 
@@ -282,26 +356,33 @@ def test_other_dtypes_and_byte_orders_go_to_the_plain_twin():
     assert kernels.tree_sum([numpy.arange(3), numpy.arange(3)]).tolist() == [0, 2, 4]
 
 
-def test_threads_that_call_a_kernel_for_the_first_time_together_agree(tmp_path):
-    function, x, seen = fresh(tmp_path), numpy.arange(1000.0), []
+def doubled_into(x, out):
+    for i in range(x.size):
+        out[i] = x[i] + x[i]
+
+
+def test_threads_that_call_a_kernel_for_the_first_time_together_agree(tmp_path, made):
+    function, x, seen = Loop(doubled_into, [tmp_path]), numpy.arange(1000.0), []
     start = threading.Barrier(4)
 
     def call():
         start.wait()
-        seen.append(function(x).tobytes())
+        out = numpy.empty_like(x)
+        function(x, out)
+        seen.append(out.tobytes())
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(seen) == 4 and set(seen) == {(2 * x).tobytes()}
+    assert len(seen) == 4 and set(seen) == {(2 * x).tobytes()} and len(made) == 1
 
 
 # ---- numbers -------------------------------------------------------------------------------------
 
 
-@inlined
+@compiled.compiled
 def map_exp(x, out):
     for i in range(x.size):
         out[i] = exp(x[i])
@@ -317,7 +398,7 @@ def test_exp_is_right_to_two_units_in_the_last_place(dtype, lowest, highest):
     assert (abs(y - wanted) / wanted).max() < 1.0 * numpy.finfo(dtype).eps  # a unit is eps/2 to eps
 
 
-@inlined
+@compiled.compiled
 def map_exp2(x, out):
     for i in range(x.size):
         out[i] = exp2(x[i])
@@ -346,12 +427,19 @@ def test_exp_of_what_is_not_finite_and_beyond_the_range(dtype, function):
     )
 
 
-@inlined
-def reduced(x):
+@compiled.compiled
+def reduce(x, out):
     top, total = x[0], like(0.0, x[0])
     for i in range(x.size):
         top, total = larger(top, x[i]), plus(total, logistic(x[i]))
-    return top, total
+    out[0] = top
+    out[1] = total
+
+
+def reduced(x):
+    out = numpy.empty(2, x.dtype)
+    reduce(x, out)
+    return tuple(out)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

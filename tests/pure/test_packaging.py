@@ -1,6 +1,7 @@
 """What is packed, and the files in which a packager reads what shardkit needs, agree."""
 
 import ast
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -61,6 +62,23 @@ def test_every_pattern_of_package_data_finds_files(package):
     folder = ROOT / package.replace(".", "/")
     patterns = SETTINGS["tool"]["setuptools"]["package-data"][package]
     assert not [pattern for pattern in patterns if not list(folder.glob(pattern))]
+
+
+def test_a_wheel_has_machine_code_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "packaging")
+    backend = importlib.import_module(SETTINGS["build-system"]["build-backend"])
+    made = []
+    monkeypatch.setattr(backend.subprocess, "run", lambda command, **_: made.append(command[3:]))
+    monkeypatch.setattr(backend.build_meta, "build_wheel", lambda *given: given)
+    plain = backend.get_requires_for_build_wheel({"other": "x"})
+    assert backend.build_wheel("to") == ("to", None, None) and not made
+    settings = {"kernels": "x86-64-v3, x86-64-v4"}
+    assert backend.build_wheel("to", settings, "from") == ("to", settings, "from")
+    assert made == [["x86-64-v3", "x86-64-v4"]]
+    wanted = backend.get_requires_for_build_wheel(settings)
+    assert wanted == [*plain, *PROJECT["dependencies"]]
+    for hook in ("build_sdist", "build_editable", "get_requires_for_build_editable"):
+        assert getattr(backend, hook) is getattr(backend.build_meta, hook)
 
 
 def test_every_file_of_the_package_that_is_no_python_is_packed():

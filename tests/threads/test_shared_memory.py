@@ -3,13 +3,13 @@
 import threading
 import time
 
-import numba
 import numpy
 import pytest
 from shared_channels import on_one_node
 from threads.communication_contract import rough, tree
 
 from shardkit import ReductionOperation
+from shardkit.testing.array import compiled
 from shardkit.testing.comm import (
     IDLE_BYTES,
     PAGE_BYTES,
@@ -215,8 +215,12 @@ def test_a_neighbor_maps_the_same_memory_and_no_other_process_by_mistake(heap):
         Mapping.of_neighbor(*facts, b"x" * len(heap.token))
 
 
+def _copy_past_the_caches(target, source, count):
+    stream_bytes(target, source, count)
+
+
 def test_a_copy_past_the_caches_moves_these_bytes_and_no_others():
-    copy = numba.njit(lambda target, source, count: stream_bytes(target, source, count))
+    copy = compiled.compiled(_copy_past_the_caches)
     source = numpy.random.default_rng(0).integers(1, 256, 200_000, "uint8")
     for start, count in [
         (0, 0),

@@ -1,125 +1,262 @@
-"""Compile loops with Numba, and keep the compiled code.
+"""Loops in machine code: found where it is kept, or else compiled, and called without a layer.
 
-    @compiled                   a loop that Python calls: kept in a file
-    @inlined                    a formula that loops call
+    @compiled                   a loop that Python calls, and other loops
+    @inlined                    a formula that loops call (notation.py)
 
 Both compile to exact IEEE arithmetic: nothing is reordered or contracted (no
 fastmath), so an element has the same bits wherever it stands, whether it was computed in a vector
 or alone. What may be reordered says so (`plus` in scalar.py). Loops get C-contiguous, writable
 arrays only: one machine code per kernel and dtype.
 
-Compiling takes a few tenths of a second per loop, once per machine: the code is then read from the
-first of these folders that has it, and written to the first that lets us.
+The code of a loop for one signature (signatures.py) and target (targets.py) comes from the first of
+these that has it. Only what is in none is compiled, and written to the first folder that lets us:
+Numba and LLVM are loaded for that alone.
 
+    the package's own     for common loops, made when it was installed (packs.py)
     NUMBA_CACHE_DIR, if it is set
     __pycache__ beside this file
     ~/.cache/shardkit
     a private folder in the temporary one
 
-If none can be written to, each process compiles what it needs. One file holds one loop for one
-signature and kind of CPU, and carries a checksum: ranks that compile at the same time write equal
-files, and a torn file is compiled again. Reading one runs what it holds: only a file that nobody
-else can have written is read (files/writers.py). (Numba's own cache numbers its files in an index,
-which two processes that save different signatures can leave pointing at each other's.)
+Ranks compile for each other: one claims a loop and compiles it, in a process of its own
+(workshop.py), and the others read what it has written (files/claims.py). If no folder can be
+written to, each process compiles what it needs. One file of a folder holds one loop and carries a
+checksum: a torn file is compiled again. Code is run that is read: only a file that nobody else can
+have written is read (files/writers.py).
 """
 
 import functools
 import hashlib
+import importlib
 import os
-import pickle
 import stat
-import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ...environment import kernel_folder
+from ...environment import choose_kernel_folder, kernel_folder, launcher
+from ...errors import FileError
+from ...files.claims import claimed, claimed_at_once
 from ...files.writers import can_be_trusted, read_trusted
 from ...files.writing import write_whole
 from ..machine_code import MACHINE_CODE
+from . import packs
+from .common import going_with
+from .images import ABI, Code, Image, is_layout_known
+from .notation import Formula, in_this_process, inlined
+from .signatures import signature_of
+from .targets import check_that_it_runs_here, target
+from .workshop import WORKSHOPS
 
-with MACHINE_CODE.loading("Numba"):
-    import numba
-    from numba.core.compiler import CompileResult
-    from numba.core.serialize import dumps
+__all__ = ["Loop", "compiled", "inlined"]
 
 DIGEST_BYTES = 32
+WAY_SECONDS = 2.0  # for which other ranks give way to rank 0, so that one loads the compiler
+LOOPS: dict[str, "Loop"] = {}
+_LOCK = threading.RLock()  # one thread finds or compiles code at a time
 
 
-def compiled(loop):
+def compiled(loop) -> "Loop":
     """Return the loop in machine code, which releases the GIL and is kept in a file."""
-    dispatcher = inlined(loop)
-    dispatcher._cache = CodeFiles(loop)
-    return dispatcher
+    found = Loop(loop)
+    LOOPS[found.name] = found
+    return found
 
 
-def inlined(formula):
-    """Return the formula in machine code; it is kept as a part of the loops that call it.
+class Loop(Formula):
+    """A loop of Python, and its machine code for each signature that it was called with.
 
-    Processes compile loops for each other, and link them by qualified names: formulas that differ,
-    made by one function, need names of their own.
+    name       of the module within the package, and of the loop
+    __call__   the code that came last: a call goes there without a frame of Python between, and
+               for other types from there to what came before
     """
-    return numba.njit(formula, error_model="numpy", nogil=True)
 
+    __slots__ = ("__call__",)
 
-class CodeFiles:
-    """The compiled signatures of one loop, in files; its five members are what Numba calls."""
-
-    def __init__(self, loop, folders=None):
-        self._name = f"{loop.__module__.rpartition('.')[2]}.{loop.__name__}"
-        self._home = Path(loop.__code__.co_filename).parent
-        self._folders = candidate_folders() if folders is None else folders
-
-    def __str__(self):
-        return self._name
+    def __init__(self, function, folders=None):
+        super().__init__(function)
+        self.name = f"{function.__module__.removeprefix(packs.PACKAGE + '.')}.{function.__name__}"
+        self._folders = folders
+        self._home = Path(function.__code__.co_filename).parent
+        self.__call__: Callable = self._meet
+        self._of_signature: dict[tuple[str, ...], Callable] = {}
 
     @property
-    def cache_path(self):
-        return str(self._folders[0])
+    def signatures(self) -> list[tuple[str, ...]]:
+        """The signatures that there is code for in this process."""
+        return list(self._of_signature)
 
-    def load_overload(self, signature, target):
-        """Return the compiled code for this signature, or None."""
-        began = time.perf_counter()
-        with MACHINE_CODE.loading(self._name):
-            found = self._load(signature, target)
-        if found is None:
-            MACHINE_CODE.begin(self)
+    def entry_for(self, signature: tuple[str, ...]) -> Callable:
+        """Return the function for arguments of this signature; for others: NotImplemented."""
+        with _LOCK:
+            if signature not in self._of_signature:
+                self._add(signature)
+            return self._of_signature[signature]
+
+    def _add(self, signature):
+        if can_keep_code():
+            check_that_it_runs_here(target())
+            code = Code(self.image(signature), self.name)
+            self._of_signature[signature] = code.function()
+            self.__call__ = code.function(self.__call__)
         else:
+            self._of_signature[signature] = self.__call__ = self._in_this_process
+
+    def _meet(self, *arguments):
+        """Compute where there was no code for these types before."""
+        return self.entry_for(signature_of(arguments))(*arguments)
+
+    @functools.cached_property
+    def _in_this_process(self):
+        """Numba's function, for a system where code cannot be kept."""
+        MACHINE_CODE.begin(self)
+        try:
+            return in_this_process(self.py_func)
+        finally:
+            MACHINE_CODE.end(self)
+
+    def image(self, signature: tuple[str, ...]) -> Image:
+        """Return the code for a signature: as it was kept, or else compiled, and kept."""
+        began = time.perf_counter()
+        with MACHINE_CODE.loading(self.name):
+            found = self._kept(signature)
+        if found is not None:
             MACHINE_CODE.read(time.perf_counter() - began)
+            return found
+        MACHINE_CODE.begin(self.name)
+        found = self.made(signature)
+        MACHINE_CODE.end(self.name)
         return found
 
-    def _load(self, signature, target):
-        target.refresh()
-        name = self._file_name(signature, target.codegen())
-        for folder in self._folders:
-            content = _read(folder / name)
+    def found_or_made(self, signature: tuple[str, ...]) -> Image:
+        """Return the code for a signature. Threads may call it."""
+        found = self._kept(signature)
+        return self.made(signature) if found is None else found
+
+    def keep(self, signature: tuple[str, ...]) -> Path | None:
+        """Compile for a signature what is not there; return the folder that keeps it now.
+
+        None: it was there. Errors: FileError if no folder takes it.
+        """
+        if self._kept(signature) is not None:
+            return None
+        self.made(signature)
+        for path in self._paths(signature):
+            if _read(path) is not None:
+                return path.parent
+        folders = ", ".join(map(str, self._places()))
+        raise FileError(
+            f"compiled kernels can be kept in none of {folders}; choose a folder that can be "
+            "written to: shardkit compile --folder FOLDER"
+        )
+
+    def made(self, signature: tuple[str, ...]) -> Image:
+        """Return the code that this process compiles, or another meanwhile; and keep it.
+
+        Threads may call it.
+        """
+        way = 0.0 if WORKSHOPS.is_open or not launcher().rank else WAY_SECONDS
+        find, ahead = functools.partial(self._kept, signature), Ahead(self, signature)
+        with claimed(self._paths(signature), find, way, ahead.do_one) as found:
+            return self._made_now(signature) if found is None else found
+
+    def make_ahead(self, signature: tuple[str, ...]) -> None:
+        """Compile what is not there and what no other process compiles."""
+        with claimed_at_once(self._paths(signature)) as has_claim:
+            if has_claim and self._kept(signature) is None:
+                self._made_now(signature)
+
+    def _made_now(self, signature) -> Image:
+        content = self._compiled(signature)
+        for path in self._paths(signature):
+            if _write(path.parent, path.name, content):
+                break
+        return Image.unpack(content)
+
+    def _paths(self, signature) -> list[Path]:
+        """Return where the code for a signature may be."""
+        name = self._file_name(signature)
+        return [folder / name for folder in self._places()]
+
+    def _compiled(self, signature) -> bytes:
+        """Return new code, packed."""
+        if LOOPS.get(self.name) is self:  # another process finds the loop by its name
+            content = WORKSHOPS.code(packs.key_of(self.name, signature))
             if content is not None:
-                return CompileResult._rebuild(target, *pickle.loads(content))  # runs code
+                return content
+        from .compiling import image_of  # loads Numba and LLVM
+
+        return image_of(self, signature, target()).pack()
+
+    def _kept(self, signature) -> Image | None:
+        if self._folders is None:
+            packed = packs.find(self.name, signature, self.sources)
+            if packed is not None:
+                return Image.unpack(packed)
+        for path in self._paths(signature):
+            content = _read(path)
+            if content is not None:
+                return Image.unpack(content)
         return None
 
-    def save_overload(self, signature, result):
-        """Keep the code in the first folder that can be written to, if there is one."""
-        content = dumps(result._reduce())
-        name = self._file_name(signature, result.codegen)
-        any(_write(folder, name, content) for folder in self._folders)
-        MACHINE_CODE.end(self)
+    def _places(self):
+        return candidate_folders() if self._folders is None else self._folders
 
-    def flush(self):
-        """Do nothing: every signature is written when it is compiled."""
+    @functools.cached_property
+    def sources(self) -> str:
+        """A digest of the files that the loop is made from."""
+        return hashlib.sha256((_source_digest() + _digest_of(self._home)).encode()).hexdigest()
 
-    def _file_name(self, signature, codegen):
-        """Return a name that differs with sources, signature, CPU, Numba and Python."""
-        key = repr(
-            (
-                _source_digest(),
-                _digest_of(self._home),
-                signature,
-                codegen.magic_tuple(),
-                numba.__version__,
-                sys.version_info[:2],
-            )
-        )
-        return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
+    def _file_name(self, signature) -> str:
+        """Return a name that differs with sources, signature, target, Python and NumPy."""
+        key = repr((self.sources, signature, target().name, ABI))
+        name = ".".join(self.name.split(".")[-2:])
+        return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
+
+
+class Ahead:
+    """What a rank compiles while it waits for another that compiles this loop: what goes with it.
+
+    Rank 1 does so, and one whose compiler is loaded: one at a time, or all would load theirs.
+    """
+
+    def __init__(self, loop: Loop, signature):
+        self._line = packs.key_of(loop.name, signature)
+        self._folders = loop._places()
+        self._is_known = LOOPS.get(loop.name) is loop
+
+    @functools.cached_property
+    def _lines(self) -> list[str]:
+        return going_with(self._line, target().has_pairs) if self._is_known else []
+
+    def _seats(self) -> list[Path]:
+        """Return the names that ranks claim to work ahead; the folders are tried in turn."""
+        return [folder / "ahead" for folder in self._folders]
+
+    def do_one(self) -> None:
+        """Compile the next loop, if there is one."""
+        if not self._lines or not (WORKSHOPS.is_open or launcher().rank == 1):
+            return
+        with claimed_at_once(self._seats()) as has_seat:
+            if has_seat:
+                loop, signature = loop_named(self._lines.pop(0))
+                loop.make_ahead(signature)
+
+
+def loop_named(line: str) -> tuple[Loop, tuple[str, ...]]:
+    """Return the loop and the signature that a line names."""
+    name, signature = packs.parts_of_key(line)
+    for module in ("array.kernels", name.rpartition(".")[0]):  # the first declares all kernels
+        importlib.import_module(f"{packs.PACKAGE}.{module}")
+    return LOOPS[name], signature
+
+
+@functools.cache
+def can_keep_code() -> bool:
+    """Return whether this system runs code as it is kept; else Numba compiles in each process."""
+    return target().is_kept and is_layout_known()
 
 
 @functools.cache
@@ -133,6 +270,12 @@ def candidate_folders() -> tuple[Path, ...]:
         folders.append(Path(home) / ".cache" / "shardkit")
     private = Path(tempfile.gettempdir()) / f"shardkit-kernels-{os.getuid()}"
     return (*folders, private) if _is_private(private) else tuple(folders)
+
+
+def keep_in(folder: Path) -> None:
+    """Let this process keep compiled code in this folder, from now on."""
+    choose_kernel_folder(folder)
+    candidate_folders.cache_clear()
 
 
 def _is_private(folder):
@@ -152,8 +295,12 @@ def _source_digest() -> str:
 
 @functools.cache
 def _digest_of(folder: Path) -> str:
-    """Return a digest of all files in the folder: a loop contains formulas of its neighbors."""
-    sources = sorted(folder.glob("*.py"))
+    """Return a digest of all files in the folder: a loop contains formulas of its neighbors.
+
+    Of a folder within an archive (zipimport) it is that of the archive.
+    """
+    sources = sorted(folder.glob("*.py")) or [path for path in folder.parents if path.is_file()]
+    assert sources, folder
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 
 

@@ -5,12 +5,11 @@ Every element computes the formulas of all its intervals and chooses, so that LL
 
 import math
 
-from numba.extending import register_jitable
-
 from ..reference import erf as reference
 from ..registry import on_cpu
 from .arrays import elementwise
-from .compiled import compiled, inlined
+from .compiled import compiled
+from .notation import inlined, jitable
 from .scalar import exp, fma, like
 
 NEAR, MIDDLE, FAR = reference.LIMITS
@@ -42,7 +41,7 @@ def _polynomial(coefficients):
     first, *rest = coefficients
     rest = tuple(rest)
 
-    @register_jitable
+    @jitable
     def polynomial(x):
         y = like(first, x)
         for coefficient in rest:

@@ -1,26 +1,22 @@
 """Casts to half floats and back: float16 by the CPU's instructions, bfloat16 by its bits."""
 
-import functools
-
 import numpy
-from llvmlite import ir
-from numba.core import types
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic
 
 from ..arena import empty
 from ..reference import half as reference
 from ..registry import on_cpu
 from .arrays import plain
 from .compiled import compiled
+from .notation import intrinsic, ir, types
 from .scalar import larger, like
 from .storage import bfloat16_bits, from_bfloat16_bits
+from .targets import target
 
 
 @on_cpu
 def to_half(x, scale=1.0, out=None):
     out = empty(x.shape, numpy.float16) if out is None else out
-    if x.dtype != numpy.float32 or out.dtype == numpy.float16 and not _has_half_floats():
+    if x.dtype != numpy.float32 or out.dtype == numpy.float16 and not target().has_half_floats:
         return reference.to_half(x, scale, out)
     loop = _to_half if out.dtype == numpy.float16 else _to_bfloat16
     loop(plain(x), float(scale), out.view(numpy.uint16))
@@ -29,7 +25,11 @@ def to_half(x, scale=1.0, out=None):
 
 @on_cpu
 def from_half(x, dtype, out=None):
-    if numpy.dtype(dtype) != numpy.float32 or x.dtype == numpy.float16 and not _has_half_floats():
+    if (
+        numpy.dtype(dtype) != numpy.float32
+        or x.dtype == numpy.float16
+        and not target().has_half_floats
+    ):
         return reference.from_half(x, dtype, out)
     out = empty(x.shape, dtype) if out is None else out
     loop = _from_half if x.dtype == numpy.float16 else _from_bfloat16
@@ -40,13 +40,6 @@ def from_half(x, dtype, out=None):
 @on_cpu
 def largest_magnitude(x):
     return float(_largest_magnitude(plain(x)))
-
-
-@functools.cache
-def _has_half_floats():
-    """Return True if the CPU casts float16; else LLVM would call a library that may be missing."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return "+f16c" in features or triple.startswith("aarch64")
 
 
 @intrinsic

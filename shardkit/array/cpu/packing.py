@@ -15,10 +15,7 @@ of what is packed into decides.
     e f g h       (e, f) (g, h)
 """
 
-from numba.core import types
-from numba.extending import overload
-
-from .compiled import inlined
+from .notation import inlined, overload, types
 from .scalar import like
 from .storage import bfloat16_bits, narrow, wide
 

@@ -12,14 +12,12 @@ products to a sum of float32.
 Each sum is one chain in the order of k: its bits do not depend on its place in a tile.
 """
 
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
-
-from .tiles import FEATURES, INDEX, VECTOR_BYTES, Lanes, pointers, smaller
+from .notation import cgutils, intrinsic, ir, types
+from .targets import target
+from .tiles import VECTOR_BYTES, Lanes, index, pointers, smaller
 
 # AMD's processors since Zen 4, Intel's since Cooper Lake.
-HAS_PAIRS = VECTOR_BYTES == 64 and bool(FEATURES.get("avx512bf16"))
+HAS_PAIRS = target().has_pairs
 
 
 class PairLanes(Lanes):
@@ -92,10 +90,10 @@ def _add_panel(lanes, of_sums, arguments, num_rows, num_vectors):
         arguments
     )
     builder = lanes.builder
-    rows = [smaller(builder, INDEX(r), last) for r in range(num_rows)]
+    rows = [smaller(builder, index(r), last) for r in range(num_rows)]
     starts = [builder.gep(a, [_place(builder, at_a, row, row_step)]) for row in rows]
     places = [_place(builder, at_y, row, y_step) for row in rows]
-    vectors = [INDEX(v * lanes.count) for v in range(num_vectors)]
+    vectors = [index(v * lanes.count) for v in range(num_vectors)]
     sums = [of_sums.registers(of_sums.zero, num_vectors) for _ in rows]
     each = [
         (register, builder.add(place, vector))

@@ -7,10 +7,7 @@ steps count elements. a and b may be words, two bfloat16 each (panel_tiles.py): 
 counts words.
 """
 
-from numba.core import types
-from numba.extending import overload
-
-from .compiled import inlined
+from .notation import inlined, overload, types
 from .panel_tiles import tile_of_panel
 from .tiles import VECTOR_BYTES
 

@@ -6,28 +6,25 @@ float32. So constants are written like(0.5, x): 0.5 in the type of x.
 
 import math
 
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic, overload, register_jitable
-
 from ..fresh import BLOCK
-from .compiled import inlined
+from .notation import inlined, intrinsic, ir, jitable, overload, types
 
+# of the dtypes that formulas compute in
 LN2 = {
-    types.float32: (
+    "float32": (
         0.693359375,
         -2.12194440054690583e-4,
     ),  # high part with zeros at the end, and the rest
-    types.float64: (0.693145751953125, 1.42860682030941723212e-6),
+    "float64": (0.693145751953125, 1.42860682030941723212e-6),
 }
 # Adding this leaves no bits behind the point.
 ROUNDING = {
-    types.float32: 1.5 * 2**23,
-    types.float64: 1.5 * 2**52,
+    "float32": 1.5 * 2**23,
+    "float64": 1.5 * 2**52,
 }
-NUM_TERMS = {types.float32: 8, types.float64: 14}  # |r| < 0.35: the next is below half a last bit
-POWERS = {types.float32: (-126.0, 128.0), types.float64: (-1022.0, 1024.0)}
-LIMITS = {types.float32: (-87.3, 89.0), types.float64: (-708.3, 710.0)}
+NUM_TERMS = {"float32": 8, "float64": 14}  # |r| < 0.35: the next is below half a last bit
+POWERS = {"float32": (-126.0, 128.0), "float64": (-1022.0, 1024.0)}
+LIMITS = {"float32": (-87.3, 89.0), "float64": (-708.3, 710.0)}
 
 
 @intrinsic
@@ -111,10 +108,10 @@ def exp(x):
 
 @overload(exp)
 def _exp(x):
-    ln2_high, ln2_low = LN2[x]
-    rounding = ROUNDING[x]
-    lowest, highest = LIMITS[x]
-    polynomial = _taylor_polynomial(NUM_TERMS[x])
+    ln2_high, ln2_low = LN2[x.name]
+    rounding = ROUNDING[x.name]
+    lowest, highest = LIMITS[x.name]
+    polynomial = _taylor_polynomial(NUM_TERMS[x.name])
 
     def formula(x):
         bounded = like(highest, x) if x > like(highest, x) else x  # NaN stays NaN
@@ -138,9 +135,9 @@ def exp2(x):
 
 @overload(exp2)
 def _exp2(x):
-    rounding = ROUNDING[x]
-    lowest, highest = POWERS[x]
-    polynomial = _taylor_polynomial(NUM_TERMS[x], math.log(2))
+    rounding = ROUNDING[x.name]
+    lowest, highest = POWERS[x.name]
+    polynomial = _taylor_polynomial(NUM_TERMS[x.name], math.log(2))
 
     def formula(x):
         bounded = like(highest, x) if x > like(highest, x) else x  # NaN stays NaN
@@ -156,7 +153,7 @@ def _taylor_polynomial(num_terms, rate=1.0):
     first, *rest = [rate**k / math.factorial(k) for k in range(num_terms - 1, -1, -1)]
     rest = tuple(rest)
 
-    @register_jitable
+    @jitable
     def polynomial(r):
         y = like(first, r)
         for coefficient in rest:

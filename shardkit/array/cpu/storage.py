@@ -8,9 +8,7 @@ Loops get arrays of bfloat16 as their bits, uint16 (arrays.py). One source serve
     out[i] = narrow(exp(wide(x[i])), out)
 """
 
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic, overload
+from .notation import intrinsic, ir, overload, types
 
 
 def wide(x):

@@ -15,16 +15,12 @@ of fused multiply-adds in the order of k: its bits do not depend on its place in
 C-contiguous and taken as flat; starts and strides count elements. panel_tiles.py has a third tile.
 """
 
-import llvmlite.binding
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from .notation import cgutils, intrinsic, ir, types
+from .targets import target
 
-FEATURES = llvmlite.binding.get_host_cpu_features()
-VECTOR_BYTES = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx2") else 16
+VECTOR_BYTES = target().vector_bytes
 ROWS = 4
 VECTORS = 3 if VECTOR_BYTES == 32 else 4  # AVX2 has 16 registers, the others have 32
-INDEX = ir.IntType(64)
 
 
 class Lanes:
@@ -83,6 +79,11 @@ class Lanes:
         return cgutils.get_or_insert_function(self.builder.module, form, f"{name}.{self.suffix}")
 
 
+def index(number):
+    """Return a constant that counts elements."""
+    return ir.IntType(64)(number)
+
+
 def smaller(builder, x, y):
     """Return the smaller of two integers, signed."""
     return builder.select(builder.icmp_signed("<", x, y), x, y)
@@ -131,7 +132,7 @@ def tile_product(num_rows, num_vectors):
             w, first, last, w_stride, w_table, b, s, at_s, table, depth, y, at_y, stride = pointers(
                 context, builder, signature, arguments
             )
-            rows = [smaller(builder, builder.add(first, INDEX(r)), last) for r in range(num_rows)]
+            rows = [smaller(builder, builder.add(first, index(r)), last) for r in range(num_rows)]
             starts = [builder.gep(w, [builder.mul(row, w_stride)]) for row in rows]
             levels = [lanes.repeated(builder.load(builder.gep(b, [row]))) for row in rows]
             sums = [lanes.registers(level, num_vectors) for level in levels]
@@ -139,7 +140,7 @@ def tile_product(num_rows, num_vectors):
                 at = builder.add(at_s, builder.load(builder.gep(table, [loop.index])))
                 at_w = builder.load(builder.gep(w_table, [loop.index]))
                 read = [
-                    lanes.load(s, builder.add(at, INDEX(v * lanes.count)))
+                    lanes.load(s, builder.add(at, index(v * lanes.count)))
                     for v in range(num_vectors)
                 ]
                 for row, pointer in zip(sums, starts):
@@ -147,9 +148,9 @@ def tile_product(num_rows, num_vectors):
                     for vector, register in zip(read, row):
                         lanes.add_product(number, vector, register)
             for r, row in enumerate(sums):
-                at = builder.add(at_y, builder.mul(stride, INDEX(r)))
+                at = builder.add(at_y, builder.mul(stride, index(r)))
                 for v, register in enumerate(row):
-                    place = builder.add(at, INDEX(v * lanes.count))
+                    place = builder.add(at, index(v * lanes.count))
                     lanes.store(builder.load(register), y, place)
             return context.get_dummy_value()
 
@@ -186,24 +187,24 @@ def tile_of_dots(num_rows, num_columns):
                 context, builder, signature, arguments
             )
             row_starts = [
-                builder.add(at_x, builder.mul(x_stride, INDEX(r))) for r in range(num_rows)
+                builder.add(at_x, builder.mul(x_stride, index(r))) for r in range(num_rows)
             ]
-            in_table = [builder.add(at_table, INDEX(k)) for k in range(num_columns)]
+            in_table = [builder.add(at_table, index(k)) for k in range(num_columns)]
             column_starts = [
                 builder.add(at_s, builder.load(builder.gep(table, [place]))) for place in in_table
             ]
             sums = [lanes.registers(lanes.zero, num_columns) for _ in range(num_rows)]
             with cgutils.for_range(builder, length) as loop:
-                p = builder.mul(loop.index, INDEX(lanes.count))
+                p = builder.mul(loop.index, index(lanes.count))
                 read = [lanes.load(x, builder.add(start, p)) for start in row_starts]
                 for k, start in enumerate(column_starts):
                     vector = lanes.load(s, builder.add(start, p))
                     for r in range(num_rows):
                         lanes.add_product(read[r], vector, sums[r][k])
             for r, row in enumerate(sums):
-                start = builder.add(at_y, builder.mul(stride, INDEX(r)))
+                start = builder.add(at_y, builder.mul(stride, index(r)))
                 for k, register in enumerate(row):
-                    place = builder.gep(y, [builder.add(start, INDEX(k))])
+                    place = builder.gep(y, [builder.add(start, index(k))])
                     total = builder.fadd(builder.load(place), lanes.total(register))
                     builder.store(total, place)
             return context.get_dummy_value()
@@ -222,7 +223,7 @@ def copy_row(typing_context, count, source, at_source, source_step, out, at_out,
     def generate(context, builder, signature, arguments):
         count, x, at_x, x_step, y, at_y, y_step = pointers(context, builder, signature, arguments)
         x, y = builder.gep(x, [at_x]), builder.gep(y, [at_y])
-        one = INDEX(1)
+        one = index(1)
         is_plain = builder.and_(
             builder.icmp_signed("==", x_step, one), builder.icmp_signed("==", y_step, one)
         )
@@ -246,7 +247,7 @@ def clear_row(typing_context, count, out, at_out):
     def generate(context, builder, signature, arguments):
         count, y, at_y = pointers(context, builder, signature, arguments)
         item_bytes = context.get_abi_sizeof(context.get_data_type(out.dtype))
-        num_bytes = builder.mul(count, INDEX(item_bytes))
+        num_bytes = builder.mul(count, index(item_bytes))
         cgutils.memset(builder, builder.gep(y, [at_y]), num_bytes, 0)
         return context.get_dummy_value()
 

@@ -11,12 +11,7 @@ Source: futex(2); "Futexes Are Tricky", U. Drepper, 2011.
 
 import platform
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
-from ...array.cpu.compiled import inlined
+from ...array.cpu.notation import cgutils, external, inlined, intrinsic, ir, types
 from .mailbox import NAP, SLEEPERS, WORD_BYTES
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(
@@ -27,9 +22,9 @@ _WAKE = 1
 _EVERYBODY = 2**31 - 1
 _PAUSE = "llvm.x86.sse2.pause" if platform.machine() == "x86_64" else None
 
-yield_core = types.ExternalFunction("sched_yield", types.int32())
-move_bytes = types.ExternalFunction("memcpy", types.int64(types.int64, types.int64, types.int64))
-_system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+yield_core = external("sched_yield", "int32")
+move_bytes = external("memcpy", "int64", *["int64"] * 3)
+_system_call = external("syscall", "int64", *["int64"] * 7)
 
 
 @intrinsic

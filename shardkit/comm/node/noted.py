@@ -9,12 +9,10 @@ in heaps, or FIRST_IN_SLOTS and the stage of the loop in slots. Who goes on also
 a rank that waits long does that in Python, where the watchdog sees it.
 """
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-from numba.np import numpy_support
+import numpy
 
-from ...array.cpu.compiled import compiled, inlined
+from ...array.cpu.compiled import compiled
+from ...array.cpu.notation import external, inlined, intrinsic, ir, types
 from ..watch.ledger import NUM_RECORDS, PLACE_IS_FREE, PLACE_NUMBER, PLACE_RING, RECORD_BYTES
 from ..watch.progress import NANOSECONDS, NUM_CALLS
 from .atomic import address_of, load, store
@@ -60,13 +58,13 @@ from .mailbox import (
 )
 
 _MONOTONIC = 1
-_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+_clock = external("clock_gettime", "int32", "int32", "int64")
 
 
 @intrinsic
 def dtype_number(typing, array):
     """Return the place of the array's dtype in DTYPES."""
-    number = DTYPES.index(numpy_support.as_dtype(array.dtype).char)
+    number = DTYPES.index(numpy.dtype(array.dtype.name).char)
 
     def build(context, builder, signature, arguments):
         return ir.Constant(ir.IntType(64), number)

@@ -39,39 +39,28 @@ OPERATIONS = {
 # of each verb: arrays that it takes, integers before its table and after it
 _ARRAYS = {ALL_REDUCE: 1, REDUCE_SCATTER: 2, ALL_GATHER: 2, BROADCAST: 1}
 _BEFORE = {BROADCAST: 1}
+NUMBER, TABLE = "int64", "int64[1]"  # parts of signatures (array/cpu/signatures.py)
 _AFTER = {BARRIER: 1, ALL_REDUCE: 2, REDUCE_SCATTER: 3, ALL_GATHER: 1, BROADCAST: 1}
 
 
 @cache
 def loop_of(verb: int, char: str):
-    """Return the compiled verb for flat arrays of this dtype; it refuses others by TypeError."""
+    """Return the compiled verb for flat arrays of this dtype; for others: NotImplemented."""
     with MACHINE_CODE.loading(COMPILED_VERBS[verb]):
-        from numba import types
-        from numba.np.numpy_support import from_dtype
+        from . import noted
 
-        from . import noted  # loads Numba
-
-    loop = getattr(noted, COMPILED_VERBS[verb])
-    array = types.Array(from_dtype(numpy.dtype(char)), 1, "C")
-    before, after = ([types.int64] * kinds.get(verb, 0) for kinds in (_BEFORE, _AFTER))
-    signature = (*[array] * _ARRAYS.get(verb, 0), *before, types.int64[::1], *after)
-    loop.disable_compile(False)
-    loop.compile(signature)
-    loop.disable_compile(True)
-    return loop
+    before, after = ([NUMBER] * kinds.get(verb, 0) for kinds in (_BEFORE, _AFTER))
+    arrays = [_array_of(char)] * _ARRAYS.get(verb, 0)
+    return getattr(noted, COMPILED_VERBS[verb]).entry_for((*arrays, *before, TABLE, *after))
 
 
 @cache
 def load_roads(verb: int, char: str) -> None:
     """Load the loops of a verb in heaps and in slots: a call that takes long goes on in them."""
     with MACHINE_CODE.loading(COMPILED_VERBS[verb]):
-        from numba import types
-        from numba.np.numpy_support import from_dtype
-
         from . import loops
 
-    one, table = types.int64, types.int64[::1]
-    array = types.Array(from_dtype(numpy.dtype(char)), 1, "C")
+    one, table, array = NUMBER, TABLE, _array_of(char)
     gather, add = (one,) * 4 + (table,) * 3 + (one,), (table, one, one, one)
     signatures: dict[int, dict[Any, tuple]] = {
         BARRIER: {loops.meet: (table, one)},
@@ -86,7 +75,12 @@ def load_roads(verb: int, char: str) -> None:
         },
     }
     for loop, signature in signatures[verb].items():
-        loop.compile(signature)
+        loop.entry_for(signature)
+
+
+def _array_of(char: str) -> str:
+    """Return a flat array of this dtype, as a part of a signature."""
+    return f"{numpy.dtype(char).name}[1]"
 
 
 class Loops(dict):
@@ -157,7 +151,7 @@ class QuickVerbs:
         try:
             loop = self._sums[array.dtype.char]
             stage = loop(array, self._table, operation, site)
-        except TypeError:  # no such loop; not contiguous, or read-only
+        except TypeError:  # no such loop
             return False
         return stage == DONE or self._go_on(ALL_REDUCE, (array, op), stage)
 
@@ -198,7 +192,7 @@ class QuickVerbs:
 
     def _go_on(self, verb, arguments, stage) -> bool:
         """End a call that takes long, in Python; False if it was refused."""
-        if stage == REFUSED:
+        if stage == REFUSED or stage is NotImplemented:  # not contiguous, or read-only
             return False
         self._progress.take_over(
             COMPILED_VERBS[verb], self._group.group_key, self._group.world_ranks

@@ -7,11 +7,7 @@ Source: memcpy of glibc does the same above three quarters of the last cache, wh
 machine often reports wrongly.
 """
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-
-from ...array.cpu.compiled import inlined
+from ...array.cpu.notation import inlined, intrinsic, ir, types
 from .atomic import fence, move_bytes
 
 LINE_BYTES = 64

@@ -1,0 +1,50 @@
+"""`shardkit compile`."""
+
+import os
+import time
+from pathlib import Path
+
+from ..array.cpu.building import keep, of_common
+from ..array.cpu.compiled import keep_in
+from ..array.cpu.targets import target
+from ..files.paths import spelled_out
+from .arguments import count, local_path
+
+
+def add_commands(commands) -> None:
+    """Add the parser of the command."""
+    parser = commands.add_parser(
+        "compile",
+        help="compile what common runs need, before the first of them",
+        allow_abbrev=False,
+        description="Compile the kernels that common runs ask for and that are in no file yet, for "
+        "images of machines and module trees: shardkit compile --folder /opt/kernels, and "
+        "NUMBA_CACHE_DIR=/opt/kernels for the runs. Compile on the kind of CPU that runs them, or "
+        "name its target (SHARDKIT_KERNELS).",
+    )
+    parser.add_argument(
+        "--folder",
+        type=local_path,
+        help="folder to keep them in; default: where runs keep what they compile",
+    )
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=len(os.sched_getaffinity(0)),
+        help="that compile at a time, 250 MB each; default: the number of cores",
+    )
+    parser.set_defaults(run=_compile, takes_settings=False)
+
+
+def _compile(known, overrides) -> int:
+    began = time.monotonic()
+    if known.folder is not None:
+        keep_in(Path(known.folder).absolute())
+    made = of_common(keep, known.processes)
+    new = [str(folder) for folder in made.values() if folder is not None]
+    text = f"{len(made)} kernels for {target().name}: {len(made) - len(new)} were there"
+    if new:
+        folders = ", ".join(map(spelled_out, sorted(set(new))))
+        text += f", {len(new)} compiled in {time.monotonic() - began:.1f} s, kept in {folders}"
+    print(text)
+    return 0
