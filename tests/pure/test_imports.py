@@ -148,10 +148,19 @@ def listed(room):
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
     ]
-    return {
-        alias.asname: ("." * node.level + (node.module or ""), alias.name)
+    imported = {
+        alias.asname or alias.name: ("." * node.level + (node.module or ""), alias)
         for node in block.body
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
+    }
+    renamed = {
+        node.targets[0].id: node.value.id for node in block.body if isinstance(node, ast.Assign)
+    }
+    exported = {name: name for name, (_, alias) in imported.items() if alias.asname}
+    return {
+        name: (imported[there][0], imported[there][1].name)
+        for name, there in (exported | renamed).items()
     }
 
 
