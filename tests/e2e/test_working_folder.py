@@ -253,6 +253,8 @@ def test_every_process_of_the_package_is_started_by_these_roads():
         if any(word in path.read_text() for word in ("subprocess.run(", "subprocess.Popen("))
     }
     assert starts == {
+        "array/cpu/building.py",  # python_command
+        "array/cpu/workshop.py",  # python_command
         "comm/gpu/probe.py",  # python_command
         "comm/watch/own_warden.py",  # -I -S
         "doctor/mpi.py",  # python_command

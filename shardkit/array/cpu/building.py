@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...environment import environment_with_kernels
+from ...files.programs import python_command
 from . import packs
 from .common import common
 from .compiled import LOOPS, loop_named
@@ -65,7 +66,8 @@ def main(names: list[str]) -> int:
         path = build(len(os.sched_getaffinity(0)))
         print(f"{path} holds {len(common(target().has_pairs))} kernels")
         return 0
-    command = [sys.executable, "-m", f"{packs.PACKAGE}.array.cpu.building"]
+    statement = f"from {packs.PACKAGE}.array.cpu.building import main; raise SystemExit(main([]))"
+    command = python_command(statement)
     done = [subprocess.run(command, env=environment_with_kernels(name)) for name in names]
     return max(one.returncode for one in done)
 
