@@ -109,6 +109,7 @@ def test_a_clock_lets_no_more_pass_than_it_may(watch):
 WAYS = {"pass": True, "os.sched_yield()": False}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_a_process_that_wants_a_core_is_told_from_one_that_gives_it_away(way):
     if on_cores(os.getpid()) is None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
 SIZES = [(0, 5), (1, 1), (7, 3), (300, 256), (1000, 1), (700, 70_000), (9000, 400)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count, num_rows", SIZES)
 def test_equal_ids_stay_in_the_order_they_came(count, num_rows):
     ids = numpy.random.default_rng(count).integers(0, num_rows, count)

@@ -199,6 +199,7 @@ time.sleep(0.1)
 """
 
 
+@pytest.mark.thorough
 def test_a_process_ends_while_a_thread_of_it_is_in_a_loop(tmp_path):
     script = tmp_path / "ends.py"
     script.write_text(ENDS)

@@ -38,6 +38,7 @@ def unpacked(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_a_rank_finds_nearly_all_of_its_modules_there(unpacked):
     folders = [unpacked / each for each in ("site-packages", "stdlib", "stdlib/lib-dynload")]
     done = subprocess.run(

@@ -517,6 +517,7 @@ def test_logits_equal_those_of_transformers_and_so_they_do_after_a_sharded_step(
     assert abs(after - before).max() > 1e-2
 
 
+@pytest.mark.thorough
 def test_several_files_in_bfloat16_from_transformers_are_read(tmp_path):
     theirs = hugging_face_model("llama").to(torch.bfloat16)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="6KB")

@@ -43,6 +43,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number, devices", RUNS)
 def test_every_recommended_layout_trains(number, devices):
     shape, draw = SHAPES[number], random.Random(100 * number + devices)

@@ -39,6 +39,7 @@ def test_a_rank_is_woken_when_nobody_holds_its_array_any_more(is_collective):
     assert alive_at_the_end == [False]
 
 
+@pytest.mark.thorough
 def test_a_wait_for_a_rank_that_gets_on_has_no_limit_and_for_one_that_does_not_has_one():
     def on_rank(backend, num_notes):
         if backend.rank == 1:

@@ -200,6 +200,7 @@ def test_looking_up_a_name_runs_no_getattr_no_property_and_no_metaclass(monkeypa
     assert not called
 
 
+@pytest.mark.thorough
 def test_sizes_that_a_file_invents_end_early(monkeypatch):
     def run(backend):
         config = sk.ShardingConfiguration(backend, loss=nn.MeanSquaredError())
