@@ -70,7 +70,8 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
     fi
 
     stage "all but the MPI jobs"
-    "${pytest[@]}" -q -n "${WORKERS:-$workers}" $all
+    # A worker that crashes ends the run: with another in its place pytest-xdist may wait for ever.
+    "${pytest[@]}" -q -n "${WORKERS:-$workers}" --max-worker-restart=0 $all
 
     stage "MPI on 1 rank"
     "$root/bin/mpiexec" -n 1 "${pytest[@]}" -q --only-mpi tests/mpi $all

@@ -255,6 +255,7 @@ def make_ledgers(folder):
             ledger.describe(numpy.dtype("float32"), 10)
             ledger.end()
         ledger.begin("isend" if rank else "broadcast", "world/1.0", (2,), None if rank else 20)
+        ledger.close()  # before its file is damaged: it would write into memory that is gone
         (folder / f"rank-{rank:05d}.stacks").write_text("Thread 1\n  File x\n")
     (folder / "hang").write_text("")
 

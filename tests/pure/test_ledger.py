@@ -119,7 +119,9 @@ def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
     ids=["empty", "cut", "foreign"],
 )
 def test_another_file_is_refused(tmp_path, spoil):
-    path = rank_ledger(tmp_path, 0, 1).path
+    ledger = rank_ledger(tmp_path, 0, 1)
+    ledger.close()  # it would write into memory that is gone
+    path = ledger.path
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(sk.CheckpointError, match="not a ledger"):
         read_ledger(path)
