@@ -15,10 +15,11 @@ def wire_dtypes(what, dtype, reduces):
     """
     if dtype.hasobject:
         raise ValueError(f"{what} holds Python objects; use the verbs with _object in their name")
+    native = dtype.newbyteorder("=")  # in another order numbers are moved as if in this one
     if reduces:
-        return dtype, numpy.dtype("float32") if dtype.name in HALF_FLOATS else dtype
+        return dtype, numpy.dtype("float32") if dtype.name in HALF_FLOATS else native
     if dtype.kind in "biufc":
-        return dtype, dtype
+        return native, native
     if dtype.itemsize not in (1, 2, 4, 8):
         raise ValueError(f"{what} is {dtype}; wanted numbers")
     bits = numpy.dtype(f"u{dtype.itemsize}")  # bfloat16 and its kind are moved as bits
