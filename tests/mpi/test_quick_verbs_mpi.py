@@ -203,3 +203,78 @@ def test_who_listens_to_calls_hears_all_of_them(group):
         group.progress.ledger = ledger
     call()
     assert heard == ["all_reduce"] * 3
+
+
+# ---- what only some arrays have ------------------------------------------------------------------
+
+DEFINITIONS = {
+    SUM: lambda a, b: a + b,
+    PRODUCT: lambda a, b: a * b,
+    MIN: lambda a, b: numpy.where((b < a) | (b != b), b, a),
+    MAX: lambda a, b: numpy.where((b > a) | (b != b), b, a),
+}
+
+
+def unusual(rank, dtype, size):
+    """Values of a rank: the largest and smallest that there are, and what is no number."""
+    limits = numpy.finfo(dtype) if numpy.dtype(dtype).kind == "f" else numpy.iinfo(dtype)
+    values = [limits.min, limits.max, 0, 1, 3]
+    values += [numpy.nan, numpy.inf, -numpy.inf, -0.0] if numpy.dtype(dtype).kind == "f" else []
+    drawn = numpy.random.default_rng([rank, size]).integers(0, len(values), size)
+    return numpy.array(values, dtype)[drawn]
+
+
+def in_tree_order(values, combine):
+    """Neighbors first, level by level, an odd one carried up."""
+    while len(values) > 1:
+        pairs = [combine(a, b) for a, b in zip(values[::2], values[1::2])]
+        values = pairs + values[len(pairs) * 2 :]
+    return values[0]
+
+
+@pytest.mark.parametrize("op", DEFINITIONS, ids=["sum", "product", "min", "max"])
+def test_what_is_no_number_wins_and_integers_wrap_around(group, op):
+    n = group.world_size
+    for dtype in DTYPES:
+        for size in (3, 130, 3000):
+            with numpy.errstate(all="ignore"):
+                each = [unusual(rank, dtype, n * size) for rank in range(n)]
+                wanted = in_tree_order(each, DEFINITIONS[op]).astype(dtype)
+            for in_heap in (True, False):
+                whole, own = arrays(group, size, dtype, in_heap)
+                whole[...] = each[group.rank]
+                group.reduce_scatter(whole, own, op=op)
+                group.all_reduce(whole, op)
+                with collectively(group):
+                    numpy.testing.assert_array_equal(whole, wanted)
+                    numpy.testing.assert_array_equal(own, wanted[group.rank * size :][:size])
+
+
+def test_arrays_of_any_place_order_and_name_are_moved_and_added(group):
+    n, rank = group.world_size, group.rank
+    for dtype in ("float32", "longlong", "int32", "float16", "complex128", "bool", ">f8"):
+        kind = numpy.dtype(dtype)
+        numbers = numpy.arange(1, 7).astype(dtype)
+        for first in (0, 1):  # the second is at no multiple of its size
+            memory = numpy.zeros(6 * n * kind.itemsize + 1, "uint8")
+            whole = memory[first : first + 6 * n * kind.itemsize].view(kind)
+            group.all_gather(numbers, whole)
+            with collectively(group):
+                assert whole.tobytes() == numbers.tobytes() * n
+            whole[:] = numbers[rank]
+            group.broadcast(whole, n - 1)
+            with collectively(group):
+                assert whole.tobytes() == numbers[n - 1 : n].tobytes() * 6 * n
+            if kind.kind in "fi":
+                group.all_reduce(whole)
+                with collectively(group):
+                    assert (whole == numbers[n - 1] * n).all()
+
+
+def test_a_root_sends_what_it_may_only_read(group):
+    for size in (0, 4, 100_000):
+        array = numpy.full(size, float(group.rank))
+        array.flags.writeable = group.rank != 1
+        group.broadcast(array, 1)
+        with collectively(group):
+            assert (array == 1).all()

@@ -221,7 +221,7 @@ def test_where_code_cannot_be_kept_numba_compiles_in_the_process(tmp_path, monke
 def test_objects_that_are_laid_out_in_another_way_are_noticed(monkeypatch):
     assert images.is_layout_known()
     names = [name for name in vars(images) if name.endswith("_AT")]
-    assert len(names) == 11
+    assert len(names) == 12
     for name in names:
         with monkeypatch.context() as changed:
             changed.setattr(images, name, getattr(images, name) + 8)

@@ -22,13 +22,13 @@ from . import images, notation
 from .helpers import HELPERS
 from .images import Image
 from .linking import linked
-from .signatures import class_named, parts_of
+from .signatures import BYTES, READ_ONLY_BYTES, class_named, parts_of
 from .targets import Target
 
 ENTRY = "shardkit_entry"
 WORD = ir.IntType(64)
 INT = ir.IntType(32)
-BYTES = ir.IntType(8).as_pointer()
+POINTER = ir.IntType(8).as_pointer()
 
 
 # ---- Numba for a target --------------------------------------------------------------------------
@@ -37,25 +37,50 @@ BYTES = ir.IntType(8).as_pointer()
 class _Library(codegen.AOTCodeLibrary):
     """Code that becomes an object file, or a part of one; this process does not run it.
 
-    Numba would optimize each formula for itself, and again within every other that calls it. That
-    is most of LLVM's work, and the whole loop comes out the same without it: so only that is
-    optimized, at its end (image_of).
+    Numba would optimize each formula for itself, and again within every other that calls it, and
+    link it into each of them. That is most of LLVM's work, and the whole loop comes out the same
+    without it: so formulas are linked and optimized once, at the end (image_of).
     """
 
-    def _optimize_final_module(self):
+    def _optimize_functions(self, ll_module):
         """Do nothing yet."""
 
+    def finalize(self):
+        """Link nothing yet."""
+        self._raise_if_finalized()
+        self._finalized = True
+
     def optimized(self, texts):
-        """Return a module of this code and these texts in LLVM's language, and optimize it."""
+        """Return a module of this code, all that it calls and these texts in LLVM's language, and
+        optimize it.
+        """
         self._ensure_finalized()
         kept, self._final_module = self._final_module, self._final_module.clone()
         try:
+            for module in self._modules_called():
+                self._final_module.link_in(module, preserve=True)
             for text in texts:
                 self._final_module.link_in(llvmlite.binding.parse_assembly(text))
-            super()._optimize_final_module()
+            self._optimize_final_module()
             return self._final_module
         finally:
             self._final_module = kept
+
+    def _modules_called(self):
+        """Return the modules that this one needs, and those that these need.
+
+        Numba's own come last: only what is called by then is taken from them.
+        """
+        found: dict[_Library, None] = {self: None}
+        missing, own = list(self._linking_libraries), {}
+        while missing:
+            library = missing.pop()
+            if not isinstance(library, _Library):
+                own[library] = library._get_module_for_linking()
+            elif library not in found:
+                found[library] = None
+                missing += library._linking_libraries
+        return [*(library._final_module for library in found if library is not self), *own.values()]
 
     def get_pointer_to_function(self, name):
         """Return a number that only this function has: Numba tells functions apart by it."""
@@ -137,6 +162,8 @@ def type_named(text: str) -> types.Type:
         name, parts = tuple_parts
         kinds = tuple(map(type_named, parts))
         return types.BaseTuple.from_types(kinds, class_named(name) if name else None)
+    if text in (BYTES, READ_ONLY_BYTES):
+        return types.Array(types.uint8, 1, "C", readonly=text == READ_ONLY_BYTES)
     name, opening, rest = text.partition("[")
     kind = types.boolean if name == "bool" else numpy_support.from_dtype(numpy.dtype(name))
     if not opening:
@@ -158,7 +185,7 @@ class _Entry:
         self._name = name
         self._context = compiled.target_context
         self._module = self._context.create_module("entry")
-        form = ir.FunctionType(BYTES, [BYTES, BYTES.as_pointer(), WORD])
+        form = ir.FunctionType(POINTER, [POINTER, POINTER.as_pointer(), WORD])
         self._function = ir.Function(self._module, form, ENTRY)
         self._builder = ir.IRBuilder(self._function.append_basic_block("begin"))
         self._other_types = self._function.append_basic_block("other_types")
@@ -172,16 +199,16 @@ class _Entry:
         for number, (kind, text) in enumerate(zip(kinds, signature)):
             place = builder.gep(given, [WORD(number)])
             values.append(self._value(kind, text, builder.load(place)))
-        state = self._call("PyEval_SaveThread", BYTES)
+        state = self._call("PyEval_SaveThread", POINTER)
         callee = self._context.declare_function(self._module, self._loop)
         status, result = self._context.call_conv.call_function(
             builder, callee, self._signature.return_type, kinds, values
         )
         self._call("PyEval_RestoreThread", ir.VoidType(), state)
         with builder.if_then(status.is_error, likely=False):
-            error = builder.load(self._variable("PyExc_RuntimeError", BYTES))
+            error = builder.load(self._variable("PyExc_RuntimeError", POINTER))
             self._call("PyErr_SetString", ir.VoidType(), error, self._string())
-            builder.ret(BYTES(None))
+            builder.ret(POINTER(None))
         builder.ret(self._object(self._signature.return_type, result))
         builder.position_at_end(self._other_types)
         self._write_other_types()
@@ -193,7 +220,7 @@ class _Entry:
         if isinstance(kind, types.BaseTuple):
             return self._tuple_value(kind, text, given)
         if isinstance(kind, types.Array):
-            return self._array_value(kind, given)
+            return self._array_value(kind, given, text in (BYTES, READ_ONLY_BYTES))
         return self._number_value(kind, text, given)
 
     def _tuple_value(self, kind, text, given):
@@ -205,7 +232,7 @@ class _Entry:
         length = self._field(given, images.TUPLE_SIZE_AT, WORD)
         self._otherwise_not(builder.icmp_signed("==", length, WORD(len(parts))))
         items = [
-            self._value(one, part, self._field(given, images.TUPLE_ITEMS_AT + 8 * number, BYTES))
+            self._value(one, part, self._field(given, images.TUPLE_ITEMS_AT + 8 * number, POINTER))
             for number, (one, part) in enumerate(zip(kind.types, parts))
         ]
         return self._context.make_tuple(builder, kind, items)
@@ -226,7 +253,7 @@ class _Entry:
             self._otherwise_fail()
             return number if into == number.type else builder.fptrunc(number, into)
         if kind == types.uint64:
-            index = self._call("PyNumber_Index", BYTES, given)
+            index = self._call("PyNumber_Index", POINTER, given)
             number = self._call("PyLong_AsUnsignedLongLong", WORD, index)
             self._call("Py_DecRef", ir.VoidType(), index)
         else:
@@ -234,25 +261,21 @@ class _Entry:
         self._otherwise_fail()
         return number if into == number.type else builder.trunc(number, into)
 
-    def _array_value(self, kind, given):
+    def _array_value(self, kind, given, is_bytes):
+        """Return an array as Numba has it; of any dtype where it is taken as bytes."""
         builder = self._builder
         self._otherwise_not(self._is_subtype(given, "type.ndarray"))
         ndim = self._field(given, images.ARRAY_NDIM_AT, INT)
         flags = self._field(given, images.ARRAY_FLAGS_AT, INT)
-        wanted = images.CONTIGUOUS | images.ALIGNED | (images.WRITABLE if kind.mutable else 0)
-        dtype = self._field(given, images.ARRAY_DTYPE_AT, BYTES)
-        number = self._field(dtype, images.DTYPE_NUMBER_AT, INT)
-        order = self._field(dtype, images.DTYPE_BYTEORDER_AT, ir.IntType(8))
-        variants = [
-            builder.icmp_signed("==", number, INT(one.num))
-            for one in _variants_of(numpy_support.as_dtype(kind.dtype))
-        ]
+        wanted = images.CONTIGUOUS | (images.WRITABLE if kind.mutable else 0)
+        wanted |= 0 if is_bytes else images.ALIGNED
+        dtype = self._field(given, images.ARRAY_DTYPE_AT, POINTER)
         checks = [
-            functools.reduce(builder.or_, variants),
             builder.icmp_signed("==", ndim, INT(kind.ndim)),
             builder.icmp_signed("==", builder.and_(flags, INT(wanted)), INT(wanted)),
-            builder.icmp_signed("!=", order, ir.IntType(8)(ord(_OTHER_ORDER))),
         ]
+        if not is_bytes:
+            checks += self._dtype_checks(kind, dtype)
         self._otherwise_not(functools.reduce(builder.and_, checks))
         array = self._context.make_array(kind)(self._context, builder)
         shape, strides = (
@@ -262,8 +285,24 @@ class _Entry:
         element = self._context.get_data_type(kind.dtype)
         start = self._field(given, images.ARRAY_DATA_AT, element.as_pointer())
         item_bytes = WORD(self._context.get_abi_sizeof(element))
+        if is_bytes:
+            shape = [builder.mul(shape[0], self._field(dtype, images.DTYPE_ITEM_BYTES_AT, WORD))]
+            strides = [item_bytes]
         arrayobj.populate_array(array, start, shape, strides, item_bytes, None)
         return array._getvalue()
+
+    def _dtype_checks(self, kind, dtype):
+        builder = self._builder
+        number = self._field(dtype, images.DTYPE_NUMBER_AT, INT)
+        order = self._field(dtype, images.DTYPE_BYTEORDER_AT, ir.IntType(8))
+        variants = [
+            builder.icmp_signed("==", number, INT(one.num))
+            for one in _variants_of(numpy_support.as_dtype(kind.dtype))
+        ]
+        return [
+            functools.reduce(builder.or_, variants),
+            builder.icmp_signed("!=", order, ir.IntType(8)(ord(_OTHER_ORDER))),
+        ]
 
     def _words(self, start, count):
         builder = self._builder
@@ -275,11 +314,13 @@ class _Entry:
 
     def _has_type(self, given, name):
         wanted = self._variable(name, ir.IntType(8))
-        return self._builder.icmp_unsigned("==", self._field(given, images.TYPE_AT, BYTES), wanted)
+        return self._builder.icmp_unsigned(
+            "==", self._field(given, images.TYPE_AT, POINTER), wanted
+        )
 
     def _is_subtype(self, given, name):
         builder = self._builder
-        found = self._field(given, images.TYPE_AT, BYTES)
+        found = self._field(given, images.TYPE_AT, POINTER)
         wanted = self._variable(name, ir.IntType(8))
         is_same = builder.icmp_unsigned("==", found, wanted)
         before = builder.block
@@ -300,14 +341,14 @@ class _Entry:
         if isinstance(kind, (types.NoneType, types.Omitted)):
             return self._new_reference("_Py_NoneStruct")
         if kind == types.boolean:
-            return self._call("PyBool_FromLong", BYTES, builder.zext(value, WORD))
+            return self._call("PyBool_FromLong", POINTER, builder.zext(value, WORD))
         if isinstance(kind, types.Float):
             wide = value if kind == types.float64 else builder.fpext(value, ir.DoubleType())
-            return self._call("PyFloat_FromDouble", BYTES, wide)
+            return self._call("PyFloat_FromDouble", POINTER, wide)
         if isinstance(kind, types.Integer):
             name = "PyLong_FromLongLong" if kind.signed else "PyLong_FromUnsignedLongLong"
             extend = builder.sext if kind.signed else builder.zext
-            return self._call(name, BYTES, value if kind.bitwidth == 64 else extend(value, WORD))
+            return self._call(name, POINTER, value if kind.bitwidth == 64 else extend(value, WORD))
         raise TypeError(f"loop {self._name} returns {kind}; it can return a number, or nothing")
 
     def _new_reference(self, name):
@@ -327,18 +368,18 @@ class _Entry:
         """Call the function that Python calls this one with; without one return NotImplemented."""
         builder = self._builder
         otherwise, given, count = self._function.args
-        with builder.if_then(builder.icmp_unsigned("!=", otherwise, BYTES(None))):
+        with builder.if_then(builder.icmp_unsigned("!=", otherwise, POINTER(None))):
             builder.ret(
-                self._call("PyObject_Vectorcall", BYTES, otherwise, given, count, BYTES(None))
+                self._call("PyObject_Vectorcall", POINTER, otherwise, given, count, POINTER(None))
             )
         builder.ret(self._new_reference("_Py_NotImplementedStruct"))
 
     def _otherwise_fail(self):
         """Return NULL if Python has an error."""
-        error = self._call("PyErr_Occurred", BYTES)
-        is_error = self._builder.icmp_unsigned("!=", error, BYTES(None))
+        error = self._call("PyErr_Occurred", POINTER)
+        is_error = self._builder.icmp_unsigned("!=", error, POINTER(None))
         with self._builder.if_then(is_error, likely=False):
-            self._builder.ret(BYTES(None))
+            self._builder.ret(POINTER(None))
 
     # ---- names -----------------------------------------------------------------------------------
 
@@ -356,7 +397,7 @@ class _Entry:
         variable = ir.GlobalVariable(self._module, kind, "shardkit_message")
         variable.linkage, variable.global_constant = "private", True
         variable.initializer = kind(bytearray(text))
-        return self._builder.bitcast(variable, BYTES)
+        return self._builder.bitcast(variable, POINTER)
 
 
 _OTHER_ORDER = numpy.dtype("i4").newbyteorder("S").byteorder

@@ -18,11 +18,11 @@ import numpy
 FASTCALL = 0x80
 # Where the code finds what it reads of objects of CPython and NumPy 2 (compiling.py); all versions
 # have it there, but for CPython without its lock, and is_layout_known looks. Change it, and this.
-ABI = "1"
+ABI = "2"
 TYPE_AT, TUPLE_SIZE_AT, TUPLE_ITEMS_AT = 8, 16, 24
 ARRAY_DATA_AT, ARRAY_NDIM_AT, ARRAY_SHAPE_AT, ARRAY_STRIDES_AT = 16, 24, 32, 40
 ARRAY_DTYPE_AT, ARRAY_FLAGS_AT = 56, 64
-DTYPE_BYTEORDER_AT, DTYPE_NUMBER_AT = 26, 28
+DTYPE_BYTEORDER_AT, DTYPE_NUMBER_AT, DTYPE_ITEM_BYTES_AT = 26, 28, 40
 CONTIGUOUS, ALIGNED, WRITABLE = 1, 0x100, 0x400
 
 
@@ -128,7 +128,7 @@ def is_layout_known() -> bool:
         ]
         return words == [(id(tuple),), (2,), tuple(map(id, pair))] and _fields(x) == (
             *(id(numpy.ndarray), x.ctypes.data, 2, x.shape, x.strides, id(x.dtype)),
-            *(CONTIGUOUS | ALIGNED | WRITABLE, ord("="), x.dtype.num),
+            *(CONTIGUOUS | ALIGNED | WRITABLE, ord("="), x.dtype.num, x.itemsize),
         )
     except (ValueError, struct.error):
         return False
@@ -136,7 +136,7 @@ def is_layout_known() -> bool:
 
 def _fields(x: numpy.ndarray) -> tuple:
     """Return what the code reads of an array [., .]."""
-    whole, dtype = ctypes.string_at(id(x), 80), ctypes.string_at(id(x.dtype), 40)
+    whole, dtype = ctypes.string_at(id(x), 80), ctypes.string_at(id(x.dtype), 48)
 
     def word(at, form="Q"):
         return struct.unpack_from(form, whole, at)[0]
@@ -151,4 +151,5 @@ def _fields(x: numpy.ndarray) -> tuple:
         *(word(TYPE_AT), word(ARRAY_DATA_AT), word(ARRAY_NDIM_AT, "i"), *lengths),
         *(word(ARRAY_DTYPE_AT), flags, dtype[DTYPE_BYTEORDER_AT]),
         struct.unpack_from("i", dtype, DTYPE_NUMBER_AT)[0],
+        struct.unpack_from("q", dtype, DTYPE_ITEM_BYTES_AT)[0],
     )

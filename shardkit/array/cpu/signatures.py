@@ -1,6 +1,8 @@
 """What a loop is called with, as text: machine code is kept and found by it.
 
 float32[2]          array of two dimensions, C-contiguous, writable; read-only: float32[2]!
+bytes               array of one dimension and any dtype, as its bytes; bytes!: it may be read-only;
+                    only where code is asked for by its signature (Loop.entry_for)
 int64, bool, ...    number; those of Python are int64, float64 and bool
 (int64, float32[1]) tuple;    module:Name(...)  a named one
 """
@@ -9,6 +11,7 @@ import importlib
 
 import numpy
 
+BYTES, READ_ONLY_BYTES = "bytes", "bytes!"
 _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 
 

@@ -89,32 +89,6 @@ def address_of(typing, array):
     return types.int64(array), build
 
 
-@intrinsic
-def element(typing, address, index, like):
-    """Return the number there, counted in elements of the dtype of the array `like`."""
-
-    def build(context, builder, signature, arguments):
-        return builder.load(_place(builder, context, signature, arguments))
-
-    return like.dtype(types.int64, types.int64, like), build
-
-
-@intrinsic
-def put_element(typing, address, index, like, number):
-    """Put the number there, counted in elements of the dtype of the array `like`."""
-
-    def build(context, builder, signature, arguments):
-        builder.store(arguments[3], _place(builder, context, signature, arguments))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, like, like.dtype), build
-
-
-def _place(builder, context, signature, arguments):
-    kind = context.get_value_type(signature.args[2].dtype).as_pointer()
-    return builder.gep(builder.inttoptr(arguments[0], kind), [arguments[1]])
-
-
 @inlined
 def wake(address):
     """Wake ranks that doze until this value changes; it has changed."""

@@ -1,32 +1,31 @@
 """The shared-memory channel: the verbs of a group whose ranks are all on one node."""
 
-from functools import cached_property, lru_cache, partial
+import ctypes
+from functools import lru_cache, partial
 
 import numpy
 
 from ..channel import WrappedChannel
 from ..operations import COMPILED_VERBS, ReductionOperation
 from .mailbox import (
+    ALL_GATHER,
     ALL_REDUCE,
-    ANY_CHAR,
-    DTYPES,
-    FIRST_IN_SLOTS,
-    IN_SLOTS_BYTES,
+    BARRIER,
+    BROADCAST,
+    DONE,
     MAX,
     MIN,
-    NOT_SHARED,
-    OPERATION_BITS,
     PRODUCT,
     REDUCE_SCATTER,
+    START,
     SUM,
-    VERB_BITS,
+    UNNOTED,
 )
-from .quick import QuickVerbs, load_roads
+from .quick import KINDS, QuickVerbs, loop_of
 
 SMALL_BYTES = 8192
 CALLS_BEFORE_OPENING = 100
 SUM_OF_RANKS = ReductionOperation.SUM
-_ADDING = ("all_reduce", "reduce_scatter")  # their loops differ with the dtype
 _OPERATIONS = {
     ReductionOperation.SUM: SUM,
     ReductionOperation.AVERAGE: SUM,
@@ -72,30 +71,16 @@ class SharedMemoryChannel(WrappedChannel):
         self._node = node
         self._forget = forget
         self._group = None  # whose verbs this channel carries, if any
-        self._roads_of = {
-            "barrier": self._barrier_roads,
-            "all_reduce": self._all_reduce_roads,
-            "reduce_scatter": self._reduce_scatter_roads,
-            "all_gather": self._all_gather_roads,
-            "broadcast": self._broadcast_roads,
+        self._places = None  # of the slices of the current call: its loop has their address
+        self._loop_of = {
+            "barrier": self._barrier_loop,
+            "all_reduce": self._all_reduce_loop,
+            "reduce_scatter": self._reduce_scatter_loop,
+            "all_gather": self._all_gather_loop,
+            "broadcast": self._broadcast_loop,
         }
         self._num_calls_left = calls_before_opening
         self.is_open = calls_before_opening <= 0
-        self._codes = {
-            (op, numpy.dtype(dtype)): (
-                operation,
-                operation << VERB_BITS | number << VERB_BITS + OPERATION_BITS,
-            )
-            for op, operation in _OPERATIONS.items()
-            for number, dtype in enumerate(DTYPES)
-        }
-
-    @cached_property
-    def _loops(self):
-        """The module of the loops, which loads Numba: not before one is needed."""
-        from . import loops
-
-        return loops
 
     def close(self):
         self._forget()
@@ -103,10 +88,8 @@ class SharedMemoryChannel(WrappedChannel):
 
     def load(self, verb, num_bytes, dtype=None):
         opens = self._num_calls_left <= 1 or num_bytes * self.size > self.small_bytes
-        if verb in self._roads_of and (self.is_open or opens):
-            char = ANY_CHAR if dtype is None or verb not in _ADDING else dtype.char
-            if char in DTYPES:
-                load_roads(COMPILED_VERBS.index(verb), char)
+        if verb in self._loop_of and (self.is_open or opens):
+            loop_of(COMPILED_VERBS.index(verb))
 
     def _opens(self, num_bytes: int) -> bool:
         """Return True if the memory takes a call that is made now, of a group's first ones.
@@ -120,13 +103,10 @@ class SharedMemoryChannel(WrappedChannel):
 
     def adds(self, dtype, op) -> bool:
         """Return True if such reductions are done here."""
-        return (op, dtype) in self._codes
+        return op in _OPERATIONS and dtype in KINDS
 
     def adds_in_tree_order(self, num_bytes, dtype):
-        return (self.is_open or num_bytes > self.small_bytes) and (
-            SUM_OF_RANKS,
-            dtype,
-        ) in self._codes
+        return (self.is_open or num_bytes > self.small_bytes) and self.adds(dtype, SUM_OF_RANKS)
 
     def common(self, size, dtype):
         ranks = self.inside.members.world_ranks
@@ -142,14 +122,14 @@ class SharedMemoryChannel(WrappedChannel):
 
     def barrier(self):
         if self.is_open or self._opens(0):
-            self._run("barrier", (), 0)
+            self.finish("barrier", ())
         else:
             self.inside.barrier()
 
     def all_reduce(self, array, op):
         """Leave the reduction over ranks, added as a tree, in the array."""
         if (self.is_open or self._opens(array.nbytes)) and self.adds(array.dtype, op):
-            self._run("all_reduce", (array, op), array.nbytes)
+            self.finish("all_reduce", (array, op))
         else:
             self.inside.all_reduce(array, op)
 
@@ -159,93 +139,69 @@ class SharedMemoryChannel(WrappedChannel):
         That may be its own slice of `send`.
         """
         if (self.is_open or self._opens(send.nbytes)) and self.adds(send.dtype, op):
-            self._run("reduce_scatter", (send, receive, op, tuple(counts)), send.nbytes)
+            self.finish("reduce_scatter", (send, receive, op, tuple(counts)))
         else:
             self.inside.reduce_scatter(send, receive, counts, op)
 
     def all_gather(self, send, receive, counts):
         if self.is_open or self._opens(receive.nbytes):
-            self._run("all_gather", (send, receive, tuple(counts)), receive.nbytes)
+            self.finish("all_gather", (send, receive, tuple(counts)))
         else:
             self.inside.all_gather(send, receive, counts)
 
     def broadcast(self, array, root):
         if self.is_open or self._opens(array.nbytes):
-            self._run("broadcast", (array, root), 0)
+            self.finish("broadcast", (array, root))
         else:
             self.inside.broadcast(array, root)
 
-    # ---- roads: the loop in heaps, and the loop in slots, as functions (stage) -> stage ----------
+    # ---- loops as functions (stage) -> stage -----------------------------------------------------
 
-    def _roads(self, verb: str, arguments):
-        """Return both for a verb; None in place of a road that it has not."""
-        return self._roads_of[verb](*arguments)
+    def _barrier_loop(self):
+        return partial(loop_of(BARRIER), self._table, UNNOTED)
 
-    def _barrier_roads(self):
-        return None, partial(self._loops.meet, self._table)
+    def _all_reduce_loop(self, array, op):
+        how = _OPERATIONS[op], KINDS[array.dtype]
+        return partial(loop_of(ALL_REDUCE), array, self._table, *how, UNNOTED)
 
-    def _all_reduce_roads(self, array, op):
-        operation, code = self._codes[op, array.dtype]
-        arguments = array, self._table, operation, code | ALL_REDUCE
-        return (
-            partial(self._loops.all_reduce_in_heaps, *arguments),
-            partial(self._loops.all_reduce_in_slots, *arguments),
-        )
+    def _reduce_scatter_loop(self, send, receive, op, counts=None):
+        places = self._places_of(counts or (receive.size,) * self.size, receive.itemsize)
+        how = _OPERATIONS[op], KINDS[send.dtype], 1
+        return partial(loop_of(REDUCE_SCATTER), send, receive, places, self._table, *how, UNNOTED)
 
-    def _reduce_scatter_roads(self, send, receive, op, counts=None):
-        operation, code = self._codes[op, send.dtype]
-        starts, counts = _places(counts or (receive.size,) * self.size, 1)
-        last = self._table, operation, code | REDUCE_SCATTER
-        start = int(starts[self.rank])
-        return (
-            partial(self._loops.reduce_scatter_in_heaps, send, receive, start, *last),
-            partial(self._loops.reduce_scatter_in_slots, send, receive, starts, counts, *last),
-        )
+    def _all_gather_loop(self, send, receive, counts=None):
+        places = self._places_of(counts or (send.size,) * self.size, receive.itemsize)
+        return partial(loop_of(ALL_GATHER), send, receive, places, self._table, 0, UNNOTED)
 
-    def _all_gather_roads(self, send, receive, counts=None):
-        arguments = (
-            self.address(send),
-            send.nbytes,
-            self.address(receive),
-            receive.nbytes,
-            *_places(counts or (send.size,) * self.size, receive.itemsize),
-            self._table,
-        )
-        return (
-            partial(self._loops.all_gather_in_heaps, *arguments),
-            partial(self._loops.all_gather_in_slots, *arguments),
-        )
+    def _broadcast_loop(self, array, root):
+        if not array.flags.writeable:  # of the root, who only reads it
+            memory = (ctypes.c_char * array.nbytes).from_address(self.address(array))
+            array = numpy.ndarray(array.nbytes, numpy.uint8, memory)
+        return partial(loop_of(BROADCAST), array, root, self._table, 0, UNNOTED)
 
-    def _broadcast_roads(self, array, root):
-        place = self.address(array), array.nbytes
-        return None, partial(self._loops.broadcast_in_slots, *place, root, self._table)
+    def _places_of(self, counts: tuple[int, ...], item_bytes: int) -> int:
+        """Return the address of the places of consecutive slices, in bytes, as loops take them."""
+        self._places = _places(counts, item_bytes)
+        return self._places.ctypes.data
 
-    def _run(self, verb, arguments, num_bytes) -> None:
-        """Run a verb to its end."""
-        in_heaps, in_slots = self._roads(verb, arguments)
-        stage = NOT_SHARED if num_bytes <= IN_SLOTS_BYTES else in_heaps(0)
-        self._finish(in_heaps, in_slots, stage)
+    def finish(self, verb: str, arguments, stage: int = START) -> None:
+        """Run a verb to its end; between two tries MPI makes progress.
 
-    def finish(self, verb: str, arguments, stage: int) -> None:
-        """Go on with a verb that quick.py began, at a stage as noted.py returns it."""
-        self._finish(*self._roads(verb, arguments), stage)
-
-    def _finish(self, in_heaps, in_slots, stage) -> None:
-        """Run a verb to its end; between two tries MPI makes progress."""
-        while 0 < stage <= FIRST_IN_SLOTS:
+        stage   where to go on with what quick.py began
+        """
+        loop = self._loop_of[verb](*arguments)
+        if stage == START:
+            stage = loop(START)
+        while stage != DONE:
+            if stage is NotImplemented:
+                raise TypeError(f"{verb} in the memory of a node got arrays that it cannot take")
             self.inside.probe()
-            stage = in_heaps(stage)
-        if stage == NOT_SHARED:  # an array is in no heap, and nothing was done
-            stage = in_slots(0)
-        else:
-            stage -= FIRST_IN_SLOTS
-        while stage > 0:
-            self.inside.probe()
-            stage = in_slots(stage)
+            stage = loop(stage)
 
 
 @lru_cache
 def _places(counts: tuple[int, ...], unit: int):
     """Return starts and counts of consecutive pieces, times `unit`, as the loops take them."""
-    counts = numpy.array(counts, numpy.int64) * unit
-    return numpy.cumsum(counts) - counts, counts
+    ends = numpy.cumsum(numpy.array(counts, numpy.int64) * unit)
+    sizes = numpy.diff(ends, prepend=0)
+    return numpy.concatenate((ends - sizes, sizes))

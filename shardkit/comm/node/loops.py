@@ -1,31 +1,51 @@
-"""The verbs on one node, as loops. Each returns DONE, a stage to be resumed at, or NOT_SHARED: an
-array is in no heap.
+"""The verbs on one node, as loops: each is a whole verb in one call of compiled code.
 
-    in heaps     arrays are read, and results written, where they lie: announce, meet, work, meet
-    in slots     any arrays: a slot full is copied to the mailbox, all meet, all read; two slots, so
-                 that one meeting is enough
+    begin       refuse if something listens to calls in Python; write the record (record.py)
+    in heaps    arrays are read, and results written, where they lie: announce, meet, work, meet
+    in slots    any arrays: a slot full is copied to the mailbox, all meet, all read; two slots, so
+                that one meeting is enough
+    end         write the time, count the call, its seconds and its bytes
 
-Sums are trees over the ranks (sums.py) in both ways. array, send, receive are flat; starts and
-counts are int64 [ranks]. code: verb, operation and dtype, which together with the size is what all
-ranks must agree on.
+A loop returns DONE; REFUSED, and nothing was done or sent; or, if it has waited long, a stage:
+whoever called it lets MPI make progress and calls it again with that. It has no record then.
+
+array, send, receive   flat, of any dtype: taken as bytes
+places                 address of the starts of all slices in bytes, then of their lengths, int64
+                       each; with a record there are none: slices are equal
+kind                   place of the dtype in DTYPES
+site                   who called, for the record; UNNOTED: there is none, or Python writes it
+stage                  START, or where to go on
+
+Sums are trees over the ranks (sums.py) in both ways. What all ranks must agree on is one number:
+the bytes, and a code of verb, operation and dtype.
 """
 
 from ...array.cpu.compiled import compiled, inlined
-from .atomic import address_of, load, move_bytes
+from .atomic import address_of, load, move_bytes, store
 from .mailbox import (
     ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
     BLOCK_BYTES,
     BROADCAST,
     DONE,
     END,
+    FIRST_IN_SLOTS,
+    IN_SLOTS_BYTES,
     MAILBOXES,
     NOT_SHARED,
     NOWHERE,
     NUM_RANKS,
+    OPERATION_BITS,
     RANK,
+    REDUCE_SCATTER,
+    REFUSED,
     SCRATCH,
     SLOT_BYTES,
     SOURCES,
+    START,
+    UNNOTED,
+    VERB_BITS,
     WORD_BYTES,
 )
 from .meeting import (
@@ -34,26 +54,23 @@ from .meeting import (
     find_arrays,
     find_slots,
     heap_offset,
-    meet,
-    offset_of,
     own_mailbox,
     slot_of,
 )
+from .record import begin, end, is_refused
 from .streams import STREAM_BYTES, stream_bytes
 from .sums import reduce_block
 
-__all__ = [
-    "all_gather_in_heaps",
-    "all_gather_in_slots",
-    "all_reduce_in_heaps",
-    "all_reduce_in_slots",
-    "broadcast_in_slots",
-    "meet",
-    "reduce_scatter_in_heaps",
-    "reduce_scatter_in_slots",
-]
+__all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "reduce_scatter"]
 LINE_BYTES = 64
 CODE_BITS = 24
+SECOND_MEETING = 2  # a stage in heaps; 1 is the first
+
+
+@inlined
+def signature_of(size, verb, op, kind):
+    """Return what ranks must agree on."""
+    return size << CODE_BITS | kind << VERB_BITS + OPERATION_BITS | op << VERB_BITS | verb
 
 
 @inlined
@@ -70,134 +87,242 @@ def source_of(table, rank):
 
 
 @inlined
-def reduce_blocks(table, start, size, into, like, op, in_all):
-    """`size` elements from `start` (bytes) of all sources, reduced, to the address `into`; and into
-    all sources, if `in_all`.
+def first_turn(stage):
+    """Return with which slot full to begin or to go on."""
+    return max(stage - FIRST_IN_SLOTS, 0)
+
+
+@inlined
+def reduce_blocks(table, start, num_bytes, into, op, kind, in_all):
+    """So many bytes from `start` of all sources, reduced, to the address `into`; and into all
+    sources, if `in_all`.
     """
     num_ranks = table[NUM_RANKS]
     sources = own_mailbox(table) + SOURCES
     scratch = own_mailbox(table) + SCRATCH
-    in_block = BLOCK_BYTES // like.itemsize
-    for first in range(0, size, in_block):
-        count, at = min(in_block, size - first), first * like.itemsize
-        reduce_block(sources, num_ranks, start + at, count, into + at, like, op, scratch)
+    for first in range(0, num_bytes, BLOCK_BYTES):
+        count, at = min(BLOCK_BYTES, num_bytes - first), start + first
+        reduce_block(sources, num_ranks, at, count, into + first, op, kind, scratch)
         if in_all:
             for rank in range(num_ranks):
-                target = source_of(table, rank) + start + at
-                if target != into + at:
-                    move_bytes(target, into + at, count * like.itemsize)
+                target = source_of(table, rank) + at
+                if target != into + first:
+                    move_bytes(target, into + first, count)
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+@inlined
+def equal_places(table, count):
+    """Write the places of equal slices into the table; return where."""
+    ranks = table[NUM_RANKS]
+    places = address_of(table) + (MAILBOXES + 2 * ranks) * WORD_BYTES
+    for rank in range(ranks):
+        store(places + rank * WORD_BYTES, rank * count)
+        store(places + (ranks + rank) * WORD_BYTES, count)
+    return places
+
+
+@inlined
+def start_of(places, rank):
+    """Return where the slice of a rank begins."""
+    return load(places + rank * WORD_BYTES)
+
+
+@inlined
+def count_of(places, rank, table):
+    """Return how long the slice of a rank is."""
+    return load(places + (table[NUM_RANKS] + rank) * WORD_BYTES)
+
+
+@inlined
+def longest_of(places, table):
+    """Return how long the longest slice is."""
+    longest = 0
+    for rank in range(table[NUM_RANKS]):
+        longest = max(longest, count_of(places, rank, table))
+    return longest
+
+
+@inlined
+def are_apart(one, one_bytes, other, other_bytes):
+    """Return True if the two have no byte in common."""
+    return one + one_bytes <= other or other + other_bytes <= one or one_bytes == 0
+
+
+# ---- barrier -------------------------------------------------------------------------------------
+
+
+@compiled
+def barrier(table, site, stage):
+    """Wait for all ranks."""
+    began = UNNOTED
+    if site != UNNOTED:
+        if is_refused(table):
+            return REFUSED
+        began = begin(table, BARRIER, 0, site, 0, 0)
+    if stage == START:
+        arrive(table, BARRIER, NOWHERE)
+    return end(table, began, DONE if all_have_come(table, BARRIER) else FIRST_IN_SLOTS)
 
 
 # ---- reductions ----------------------------------------------------------------------------------
 
 
 @compiled
-def all_reduce_in_slots(array, table, op, code, stage):
+def all_reduce(array, table, op, kind, site, stage):
+    """Leave the reduction over ranks in the array."""
+    address, num_bytes, began = address_of(array), array.nbytes, UNNOTED
+    if site != UNNOTED:
+        if is_refused(table):
+            return REFUSED
+        sent = 2 * (table[NUM_RANKS] - 1) * num_bytes // table[NUM_RANKS]
+        began = begin(table, ALL_REDUCE, kind, site, num_bytes, sent)
+    signature, ended = signature_of(num_bytes, ALL_REDUCE, op, kind), NOT_SHARED
+    if stage < FIRST_IN_SLOTS and num_bytes > IN_SLOTS_BYTES:
+        ended = all_reduce_in_heaps(address, num_bytes, table, op, kind, signature, stage)
+    if ended == NOT_SHARED:
+        ended = all_reduce_in_slots(address, num_bytes, table, op, kind, signature, stage)
+    return end(table, began, ended)
+
+
+@inlined
+def all_reduce_in_slots(address, num_bytes, table, op, kind, signature, stage):
     """Add a slot full after the other; every rank adds all of it."""
-    signature = array.size << CODE_BITS | code
-    address = address_of(array)
-    item_bytes = array.itemsize
-    in_slot = SLOT_BYTES // item_bytes
-    for turn in range(max(stage - 1, 0), max(1, -(-array.size // in_slot))):
-        first = turn * in_slot
-        count = min(in_slot, array.size - first)
-        if stage == 0:
-            move_bytes(next_slot(table), address + first * item_bytes, count * item_bytes)
+    for turn in range(first_turn(stage), max(1, -(-num_bytes // SLOT_BYTES))):
+        first = turn * SLOT_BYTES
+        count = min(SLOT_BYTES, num_bytes - first)
+        if stage < FIRST_IN_SLOTS:
+            move_bytes(next_slot(table), address + first, count)
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
-            return turn + 1
-        stage = 0
+            return FIRST_IN_SLOTS + turn
+        stage = START
         find_slots(table)
-        reduce_blocks(table, 0, count, address + first * item_bytes, array, op, False)
+        reduce_blocks(table, 0, count, address + first, op, kind, False)
     return DONE
 
 
-@compiled
-def all_reduce_in_heaps(array, table, op, code, stage):
+@inlined
+def all_reduce_in_heaps(address, num_bytes, table, op, kind, signature, stage):
     """Add this rank's slice, and write it into the arrays of all.
 
     Slices are whole cache lines: none has two writers.
     """
-    signature = array.size << CODE_BITS | code
-    address = address_of(array)
-    item_bytes = array.itemsize
-    if stage == 0:
-        arrive(table, signature, offset_of(array, table))
-    if stage <= 1:
+    if stage == START:
+        arrive(table, signature, heap_offset(address, num_bytes, table))
+    if stage < SECOND_MEETING:
         if not all_have_come(table, signature):
             return 1
         if not find_arrays(table):
             return NOT_SHARED
-        line = max(LINE_BYTES // item_bytes, 1)
-        shard = -(-array.size // (table[NUM_RANKS] * line)) * line
-        first = min(table[RANK] * shard, array.size)
-        count, start = min(shard, array.size - first), first * item_bytes
-        reduce_blocks(table, start, count, address + start, array, op, True)
+        shard = -(-num_bytes // (table[NUM_RANKS] * LINE_BYTES)) * LINE_BYTES
+        start = min(table[RANK] * shard, num_bytes)
+        count = min(shard, num_bytes - start)
+        reduce_blocks(table, start, count, address + start, op, kind, True)
         arrive(table, END, NOWHERE)
-    return DONE if all_have_come(table, END) else 2
+    return DONE if all_have_come(table, END) else SECOND_MEETING
 
 
 @compiled
-def reduce_scatter_in_slots(send, receive, starts, counts, table, op, code, stage):
+def reduce_scatter(send, receive, places, table, op, kind, in_place, site, stage):
+    """Leave the reduction of this rank's slice in `receive`.
+
+    in_place  1: that may be its slice of `send`; with a record, which says so, or else refuses
+    """
+    own, own_bytes = address_of(receive), receive.nbytes
+    whole, whole_bytes, began = address_of(send), send.nbytes, UNNOTED
+    if site != UNNOTED:
+        fits = own_bytes * table[NUM_RANKS] == whole_bytes and (
+            are_apart(own, own_bytes, whole, whole_bytes)
+            or (in_place != 0 and own == whole + table[RANK] * own_bytes)
+        )
+        if is_refused(table) or not fits:
+            return REFUSED
+        began = begin(table, REDUCE_SCATTER, kind, site, own_bytes, whole_bytes - own_bytes)
+        places = equal_places(table, own_bytes)
+    signature, ended = signature_of(whole_bytes, REDUCE_SCATTER, op, kind), NOT_SHARED
+    if stage < FIRST_IN_SLOTS and whole_bytes > IN_SLOTS_BYTES:
+        offset = heap_offset(whole, whole_bytes, table)
+        start = start_of(places, table[RANK])
+        ended = reduce_scatter_in_heaps(
+            offset, own, own_bytes, start, table, op, kind, signature, stage
+        )
+    if ended == NOT_SHARED:
+        ended = reduce_scatter_in_slots(
+            whole, own, own_bytes, places, table, op, kind, signature, stage
+        )
+    return end(table, began, ended)
+
+
+@inlined
+def reduce_scatter_in_slots(whole, own, own_bytes, places, table, op, kind, signature, stage):
     """Add a window of every owner's slice at a time."""
-    signature = send.size << CODE_BITS | code
     num_ranks = table[NUM_RANKS]
-    rank = table[RANK]
-    item_bytes = send.itemsize
-    window, longest = SLOT_BYTES // item_bytes // num_ranks, 0
-    for owner in range(num_ranks):
-        longest = max(longest, counts[owner])
-    for turn in range(max(stage - 1, 0), max(1, -(-longest // window))):
+    window = SLOT_BYTES // (num_ranks * LINE_BYTES) * LINE_BYTES
+    for turn in range(first_turn(stage), max(1, -(-longest_of(places, table) // window))):
         first = turn * window
-        if stage == 0:
+        if stage < FIRST_IN_SLOTS:
             for owner in range(num_ranks):
-                count = min(counts[owner] - first, window)
+                count = min(count_of(places, owner, table) - first, window)
                 if count > 0:
-                    move_bytes(
-                        next_slot(table) + owner * window * item_bytes,
-                        address_of(send) + (starts[owner] + first) * item_bytes,
-                        count * item_bytes,
-                    )
+                    place = whole + start_of(places, owner) + first
+                    move_bytes(next_slot(table) + owner * window, place, count)
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
-            return turn + 1
-        stage = 0
+            return FIRST_IN_SLOTS + turn
+        stage = START
         find_slots(table)
-        count = min(counts[rank] - first, window)
-        reduce_blocks(
-            table,
-            rank * window * item_bytes,
-            count,
-            address_of(receive) + first * item_bytes,
-            send,
-            op,
-            False,
-        )
+        count = min(own_bytes - first, window)
+        reduce_blocks(table, table[RANK] * window, count, own + first, op, kind, False)
     return DONE
 
 
-@compiled
-def reduce_scatter_in_heaps(send, receive, start, table, op, code, stage):
+@inlined
+def reduce_scatter_in_heaps(offset, own, own_bytes, start, table, op, kind, signature, stage):
     """Add the slice that begins at `start` and that this rank owns, from the arrays of all.
 
-    Its place in them may be `receive`.
+    Its place in them may be `own`.
     """
-    signature = send.size << CODE_BITS | code
-    if stage == 0:
-        arrive(table, signature, offset_of(send, table))
-    if stage <= 1:
+    if stage == START:
+        arrive(table, signature, offset)
+    if stage < SECOND_MEETING:
         if not all_have_come(table, signature):
             return 1
         if not find_arrays(table):
             return NOT_SHARED
-        reduce_blocks(
-            table, start * send.itemsize, receive.size, address_of(receive), send, op, False
-        )
+        reduce_blocks(table, start, own_bytes, own, op, kind, False)
         arrive(table, END, NOWHERE)
-    return DONE if all_have_come(table, END) else 2
+    return DONE if all_have_come(table, END) else SECOND_MEETING
 
 
-# ---- movement, in bytes; own, whole: addresses ---------------------------------------------------
+# ---- movement ------------------------------------------------------------------------------------
+
+
+@compiled
+def all_gather(send, receive, places, table, kind, site, stage):
+    """Leave the slices of all ranks in `receive`; `send` may be in its place there."""
+    own, own_bytes = address_of(send), send.nbytes
+    whole, whole_bytes = address_of(receive), receive.nbytes
+    began = UNNOTED
+    if site != UNNOTED:
+        fits = own_bytes * table[NUM_RANKS] == whole_bytes and (
+            own == whole + table[RANK] * own_bytes or are_apart(own, own_bytes, whole, whole_bytes)
+        )
+        if is_refused(table) or not fits:
+            return REFUSED
+        sent = (table[NUM_RANKS] - 1) * own_bytes
+        began = begin(table, ALL_GATHER, kind, site, whole_bytes, sent)
+        places = equal_places(table, own_bytes)
+    signature, ended = signature_of(whole_bytes, ALL_GATHER, 0, 0), NOT_SHARED
+    if stage == START:
+        put_own(own, own_bytes, whole + start_of(places, table[RANK]))
+    if stage < FIRST_IN_SLOTS and whole_bytes > IN_SLOTS_BYTES:
+        ended = all_gather_in_heaps(own, own_bytes, whole, places, table, signature, stage)
+    if ended == NOT_SHARED:
+        ended = all_gather_in_slots(own, own_bytes, whole, places, table, signature, stage)
+    return end(table, began, ended)
 
 
 @inlined
@@ -207,76 +332,74 @@ def put_own(own, own_bytes, place):
         move_bytes(place, own, own_bytes)
 
 
-@compiled
-def all_gather_in_slots(own, own_bytes, whole, whole_bytes, starts, counts, table, stage):
+@inlined
+def all_gather_in_slots(own, own_bytes, whole, places, table, signature, stage):
     """Gather a slot full of every slice at a time."""
-    signature = whole_bytes << CODE_BITS | ALL_GATHER
-    num_ranks = table[NUM_RANKS]
-    longest = 0
-    if stage == 0:
-        put_own(own, own_bytes, whole + starts[table[RANK]])
-    for rank in range(num_ranks):
-        longest = max(longest, counts[rank])
-    for turn in range(max(stage - 1, 0), max(1, -(-longest // SLOT_BYTES))):
+    for turn in range(first_turn(stage), max(1, -(-longest_of(places, table) // SLOT_BYTES))):
         first = turn * SLOT_BYTES
-        if stage == 0:
+        if stage < FIRST_IN_SLOTS:
             count = min(own_bytes - first, SLOT_BYTES)
             if count > 0:
                 move_bytes(next_slot(table), own + first, count)
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
-            return turn + 1
-        stage = 0
+            return FIRST_IN_SLOTS + turn
+        stage = START
         find_slots(table)
-        for rank in range(num_ranks):
-            count = min(counts[rank] - first, SLOT_BYTES)
+        for rank in range(table[NUM_RANKS]):
+            count = min(count_of(places, rank, table) - first, SLOT_BYTES)
             if count > 0 and rank != table[RANK]:
-                move_bytes(whole + starts[rank] + first, source_of(table, rank), count)
+                place = whole + start_of(places, rank) + first
+                move_bytes(place, source_of(table, rank), count)
     return DONE
 
 
-@compiled
-def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, table, stage):
+@inlined
+def all_gather_in_heaps(own, own_bytes, whole, places, table, signature, stage):
     """Read the slices of the other ranks where they lie."""
-    signature, num_ranks = whole_bytes << CODE_BITS | ALL_GATHER, table[NUM_RANKS]
-    if stage == 0:
-        place = whole + starts[table[RANK]]
-        put_own(own, own_bytes, place)
-        offset = heap_offset(own, table) if own_bytes else 0
-        arrive(table, signature, offset if offset != NOWHERE else heap_offset(place, table))
-    if stage <= 1:
+    num_ranks = table[NUM_RANKS]
+    if stage == START:
+        place = whole + start_of(places, table[RANK])
+        offset = heap_offset(own, own_bytes, table)
+        arrive(table, signature, offset if offset != NOWHERE else heap_offset(place, 1, table))
+    if stage < SECOND_MEETING:
         if not all_have_come(table, signature):
             return 1
         if not find_arrays(table):
             return NOT_SHARED
+        is_large = signature >> CODE_BITS >= STREAM_BYTES
         for step in range(1, num_ranks):  # everybody begins with another neighbor
             rank = (table[RANK] + step) % num_ranks
-            if whole_bytes < STREAM_BYTES:
-                move_bytes(whole + starts[rank], source_of(table, rank), counts[rank])
+            place, count = whole + start_of(places, rank), count_of(places, rank, table)
+            if is_large:
+                stream_bytes(place, source_of(table, rank), count)
             else:
-                stream_bytes(whole + starts[rank], source_of(table, rank), counts[rank])
+                move_bytes(place, source_of(table, rank), count)
         arrive(table, END, NOWHERE)
-    return DONE if all_have_come(table, END) else 2
+    return DONE if all_have_come(table, END) else SECOND_MEETING
 
 
 @compiled
-def broadcast_in_slots(address, num_bytes, root, table, stage):
-    """Send a slot full after the other."""
-    signature = num_bytes << CODE_BITS | root << 4 | BROADCAST
-    for turn in range(max(stage - 1, 0), max(1, -(-num_bytes // SLOT_BYTES))):
+def broadcast(array, root, table, kind, site, stage):
+    """Leave the root's elements in the array: a slot full after the other."""
+    began, address, num_bytes = UNNOTED, address_of(array), array.nbytes
+    if site != UNNOTED:
+        if is_refused(table) or root < 0 or root >= table[NUM_RANKS]:
+            return REFUSED
+        sent = (table[NUM_RANKS] - 1) * num_bytes if table[RANK] == root else 0
+        began = begin(table, BROADCAST, kind, site, num_bytes, sent)
+    signature = signature_of(num_bytes, BROADCAST, root, 0)
+    for turn in range(first_turn(stage), max(1, -(-num_bytes // SLOT_BYTES))):
         first = turn * SLOT_BYTES
         count = min(num_bytes - first, SLOT_BYTES)
-        if stage == 0:
+        if stage < FIRST_IN_SLOTS:
             if table[RANK] == root:
                 move_bytes(next_slot(table), address + first, count)
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
-            return turn + 1
-        stage = 0
+            return FIRST_IN_SLOTS + turn
+        stage = START
         if table[RANK] != root:
-            move_bytes(
-                address + first,
-                slot_of(table[MAILBOXES + root], load(own_mailbox(table))),
-                count,
-            )
-    return DONE
+            slot = slot_of(table[MAILBOXES + root], load(own_mailbox(table)))
+            move_bytes(address + first, slot, count)
+    return end(table, began, DONE)

@@ -27,15 +27,16 @@ NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES = range(7)
 # For verbs that take the whole call (quick.py): whether they may; addresses of Names.place, of the
 # group's tally, of Traffic.of_loops; names for the ledger; a struct timespec.
 IS_OPEN, PLACE, TALLY, TRAFFIC, GROUP_NAME, CLOCK = range(7, 13)
-VERB_NAMES, DTYPE_NAMES, MAILBOXES = 14, 19, 24
+VERB_NAMES, DTYPE_NAMES, ITEM_BYTES, MAILBOXES = 14, 19, 24, 29
 DTYPES = "fdilB"  # that are added here, each compiled by itself: NumPy's characters
-ANY_CHAR = DTYPES[0]  # for a verb without arrays
 SPIN_TURNS = 4000
 YIELD_TURNS = 200
 NAP_TURNS = 2
 
-DONE, NOT_SHARED = 0, -1  # what a loop returns instead of a stage to resume at
-REFUSED, FIRST_IN_SLOTS = -2, 2  # and a verb that takes the whole call
+START = DONE = 0  # stages of a loop: the first ones are in heaps, all others in slots
+FIRST_IN_SLOTS = 3
+NOT_SHARED, REFUSED = -1, -2  # an array is in no heap; the loop does not make this call
+UNNOTED = -1  # the place of a caller whose call is in no record
 BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, END = range(6)
 NUM_VERBS = END
 VERB_BITS, OPERATION_BITS = 4, 4  # of the code that ranks must agree on
@@ -73,7 +74,8 @@ def table_of(
             NAP_TURNS,
             heaps[rank],
             heap_bytes,
-            *[0] * (MAILBOXES - IS_OPEN),
+            *[0] * (ITEM_BYTES - IS_OPEN),
+            *(numpy.dtype(char).itemsize for char in DTYPES),
             *mailboxes,
             *heaps,
             *[0] * (2 * len(mailboxes)),

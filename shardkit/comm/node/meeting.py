@@ -10,11 +10,9 @@ sleeps. A loop that has waited long returns a stage to be resumed at, since betw
 must be called: a neighbor may wait for a message of ours.
 """
 
-from ...array.cpu.compiled import compiled, inlined
-from .atomic import address_of, doze, load, relax, store, wake, yield_core
+from ...array.cpu.notation import inlined
+from .atomic import doze, load, relax, store, wake, yield_core
 from .mailbox import (
-    BARRIER,
-    DONE,
     HEAP,
     HEAP_BYTES,
     MAILBOXES,
@@ -99,20 +97,12 @@ def all_have_come(table, signature):
 
 
 @inlined
-def offset_of(array, table):
-    """Return where the array begins in this rank's heap; NOWHERE if it is elsewhere.
+def heap_offset(address, num_bytes, table):
+    """Return where an array begins in this rank's heap; NOWHERE if it is elsewhere.
 
-    Where an empty array is does not matter.
+    Where an empty one is does not matter.
     """
-    if array.size == 0:
-        return 0
-    return heap_offset(address_of(array), table)
-
-
-@inlined
-def heap_offset(address, table):
-    """Return where the address is in this rank's heap; NOWHERE if it is elsewhere."""
-    offset = address - table[HEAP]
+    offset = address - table[HEAP] if num_bytes else 0
     return offset if 0 <= offset < table[HEAP_BYTES] else NOWHERE
 
 
@@ -139,11 +129,3 @@ def find_slots(table):
     number, sources = load(own_mailbox(table)), own_mailbox(table) + SOURCES
     for rank in range(table[NUM_RANKS]):
         store(sources + rank * WORD_BYTES, slot_of(table[MAILBOXES + rank], number))
-
-
-@compiled
-def meet(table, stage):
-    """Wait for all ranks: a barrier."""
-    if stage == 0:
-        arrive(table, BARRIER, NOWHERE)
-    return DONE if all_have_come(table, BARRIER) else 1
