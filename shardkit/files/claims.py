@@ -28,7 +28,6 @@ def claimed(
     paths: Sequence[Path],
     find: Callable[[], Result | None],
     way: float = 0.0,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[Result | None]:
     """Enclose the making of a file by one of several processes: what another has made, or None.
 
@@ -38,12 +37,11 @@ def claimed(
     paths   where the file may be, the best first: the claim is in the first folder that takes it
     find    function () that returns what is in the file; None as long as it is not there
     way     seconds for which others are given way, who are quicker
-    meanwhile   function () that is called again and again while another makes it
     """
     found = _awaited(find, way)
     claim = None
     if found is None:
-        claim, found = _taken_or_found(paths, find, meanwhile)
+        claim, found = _taken_or_found(paths, find)
     try:
         yield found
     finally:
@@ -78,7 +76,7 @@ def _awaited(find, seconds: float):
     return found
 
 
-def _taken_or_found(paths, find, meanwhile):
+def _taken_or_found(paths, find):
     """Return a claim that was taken, or None, and what was found, or None."""
     deadline = time.monotonic() + WAIT_SECONDS
     for path in paths:
@@ -86,7 +84,6 @@ def _taken_or_found(paths, find, meanwhile):
             while (claim := _Claim.take(path)) is None:
                 if (found := find()) is not None or time.monotonic() > deadline:
                     return None, found
-                meanwhile()
                 time.sleep(POLL_SECONDS)
         except OSError:
             continue

@@ -15,7 +15,7 @@ NAMES = {
     "copies": "Done",
     "cpu.building": "asked make",
     "cpu.common": "TABLE common going_with",
-    "cpu.compiled": "Ahead LOOPS Loop candidate_folders loop_named",
+    "cpu.compiled": "LOOPS Loop candidate_folders loop_named",
     "cpu.linking": "LinkError PAGE_BYTES linked",
     "cpu.panel_tiles": "HAS_PAIRS",
     "cpu.scalar": "exp exp2 larger like logistic plus",

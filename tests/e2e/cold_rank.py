@@ -11,9 +11,9 @@ ASKED = []
 compile_one = compiled.WORKSHOPS.code
 
 
-def noted(line):
+def noted(line, others=()):
     ASKED.append(line)
-    return compile_one(line)
+    return compile_one(line, others)
 
 
 compiled.WORKSHOPS.code = noted

@@ -116,20 +116,6 @@ def test_an_error_in_the_making_gives_the_claim_up(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_who_waits_may_work_meanwhile_and_takes_what_was_made(tmp_path):
-    path, calls = tmp_path / "file", []
-
-    def work():
-        calls.append(claims.POLL_SECONDS)
-        path.write_text("made")
-
-    with (
-        claimed_at_once([path]) as has_claim,
-        claimed([path], lambda: content(path), 0, work) as it,
-    ):
-        assert has_claim and it == "made" and len(calls) == 1
-
-
 def test_what_another_does_is_not_done_at_once(tmp_path):
     path = tmp_path / "file"
     with claimed_at_once([path]) as first, claimed_at_once([path]) as second:

@@ -17,10 +17,8 @@ import pytest
 
 import shardkit
 from shardkit.testing.array import (
-    Ahead,
     Loop,
     MachineCode,
-    Workshops,
     candidate_folders,
     compiled,
     compiling,
@@ -30,7 +28,6 @@ from shardkit.testing.array import (
     larger,
     like,
     logistic,
-    loop_named,
     machine_code,
     plus,
     reference_activation,
@@ -111,21 +108,6 @@ def test_the_first_rank_says_once_what_is_compiled(rank, lines, monkeypatch, cap
     assert len(told) == lines
     if lines:
         assert told[0].endswith("(they are of other sources)") and "compiled 2 kernels" in told[1]
-
-
-@pytest.mark.parametrize("rank, made", [("1", ["_swiglu_backward"]), ("2", [])])
-def test_one_rank_that_waits_compiles_what_is_asked_for_next(rank, made, tmp_path, monkeypatch):
-    monkeypatch.setenv("PMI_RANK", rank)
-    monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setattr(compiled, "candidate_folders", lambda: (tmp_path,))
-    monkeypatch.setattr(compiled.packs, "find", lambda *arguments: None)
-    monkeypatch.setattr(compiled, "WORKSHOPS", Workshops())
-    loop, signature = loop_named("array.cpu.activation._swiglu(%s)" % ", ".join(["float32[1]"] * 3))
-    ahead = Ahead(loop, signature)
-    for _ in range(2):
-        ahead.do_one()
-    found = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
-    assert found == [f"activation.{name}" for name in made]
 
 
 def test_a_loop_within_another_is_counted_once_and_one_that_failed_not_at_all(monkeypatch):

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.testing.array import Workshop, Workshops, compiling, loop_named, target, workshop
+from shardkit.testing.array import (
+    Workshop,
+    Workshops,
+    common,
+    compiling,
+    loop_named,
+    target,
+    workshop,
+)
+from shardkit.testing.comm import children_of
 
 LINE = "array.cpu.flat._sum_two(float32[1], float32[1], float32[1])"
 LIMIT_SECONDS = 300  # for a busy machine
@@ -126,3 +135,51 @@ def test_threads_that_compile_at_a_time_have_a_process_each_and_the_next_ones_ta
     for one in both._idle:
         one.close()
     assert not both.is_open
+
+
+NEXT = ["array.cpu.flat._copy(float32[1], float32[1])", "array.cpu.flat._copy(int64[1], int64[1])"]
+several_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="nothing is compiled ahead on one core"
+)
+
+
+def names_in(folder) -> list[str]:
+    return sorted(path.name.partition("-")[0] for path in folder.glob("*/*.kernel"))
+
+
+@several_cores
+def test_what_goes_with_a_loop_is_compiled_meanwhile_and_kept(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        assert opened.code(LINE, NEXT[:1]) and opened.code(LINE, NEXT)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while names_in(tmp_path) != ["flat._copy"] * 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert names_in(tmp_path) == ["flat._copy"] * 2
+    loop, signature = loop_named(NEXT[0])
+    assert loop._file_name(signature) in {path.name for path in tmp_path.glob("*/*")}
+
+
+@several_cores
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_who_works_ahead_ends_with_the_process_and_leaves_no_claim(
+    opened, number, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    long_ones = [line for line in common(False) if "attention" in line]
+    assert opened.code(LINE, long_ones)
+    (ahead,) = children_of(opened._process.pid)
+    os.kill(opened._process.pid, number)
+    assert is_gone(ahead) and len(names_in(tmp_path)) < len(long_ones)
+    assert not list(tmp_path.glob("*/*.claim"))
+
+
+def test_nothing_is_compiled_ahead_on_one_core(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(cores)])
+    try:
+        assert opened.code(LINE, NEXT) and opened.code(LINE)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert not children_of(opened._process.pid) and not names_in(tmp_path)

@@ -19,7 +19,8 @@ Numba and LLVM are loaded for that alone.
     a private folder in the temporary one
 
 Ranks compile for each other: one claims a loop and compiles it, in a process of its own
-(workshop.py), and the others read what it has written (files/claims.py). If no folder can be
+(workshop.py), which begins with what goes with it on another core, and the others read what it has
+written (files/claims.py). If no folder can be
 written to, each process compiles what it needs. One file of a folder holds one loop and carries a
 checksum: a torn file is compiled again. Code is run that is read: only a file that nobody else can
 have written is read (files/writers.py).
@@ -126,7 +127,7 @@ class Loop(Formula):
             MACHINE_CODE.read(time.perf_counter() - began)
             return found
         MACHINE_CODE.begin(self.name)
-        found = self.made(signature)
+        found = self.made(signature, with_others=True)
         MACHINE_CODE.end(self.name)
         return found
 
@@ -152,38 +153,43 @@ class Loop(Formula):
             "written to: shardkit compile --folder FOLDER"
         )
 
-    def made(self, signature: tuple[str, ...]) -> Image:
+    def made(self, signature: tuple[str, ...], *, with_others: bool = False) -> Image:
         """Return the code that this process compiles, or another meanwhile; and keep it.
 
+        with_others   begin with what is asked for soon after it, too
         Threads may call it.
         """
         way = 0.0 if WORKSHOPS.is_open or not launcher().rank else WAY_SECONDS
-        find, ahead = functools.partial(self._kept, signature), Ahead(self, signature)
-        with claimed(self._paths(signature), find, way, ahead.do_one) as found:
-            return self._made_now(signature) if found is None else found
+        find = functools.partial(self._kept, signature)
+        with claimed(self._paths(signature), find, way) as found:
+            if found is not None:
+                return found
+            content = self._compiled(signature, with_others)
+            self._keep(signature, content)
+        return Image.unpack(content)
 
-    def make_ahead(self, signature: tuple[str, ...]) -> None:
-        """Compile what is not there and what no other process compiles."""
+    def make_ahead(self, signature: tuple[str, ...], code: Callable[..., Image]) -> None:
+        """Keep code(loop, signature, target) if nobody has it and no other process makes it."""
         with claimed_at_once(self._paths(signature)) as has_claim:
             if has_claim and self._kept(signature) is None:
-                self._made_now(signature)
+                self._keep(signature, code(self, signature, target()).pack())
 
-    def _made_now(self, signature) -> Image:
-        content = self._compiled(signature)
+    def _keep(self, signature, content: bytes) -> None:
         for path in self._paths(signature):
             if _write(path.parent, path.name, content):
                 break
-        return Image.unpack(content)
 
     def _paths(self, signature) -> list[Path]:
         """Return where the code for a signature may be."""
         name = self._file_name(signature)
         return [folder / name for folder in self._places()]
 
-    def _compiled(self, signature) -> bytes:
+    def _compiled(self, signature, with_others) -> bytes:
         """Return new code, packed."""
         if LOOPS.get(self.name) is self:  # another process finds the loop by its name
-            content = WORKSHOPS.code(packs.key_of(self.name, signature))
+            line = packs.key_of(self.name, signature)
+            others = going_with(line, target().has_pairs) if with_others else []
+            content = WORKSHOPS.code(line, others)
             if content is not None:
                 return content
         from .compiling import image_of  # loads Numba and LLVM
@@ -214,35 +220,6 @@ class Loop(Formula):
         key = repr((self.sources, signature, target().name, ABI))
         name = ".".join(self.name.split(".")[-2:])
         return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
-
-
-class Ahead:
-    """What a rank compiles while it waits for another that compiles this loop: what goes with it.
-
-    Rank 1 does so, and one whose compiler is loaded: one at a time, or all would load theirs.
-    """
-
-    def __init__(self, loop: Loop, signature):
-        self._line = packs.key_of(loop.name, signature)
-        self._folders = loop._places()
-        self._is_known = LOOPS.get(loop.name) is loop
-
-    @functools.cached_property
-    def _lines(self) -> list[str]:
-        return going_with(self._line, target().has_pairs) if self._is_known else []
-
-    def _seats(self) -> list[Path]:
-        """Return the names that ranks claim to work ahead; the folders are tried in turn."""
-        return [folder / "ahead" for folder in self._folders]
-
-    def do_one(self) -> None:
-        """Compile the next loop, if there is one."""
-        if not self._lines or not (WORKSHOPS.is_open or launcher().rank == 1):
-            return
-        with claimed_at_once(self._seats()) as has_seat:
-            if has_seat:
-                loop, signature = loop_named(self._lines.pop(0))
-                loop.make_ahead(signature)
 
 
 def loop_named(line: str) -> tuple[Loop, tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """Processes that compile loops for this one, and end when they have nothing to do for a while.
 
     loop and signature, a line --> the process, with Numba and LLVM --> its code
+    and lines that go with it  --> a fork of the process            --> files
 
 So a rank that compiles is not larger than one that finds its code: LLVM's memory ends with the
 process. It has nothing of MPI, imports from where this process does, and ends with it. There are as
@@ -12,6 +13,7 @@ import select
 import struct
 import subprocess
 import threading
+from collections.abc import Sequence
 
 from ...environment import environment_without_launcher
 from ...files.programs import python_command
@@ -35,13 +37,16 @@ class Workshop:
         process = self._process
         return process is not None and self._owner == os.getpid() and process.poll() is None
 
-    def code(self, line: str) -> bytes | None:
-        """Return the code of a loop for a signature, packed; None if that cannot be had here."""
+    def code(self, line: str, others: Sequence[str] = ()) -> bytes | None:
+        """Return the code of a loop for a signature, packed; None if that cannot be had here.
+
+        others   lines that are compiled meanwhile, and kept
+        """
         for _ in range(2):  # the process may just have ended
             if not self.is_open and not self._start():
                 return None
             try:
-                return self._ask(line)
+                return self._ask(line, others)
             except OSError:
                 self.close()
             except BaseException:  # Ctrl-C: its answer would be taken for that of the next line
@@ -72,11 +77,11 @@ class Workshop:
         self._owner = os.getpid()
         return True
 
-    def _ask(self, line: str) -> bytes | None:
+    def _ask(self, line: str, others) -> bytes | None:
         """Errors: OSError if the process has ended, or takes too long."""
         pipes = self._process
         assert pipes is not None and pipes.stdin is not None and pipes.stdout is not None
-        pipes.stdin.write(line.encode() + b"\n")
+        pipes.stdin.write("\t".join((line, *others)).encode() + b"\n")
         pipes.stdin.flush()
         if not select.select([pipes.stdout], [], [], LONGEST_SECONDS)[0]:
             raise TimeoutError(f"{line} is not compiled after {LONGEST_SECONDS:g} s")
@@ -103,12 +108,12 @@ class Workshops:
         with self._lock:
             return any(one.is_open for one in self._idle)
 
-    def code(self, line: str) -> bytes | None:
-        """Return the code of a loop for a signature, packed; None if that cannot be had here."""
+    def code(self, line: str, others: Sequence[str] = ()) -> bytes | None:
+        """Return what Workshop.code returns."""
         with self._lock:
             one = self._idle.pop() if self._idle else Workshop()
         try:
-            return one.code(line)
+            return one.code(line, others)
         finally:
             with self._lock:
                 self._idle.append(one)
