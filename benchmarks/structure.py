@@ -70,9 +70,12 @@ class Module:
     text: str
     is_package: bool
     tree: ast.Module = field(init=False)
+    names: ast.Module = field(init=False)  # of a room, its __init__.pyi: what its table imports
 
     def __post_init__(self):
         self.tree = ast.parse(self.text)
+        stub = self.path.with_suffix(".pyi")
+        self.names = ast.parse(stub.read_text() if stub.exists() else "")
 
     def docstrings(self):
         """Yield (line, node) of every docstring."""
@@ -99,7 +102,7 @@ class Module:
 
     def imports(self, known):
         """Yield the modules of the package that this one imports, at any level."""
-        for node in ast.walk(self.tree):
+        for node in [*ast.walk(self.tree), *ast.walk(self.names)]:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in known)
             elif isinstance(node, ast.ImportFrom):

@@ -1,16 +1,16 @@
-"""Names that a room offers, and that are imported when they are first asked for (PEP 562).
+"""Names that a room offers: each stands once, in the table of the room's __init__.py.
 
-    if TYPE_CHECKING:
-        from .mesh import Mesh as Mesh
-    else:
-        __getattr__, __dir__, __all__ = public_names(__name__, {"mesh": "Mesh"})
+    __getattr__, __dir__, __all__ = public_names(__name__, {"mesh": "Mesh"})    large rooms
+    __all__ = import_names(__name__, {"box": "Box tiles_exactly"})              small rooms
 
-A type checker reads the first list, Python the second one; a test compares them. So an import of a
-room, or of one file of it, opens what is used and nothing else: of 4,096 ranks on one file system
-each reads the files that it runs. What a name needs is imported whole and at once, so a model that
-is built imports nothing more during its steps.
+A large room imports a name when it is first asked for (PEP 562), a small one all of them at once.
+What type checkers read, the __init__.pyi beside it, is written from the table by
+packaging/stubs.py; a test compares them. So an import of a large room, or of one file of it, opens
+what is used and nothing else: of 4,096 ranks on one file system each reads the files that it runs.
+What a name needs is imported whole and at once, so a model that is built imports nothing more
+during its steps.
 
-A name here must not be that of a file of the room: importing the file would put itself in its
+A late name must not be that of a file of the room: importing the file would put itself in its
 place. Files and folders of a room are attributes of it too, without being named.
 
 One thread at a time imports in this way. Python's own locks, one for each module, give a thread
@@ -36,25 +36,17 @@ def public_names(
     Parameters
     ----------
     table
-        The names, separated by blanks, that each of its files offers; NEW=OLD is the OLD of that
-        file under another name. Those of "." are files or folders themselves.
+        As places_of() reads it.
     hint
         name -> what the message of an AttributeError says about it.
     """
-    places = {}
-    for file, names in table.items():
-        for name in names.split():
-            name, _, there = name.partition("=")
-            places[name] = file, there or name
+    places = places_of(table)
 
     def find(name: str) -> object:
         if name not in places:
             return find_file(name)
-        file, there = places[name]
         with _IMPORTING:
-            if file == ".":
-                return import_module(f".{there}", room)
-            value = getattr(import_module(f".{file}", room), there)
+            value = _imported(room, *places[name])
         setattr(sys.modules[room], name, value)  # from now on it is found without us
         return value
 
@@ -71,6 +63,34 @@ def public_names(
         return sorted({*vars(sys.modules[room]), *places})
 
     return find, known, sorted(places)
+
+
+def import_names(room: str, table: dict[str, str]) -> list[str]:
+    """Import all names of a table, as places_of() reads it, into a room; return its __all__."""
+    places = places_of(table)
+    for name, place in places.items():
+        setattr(sys.modules[room], name, _imported(room, *place))
+    return sorted(places)
+
+
+def places_of(table: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Return {name: (file, its name there)} of a table {file: names, separated by blanks}.
+
+    NEW=OLD is the OLD of that file under another name. Names of "." are files or folders
+    themselves.
+    """
+    places = {}
+    for file, names in table.items():
+        for name in names.split():
+            name, _, there = name.partition("=")
+            places[name] = file, there or name
+    return places
+
+
+def _imported(room: str, file: str, name: str) -> object:
+    if file == ".":
+        return import_module(f".{name}", room)
+    return getattr(import_module(f".{file}", room), name)
 
 
 def import_all(room: str) -> None:

@@ -8,9 +8,10 @@
                           def sgd(parameters, ...): ...
 
 A kernel's implementations are in files of the same name in three folders; those in cpu/ and cuda/
-are imported by the first call that needs them, and so is Numba. Where Numba is missing or
-turned off (NUMBA_DISABLE_JIT), the definition computes for NumPy arrays too. Which implementation
-computes depends on the kind and dtype of the arrays alone, so ranks never differ in it.
+are imported by the first call that needs them, and so is Numba. The definition computes for NumPy
+arrays too where Numba is missing or turned off (NUMBA_DISABLE_JIT), and for any where an
+implementation returns NotImplemented, as operators of Python do. Which one computes depends on the
+kind, dtype and strides of the arrays alone, so ranks never differ in it.
 """
 
 import functools
@@ -93,12 +94,14 @@ def _dispatcher(entry: Kernel, deciding, kinds):
     def kernel(*args, **kwargs):
         x = deciding(args)
         if type(x) is numpy.ndarray and x.dtype.char in kinds and x.dtype.isnative:
-            return entry.cpu(*args, **kwargs)
-        if is_cupy_array(x) and entry.computes_on_cuda(x):
-            return entry.cuda(*args, **kwargs)
-        if entry.half is not None and hasattr(x, "dtype") and is_half(x.dtype):
+            result = entry.cpu(*args, **kwargs)
+        elif is_cupy_array(x) and entry.computes_on_cuda(x):
+            result = entry.cuda(*args, **kwargs)
+        elif entry.half is not None and hasattr(x, "dtype") and is_half(x.dtype):
             return entry.half(x.dtype, args, kwargs)
-        return entry.reference(*args, **kwargs)
+        else:
+            result = NotImplemented
+        return entry.reference(*args, **kwargs) if result is NotImplemented else result
 
     return kernel
 

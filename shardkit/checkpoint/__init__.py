@@ -8,28 +8,17 @@ whole and a manifest of checksums (FORMAT.md). It is written under a temporary n
 models.py adds from_checkpoint() to the classes of nn.
 """
 
-from typing import TYPE_CHECKING
-
 from ..public import public_names
 
-if TYPE_CHECKING:
-    from .background import PendingCheckpoint as PendingCheckpoint, Saver as Saver
-    from .find import find_checkpoint as find_checkpoint
-    from .image import load_image as load_image, make_image as make_image
-    from .load import Checkpoint as Checkpoint
-    from .models import from_checkpoint as from_checkpoint
-    from .saving import Retention as Retention
-    from .store import CheckpointStore as CheckpointStore
-else:
-    __getattr__, __dir__, __all__ = public_names(
-        __name__,
-        {
-            "background": "PendingCheckpoint Saver",
-            "find": "find_checkpoint",
-            "image": "load_image make_image",
-            "load": "Checkpoint",
-            "models": "from_checkpoint",
-            "saving": "Retention",
-            "store": "CheckpointStore",
-        },
-    )
+__getattr__, __dir__, __all__ = public_names(
+    __name__,
+    {
+        "background": "PendingCheckpoint Saver",
+        "find": "find_checkpoint",
+        "image": "load_image make_image",
+        "load": "Checkpoint",
+        "models": "from_checkpoint",
+        "saving": "Retention",
+        "store": "CheckpointStore",
+    },
+)

@@ -1,6 +1,11 @@
 """A check of the machine before a run: one line per topic, and what to do about a problem."""
 
-from .examination import examine
-from .finding import Finding, as_json, as_text, exit_code
+from ..public import import_names
 
-__all__ = ["Finding", "as_json", "as_text", "examine", "exit_code"]
+__all__ = import_names(
+    __name__,
+    {
+        "examination": "examine",
+        "finding": "Finding as_json as_text exit_code",
+    },
+)

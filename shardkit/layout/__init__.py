@@ -9,28 +9,16 @@ policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP, HSDP
 cuts        even parts of a dim, the units of a model, the stages of a pipeline
 """
 
-from .box import Box, flat_range_to_boxes, tiles_exactly
-from .cuts import balanced_stages, even_span, merged_blocks, minimum_for_stages
-from .flat import FlatLayout, Slot
-from .mesh_shape import AXES, Coordinates, MeshShape
-from .piece import Piece
-from .policy import POLICIES, Policy, policy_named
+from ..public import import_names
 
-__all__ = [
-    "AXES",
-    "Box",
-    "Coordinates",
-    "FlatLayout",
-    "MeshShape",
-    "POLICIES",
-    "Piece",
-    "Policy",
-    "Slot",
-    "balanced_stages",
-    "even_span",
-    "flat_range_to_boxes",
-    "merged_blocks",
-    "minimum_for_stages",
-    "policy_named",
-    "tiles_exactly",
-]
+__all__ = import_names(
+    __name__,
+    {
+        "box": "Box flat_range_to_boxes tiles_exactly",
+        "cuts": "balanced_stages even_span merged_blocks minimum_for_stages",
+        "flat": "FlatLayout Slot",
+        "mesh_shape": "AXES Coordinates MeshShape",
+        "piece": "Piece",
+        "policy": "POLICIES Policy policy_named",
+    },
+)

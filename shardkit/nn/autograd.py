@@ -23,33 +23,16 @@ from .tape import (
     TapeNode,
     VersionCounter,
     WeightGradients,
-    enable_grad,
     is_grad_enabled,
-    no_grad,
     walk,
 )
+from .tape import enable_grad as enable_grad
+from .tape import no_grad as no_grad
 
 if TYPE_CHECKING:
     from .tensor_methods import TensorMethods as _Methods
 else:
     _Methods = object
-
-__all__ = [
-    "CheapTensor",
-    "Tensor",
-    "TensorLike",
-    "WeightGradients",
-    "array_of",
-    "backward_inputs",
-    "enable_grad",
-    "first_gradient",
-    "is_grad_enabled",
-    "kept",
-    "no_grad",
-    "origin_of",
-    "output_of",
-    "record",
-]
 
 
 def record(

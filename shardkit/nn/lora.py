@@ -30,8 +30,6 @@ from .module import Module, Parameter, exchange, members_of
 from .ops.elementwise import add, multiply
 from .ops.linear import linear
 
-__all__ = ["LoRALinear", "apply_lora", "merge_lora"]
-
 _KINDS = (Linear, DenseLayer)
 
 

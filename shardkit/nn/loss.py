@@ -100,6 +100,14 @@ def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
     return xp.broadcast_to(weights.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
+def check_equal_shapes(y: Any, prediction_shape: Shape | None) -> None:
+    """Raise ShapeError unless targets have the shape of predictions, if that is known."""
+    if prediction_shape is not None and y.shape != prediction_shape:
+        raise ShapeError(
+            f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal shapes"
+        )
+
+
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
@@ -174,11 +182,7 @@ class MeanSquaredError(Loss):
         return target if target.dtype == dtype else halves.copy(target, dtype)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
-        if prediction_shape is not None and y.shape != prediction_shape:
-            raise ShapeError(
-                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal "
-                "shapes"
-            )
+        check_equal_shapes(y, prediction_shape)
 
     def count(self, y: Any) -> float:
         return prod(array_of(y).shape)

@@ -23,7 +23,14 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .loss import IGNORED, Loss, is_ignored, one_array, weights_of_items
+from .loss import (
+    IGNORED,
+    Loss,
+    check_equal_shapes,
+    is_ignored,
+    one_array,
+    weights_of_items,
+)
 from .ops.operands import check_floating
 
 
@@ -66,11 +73,7 @@ class PointwiseLoss(Loss):
         return target if target.dtype == dtype else halves.copy(target, dtype)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
-        if prediction_shape is not None and y.shape != prediction_shape:
-            raise ShapeError(
-                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal "
-                "shapes"
-            )
+        check_equal_shapes(y, prediction_shape)
 
     def count(self, y: Any) -> float:
         return prod(array_of(y).shape)

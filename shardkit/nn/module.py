@@ -33,8 +33,6 @@ from .parameter import Parameter
 from .recorded import arguments_of, record, recorded
 from .trees import arrays_of, as_tensors, entering, given_arrays
 
-__all__ = ["Buffer", "Module", "ModuleList", "Parameter"]
-
 _HARMLESS = frozenset((bool, int, float, str, type(None), Parameter, Buffer))  # attributes
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
@@ -480,3 +478,8 @@ class ModuleList(Module):
 
     def __getitem__(self, index: Any) -> Any:
         return self._modules[index]
+
+
+def numbered(name: str, modules: Iterable[Module]) -> list[tuple[str, Module]]:
+    """Return the modules of a ModuleList with their paths, where its owner calls it this name."""
+    return [(f"{name}.{index}", module) for index, module in enumerate(modules)]

@@ -4,7 +4,7 @@
     @dataclass(frozen=True)
     class SGD(Scheduled):
         state_names = ()                    arrays that the rule keeps for each span
-        def update(self, ...): ...
+        def _apply(self, ...): ...          calls its kernel
 
 A rule sees no names, no shapes and no ranks: the owner of elements [start, stop) of the flat
 parameters passes that span of parameters, gradients and state. Every rule here works element by
@@ -146,6 +146,23 @@ class Scheduled:
         )
         return rate
 
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        state: dict[str, Array],
+        step: int,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> None:
+        """Apply step number `step` to a span, in place: see Rule."""
+        rate = self.rate(step, learning_rate)
+        self._apply(parameters, gradients, state, step, rate, gradient_scale)
+
+    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
+        """Call the kernel of the rule, with this learning rate."""
+        raise NotImplementedError
+
 
 @rule("sgd", settings={"weight_decay": "weight_decay"})
 @dataclass(frozen=True)
@@ -182,20 +199,12 @@ class SGD(Scheduled):
             object.__setattr__(self, "state_names", rule.state_names)
             object.__setattr__(self, "update", rule.update)
 
-    def update(
-        self,
-        parameters: Array,
-        gradients: Array,
-        state: dict[str, Array],
-        step: int,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-    ) -> None:
+    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
         kernels.sgd(
             parameters,
             gradients,
-            lr=self.rate(step, learning_rate),
             weight_decay=self.weight_decay,
+            lr=lr,
             gradient_scale=gradient_scale,
         )
 
@@ -235,23 +244,15 @@ class Momentum(Scheduled):
         )
         require_weight_decay(self.weight_decay)
 
-    def update(
-        self,
-        parameters: Array,
-        gradients: Array,
-        state: dict[str, Array],
-        step: int,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-    ) -> None:
+    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
         kernels.momentum(
             parameters,
             gradients,
             state["velocity"],
-            lr=self.rate(step, learning_rate),
             beta=self.beta,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
+            lr=lr,
             gradient_scale=gradient_scale,
         )
 
@@ -290,27 +291,19 @@ class Adam(Scheduled):
         require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
         require_weight_decay(self.weight_decay)
 
-    def update(
-        self,
-        parameters: Array,
-        gradients: Array,
-        state: dict[str, Array],
-        step: int,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-    ) -> None:
+    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
         kernels.adam(
             parameters,
             gradients,
             state["first_moment"],
             state["second_moment"],
             step=step,
-            lr=self.rate(step, learning_rate),
             beta1=self.beta1,
             beta2=self.beta2,
             eps=self.eps,
             weight_decay=self.weight_decay,
             decoupled=self.decoupled,
+            lr=lr,
             gradient_scale=gradient_scale,
         )
 
@@ -354,22 +347,14 @@ class Lion(Scheduled):
         require_share("beta2", self.beta2)
         require_weight_decay(self.weight_decay)
 
-    def update(
-        self,
-        parameters: Array,
-        gradients: Array,
-        state: dict[str, Array],
-        step: int,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-    ) -> None:
+    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
         kernels.lion(
             parameters,
             gradients,
             state["first_moment"],
-            lr=self.rate(step, learning_rate),
             beta1=self.beta1,
             beta2=self.beta2,
             weight_decay=self.weight_decay,
+            lr=lr,
             gradient_scale=gradient_scale,
         )

@@ -17,49 +17,20 @@ report       the tables of `shardkit plan`
 VALIDATION.md compares the planner with published runs.
 """
 
-from .cost import PARTS, StepCost, step_cost
-from .hardware import Cluster
-from .hardware_file import known_clusters, read_cluster
-from .layouts import RECOMPUTATIONS, RunLayout, why_not
-from .memory import MemoryEstimate, memory_of, rank_memory
-from .mlp import MLPShape
-from .model import ModelShape
-from .run import read_run
-from .search import Candidate, Search, search
-from .software import (
-    MIXED,
-    SHARDKIT,
-    SHARDKIT_BF16,
-    SHARDKIT_FP16,
-    SOFTWARE,
-    Software,
-    software_named,
-)
+from ..public import import_names
 
-__all__ = [
-    "Candidate",
-    "Cluster",
-    "RunLayout",
-    "MIXED",
-    "MLPShape",
-    "MemoryEstimate",
-    "ModelShape",
-    "PARTS",
-    "RECOMPUTATIONS",
-    "SHARDKIT",
-    "SHARDKIT_BF16",
-    "SHARDKIT_FP16",
-    "SOFTWARE",
-    "Search",
-    "Software",
-    "StepCost",
-    "known_clusters",
-    "memory_of",
-    "rank_memory",
-    "read_cluster",
-    "read_run",
-    "search",
-    "software_named",
-    "step_cost",
-    "why_not",
-]
+__all__ = import_names(
+    __name__,
+    {
+        "cost": "PARTS StepCost step_cost",
+        "hardware": "Cluster",
+        "hardware_file": "known_clusters read_cluster",
+        "layouts": "RECOMPUTATIONS RunLayout why_not",
+        "memory": "MemoryEstimate memory_of rank_memory",
+        "mlp": "MLPShape",
+        "model": "ModelShape",
+        "run": "read_run",
+        "search": "Candidate Search search",
+        "software": "MIXED SHARDKIT SHARDKIT_BF16 SHARDKIT_FP16 SOFTWARE Software software_named",
+    },
+)

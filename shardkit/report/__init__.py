@@ -6,8 +6,13 @@ page        from records to the file: page.html, page.css and the .js files besi
 text        the validation curve in a few lines
 """
 
-from .page import page_of
-from .run import RunRecord, read_run_folder
-from .text import describe_run
+from ..public import import_names
 
-__all__ = ["RunRecord", "describe_run", "page_of", "read_run_folder"]
+__all__ = import_names(
+    __name__,
+    {
+        "page": "page_of",
+        "run": "RunRecord read_run_folder",
+        "text": "describe_run",
+    },
+)

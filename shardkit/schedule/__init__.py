@@ -15,63 +15,21 @@ program = lower(order_named("1f1b")(4, 8), {0: 3, 1: 2, 2: 2, 3: 3})
 simulate(program).bubble_fraction
 """
 
-from .actions import (
-    COMPUTE,
-    RECEIVES,
-    Action,
-    Kind,
-    Program,
-    from_text,
-    peak_live,
-    receive_of,
-    to_text,
-    wait_of,
-)
-from .catalog import ORDERS, Order, order, order_named, rank_of
-from .check import validate
-from .grid import describe_timeline, draw_svg, draw_text, unit_timeline
-from .lowering import add_gathers, add_reductions, add_step, add_transfers, expand, lower
-from .orders import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
-from .overlap import begin_gathers, begin_reductions
-from .simulate import Event, Timeline, simulate
-from .zero_bubble import v_shape, zero_bubble_v
+from ..public import import_names
 
-__all__ = [
-    "COMPUTE",
-    "Action",
-    "Event",
-    "Kind",
-    "ORDERS",
-    "Order",
-    "Program",
-    "RECEIVES",
-    "Timeline",
-    "add_gathers",
-    "add_reductions",
-    "add_step",
-    "add_transfers",
-    "begin_gathers",
-    "begin_reductions",
-    "describe_timeline",
-    "draw_svg",
-    "draw_text",
-    "expand",
-    "from_text",
-    "gpipe",
-    "interleaved_1f1b",
-    "lower",
-    "one_f_one_b",
-    "order",
-    "order_named",
-    "peak_live",
-    "rank_of",
-    "receive_of",
-    "simulate",
-    "to_text",
-    "unit_timeline",
-    "v_shape",
-    "validate",
-    "wait_of",
-    "zero_bubble_h1",
-    "zero_bubble_v",
-]
+__all__ = import_names(
+    __name__,
+    {
+        "actions": (
+            "COMPUTE RECEIVES Action Kind Program from_text peak_live receive_of to_text wait_of"
+        ),
+        "catalog": "ORDERS Order order order_named rank_of",
+        "check": "validate",
+        "grid": "describe_timeline draw_svg draw_text unit_timeline",
+        "lowering": "add_gathers add_reductions add_step add_transfers expand lower",
+        "orders": "gpipe interleaved_1f1b one_f_one_b zero_bubble_h1",
+        "overlap": "begin_gathers begin_reductions",
+        "simulate": "Event Timeline simulate",
+        "zero_bubble": "v_shape zero_bubble_v",
+    },
+)

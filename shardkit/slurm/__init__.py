@@ -1,6 +1,11 @@
 """Batch jobs: fills in the templates of the jobs folder from the settings of a run."""
 
-from .planned import script_of_plan
-from .render import SCHEDULERS, TEMPLATES, JobPlan, render
+from ..public import import_names
 
-__all__ = ["JobPlan", "SCHEDULERS", "TEMPLATES", "render", "script_of_plan"]
+__all__ = import_names(
+    __name__,
+    {
+        "planned": "script_of_plan",
+        "render": "SCHEDULERS TEMPLATES JobPlan render",
+    },
+)

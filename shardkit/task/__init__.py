@@ -1,5 +1,10 @@
 """Tasks: what a run trains. `train` knows the contract in task.py alone."""
 
-from .task import Task
+from ..public import import_names
 
-__all__ = ["Task"]
+__all__ = import_names(
+    __name__,
+    {
+        "task": "Task",
+    },
+)

@@ -5,6 +5,7 @@ in vain or too early is asked for 4,096 times.
 """
 
 import ast
+import importlib.util
 import json
 import os
 import pickle
@@ -22,11 +23,30 @@ from shardkit.testing.comm import same
 PACKAGE = Path(sk.__file__).parent
 HEAVY = "cupy email h5py importlib.metadata llvmlite mpi4py numba rich".split()
 NODE_LOCAL = ("/proc", "/sys", "/dev", "/etc", "/tmp")  # files of the node itself
-ROOMS = [
-    ".".join(["shardkit", *path.parent.relative_to(PACKAGE).parts])
-    for path in sorted(PACKAGE.rglob("__init__.py"))
-    if "public_names(" in path.read_text(encoding="utf-8")
-]
+
+
+def rooms_with(call):
+    """Return the rooms whose names stand in a table, read by this function of public.py."""
+    return [
+        ".".join(["shardkit", *path.parent.relative_to(PACKAGE).parts])
+        for path in sorted(PACKAGE.rglob("__init__.py"))
+        if f"{call}(" in path.read_text(encoding="utf-8")
+    ]
+
+
+ROOMS = rooms_with("public_names")  # with late names
+EARLY = rooms_with("import_names")
+
+
+def _script():
+    spec = importlib.util.spec_from_file_location("stubs", PACKAGE.parent / "packaging/stubs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+stubs = _script()
+WRITTEN = stubs.stubs()
 
 # (what is done, libraries that it may read, most file calls beyond those of Python alone)
 TABLE = {
@@ -141,36 +161,27 @@ def test_a_step_imports_nothing_but_kernels():
 
 
 def listed(room):
-    """Return {name: (file, name there)} as the imports for type checkers say."""
+    """Return {name: (file, name there)} of the table of a room."""
     path = PACKAGE.joinpath(*room.split(".")[1:], "__init__.py")
-    (block,) = [
-        node
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-    ]
-    imported = {
-        alias.asname or alias.name: ("." * node.level + (node.module or ""), alias)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    renamed = {
-        node.targets[0].id: node.value.id for node in block.body if isinstance(node, ast.Assign)
-    }
-    exported = {name: name for name, (_, alias) in imported.items() if alias.asname}
-    return {
-        name: (imported[there][0], imported[there][1].name)
-        for name, there in (exported | renamed).items()
-    }
+    return stubs.places_of(stubs.table_of(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_type_checkers_and_python_find_the_same_names(room):
-    module, static = import_module(room), listed(room)
-    assert module.__all__ == sorted(static) and set(static) <= set(dir(module))
-    for name, (file, there) in static.items():
-        home = import_module(file, room)
+@pytest.mark.parametrize("room", [*ROOMS, *EARLY])
+def test_a_room_has_what_its_table_lists(room):
+    module, table = import_module(room), listed(room)
+    assert table and module.__all__ == sorted(table) and set(table) <= set(dir(module))
+    for name, (file, there) in table.items():
+        home = import_module(room if file == "." else f".{file}", room)
         assert getattr(module, name) is getattr(home, there), name
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)
+def test_type_checkers_read_what_a_table_lists(path):
+    assert path.read_text(encoding="utf-8") == WRITTEN[path], "run python packaging/stubs.py"
+
+
+def test_no_stub_of_a_room_is_left_over():
+    assert set(PACKAGE.rglob("__init__.pyi")) == set(WRITTEN)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -204,7 +215,7 @@ def test_the_rooms_with_late_names_are_those_that_are_large():
     assert {"shardkit", "shardkit.comm", "shardkit.nn", "shardkit.parallel"} <= set(ROOMS)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, *EARLY])
 def test_a_star_imports_all_names(room):
     names = python(f"from {room} import *\nprint(*sorted(globals()))").split()
     assert set(import_module(room).__all__) <= set(names)

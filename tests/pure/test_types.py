@@ -134,4 +134,6 @@ def test_what_is_not_checked_only_shrinks():
 
 def test_the_package_says_that_it_is_typed():
     data = SETTINGS["tool"]["setuptools"]["package-data"]
-    assert (PACKAGE / "py.typed").exists() and {"py.typed", "nn/*.pyi"} <= set(data["shardkit"])
+    assert (PACKAGE / "py.typed").exists() and {"py.typed", "nn/*.pyi", "**/__init__.pyi"} <= set(
+        data["shardkit"]
+    )

@@ -12,9 +12,7 @@ from .scalar import like
 @on_cpu
 def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
     if not parameters.flags.carray:
-        return reference.sgd(
-            parameters, gradients, lr=lr, weight_decay=weight_decay, gradient_scale=gradient_scale
-        )
+        return NotImplemented
     _sgd(parameters, plain(gradients), float(lr), float(weight_decay), float(gradient_scale))
 
 
@@ -31,16 +29,7 @@ def momentum(
     gradient_scale=1.0,
 ):
     if not (parameters.flags.carray and velocity.flags.carray):
-        return reference.momentum(
-            parameters,
-            gradients,
-            velocity,
-            lr=lr,
-            beta=beta,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            gradient_scale=gradient_scale,
-        )
+        return NotImplemented
     _momentum(
         parameters,
         plain(gradients),
@@ -70,20 +59,7 @@ def adam(
     gradient_scale=1.0,
 ):
     if not (parameters.flags.carray and m.flags.carray and v.flags.carray):
-        return reference.adam(
-            parameters,
-            gradients,
-            m,
-            v,
-            step=step,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            decoupled=decoupled,
-            gradient_scale=gradient_scale,
-        )
+        return NotImplemented
     step_size, root_correction = reference.adam_factors(step, lr, beta1, beta2)
     shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
     _adam(
@@ -105,16 +81,7 @@ def adam(
 @on_cpu
 def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradient_scale=1.0):
     if not (parameters.flags.carray and m.flags.carray):
-        return reference.lion(
-            parameters,
-            gradients,
-            m,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            gradient_scale=gradient_scale,
-        )
+        return NotImplemented
     _lion(
         parameters,
         plain(gradients),

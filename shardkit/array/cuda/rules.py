@@ -1,5 +1,7 @@
 """Optimizer rules, each in one pass, with the operations of the reference in the same order."""
 
+import functools
+
 from ..reference import rules as reference
 from ..registry import NUMBERS, on_cuda
 from .arrays import THREADS, pack, plain, spread
@@ -8,16 +10,28 @@ from .launch import launch
 FILE = "rules.cu"
 
 
-@on_cuda(dtypes=NUMBERS)
-def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
-    if not _are_plain(parameters, gradients):
-        return reference.sgd(
-            parameters, gradients, lr=lr, weight_decay=weight_decay, gradient_scale=gradient_scale
+def _twin(launcher):
+    """Enter a launcher; the definition computes where arrays have gaps, or dtypes differ."""
+    definition = getattr(reference, launcher.__name__)
+
+    @on_cuda(dtypes=NUMBERS)
+    @functools.wraps(launcher)
+    def rule(parameters, gradients, *states, **settings):
+        are_plain = gradients.dtype == parameters.dtype and all(
+            x.flags.c_contiguous and x.dtype == parameters.dtype for x in (parameters, *states)
         )
+        compute = launcher if are_plain else definition
+        return compute(parameters, gradients, *states, **settings)
+
+    return rule
+
+
+@_twin
+def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
     _update("sgd", parameters, gradients, (), lr, weight_decay, gradient_scale)
 
 
-@on_cuda(dtypes=NUMBERS)
+@_twin
 def momentum(
     parameters,
     gradients,
@@ -29,17 +43,6 @@ def momentum(
     weight_decay=0.0,
     gradient_scale=1.0,
 ):
-    if not _are_plain(parameters, gradients, velocity):
-        return reference.momentum(
-            parameters,
-            gradients,
-            velocity,
-            lr=lr,
-            beta=beta,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            gradient_scale=gradient_scale,
-        )
     _update(
         "momentum",
         parameters,
@@ -53,7 +56,7 @@ def momentum(
     )
 
 
-@on_cuda(dtypes=NUMBERS)
+@_twin
 def adam(
     parameters,
     gradients,
@@ -69,21 +72,6 @@ def adam(
     decoupled,
     gradient_scale=1.0,
 ):
-    if not _are_plain(parameters, gradients, m, v):
-        return reference.adam(
-            parameters,
-            gradients,
-            m,
-            v,
-            step=step,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            decoupled=decoupled,
-            gradient_scale=gradient_scale,
-        )
     step_size, root_correction = reference.adam_factors(step, lr, beta1, beta2)
     shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
     _update(
@@ -103,29 +91,11 @@ def adam(
     )
 
 
-@on_cuda(dtypes=NUMBERS)
+@_twin
 def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradient_scale=1.0):
-    if not _are_plain(parameters, gradients, m):
-        return reference.lion(
-            parameters,
-            gradients,
-            m,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            gradient_scale=gradient_scale,
-        )
     shrink = 1 - lr * weight_decay
     numbers = (lr, 1 - beta1, 1 - beta2, shrink, gradient_scale)
     _update("lion", parameters, gradients, (m,), *numbers)
-
-
-def _are_plain(parameters, gradients, *states):
-    """Return False if what is updated has gaps, or dtypes differ: the reference takes these."""
-    return gradients.dtype == parameters.dtype and all(
-        x.flags.c_contiguous and x.dtype == parameters.dtype for x in (parameters, *states)
-    )
 
 
 def _update(name, parameters, gradients, states, *numbers):

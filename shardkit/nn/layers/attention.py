@@ -29,8 +29,6 @@ from ..ops.reduction import mean
 from ..ops.shape import cast, getitem, permute, reshape, squeeze, transpose, unsqueeze
 from .basic import Dropout, LayerNorm, Linear, check_sizes, input_tensor
 
-__all__ = ["MultiheadAttention", "RelativePositionBias", "TransformerEncoderLayer"]
-
 
 class MultiheadAttention(Module):
     """(query, key, value) -> (y [N, S, E], weights [N, S, T] or None) (arXiv 1706.03762).

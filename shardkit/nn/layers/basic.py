@@ -18,8 +18,6 @@ from ..ops.normalization import add_layer_norm, add_rms_norm, dropout, layer_nor
 from ..ops.operands import check_ids
 from ..ops.shape import cast
 
-__all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]
-
 DTYPES = ("float32", "float64")
 
 

@@ -17,15 +17,6 @@ from ..ops import convolution as ops
 from ..ops.padding import pad
 from .basic import check_sizes
 
-__all__ = [
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-]
-
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 
 

@@ -27,8 +27,6 @@ from ..module import Module, blocks_of, check_input_of, output_shape_of
 from ..ops.elementwise import add, multiply
 from ..ops.shape import concatenate, expand, reshape, unsqueeze
 
-__all__ = ["Derivatives"]
-
 
 class Derivatives(Module):
     """x [samples, d] -> [samples, 1 + order d, outputs]: net(x), and its derivatives by x.

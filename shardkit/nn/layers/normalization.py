@@ -22,16 +22,6 @@ from ..ops.channel_norm import batch_norm, group_norm, instance_norm, normalize
 from .basic import check_sizes
 from .convolution import check_grid
 
-__all__ = [
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "GroupNorm",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-]
-
 
 class GroupNorm(Module):
     """Each group of channels of a sample at mean 0, variance 1, times weight, plus bias.

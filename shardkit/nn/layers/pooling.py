@@ -9,21 +9,6 @@ from ..module import Module
 from ..ops import pooling as ops
 from ..ops.convolution import per_dim
 
-__all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-]
-
 
 class MaxPoolNd(Module):
     """The largest element of each window of x [samples, channels, *grid]; see ops.max_pool1d.

@@ -18,8 +18,6 @@ from ..ops.recurrent import gru, lstm
 from ..ops.shape import concatenate, getitem, transpose
 from .basic import Dropout, check_sizes
 
-__all__ = ["GRU", "LSTM"]
-
 
 class Recurrent(Module):
     """What LSTM and GRU share: parameters, layers, directions.

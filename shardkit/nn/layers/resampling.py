@@ -7,8 +7,6 @@ from ..autograd import Tensor
 from ..module import Module
 from ..ops.resampling import check_mode, interpolate
 
-__all__ = ["Upsample"]
-
 
 class Upsample(Module):
     """x [samples, channels, *grid] on a grid of another size; arguments of ops.interpolate.

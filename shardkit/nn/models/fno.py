@@ -17,7 +17,7 @@ from ..layers.basic import check_sizes, checked_dtype, input_tensor
 from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
 from ..losses import RelativeL2Loss
 from ..metrics import MAE, RMSE
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, numbered
 from ..ops.activation import erf_gelu
 from ..ops.shape import concatenate
 
@@ -129,7 +129,7 @@ class FNO(Module):
         self.finish(seed)
 
     def blocks(self) -> list[tuple[str, Module]]:
-        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        layers = numbered("layers", self.layers)
         return [("lift", self.lift), *layers, ("project", self.project)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:

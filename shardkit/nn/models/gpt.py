@@ -23,7 +23,7 @@ from ..init import Normal
 from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
 from ..lora import apply_lora
 from ..loss import CrossEntropy
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, numbered
 from ..parameter import Parameter
 from ..transformer import (
     ATTENTION_BIASES,
@@ -357,7 +357,7 @@ class GPT(Module):
         return {"embedding": self.embedding, "blocks": self.layers, "head": self.head}
 
     def blocks(self) -> list[tuple[str, Module]]:
-        middle = [(f"blocks.{index}", block) for index, block in enumerate(self.layers)]
+        middle = numbered("blocks", self.layers)
         return [("embedding", self.embedding), *middle, ("head", self.head)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:

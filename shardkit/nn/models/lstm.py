@@ -9,7 +9,7 @@ from ..layers.basic import Dropout, Linear, check_sizes, checked_dtype, input_te
 from ..layers.recurrent import LSTM
 from ..loss import MeanSquaredError
 from ..metrics import MAE, RMSE
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, numbered
 from ..ops.shape import getitem
 
 READOUTS = ("last", "steps")
@@ -103,8 +103,7 @@ class LSTMModel(Module):
         self.finish(seed)
 
     def blocks(self) -> list[tuple[str, Module]]:
-        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
-        return [*layers, ("head", self.head)]
+        return [*numbered("layers", self.layers), ("head", self.head)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
         kept = input_shape[:1] if self._readout == "last" else input_shape[:2]

@@ -23,7 +23,7 @@ from ..autograd import array_of
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import MeanSquaredError
 from ..metrics import MAE, RMSE
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, numbered
 from ..ops.activation import silu
 from ..ops.indexing import index_select
 from ..ops.operands import check_ids
@@ -204,7 +204,7 @@ class MessagePassing(Module):
         self.finish(seed)
 
     def blocks(self) -> list[tuple[str, Module]]:
-        steps = [(f"steps.{index}", step) for index, step in enumerate(self.steps)]
+        steps = numbered("steps", self.steps)
         return [("encode", self.encode), *steps, ("decode", self.decode)]
 
 

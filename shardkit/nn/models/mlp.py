@@ -9,7 +9,7 @@ from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
 from ..loss import CrossEntropy, MeanSquaredError
 from ..metrics import MAE, R2, RMSE, Accuracy, MacroF1
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, numbered
 from ..ops.activation import gelu, relu, silu, tanh
 
 ACTIVATIONS = {"gelu": gelu, "relu": relu, "tanh": tanh, "silu": silu}
@@ -92,10 +92,7 @@ class MLP(Module):
         return {"accuracy": Accuracy(), "macro_f1": MacroF1(self._sizes[-1])}
 
     def blocks(self) -> list[tuple[str, Module]]:
-        return [
-            ("features", self.features),
-            *((f"layers.{index}", layer) for index, layer in enumerate(self.layers)),
-        ]
+        return [("features", self.features), *numbered("layers", self.layers)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape[:-1], self._sizes[-1])

@@ -17,7 +17,7 @@ from ..layers import convolution, normalization
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
 from ..metrics import Accuracy, MacroF1
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, numbered
 from ..ops import pooling
 from ..ops.activation import relu
 from ..ops.reduction import mean
@@ -230,9 +230,9 @@ class ResNet(Module):
 
     def blocks(self) -> list[tuple[str, Module]]:
         stages = [
-            (f"stages.{stage}.{index}", block)
+            pair
             for stage, blocks in enumerate(self.stages)
-            for index, block in enumerate(blocks)
+            for pair in numbered(f"stages.{stage}", blocks)
         ]
         return [("stem", self.stem), *stages, ("head", self.head)]
 

@@ -15,7 +15,7 @@ from ..init import Normal
 from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy
 from ..metrics import Accuracy, MacroF1
-from ..module import Module, ModuleList, Parameter
+from ..module import Module, ModuleList, Parameter, numbered
 from ..ops.shape import concatenate, expand, getitem, permute, reshape
 from ..transformer import WEIGHT_INIT, TransformerBlock, check_heads
 
@@ -153,7 +153,7 @@ class ViT(Module):
         self.finish(seed)
 
     def blocks(self) -> list[tuple[str, Module]]:
-        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        layers = numbered("layers", self.layers)
         return [("embedding", self.embedding), *layers, ("head", self.head)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:

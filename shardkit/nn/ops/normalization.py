@@ -15,41 +15,34 @@ from .operands import check_floating
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
     rows = _rows("layer_norm", x, weight, bias)
-    return _layer_norm(x, weight, bias, *kernels.layer_norm(rows, weight.array, bias.array, eps))
-
-
-def _layer_norm(x, weight, bias, y, mean, inverse):
-    """Return the output y [N, D] of the kernel, recorded."""
-    by_row = y.shape
-
-    def backward(gradient, wanted):
-        for_x, for_weight, for_bias = kernels.layer_norm_backward(
-            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, mean, inverse, wanted
-        )
-        return None if for_x is None else for_x.reshape(gradient.shape), for_weight, for_bias
-
-    return record(
-        y.reshape(x.shape), (x, weight, bias), backward, needs=(x, weight), is_one_pass=True
-    )
+    y, *moments = kernels.layer_norm(rows, weight.array, bias.array, eps)
+    return _recorded(kernels.layer_norm_backward, x, (weight, bias), y, moments)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Return x / sqrt(mean of x^2 + eps) * weight over the last dimension (arXiv 1910.07467)."""
     rows = _rows("rms_norm", x, weight)
-    return _rms_norm(x, weight, *kernels.rms_norm(rows, weight.array, eps))
+    y, *moments = kernels.rms_norm(rows, weight.array, eps)
+    return _recorded(kernels.rms_norm_backward, x, (weight,), y, moments)
 
 
-def _rms_norm(x, weight, y, inverse):
-    """Return the output y [N, D] of the kernel, recorded."""
+def _recorded(kernel_backward, x, parameters, y, moments):
+    """Return the output y [N, D] of a kernel, recorded; the first of the parameters is the weight.
+
+    moments  what else the kernel returned, and its backward takes
+    """
     by_row = y.shape
+    weight = parameters[0]
 
     def backward(gradient, wanted):
-        for_x, for_weight = kernels.rms_norm_backward(
-            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, inverse, wanted
+        for_x, *others = kernel_backward(
+            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, *moments, wanted
         )
-        return None if for_x is None else for_x.reshape(gradient.shape), for_weight
+        return None if for_x is None else for_x.reshape(gradient.shape), *others
 
-    return record(y.reshape(x.shape), (x, weight), backward, needs=(x, weight), is_one_pass=True)
+    return record(
+        y.reshape(x.shape), (x, *parameters), backward, needs=(x, weight), is_one_pass=True
+    )
 
 
 def add_layer_norm(
@@ -57,11 +50,9 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return x + branch, and its layer_norm, in one pass: between two residual branches."""
     rows, branch_rows = _summands("add_layer_norm", x, branch, weight, bias)
-    total, y, mean, inverse = kernels.add_layer_norm(
-        rows, branch_rows, weight.array, bias.array, eps
-    )
+    total, y, *moments = kernels.add_layer_norm(rows, branch_rows, weight.array, bias.array, eps)
     total = _sum(total, x, branch)
-    return total, _layer_norm(total, weight, bias, y, mean, inverse)
+    return total, _recorded(kernels.layer_norm_backward, total, (weight, bias), y, moments)
 
 
 def add_rms_norm(
@@ -72,9 +63,9 @@ def add_rms_norm(
     x, branch [..., D] of one shape and dtype, weight [D] -> two of [..., D]
     """
     rows, branch_rows = _summands("add_rms_norm", x, branch, weight)
-    total, y, inverse = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
+    total, y, *moments = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
     total = _sum(total, x, branch)
-    return total, _rms_norm(total, weight, y, inverse)
+    return total, _recorded(kernels.rms_norm_backward, total, (weight,), y, moments)
 
 
 def _rows(name, x, *parameters):

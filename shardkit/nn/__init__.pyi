@@ -1,0 +1,131 @@
+# Written by packaging/stubs.py, from the table in __init__.py.
+from . import (
+    init as init,
+    models as models,
+    ops as ops,
+)
+from .autograd import (
+    Tensor as Tensor,
+    backward_inputs as backward_inputs,
+    enable_grad as enable_grad,
+    is_grad_enabled as is_grad_enabled,
+    no_grad as no_grad,
+    record as record,
+)
+from .buffer import Buffer as Buffer
+from .context import (
+    ForwardContext as ForwardContext,
+    current_context as current_context,
+    forward_context as forward_context,
+)
+from .derivative import grad as grad
+from .features import (
+    InputFeatures as InputFeatures,
+    input_features as input_features,
+)
+from .layers.activation import (
+    ELU as ELU,
+    Flatten as Flatten,
+    GELU as GELU,
+    Hardtanh as Hardtanh,
+    Identity as Identity,
+    LeakyReLU as LeakyReLU,
+    LogSoftmax as LogSoftmax,
+    Mish as Mish,
+    ReLU as ReLU,
+    SiLU as SiLU,
+    Sigmoid as Sigmoid,
+    Softmax as Softmax,
+    Softplus as Softplus,
+    Tanh as Tanh,
+)
+from .layers.attention import (
+    MultiheadAttention as MultiheadAttention,
+    RelativePositionBias as RelativePositionBias,
+    TransformerEncoderLayer as TransformerEncoderLayer,
+)
+from .layers.basic import (
+    Dropout as Dropout,
+    Embedding as Embedding,
+    LayerNorm as LayerNorm,
+    Linear as Linear,
+    RMSNorm as RMSNorm,
+    Sequential as Sequential,
+)
+from .layers.convolution import (
+    Conv1d as Conv1d,
+    Conv2d as Conv2d,
+    Conv3d as Conv3d,
+    ConvTranspose1d as ConvTranspose1d,
+    ConvTranspose2d as ConvTranspose2d,
+    ConvTranspose3d as ConvTranspose3d,
+)
+from .layers.derivatives import Derivatives as Derivatives
+from .layers.embedding import EmbeddingBag as EmbeddingBag
+from .layers.normalization import (
+    BatchNorm1d as BatchNorm1d,
+    BatchNorm2d as BatchNorm2d,
+    BatchNorm3d as BatchNorm3d,
+    GroupNorm as GroupNorm,
+    InstanceNorm1d as InstanceNorm1d,
+    InstanceNorm2d as InstanceNorm2d,
+    InstanceNorm3d as InstanceNorm3d,
+)
+from .layers.pooling import (
+    AdaptiveAvgPool1d as AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d as AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d as AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d as AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d as AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d as AdaptiveMaxPool3d,
+    AvgPool1d as AvgPool1d,
+    AvgPool2d as AvgPool2d,
+    AvgPool3d as AvgPool3d,
+    MaxPool1d as MaxPool1d,
+    MaxPool2d as MaxPool2d,
+    MaxPool3d as MaxPool3d,
+)
+from .layers.recurrent import (
+    GRU as GRU,
+    LSTM as LSTM,
+)
+from .layers.resampling import Upsample as Upsample
+from .layers.spectral import SpectralConv as SpectralConv
+from .lora import (
+    LoRALinear as LoRALinear,
+    apply_lora as apply_lora,
+    merge_lora as merge_lora,
+)
+from .loss import (
+    BinaryCrossEntropy as BinaryCrossEntropy,
+    CrossEntropy as CrossEntropy,
+    Loss as Loss,
+    MeanSquaredError as MeanSquaredError,
+    Weighted as Weighted,
+    as_loss as as_loss,
+)
+from .losses import (
+    BCEWithLogitsLoss as BCEWithLogitsLoss,
+    CosineEmbeddingLoss as CosineEmbeddingLoss,
+    CrossEntropyLoss as CrossEntropyLoss,
+    GaussianNLLLoss as GaussianNLLLoss,
+    HuberLoss as HuberLoss,
+    KLDivLoss as KLDivLoss,
+    L1Loss as L1Loss,
+    MSELoss as MSELoss,
+    NLLLoss as NLLLoss,
+    RelativeL2Loss as RelativeL2Loss,
+    SmoothL1Loss as SmoothL1Loss,
+)
+from .module import (
+    Module as Module,
+    ModuleList as ModuleList,
+    Parameter as Parameter,
+)
+from .transformer import (
+    FeedForward as FeedForward,
+    GatedFeedForward as GatedFeedForward,
+    SelfAttention as SelfAttention,
+    TransformerBlock as TransformerBlock,
+)
+from .trees import as_tensors as as_tensors
