@@ -14,8 +14,8 @@ NAMES = {
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
     "pipeline.neighbors": "Neighbors redistribute restore",
     "step.numerics": "LARGEST_SCALE LossScale Numerics SMALLEST_SCALE",
-    "step.stopwatch": "COMMUNICATION MESSAGE_WAIT Product Record Stopwatch Waiting watching",
-    "step.trace": "Recorder",
+    "step.stopwatch": "MESSAGE_WAIT Product Record Stopwatch Waiting",
+    "step.recorder": "COMMUNICATION Recorder",
     "tensor.claims": "global_piece is_counted sum_partial",
     "tensor.layers": "RowParallelLinear TensorAxis",
     "tensor.plan": "close_groups",
@@ -80,8 +80,21 @@ def compilation_of(model: Any) -> Any:
 
 
 def traced_parts_of(model: Any) -> Any:
-    """Return the two parts that a trace wraps: the executor of steps, and the time of waiting."""
-    return model.engine.guards[0].executor, model.engine.exposure
+    """Return the executor of steps, and who is told what it does."""
+    executor = runtime_of(model).executor.executor
+    return executor, executor.listening.recorders
+
+
+def listening_of(model: Any) -> Any:
+    """Return who is told what its steps do."""
+    return model.engine.listening
+
+
+def watching(stopwatch: Any, runtime: Any, _progress: Any) -> Any:
+    """Inside, the stopwatch hears actions of this runtime, verbs, kernels and products."""
+    from ..parallel.step.stopwatch import watching as watching_engine
+
+    return watching_engine(stopwatch, runtime.executor.executor.listening)
 
 
 def device_of(model: Any) -> Any:

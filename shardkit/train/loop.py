@@ -462,7 +462,8 @@ class TrainingRun:
     def _batch(self, step: int):
         """Return this rank's part of a batch; one that cannot be read fails inside of the step."""
         try:
-            return self.stream.batch(step)
+            with self.model.engine.listening.span("data"):
+                return self.stream.batch(step)
         except Exception as error:
             unreadable = Unreadable(error)
             return unreadable, unreadable
@@ -493,7 +494,8 @@ class TrainingRun:
         self.say(self.best.text(self.saves.written, self.reporter.lowest("validation_loss")))
 
     def _validate(self, step: int) -> float:
-        loss, metrics = self.validation.measure()
+        with self.model.engine.listening.span("validation"):
+            loss, metrics = self.validation.measure()
         self.patience.note(loss)
         values = {"validation_loss": loss, **self.task.loss_record(loss), **metrics}
         self.callbacks.after_validation(step, values)

@@ -103,7 +103,7 @@ class RunReport(Callback):
         self._reported_at, self._reported_step = now, step
         self._reported_wait = self._stream.waited_seconds
         engine = self._model.engine
-        exposed = sum(engine.exposure.of_step.values())
+        exposed = sum(engine.listening.exposed.values())
         text = (
             f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {exposed * 1e3:.1f} ms exposed "
             f"communication{left}"

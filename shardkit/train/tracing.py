@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ..comm.clocks import clock_offset, on_first_clock
 from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
-from ..parallel.model.tracing import Trace, spans_of
-from ..parallel.step.trace import STEP, Recorder, recording
+from ..parallel.model.tracing import Trace
+from ..parallel.step.recorder import STEP, Recorder
 from .settings import Run
 
 TIMELINE = "timeline.json"
@@ -62,7 +62,7 @@ class Tracing(Callback):
         self._steps = Steps.of_trace(settings)
         self._last = settings.steps
         self._run = self._recorder = self._trace = None
-        self._wrappers = ExitStack()
+        self._recording = ExitStack()
 
     def at_start(self, run):
         """Record the first step, if it is one of those. Collective, as the others are."""
@@ -95,19 +95,15 @@ class Tracing(Callback):
                 model, run.folder / name, write=lambda text: run.reporter.write(name, text)
             )
             self._recorder = self._trace.recorder
-            for part, method, kind in (
-                (run.stream, "batch", "data"),
-                (run.validation, "measure", "validation"),
-            ):
-                self._wrappers.enter_context(spans_of(part, method, self._recorder, kind))
         else:
             self._recorder = Recorder()
-            self._wrappers.enter_context(recording(model.engine, self._recorder, verbs=False))
+            listening = model.engine.listening
+            self._recording.enter_context(listening.telling(self._recorder, verbs=False))
         self._before = clock_offset(run.backend)
 
     def _end(self):
         run = self._run
-        self._wrappers.close()
+        self._recording.close()
         spans = self._recorder.spans
         if self._trace is not None:
             self._trace.close()

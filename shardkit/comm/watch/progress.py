@@ -5,14 +5,18 @@ calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy
 
 from .ledger import PLACE_IS_FREE, Ledger, Names
 
 NUM_CALLS, NANOSECONDS = range(2)  # of a tally
+WAIT_FOR = "wait for "  # before a verb that was begun earlier
 
 
 @dataclass(slots=True)
@@ -35,6 +39,60 @@ class Call:
             if self.number is None
             else f"{self.verb} (call {self.number} on group {self.group})"
         )
+
+
+@dataclass(slots=True)
+class Carried:
+    """What a verb carries, as recorders keep it.
+
+    is_first   False: it is the wait for a call that began earlier
+    count      of elements, -1 if it carries none
+    """
+
+    call: Call
+    is_first: bool
+    dtype: Any
+    count: int
+
+
+class Heard:
+    """Stands in the place of a ledger, goes on writing it, and tells each verb to recorders.
+
+    ledger   that was there, or None
+    """
+
+    is_written_by_loops = False  # every verb begins and ends here
+
+    def __init__(self, ledger, recorders: list):
+        self._ledger = ledger
+        self._recorders = recorders
+
+    def begin(self, verb, group, ranks, number, dtype=None, count=-1) -> None:
+        """Begin a verb, or the wait for one that was begun earlier."""
+        if self._ledger is not None:
+            self._ledger.begin(verb, group, ranks, number, dtype, count)
+        call = Call(verb.removeprefix(WAIT_FOR), group, ranks, number)
+        for recorder in self._recorders:
+            recorder.begin_verb(call, call.verb == verb, dtype, count)
+
+    def describe(self, dtype, count) -> None:
+        """Note what the verb under way carries."""
+        if self._ledger is not None:
+            self._ledger.describe(dtype, count)
+        for recorder in self._recorders:
+            recorder.describe_verb(dtype, count)
+
+    def end(self) -> None:
+        """End the verb."""
+        for recorder in self._recorders:
+            recorder.end_verb()
+        if self._ledger is not None:
+            self._ledger.end()
+
+    def fail(self) -> None:
+        """Pass on that an exception ended it."""
+        if self._ledger is not None:
+            self._ledger.fail()
 
 
 class Tallies(dict):
@@ -64,16 +122,40 @@ class Progress:
         self.began = 0.0  # time.monotonic() when the call under way began, or was resumed
         self.names = Names()
         self.tallies = Tallies()
-        self._ledger = None
+        self._recorders: list = []
+        self._kept = None  # the ledger, and _ledger what stands in its place
         self.ledger = None
 
     @property
     def ledger(self):
-        """What notes every call, a Ledger or one that stands in its place; None: nothing does."""
+        """What notes every call, a Ledger or one that stands in its place; None: nothing does.
+
+        Where recorders listen, they go on listening to one that is set.
+        """
         return self._ledger
 
     @ledger.setter
     def ledger(self, ledger):
+        self._kept = ledger
+        self._hear()
+
+    def is_kept_in(self, ledger) -> bool:
+        """Return True if every call is noted in this ledger."""
+        return self._kept is ledger
+
+    @contextmanager
+    def telling(self, recorder) -> Iterator[None]:
+        """Inside, a recorder hears every verb. Any number may, and they leave in any order."""
+        self._recorders.append(recorder)
+        self._hear()
+        try:
+            yield
+        finally:
+            self._recorders.remove(recorder)
+            self._hear()
+
+    def _hear(self) -> None:
+        ledger = Heard(self._kept, [*self._recorders]) if self._recorders else self._kept
         self._ledger = ledger
         self.names.words[PLACE_IS_FREE] = ledger is None or ledger.is_written_by_loops
 
@@ -121,12 +203,12 @@ class Progress:
         self.began = time.monotonic()
         self.current = call
         if self._ledger is not None:
-            self._ledger.begin(f"wait for {call.verb}", call.group, call.ranks, call.number)
+            self._ledger.begin(f"{WAIT_FOR}{call.verb}", call.group, call.ranks, call.number)
 
     def work(self) -> None:
         """Note that this rank gets on with work of its own, for which others wait in a verb."""
-        if isinstance(self._ledger, Ledger):
-            self._ledger.work()
+        if isinstance(self._kept, Ledger):
+            self._kept.work()
 
     def describe(self, dtype, count: int) -> None:
         """Note what the current call carries, in elements."""
@@ -174,32 +256,3 @@ class UnderWay:
             self.progress.end()
         else:
             self.progress.fail()
-
-
-class Exposure:
-    """Seconds that this rank spends in collectives of each axis, not computing.
-
-    groups    {axis: groups of ranks}
-    of_step   {name: seconds} between the last begin_step() and its end_step()
-    """
-
-    def __init__(self, groups: dict):
-        self._groups = groups
-        self._before = self._so_far()
-        self.of_step = dict.fromkeys(groups, 0.0)
-
-    def begin_step(self) -> None:
-        """Begin to count."""
-        self._before = self._so_far()
-
-    def end_step(self) -> None:
-        """Set of_step to the seconds since begin_step()."""
-        self.of_step = {
-            name: seconds - self._before[name] for name, seconds in self._so_far().items()
-        }
-
-    def _so_far(self):
-        return {
-            name: sum(group.progress.seconds(group.group_key) for group in groups)
-            for name, groups in self._groups.items()
-        }

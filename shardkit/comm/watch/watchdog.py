@@ -101,7 +101,7 @@ class Watchdog:
         """Stop watching; the files stay."""
         self._stopped.set()
         self._thread.join()
-        if self._progress.ledger is self.ledger:  # else another watchdog has taken over
+        if self._progress.is_kept_in(self.ledger):  # else another watchdog has taken over
             self._progress.ledger = None
             attendance().note_ledger(None)
             faulthandler.unregister(STACKS_SIGNAL)

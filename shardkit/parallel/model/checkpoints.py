@@ -35,6 +35,7 @@ from ...nn.kept import name_of
 from ...nn.module import configuration_of
 from ...optim.average import AVERAGE
 from ...optim.late import RatedRule
+from ..step.recorder import CHECKPOINT
 from .history import History
 
 
@@ -79,15 +80,16 @@ class Checkpoints:
         validation: dict | None,
     ) -> str:
         """Write a checkpoint into folder `path` and return its own folder."""
-        path = self._agreed(path, keep=keep, keep_every=keep_every)
-        self.saver.wait()
-        return self._store(path).save(
-            self._engine.state.counted_boxes(),
-            self.world,
-            self.describe(data_position, validation),
-            keep=keep,
-            keep_every=keep_every,
-        )
+        with self._engine.listening.span(CHECKPOINT):
+            path = self._agreed(path, keep=keep, keep_every=keep_every)
+            self.saver.wait()
+            return self._store(path).save(
+                self._engine.state.counted_boxes(),
+                self.world,
+                self.describe(data_position, validation),
+                keep=keep,
+                keep_every=keep_every,
+            )
 
     def save_async(
         self,
@@ -99,13 +101,17 @@ class Checkpoints:
         validation: dict | None,
     ) -> PendingCheckpoint:
         """Copy the state, and write a checkpoint of it in the background."""
-        path = self._agreed(path, keep=keep, keep_every=keep_every)
-        return self.saver.start(
-            self._store(path),
-            self._engine.state.counted_boxes(),
-            self.describe(data_position, validation),
-            Retention(keep, keep_every),
-        )
+        listening = self._engine.listening
+        with listening.span(CHECKPOINT):
+            path = self._agreed(path, keep=keep, keep_every=keep_every)
+            pending = self.saver.start(
+                self._store(path),
+                self._engine.state.counted_boxes(),
+                self.describe(data_position, validation),
+                Retention(keep, keep_every),
+            )
+        listening.goes_on(pending)
+        return pending
 
     def _store(self, path) -> CheckpointStore:
         copies = self._engine.device.copies

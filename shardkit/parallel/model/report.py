@@ -41,7 +41,7 @@ def metadata_of(model) -> dict:
         "schedule": config.schedule,
         "bubble_fraction": engine.bubble_fraction,
         "overlap": str(engine.overlap),
-        "exposed_communication_seconds": dict(engine.exposure.of_step),
+        "exposed_communication_seconds": dict(engine.listening.exposed),
         "micro_batches": config.micro_batches,
         "history": {
             "steps": state.step_number,

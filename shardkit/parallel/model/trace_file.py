@@ -11,24 +11,26 @@ Source: Trace Event Format, Google, 2016.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy
-
 from ...comm.clocks import ClockOffset, on_first_clock
 from ...comm.mpi.launch import ranks_text
 from ...layout.mesh_shape import AXES, Coordinates
 from ...schedule.actions import RECEIVES, SENDS, receive_of
-from ..step.trace import TraceSpan
+from ..step.recorder import TimeSpan
 
 
 class RankSpans(NamedTuple):
-    """What one rank recorded, and its clock before and after."""
+    """What one rank recorded, and its clock before and after.
+
+    names   {key of a group: what to call it}
+    """
 
     rank: int
     at: Coordinates
     host: str
     before: ClockOffset
     after: ClockOffset
-    spans: list[TraceSpan]
+    spans: list[TimeSpan]
+    names: dict[str, str]
 
 
 def trace_file(ranks: list[RankSpans], about: dict) -> dict:
@@ -76,12 +78,12 @@ def _events(each: RankSpans, origin: float) -> Iterator[dict]:
             **where,
             "ts": start / 1000,
             "dur": (end - start) / 1000,
-            **_arguments(span),
+            **_arguments(span, each.names),
         }
         yield from _arrow(span, each.at, {**where, "ts": (start + end) // 2 / 1000})
 
 
-def _outermost_first(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
+def _outermost_first(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
     return sorted(spans, key=lambda span: (span.start, -span.end))
 
 
@@ -89,20 +91,19 @@ def _named(kind: str, rank: int, tid: int, **arguments) -> dict:
     return {"name": kind, "ph": "M", "pid": rank, "tid": tid, "ts": 0, "args": arguments}
 
 
-def _arguments(span: TraceSpan) -> dict:
-    facts = dict(span.facts)
-    if "ranks" in facts:
-        facts["ranks"] = ranks_text(facts["ranks"])
-        dtype, count = facts.pop("dtype"), facts.pop("count")
-        if dtype is not None and count >= 0:
-            facts["bytes"] = int(count) * numpy.dtype(dtype).itemsize
-            facts["dtype"] = str(dtype)
+def _arguments(span: TimeSpan, names: dict[str, str]) -> dict:
+    facts: dict = {}
+    if span.carried is not None:
+        call = span.carried.call
+        facts |= {"group": names.get(call.group, call.group), "ranks": ranks_text(call.ranks)}
+        if span.num_bytes is not None:
+            facts |= {"bytes": span.num_bytes, "dtype": str(span.carried.dtype)}
     if span.step is not None:
         facts["step"] = span.step
     return {"args": facts} if facts else {}
 
 
-def _arrow(span: TraceSpan, at: Coordinates, where: dict) -> Iterator[dict]:
+def _arrow(span: TimeSpan, at: Coordinates, where: dict) -> Iterator[dict]:
     """Yield this end of the arrow of a message between stages, inside of a step."""
     if span.action is None or span.step is None or span.action.kind not in (*SENDS, *RECEIVES):
         return

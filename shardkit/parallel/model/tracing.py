@@ -7,40 +7,15 @@ with model.trace("trace.json"):          # on all ranks
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from ...checkpoint.background import PendingCheckpoint
 from ...comm.clocks import clock_offset
 from ...comm.failure.agreement import collectively
 from ...files.writing import check_can_write, write_whole
-from ..step.trace import Recorder, recording
+from ..step.recorder import CHECKPOINT, Recorder
 from .trace_file import RankSpans, trace_file
-
-_CHECKPOINT = "checkpoint"
-
-
-@contextmanager
-def spans_of(part, method: str, recorder: Recorder, kind: str, then=None) -> Iterator[None]:
-    """Inside, calls of this method of a part are spans, named after their kind.
-
-    then   function (what a call returned)
-    """
-    function = getattr(part, method)
-
-    def run(*arguments, **named):
-        with recorder.span(kind, kind):
-            result = function(*arguments, **named)
-        if then is not None:
-            then(result)
-        return result
-
-    setattr(part, method, run)
-    try:
-        yield
-    finally:
-        delattr(part, method)
 
 
 class Trace:
@@ -61,22 +36,18 @@ class Trace:
             if self._world.rank == 0 and write is None:
                 check_can_write(self.path)  # before the work, not after it
         self._before = clock_offset(self._world)
-        self._pending: list[PendingCheckpoint] = []
-        self._wrappers = ExitStack()
-        for method, then in (("save", None), ("save_async", self._pending.append)):
-            wrapper = spans_of(model.checkpoints, method, self.recorder, _CHECKPOINT, then)
-            self._wrappers.enter_context(wrapper)
-        self._wrappers.enter_context(recording(model.engine, self.recorder))
+        self._recording = ExitStack()
+        self._recording.enter_context(model.engine.listening.telling(self.recorder))
 
     def stop(self) -> None:
         """Record nothing any more, and write nothing. No communication."""
-        self._wrappers.close()
-        for pending in self._pending:
+        self._recording.close()
+        for pending in self.recorder.beside:
             until_now = self.recorder.now() - pending.began
             seconds = pending.write_seconds if pending.is_committed else until_now
             name = f"writing {Path(pending.folder).name}"
-            self.recorder.add(name, _CHECKPOINT, pending.began, seconds, "checkpoint file")
-        self._pending.clear()
+            self.recorder.add(name, CHECKPOINT, pending.began, seconds, "checkpoint file")
+        self.recorder.beside.clear()
 
     def close(self) -> None:
         """Write the file; a second call does nothing. Collective."""
@@ -93,6 +64,7 @@ class Trace:
             self._before,
             after,
             self.recorder.spans,
+            mesh.names,
         )
         ranks = world.gather_object(mine)
         with collectively(world):

@@ -42,7 +42,7 @@ from ..tensor.default_plans import default_plan
 from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import CalledRuntime, CalledWork
-from .executor import Executor, Runtime
+from .executor import Executor, Listening, Runtime
 from .flow import Flow
 from .numerics import LossScale, Numerics
 from .pump import Pumped
@@ -82,6 +82,7 @@ class Assembly:
     pools     what its units allocate from
     plain     runs programs.plain and programs.forward
     ahead     runs programs.ahead
+    listening of both: who is told what they do
     """
 
     device: Device
@@ -93,6 +94,7 @@ class Assembly:
     units: dict[Place, Unit]
     plain: Runtime
     ahead: Runtime
+    listening: Listening
     weights: Weights
     state: State
 
@@ -135,7 +137,8 @@ class Assembly:
         )
         units = _units(plan, mesh, pools, movement)
         buffers = Buffers(model, mesh, plan.stages, plan.device)
-        plain, ahead = _runtimes(config, mesh, plan, units, pools, movement)
+        listening = Listening(mesh)
+        plain, ahead = _runtimes(config, mesh, plan, units, pools, movement, listening)
         weights = Weights(
             model,
             mesh,
@@ -155,6 +158,7 @@ class Assembly:
             units,
             plain,
             ahead,
+            listening,
             weights,
             State(
                 model,
@@ -283,7 +287,7 @@ def _stages_of(units, config, order: Program) -> Stages:
     return Stages.of(units, ranges, order)
 
 
-def _runtimes(config, mesh, plan: Blueprint, units, pools, movement) -> tuple:
+def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) -> tuple:
     """Return what runs plain programs, and what runs those that begin messages ahead."""
     stages, numerics = plan.stages, plan.numerics
     transfers = Transfers(
@@ -298,8 +302,8 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement) -> tuple:
     table = {**flow.table, **Updates(units, stages, mesh, movement, transfers).table}
     if plan.by_calls:
         table[Kind.REDUCE] = work.reduce
-    executor = Executor(table)
-    of_zeros = Executor({**table, **flow.table_of_zeros})
+    executor = Executor(table, listening)
+    of_zeros = Executor({**table, **flow.table_of_zeros}, listening)
 
     def runtime(executor, of_zeros):
         guarded = Shortage(
@@ -313,5 +317,5 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement) -> tuple:
         plain = Runtime(guarded, flow, movement, list(units.values()), pools.arena, numerics)
         return CalledRuntime(plain, work) if plan.by_calls else plain
 
-    pumped = runtime(Pumped(executor, movement.pump), Pumped(of_zeros, movement.pump))
-    return runtime(executor, of_zeros), pumped
+    pumped = [Pumped(each, movement.pump, listening) for each in (executor, of_zeros)]
+    return runtime(executor, of_zeros), runtime(*pumped)

@@ -18,7 +18,6 @@ from ...array.backend import host_array
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
-from ...comm.watch.progress import Exposure
 from ...errors import ShapeError, ShardingError
 from ...layout.policy import Policy
 from ...nn.context import ForwardContext
@@ -52,8 +51,7 @@ class Engine:
     ballot          whether to stop, voted on before each step of train(); None: nobody asks
     gradient_norm   of the last step, before clipping; None if nothing clips
     trained_units   of this rank, and trained_here those that are not copies: without frozen ones
-    guards          around the executors of plain steps, and of those that begin messages ahead;
-                    for what wraps an executor for a while
+    listening       who is told of its steps and actions, and how long they waited for others
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Engine:
         self.trained_here = [unit for unit in self.trained_units if not unit.plan.is_copy]
         self._programs = parts.programs
         self._ahead = parts.ahead
-        self.guards = parts.plain.executor, parts.ahead.executor
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         self._batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
         self._losses = StepLosses(mesh, self.stages.last_rank)
@@ -107,7 +104,7 @@ class Engine:
             and self._programs.ahead != self._programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
-        self.exposure = Exposure({axis: mesh.carriers(axis) for axis in mesh.shape.order})
+        self.listening = parts.listening
         self.ballot: Ballot | None = None
         self.gradient_norm: float | None = None
         self._samples_accumulated = 0  # of all ranks, since the last step
@@ -157,12 +154,12 @@ class Engine:
     def train(self, x, y) -> float:
         """Take one whole step; return the mean loss of the global batch before it."""
         began = time.perf_counter()
-        self.exposure.begin_step()
+        self.listening.begin_step(self.state.step_number + 1)
         batch, inputs = self._prepare(x, y, ballot=self.ballot)
         results = self._compute(batch, inputs)
         loss = self._take_step(results, batch.items)
         self.state.samples_seen += batch.samples
-        self.exposure.end_step()
+        self.listening.end_step()
         if not self.overlap.is_settled:
             self.overlap.count(time.perf_counter() - began)
         return loss

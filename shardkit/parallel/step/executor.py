@@ -5,39 +5,136 @@
 
 Nothing here knows a policy or a schedule: the one is in the units, the other in the program. What a
 step has to deal with beside its actions wraps an executor and has its execute(): memory that runs
-out (shortage.py), messages that must move meanwhile (pump.py), a stopwatch (stopwatch.py), a trace
-(trace.py). CUDA graphs wrap the runtime (cuda_graphs.py).
+out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap the runtime
+(cuda_graphs.py). Recorders are told each action, if there are any (recorder.py).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
 
 from ...array.arena import Arena
 from ...array.backend import is_device_array
+from ...comm.mesh import Mesh
 from ...schedule.actions import Action, Kind
 from .inputs import Inputs, Results
+from .recorder import Recorder
 from .votes import fetch
+
+_NOTHING = nullcontext()
+
+
+class Listening:
+    """Who listens to the steps of one engine: recorders, or nobody, for which nothing is paid.
+
+    recorders   in the order in which they came
+    exposed     {axis: seconds} of the last step in verbs of the axis, not computing. Where a verb
+                ends, its seconds are added to those of its group, whoever listens
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.recorders: tuple[Recorder, ...] = ()
+        self._progress = mesh.world.progress
+        self._groups = {axis: mesh.carriers(axis) for axis in mesh.shape.order}
+        self._before = self._so_far()
+        self.exposed = dict.fromkeys(self._groups, 0.0)
+
+    def _so_far(self) -> dict[str, float]:
+        return {
+            axis: sum(group.progress.seconds(group.group_key) for group in groups)
+            for axis, groups in self._groups.items()
+        }
+
+    @contextmanager
+    def telling(self, recorder: Recorder, *, verbs: bool = True) -> Iterator[None]:
+        """Inside, the recorder hears what is done. Any number may, and they leave in any order. No
+        communication.
+
+        verbs   False: leave those out
+        """
+        with self._progress.telling(recorder) if verbs else _NOTHING:
+            self.recorders = *self.recorders, recorder
+            try:
+                yield
+            finally:
+                self.recorders = tuple(each for each in self.recorders if each is not recorder)
+
+    def begin_step(self, number: int) -> None:
+        """Begin a step."""
+        for recorder in self.recorders:
+            recorder.begin_step(number)
+        self._before = self._so_far()
+
+    def end_step(self) -> None:
+        """End the step."""
+        before = self._before
+        self.exposed = {axis: now - before[axis] for axis, now in self._so_far().items()}
+        for recorder in self.recorders:
+            recorder.end_step()
+
+    def begin(self, action: Action) -> None:
+        """Begin an action; end() must follow."""
+        for recorder in self.recorders:
+            recorder.begin_action(action)
+
+    def end(self) -> None:
+        """End the action."""
+        for recorder in self.recorders:
+            recorder.end()
+
+    def span(self, kind: str) -> Any:
+        """Inside, something of this kind is done."""
+        if not self.recorders:
+            return _NOTHING
+        inside = ExitStack()
+        for recorder in self.recorders:
+            inside.enter_context(recorder.span(kind, kind))
+        return inside
+
+    def timed(self, function, name: str, kind: str):
+        """Return the function, whose calls are spans for those who hear calls."""
+        for recorder in self.recorders:
+            if recorder.hears_calls:
+                function = recorder.timed(function, name, kind)
+        return function
+
+    def goes_on(self, pending) -> None:
+        """Note a checkpoint that is written in the background from now on."""
+        for recorder in self.recorders:
+            recorder.beside.append(pending)
 
 
 class Executor:
     """Executes actions.
 
-    table   {kind: function (action, inputs, results)}
+    table       {kind: function (action, inputs, results)}
+    listening   who is told of the actions
     """
 
-    def __init__(self, table: dict[Kind, Callable]):
+    def __init__(self, table: dict[Kind, Callable], listening: Listening):
         self.table = table
+        self.listening = listening
 
     def execute(self, actions: Iterable[Action], inputs: Inputs, results: Results) -> None:
         """Do what the actions say, in order. Collective over the mesh."""
         table = self.table
+        if self.listening.recorders:
+            table = dict.fromkeys(table, self._recorded)
         for action in actions:
             table[action.kind](action, inputs, results)
+
+    def _recorded(self, action, inputs, results):
+        self.listening.begin(action)
+        try:
+            self.table[action.kind](action, inputs, results)
+        finally:
+            self.listening.end()
 
 
 class Runtime:
     """Runs whole programs on one pipeline rank: begins, executes, and ends or gives up.
 
-    executor   what executes; public, so that a stopwatch can wrap it
+    executor   what executes
     flow       activations on their way; it and its transfers begin anew with each program
     movement   of parameters and gradients over the data axis
     units      that forget a program which fails

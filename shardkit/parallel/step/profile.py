@@ -14,7 +14,6 @@ synchronized.
 """
 
 import resource
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
@@ -22,8 +21,8 @@ from statistics import median
 from ...array import kernels
 from ...errors import ShardingError
 from ..model.sharded_model import ShardedModel
+from .recorder import COMMUNICATION, STEP
 from .stopwatch import (
-    COMMUNICATION,
     MESSAGE_WAIT,
     OPTIMIZER,
     OWN,
@@ -87,7 +86,7 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
         model.train(x, y)
         plain.append(stopwatch.now() - began)
         before = _traffic(model)
-        records.append(_watched_step(stopwatch, model, x, y))
+        records.append(_watched_step(model, x, y))
         traffic.append([after - first for first, after in zip(before, _traffic(model))])
     middle = _middle_step(world.all_gather_object([record.seconds for record in records]))
     idle = _idle_seconds(
@@ -109,9 +108,9 @@ def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
     Collective, as profile_steps is; idle time is not told from communication.
     """
     _check_uncompiled(model)
-    stopwatch, overhead = Stopwatch(model.engine.device), overhead_per_call(model.engine.device)
+    overhead = overhead_per_call(model.engine.device)
     _warm_up(model, x, y)
-    records = [_watched_step(stopwatch, model, x, y) for _ in range(steps)]
+    records = [_watched_step(model, x, y) for _ in range(steps)]
     parts = [_profile(record, record.seconds, 0.0, overhead, (0, 0)).parts for record in records]
     return {part: min(of_step[part] for of_step in parts) for part in PARTS}
 
@@ -132,13 +131,11 @@ def _check_uncompiled(model: ShardedModel):
         )
 
 
-def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:
-    record = stopwatch.record = Record()
-    with watching(stopwatch, model.engine.runtime, model.mesh.world.progress):
-        began = stopwatch.now()
-        stopwatch.timed(model.train, OWN, "step")(x, y)
-        record.seconds = time.perf_counter() - began
-    return record
+def _watched_step(model: ShardedModel, x, y) -> Record:
+    stopwatch = Stopwatch(model.engine.device)
+    with watching(stopwatch, model.engine.listening), stopwatch.span(OWN, STEP):
+        model.train(x, y)
+    return stopwatch.record
 
 
 def _traffic(model: ShardedModel) -> tuple[int, int]:

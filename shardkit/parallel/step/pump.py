@@ -5,24 +5,29 @@ from collections.abc import Callable, Iterable
 from ...array import products
 from ...schedule.actions import Action
 from .inputs import Inputs, Results
+from .recorder import COMMUNICATION
 
 
 class Pumped:
     """Wraps an executor.
 
-    pump   lets messages move, and never blocks
+    pump        lets messages move, and never blocks
+    listening   the Listening of the executor
     """
 
-    def __init__(self, executor, pump: Callable[[], None]):
-        self.executor = executor
-        self.pump = pump
+    def __init__(self, executor, pump: Callable[[], None], listening):
+        self._executor = executor
+        self._pump = pump
+        self.listening = listening
 
     def execute(self, actions: Iterable[Action], inputs: Inputs, results: Results) -> None:
         """Execute the actions, and pump in between."""
-        with products.doing_meanwhile(self.pump):
-            self.executor.execute(self._pumped(actions), inputs, results)
+        pump = self.listening.timed(self._pump, "pump", COMMUNICATION)
+        with products.doing_meanwhile(pump):
+            self._executor.execute(_pumped(actions, pump), inputs, results)
 
-    def _pumped(self, actions):
-        for action in actions:
-            self.pump()
-            yield action
+
+def _pumped(actions, pump):
+    for action in actions:
+        pump()
+        yield action

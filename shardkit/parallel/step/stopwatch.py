@@ -1,21 +1,20 @@
-"""A stopwatch inside the training step, for `shardkit bench`: which part of it takes how long on
+"""The spans of a step read as a table, for `shardkit bench`: which part of it takes how long on
 this rank.
 
     step |- F ------------ B -------------------- REDUCE ------ CLIP, STEP -|    regions: actions
            [product][gelu]  [product][gelu_backward]  [all_reduce]  [adam]        calls inside
 
 A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the
-region: Python, and passes over arrays that are no kernel. Inside `watching` kernels, products,
-verbs and the executor are wrapped where each offers it, so a normal run pays nothing; the time that
-the stopwatch takes itself is measured, and the reader of the table subtracts it.
+region: Python, and passes over arrays that are no kernel. Inside `watching` kernels and products
+are wrapped where each offers it, so a normal run pays nothing; the time that the stopwatch takes
+itself is measured, and the reader of the table subtracts it.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from math import prod
 from typing import NamedTuple
 
@@ -24,13 +23,10 @@ import numpy
 from ...array import products
 from ...array.device import Device
 from ...array.registry import wrapped_kernels
-from ...comm.watch.progress import Call, Progress
-from ...schedule.actions import Action, Kind
-from .executor import Runtime
-from .inputs import Inputs, Results
-from .pump import Pumped
+from ...schedule.actions import Kind
+from .executor import Listening
+from .recorder import CALL, COMMUNICATION, STEP, Recorder, TimeSpan
 
-COMMUNICATION = "communication"
 MESSAGE_WAIT = "waiting for a message"
 OWN = "own"  # of a region, beside its kernels and products
 OPTIMIZER = "optimizer"  # the region of CLIP and STEP
@@ -107,6 +103,7 @@ class Waiting:
 class Record:
     """What one step took on this rank.
 
+    seconds  of the spans that no other is around
     table    {(region, call): [seconds of its own, number of calls]}; call: a kernel's name, a
              Product, COMMUNICATION, MESSAGE_WAIT, or OWN for what is left of the region
     begun    {(group, number of the collective call on it): when this rank came to it}
@@ -118,170 +115,102 @@ class Record:
     begun: dict[tuple[str, int], float] = field(default_factory=dict)
     waits: list[Waiting] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, spans: list[TimeSpan]) -> "Record":
+        """Read the spans of a recorder, in which a span comes after those inside of it."""
+        record = cls()
+        around: dict[int, tuple] = {}  # by depth: the region, and its entry
+        for span in reversed(spans):
+            region, entry_around = around.get(span.depth - 1, (STEP, [0.0, 0]))
+            region = _region(span, region)
+            entry = record.table[region, _call(span)]
+            entry[0] += span.seconds
+            entry[1] += 1
+            entry_around[0] -= span.seconds
+            around[span.depth] = region, entry
+        record.seconds = sum(span.seconds for span in spans if not span.depth)
+        for span in spans:
+            record._note_verb(span)
+        return record
+
+    def _note_verb(self, span: TimeSpan) -> None:
+        if span.carried is None or span.carried.call.number is None:
+            return
+        group, number = span.carried.call.group, span.carried.call.number
+        if span.carried.is_first:
+            self.begun[group, number] = span.start
+        self.waits.append(Waiting(group, number, span.start, span.end))
+
     @property
     def num_calls(self) -> int:
         """Number of calls that were timed."""
         return sum(calls for _, calls in self.table.values())
 
 
-class Stopwatch:
-    """Nested timed calls; `record` is that of the step under way. On a GPU a call's work is waited
-    for before it counts.
-    """
+def _region(span: TimeSpan, around: str) -> str:
+    """Return the region that a span belongs to: itself, unless it is a call."""
+    if span.action is not None:
+        return _REGIONS.get(span.action.kind, span.action.kind.name)
+    return around if span.kind in (CALL, COMMUNICATION) else span.kind
+
+
+def _call(span: TimeSpan):
+    """Return the call, as a table has it, that a span is."""
+    if span.kind == COMMUNICATION:
+        return MESSAGE_WAIT if _waits_for_message(span) else COMMUNICATION
+    return OWN if span.kind == STEP or span.action is not None else span.name
+
+
+def _waits_for_message(span: TimeSpan) -> bool:
+    if span.carried is None:
+        return False
+    verb, is_first = span.carried.call.verb, span.carried.is_first
+    return verb == "receive" or verb == "irecv" and not is_first
+
+
+class Stopwatch(Recorder):
+    """A recorder of calls too, whose clock waits for the work of a GPU."""
 
     def __init__(self, device: Device):
+        super().__init__(hears_calls=True)
         self._device = device
-        self.record = Record()
-        self._stack: list[list] = []  # [region, call, when it began, seconds of calls inside]
-        self._calls: list[Call] = []  # verbs under way, innermost last
 
     def now(self) -> float:
         """Return seconds on this rank's clock, once the device has finished its work."""
         self._device.synchronize()
         return time.perf_counter()
 
-    def enter(self, call, region: str | None = None) -> None:
-        """Begin a call; leave() must follow. region: None for that of the call around it."""
-        if region is None:
-            region = self._stack[-1][0] if self._stack else "step"
-        self._stack.append([region, call, self.now(), 0.0])
-
-    def leave(self) -> float:
-        """End the innermost call; return when it ended."""
-        now = self.now()
-        region, call, began, inside = self._stack.pop()
-        entry = self.record.table[region, call]
-        entry[0] += now - began - inside
-        entry[1] += 1
-        if self._stack:
-            self._stack[-1][3] += now - began
-        return now
-
-    def timed(self, function, call, region: str | None = None):
-        """Return the function, timed as `call`; a callable `call` names it by its arguments."""
-
-        @wraps(function)
-        def run(*arguments, **named):
-            self.enter(call(*arguments) if callable(call) else call, region)
-            try:
-                return function(*arguments, **named)
-            finally:
-                self.leave()
-
-        return run
-
-    # ---- verbs of communication ------------------------------------------------------------------
-
-    def begin_verb(self, call: Call, is_first: bool) -> None:
-        """Begin a verb, or the wait for one that was begun earlier (is_first False)."""
-        waits_for_message = call.verb == "receive" or call.verb == "irecv" and not is_first
-        self._calls.append(call)
-        self.enter(MESSAGE_WAIT if waits_for_message else COMMUNICATION)
-        if is_first and call.number is not None:
-            self.record.begun[call.group, call.number] = self._stack[-1][2]
-
-    def end_verb(self) -> None:
-        call, entered = self._calls.pop(), self._stack[-1][2]
-        left = self.leave()
-        if call.number is not None:
-            self.record.waits.append(Waiting(call.group, call.number, entered, left))
-
-
-class Watched:
-    """Wraps an executor: each action is a region."""
-
-    def __init__(self, executor, stopwatch: Stopwatch):
-        self._executor = executor
-        self._stopwatch = stopwatch
-
-    def execute(self, actions: Iterable[Action], inputs: Inputs, results: Results) -> None:
-        """Execute the actions, timed."""
-        self._executor.execute(self._timed(actions), inputs, results)
-
-    def _timed(self, actions):
-        for action in actions:
-            self._stopwatch.enter(OWN, _REGIONS.get(action.kind, action.kind.name))
-            try:
-                yield action
-            finally:
-                self._stopwatch.leave()
-
-
-class TimedLedger:
-    """Stands in the place of a ledger of calls, and goes on writing it.
-
-    ledger   that was there, or None
-    """
-
-    is_written_by_loops = False  # every verb begins and ends here
-
-    def __init__(self, stopwatch: Stopwatch, ledger):
-        self._stopwatch = stopwatch
-        self._ledger = ledger
-
-    def begin(self, verb, group, ranks, number, dtype=None, count=-1) -> None:
-        """Begin a verb, or the wait for one that was begun earlier."""
-        if self._ledger is not None:
-            self._ledger.begin(verb, group, ranks, number, dtype, count)
-        waited_for = verb.removeprefix("wait for ")
-        self._stopwatch.begin_verb(Call(waited_for, group, ranks, number), waited_for == verb)
-
-    def describe(self, dtype, count) -> None:
-        """Pass on what the call under way carries."""
-        if self._ledger is not None:
-            self._ledger.describe(dtype, count)
-
-    def end(self) -> None:
-        """End the verb."""
-        self._stopwatch.end_verb()
-        if self._ledger is not None:
-            self._ledger.end()
-
-    def fail(self) -> None:
-        """Pass on that an exception ended it."""
-        if self._ledger is not None:
-            self._ledger.fail()
+    @property
+    def record(self) -> Record:
+        """What its spans say."""
+        return Record.of(self.spans)
 
 
 @contextmanager
-def watching(stopwatch: Stopwatch, runtime: Runtime, progress: Progress) -> Iterator[None]:
-    """Inside, kernels, matrix products, verbs and this runtime's actions are timed.
+def watching(stopwatch: Stopwatch, listening: Listening) -> Iterator[None]:
+    """Inside, kernels, matrix products, verbs and the actions of an engine are timed.
 
     For a rank that is a whole process: kernels are wrapped for all its threads.
-    progress   of this process
     """
-    guard = runtime.executor
-    executor, ledger = guard.executor, progress.ledger
 
     def timed_product(multiply):
         return stopwatch.timed(multiply, lambda a, b, *out: Product.of(a, b))
 
-    guard.executor = _watched(executor, stopwatch)
-    progress.ledger = TimedLedger(stopwatch, ledger)
-    try:
-        with wrapped_kernels(stopwatch.timed), products.wrapped_products(timed_product):
-            yield
-    finally:
-        guard.executor = executor
-        progress.ledger = ledger
-
-
-def _watched(executor, stopwatch):
-    """Return the executor, timed; what it pumps is communication."""
-    if isinstance(executor, Pumped):
-        pump = stopwatch.timed(executor.pump, COMMUNICATION)
-        return Pumped(Watched(executor.executor, stopwatch), pump)
-    return Watched(executor, stopwatch)
+    with (
+        listening.telling(stopwatch),
+        wrapped_kernels(stopwatch.timed),
+        products.wrapped_products(timed_product),
+    ):
+        yield
 
 
 def overhead_per_call(device: Device, repeats: int = 2000) -> float:
     """Return the seconds that a timed call adds to the call around it."""
     stopwatch = Stopwatch(device)
     timed = stopwatch.timed(lambda: None, "inside")
-    stopwatch.enter(OWN, "outside")
-    for _ in range(repeats):
-        timed()
-    stopwatch.leave()
+    with stopwatch.span(OWN, "outside"):
+        for _ in range(repeats):
+            timed()
     return stopwatch.record.table["outside", OWN][0] / repeats
 
 
