@@ -23,7 +23,7 @@ from e2e.mpi_jobs import python_of
 
 BEHIND_EACH_OTHER = Path(__file__).with_name("commands_rank.py")
 
-SECONDS = 300.0  # of one command, on a busy machine
+SECONDS = 300.0  # of one job, on a busy machine
 TABLE = {
     "run.task": "table",
     "run.steps": 4,
@@ -36,6 +36,7 @@ TABLE = {
     "batch.sequences": 8,
     "batch.micro_batch": 2,
 }
+ALL_IN_ONE = pytest.mark.xdist_group("environments")  # they share what is usual
 CAN_MOUNT = (
     os.geteuid() == 0
     and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
@@ -192,6 +193,7 @@ def figures_in(job, given):
     return json.loads((run.parent / "figures.json").read_text("utf-8")), losses
 
 
+@ALL_IN_ONE
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_run_does_all_that_it_does_everywhere(given, usual, tmp_path, name):

@@ -57,6 +57,8 @@ def shardkit(folder, *arguments, ranks=None):
     assert done.returncode == 0, done.stderr
     return done.stdout
 
+pytestmark = pytest.mark.xdist_group("report")  # they share two runs
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
