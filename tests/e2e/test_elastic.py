@@ -177,13 +177,13 @@ def test_the_others_go_on_with_the_same_bits(
 
 @pytest.mark.parametrize("kills", ["5.3:2", "4.0:0"], ids=["in a step", "between two"])
 def test_a_rank_that_is_stopped_is_ended_and_the_others_go_on(tmp_path, undisturbed_bits, kills):
-    recoveries, bits, done = elastic(tmp_path / "run", kills, "SIGSTOP", "3")
+    recoveries, bits, done = elastic(tmp_path / "run", kills, "SIGSTOP", "6")
     rank = kills[-1]
     assert bits == undisturbed_bits(1, 1), done.stdout + done.stderr
     assert len(recoveries) == 1 and recoveries[0].startswith(f"rank {rank} died; 3 live")
     said = words_of_shardkit(done)
     assert len(said) == 1 and said[0].startswith(
-        f"shardkit: rank {rank} of 4 has been stopped for 3 s on "
+        f"shardkit: rank {rank} of 4 has been stopped for 6 s on "
     ), done.stderr
     assert said[0].endswith("it is ended, and the others go on")
 

@@ -220,7 +220,11 @@ def test_suites_hold_without_asserts_and_docstrings():
     files = [f"tests/pure/{name}.py" for name in names.split()]
     words = [sys.executable, "-OO", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(
-        [*words, "-k", "not of_torch"], cwd=root, capture_output=True, text=True, timeout=3 * SECONDS
+        [*words, "-k", "not of_torch"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=3 * SECONDS,
     )
     assert done.returncode == 0, done.stdout[-3000:]
 

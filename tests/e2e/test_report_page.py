@@ -57,6 +57,7 @@ def shardkit(folder, *arguments, ranks=None):
     assert done.returncode == 0, done.stderr
     return done.stdout
 
+
 pytestmark = pytest.mark.xdist_group("report")  # they share two runs
 
 
