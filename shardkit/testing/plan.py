@@ -26,6 +26,9 @@ NAMES = {
     "whole_run": "Interruptions interruptions_of",
 }
 MODULES = {
+    "collectives_measured": "measure_collectives",
+    "measured": "measure",
+    "runtime_measured": "measure_runtime",
     "search_module": "search",
     "software_module": "software",
 }

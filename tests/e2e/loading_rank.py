@@ -16,7 +16,7 @@ import shardkit as sk
 from shardkit.testing.array import MACHINE_CODE
 from shardkit.testing.comm import cores
 
-LIMIT_SECONDS = 2.0
+LIMIT_SECONDS = 1.0
 
 
 class Listener:

@@ -10,6 +10,7 @@ name, port and one folder of their own, `memory`, where this machine lets us mou
 different "nodes" share the cores and the host name of one machine.
 """
 
+import contextlib
 import ctypes
 import os
 import re
@@ -297,17 +298,24 @@ class SlurmCluster:
         """End all jobs, whatever they do, and wait until the nodes are idle, so that the next test
         has them to itself.
         """
-        self.run(
-            "scancel", "--user=root"
-        )  # SLURM kills after KillWait seconds what does not heed this
+        self.run("scancel", "--user=root")
         self._folders.clear()
         self.wait_until(
-            lambda: (
-                self._ask("squeue", "-h") == ""
-                and self._ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self._num_nodes
-            ),
+            self._is_idle,
             CLEAR_SECONDS,
             lambda: self._ask("squeue") + self._ask("sinfo", "-N"),
+        )
+
+    def _is_idle(self) -> bool:
+        """Kill what does not heed scancel, for which SLURM itself waits KillWait seconds; return
+        True if nothing was left.
+        """
+        for process in self._processes(of_jobs=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return (
+            self._ask("squeue", "-h") == ""
+            and self._ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self._num_nodes
         )
 
     def output_of(self, job) -> str:

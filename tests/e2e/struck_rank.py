@@ -8,7 +8,7 @@ PHASE     one of PHASES; DELAY seconds after it begins on rank 1 the blow falls,
 ENDING    shutdown, or none: the end of the script
 FOLDER    gets `struck`, made when the blow falls, and a checkpoint
 
-No abort_on_error, and a limit of 6 seconds.
+No abort_on_error, and a limit of 4 seconds.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-TIMEOUT = 6.0
+TIMEOUT = 4.0
 PHASES = (
     "start",
     "constructed",

@@ -11,10 +11,15 @@ from shardkit.testing.cli import main
 from shardkit.testing.plan import read_cluster
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
+QUICKLY = Path(__file__).with_name("measuring_rank.py")  # `bench hardware` of few tries
 
 
 def shardkit(folder, *words, ranks=None):
-    command = [sys.executable, "-m", "shardkit", *words]
+    return python(folder, "-m", "shardkit", *words, ranks=ranks)
+
+
+def python(folder, *words, ranks=None):
+    command = [sys.executable, *words]
     return subprocess.run(
         [MPIEXEC, "-n", str(ranks), *command] if ranks else command,
         cwd=folder,
@@ -28,7 +33,7 @@ def shardkit(folder, *words, ranks=None):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_is_measured_can_be_planned_with(tmp_path, ranks, capsys):
     """On three ranks it measures groups of two and of three."""
-    measured = shardkit(tmp_path, "bench", "hardware", "--output", "mine.toml", ranks=ranks)
+    measured = python(tmp_path, QUICKLY, "--output", "mine.toml", ranks=ranks)
     assert measured.returncode == 0, measured.stderr
     cluster = read_cluster(tmp_path / "mine.toml")
     assert cluster.devices == ranks and f"{ranks} ranks on a node" in cluster.name

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from e2e.commands_rank import ENDED
 
 from shardkit.testing.cli import main
 
+BEHIND_EACH_OTHER = Path(__file__).with_name("commands_rank.py")
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SMALL = [
     "--model.width=16",
@@ -38,8 +40,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def shardkit(folder, *arguments, ranks=None, seconds=100):
-    command = [sys.executable, "-m", "shardkit", *arguments]
+def shardkit(folder, *arguments, ranks=None):
+    return python(folder, "-m", "shardkit", *arguments, ranks=ranks)
+
+
+def python(folder, *words, ranks=None):
+    command = [sys.executable, *words]
     if ranks:
         command = [MPIEXEC, "-n", str(ranks), *command]
     return subprocess.run(
@@ -47,22 +53,27 @@ def shardkit(folder, *arguments, ranks=None, seconds=100):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=200,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def train(folder, *arguments, ranks=2, run="run", steps=8):
-    return shardkit(
-        folder,
-        "train",
-        *SMALL,
-        "--data.path=text.txt",
-        f"--run.folder={run}",
-        f"--run.steps={steps}",
-        *arguments,
-        ranks=ranks,
-    )
+def in_one_job(folder, *commands, ranks=2):
+    """Return what each of some commands, which must all end well, wrote in one job."""
+    done = python(folder, BEHIND_EACH_OTHER, json.dumps(commands), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    *shown, rest = done.stdout.split(f"{ENDED}\n")
+    assert len(shown) == len(commands) and not rest
+    return shown
+
+
+def train(folder, *arguments, ranks=2, **run):
+    return shardkit(folder, *train_words(*arguments, **run), ranks=ranks)
+
+
+def train_words(*arguments, run="run", steps=8):
+    own = ("--data.path=text.txt", f"--run.folder={run}", f"--run.steps={steps}")
+    return ("train", *SMALL, *own, *arguments)
 
 
 def metrics(folder, run="run"):
@@ -103,12 +114,14 @@ def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(
 
 
 def test_a_resumed_run_continues_the_curve_bit_for_bit_also_on_another_mesh_and_policy(folder):
-    assert train(folder, run="whole", steps=12).returncode == 0
-    assert train(folder, "--optimizer.decay_steps=12", run="parts", steps=4).returncode == 0
     resume = ("train", "--resume", "--run.folder=parts")
-    resumed = shardkit(folder, *resume, "--run.steps=8", ranks=2)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resumed at step 4" in resumed.stdout
+    *_, resumed = in_one_job(
+        folder,
+        train_words(run="whole", steps=12),
+        train_words("--optimizer.decay_steps=12", run="parts", steps=4),
+        (*resume, "--run.steps=8"),
+    )
+    assert "resumed at step 4" in resumed
     assert curve(folder, "parts") == [point for point in curve(folder, "whole") if point[0] <= 8]
     other = ("--parallel.policy=ddp", "--mesh.pipeline=2")
     resumed = shardkit(folder, *resume, "--run.steps=12", *other, ranks=4)
@@ -119,21 +132,16 @@ def test_a_resumed_run_continues_the_curve_bit_for_bit_also_on_another_mesh_and_
 
 
 def test_checkpoints_are_written_beside_the_training_or_at_once_and_every_nth_is_kept(folder):
-    for run, settings in (("beside", []), ("at-once", ["--run.asynchronous_checkpoints=false"])):
-        done = train(
-            folder,
-            "--run.checkpoint_every=2",
-            "--run.keep_checkpoints=1",
-            "--run.keep_every=4",
-            *settings,
-            run=run,
-        )
-        assert done.returncode == 0, done.stderr
+    runs = {"beside": [], "at-once": ["--run.asynchronous_checkpoints=false"]}
+    keep = ("--run.checkpoint_every=2", "--run.keep_checkpoints=1", "--run.keep_every=4")
+    shown = in_one_job(
+        folder, *(train_words(*keep, *more, run=name) for name, more in runs.items())
+    )
+    for run, text in zip(runs, shown):
         kept = sorted(path.name for path in (folder / run / "checkpoints").iterdir())
         assert kept == ["newest", "step-00000004", "step-00000008"]
-        assert done.stdout.count("  checkpoint ") == 4 and done.stdout.count(
-            "training stood still"
-        ) == 4 * (run == "beside")
+        assert text.count("  checkpoint ") == 4
+        assert text.count("training stood still") == 4 * (run == "beside")
         pauses = [
             r["checkpoint_pause_seconds"]
             for r in metrics(folder, run)
@@ -152,7 +160,6 @@ def test_a_run_with_tensor_and_pipeline_ranks_goes_on_without_them(folder):
 
 
 def test_a_run_begins_with_the_weights_of_another_and_goes_on(folder):
-    assert train(folder, steps=4).returncode == 0
     weights = [
         "--model.start=run",
         "--data.path=other.txt",
@@ -161,12 +168,14 @@ def test_a_run_begins_with_the_weights_of_another_and_goes_on(folder):
         "--sample.tokens=0",
     ]
     (folder / "other.txt").write_text("".join(f"another line {i} with {i}\n" for i in range(600)))
-    tuned = shardkit(folder, "train", *weights, "--run.steps=2", ranks=2)
-    assert tuned.returncode == 0 and "/run at step 4; optimizer state is fresh" in tuned.stdout, (
-        tuned.stderr
+    _, tuned, more = in_one_job(
+        folder,
+        train_words(steps=4),
+        ("train", *weights, "--run.steps=2"),
+        ("train", "--resume", *weights, "--run.steps=3"),
     )
-    more = shardkit(folder, "train", "--resume", *weights, "--run.steps=3", ranks=2)
-    assert more.returncode == 0 and "resumed at step 2" in more.stdout, more.stderr
+    assert "/run at step 4; optimizer state is fresh" in tuned
+    assert "resumed at step 2" in more
 
 
 # One of each place where a run is refused: by rank 0 alone, by the settings of all ranks, by their

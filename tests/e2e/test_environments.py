@@ -12,16 +12,18 @@ import os
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
 import pytest
 from builders import TINY_RUN
+from e2e.commands_rank import ENDED
 from e2e.mpi_jobs import python_of
 
-SECONDS = 300.0  # of one command, on a busy machine
+BEHIND_EACH_OTHER = Path(__file__).with_name("commands_rank.py")
+
+SECONDS = 300.0  # of one job, on a busy machine
 TABLE = {
     "run.task": "table",
     "run.steps": 4,
@@ -34,6 +36,7 @@ TABLE = {
     "batch.sequences": 8,
     "batch.micro_batch": 2,
 }
+ALL_IN_ONE = pytest.mark.xdist_group("environments")  # they share what is usual
 CAN_MOUNT = (
     os.geteuid() == 0
     and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
@@ -61,6 +64,17 @@ class Environment:
     needs_mount: bool = False
 
 
+TELL = """
+import sys
+from shardkit.testing.cli import main
+
+for command in sys.argv[1:]:
+    try:
+        main([*command.split(), "--help"])
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
 QUIET = "-W error -W ignore::ResourceWarning"  # what the end of the process closes
 ENVIRONMENTS = {  # those that do not hide each other share a run
     "as usual": Environment(),
@@ -101,9 +115,15 @@ class Job:
             if value is not None:
                 self._variables[name] = value.replace("FOLDER", str(self.folder))
 
-    def run(self, words, ranks=1):
-        """Return what a command wrote to standard output, as bytes."""
-        own = f"{self._python} {self._how.options} -m shardkit {shlex.join(words)}"
+    def run(self, *commands, ranks=1):
+        """Return what each of these commands wrote to standard output, in one job, as bytes."""
+        *shown, rest = self._run(commands, ranks).split(f"{ENDED}\n".encode())
+        assert len(shown) == len(commands) and not rest
+        return shown
+
+    def _run(self, commands, ranks):
+        words = [str(BEHIND_EACH_OTHER), json.dumps(commands, ensure_ascii=False)]
+        own = f"{self._python} {self._how.options} {shlex.join(words)}"
         mpiexec = shlex.quote(str(self._python.with_name("mpiexec")))
         command = f"{mpiexec} -n {ranks} {own}" if ranks > 1 else own
         shell = ["bash", "-c", f"{self._how.before}{command}"]
@@ -113,8 +133,8 @@ class Job:
             shell, cwd=self.folder, env=self._variables, capture_output=True, timeout=SECONDS
         )
         error = done.stderr.decode("utf-8", "replace")
-        assert done.returncode == 0, f"{words[0]}: {done.returncode}\n{error}\n{done.stdout!r}"
-        assert "Traceback" not in error and "Warning" not in error, f"{words[0]}: {error}"
+        assert done.returncode == 0, f"{commands}: {done.returncode}\n{error}\n{done.stdout!r}"
+        assert "Traceback" not in error and "Warning" not in error, f"{commands}: {error}"
         done.stdout.decode(self.encoding)
         return done.stdout
 
@@ -153,20 +173,19 @@ def figures_in(job, given):
     words = [f"--{name}={value}" for name, value in settings.items()]
     run = Path(job._variables["HOME"], "run") if job._how.home else job.folder / "run"
     place = f"{job._how.home}run"
-    job.run(["train", *words], ranks=2)
-    job.run(["train", "--resume", f"--run.folder={place}", "--run.steps=6"])
     output = ["--data", str(given / "zeilen é.csv"), "--output", "out.h5"]
-    rest = [
-        (["evaluate", place, "--json", f"{job._how.home}figures.json"], 1),
-        (["predict", place, *output, "--checkpoint", "newest"], 2),
-        (["report", place], 1),
-        (["inspect", place, "--verify"], 1),
-        (["generate", str(given / "gpt"), "--tokens", "8", "--prompt", "größer ∂"], 1),
-    ]
-    with ThreadPoolExecutor(2) as pool:  # a machine has two cores
-        shown = list(pool.map(lambda each: job.run(*each), rest))
-    assert b", the best, validation loss" in shown[0] and b"step 6, the newest" in shown[1]
-    assert b"best checkpoint" in shown[3]
+    _, predicted = job.run(
+        ["train", *words], ["predict", place, *output, "--checkpoint", "newest"], ranks=2
+    )
+    _, *shown = job.run(
+        ["train", "--resume", f"--run.folder={place}", "--run.steps=6"],
+        ["evaluate", place, "--json", f"{job._how.home}figures.json"],
+        ["report", place],
+        ["inspect", place, "--verify"],
+        ["generate", str(given / "gpt"), "--tokens", "8", "--prompt", "größer ∂"],
+    )
+    assert b", the best, validation loss" in shown[0] and b"best checkpoint" in shown[2]
+    assert b"step 4, the newest" in predicted
     assert (run / "report.html").stat().st_size > 1000 and (job.folder / "out.h5").is_file()
     assert not list(job.folder.glob("~*"))
     curve = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
@@ -174,6 +193,7 @@ def figures_in(job, given):
     return json.loads((run.parent / "figures.json").read_text("utf-8")), losses
 
 
+@ALL_IN_ONE
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_run_does_all_that_it_does_everywhere(given, usual, tmp_path, name):
@@ -191,18 +211,30 @@ def test_a_run_does_all_that_it_does_everywhere(given, usual, tmp_path, name):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("options", ["-O", "-OO"])
-def test_suites_hold_without_asserts_and_docstrings(options):
+def test_suites_hold_without_asserts_and_docstrings():
+    """-OO leaves out what -O does, and docstrings. What PyTorch says is left out: its thousands of
+    files would be compiled anew for that.
+    """
     names = "test_plain test_paths test_order test_stop_clock test_layers test_reading"
     root = Path(__file__).parents[2]
     files = [f"tests/pure/{name}.py" for name in names.split()]
-    words = [sys.executable, options, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=3 * SECONDS)
+    words = [sys.executable, "-OO", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(
+        [*words, "-k", "not of_torch"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=3 * SECONDS,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-@pytest.mark.parametrize("command", ["", "train", "plan", "render", "bench", "doctor", "convert"])
-def test_every_command_tells_of_itself_without_docstrings(command):
-    words = [sys.executable, "-OO", "-m", "shardkit", *command.split(), "--help"]
+def test_every_command_tells_of_itself_without_docstrings(tmp_path):
+    commands = ["", "train", "plan", "render", "bench", "doctor", "convert"]
+    script = tmp_path / "tell.py"
+    script.write_text(TELL)
+    words = [sys.executable, "-OO", str(script), *commands]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0 and "usage: shardkit" in done.stdout, done.stderr
+    assert done.returncode == 0 and done.stdout.count("usage: shardkit") == len(commands), (
+        done.stderr
+    )

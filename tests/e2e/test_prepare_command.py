@@ -58,7 +58,7 @@ def test_a_rank_that_gets_nowhere_is_named_and_the_next_job_goes_on(
         rank,
         at,
         *arguments,
-        "--timeout=20",
+        "--timeout=5",
         num_ranks=num_ranks,
         time_limit=500,
     )

@@ -58,6 +58,9 @@ def shardkit(folder, *arguments, ranks=None):
     return done.stdout
 
 
+pytestmark = pytest.mark.xdist_group("report")  # they share two runs
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with two runs: on 4 ranks, elastic and traced; on 2."""

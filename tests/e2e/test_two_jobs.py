@@ -73,7 +73,8 @@ def test_a_job_goes_on_at_once_in_the_folder_of_one_that_was_killed(folder):
     for pid in pids:
         os.kill(int(pid), signal.SIGKILL)
     first.communicate(timeout=500)
-    again = start(folder, "12", "--resume", "--run.folder=run", "--run.steps=500")
+    more = int(steps_of(folder)[-1].removeprefix("step-")) + 10
+    again = start(folder, "12", "--resume", "--run.folder=run", f"--run.steps={more}")
     said = again.communicate(timeout=500)[0]
     assert "resumed at step" in said and "waiting up to" not in said, said
     assert again.returncode == 0, said

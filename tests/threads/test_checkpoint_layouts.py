@@ -16,6 +16,8 @@ from builders import sha256
 import shardkit as sk
 from shardkit.testing.parallel import training_state_of
 
+pytestmark = pytest.mark.xdist_group("layouts")  # they share what all layouts saved
+
 SAMPLES, MICRO_BATCH = 8, 2  # 4 micro-batches: a power of two for each rank on every mesh below
 SWAPPED = {"order": ("tensor", "data", "pipeline")}
 

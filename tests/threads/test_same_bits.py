@@ -187,7 +187,7 @@ ELSEWHERE = {
 KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with
 
 
-def bits_of_run(*others, num_ranks=2, steps=5):
+def bits_of_run(*others, num_ranks=2, steps=3):
     """What a run under these settings has trained after some steps."""
     settings = RunConfiguration().replace(
         {name: value for changes in (SMALL, *others) for name, value in changes.items()}
