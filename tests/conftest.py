@@ -3,6 +3,7 @@
 pytest                            the quick tests (see quick.py) that are no MPI job: pure, threads,
                                   gpu, docs; also with -n 2
 pytest --all                      and the thorough ones: their other cases, and e2e
+pytest --all -m sweep             what takes minutes, and whole products of parameters
 mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; other folders are not
                                   even collected; all of tests/mpi with --all
 mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
@@ -10,6 +11,7 @@ mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 
 import gc
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,10 +47,36 @@ class Silence:
         """Say nothing."""
 
 
+class LastingObjects:
+    """Keeps thousands of tests, and large libraries that some import, out of the garbage
+    collector's way: many tests call it, and it would look through them all each time.
+    """
+
+    NAME = "shardkit lasting objects"
+    MANY_MODULES = 50
+
+    def __init__(self):
+        self._num_modules = 0
+
+    def pytest_collection_finish(self):
+        self._keep()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self):
+        if len(sys.modules) >= self._num_modules + self.MANY_MODULES:
+            self._keep()
+
+    def _keep(self):
+        gc.collect()
+        gc.freeze()
+        self._num_modules = len(sys.modules)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Run before pytest-mpi reads its options and the terminal reporter takes its stream."""
     config.pluginmanager.register(QuickTests(config, HERE), QuickTests.NAME)
+    config.pluginmanager.register(LastingObjects(), LastingObjects.NAME)
     MACHINE_CODE.said = Silence()
     if (launched_ranks() or 1) > 1:
         config.option.only_mpi = True
@@ -87,12 +115,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if takes(config, item.path)]
     for item in items:
         _limit(item)
-
-
-def pytest_collection_finish():
-    """Keep thousands of tests out of the garbage collector's way: many tests call it."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

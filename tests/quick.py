@@ -4,16 +4,25 @@ marked thorough   a test, a case or a file with this marker is left out; of THOR
                   every test is
 each choice       of the cases of one test run those in which each value of each parameter
                   occurs, and not all products of the values
-named             a file or test that the command line names is run whole
+all pairs         of a product of three and more parameters --all runs the cases in which each
+                  pair of values occurs, those of each choice first; the others are of the sweep:
+                  --all -m sweep
+named             a file or test that the command line names is run whole; and with --all what -k
+                  names
 """
+
+from itertools import combinations
 
 import pytest
 
 THOROUGH_FOLDERS = ("e2e",)  # these start the command and MPI jobs: seconds each
+WORTH = 1.5  # a product that is not longer than its pairs by this factor is run whole
 
 
 class QuickTests:
-    """Leave out what is not quick, and say how many tests that were."""
+    """Leave out what is not quick, and say how many tests that were; leave to the sweep what is
+    beyond all pairs.
+    """
 
     NAME = "shardkit quick tests"
 
@@ -21,18 +30,39 @@ class QuickTests:
         self._here, self._runs_all = here, config.option.run_all
         self._num_left_out = 0
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, config, items):
-        """Choose among what -k and -m have left."""
+        """Mark what -m shall choose from, and choose among what -k and -m have left."""
+        beyond = self._beyond_pairs(config, items)
         if self._runs_all:
-            return
+            for case in beyond:
+                case.add_marker("sweep")
+        result = yield
+        if not self._runs_all:
+            self._leave_out(config, items, beyond)
+        return result
+
+    def _beyond_pairs(self, config, items) -> set:
+        """Return the cases that --all leaves to the sweep."""
+        if config.option.keyword:
+            return set()
+        named = _named(config)
+        cases = [
+            item
+            for item in items
+            if item.path not in named and item.get_closest_marker("sweep") is None
+        ]
+        quick = each_choice([case for case in cases if not self._is_thorough(case)])
+        return beyond_pairs(cases, quick)
+
+    def _leave_out(self, config, items, beyond):
         named = _named(config)
         kept = [item for item in items if item.path in named or not self._is_thorough(item)]
         chosen = each_choice([item for item in kept if item.path not in named])
         kept = {item for item in kept if item.path in named} | chosen
         left_out = [item for item in items if item not in kept]
         if left_out:
-            self._num_left_out = len(left_out)
+            self._num_left_out = sum(item not in beyond for item in left_out)
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if item in kept]
 
@@ -69,21 +99,50 @@ def each_choice(items) -> set:
 
     Source: Ammann and Offutt, Introduction to Software Testing, "each choice coverage".
     """
+    return {
+        item
+        for cases in _by_test(items)
+        for item in _covering({case: _values(case) for case in cases})
+    }
+
+
+def beyond_pairs(items, first) -> set:
+    """Return the cases of products of three and more parameters without which each pair of values
+    occurs still: all but `first` and the fewest others, found greedily.
+
+    What pytest.mark.parametrize lists in one go is one parameter, however many names it has.
+    Sources: Kuhn, Kacker and Lei, Practical Combinatorial Testing, NIST SP 800-142 (most faults
+    are found by pairs); Cohen et al., The AETG system, IEEE TSE 23(7), 1997 (greedy arrays).
+    """
+    beyond = set()
+    for cases in _by_test(items):
+        pairs = {case: set(combinations(_lines(case), 2)) for case in cases}
+        if max(map(len, pairs.values())) < 3:  # of two parameters all pairs are the product
+            continue
+        covering = _covering(pairs, [case for case in cases if case in first])
+        if len(cases) > WORTH * len(covering):
+            beyond |= set(cases).difference(covering)
+    return beyond
+
+
+def _by_test(items):
+    """Return lists of the cases of one test each."""
     tests: dict = {}
     for item in items:
         function = getattr(item, "originalname", item.name)
         tests.setdefault((item.path, item.cls, function), []).append(item)
-    return {item for cases in tests.values() for item in _covering(cases)}
+    return tests.values()
 
 
-def _covering(cases) -> list:
-    values = {case: _values(case) for case in cases}
-    missing, chosen = set().union(*values.values()), []
-    for gain in range(max(map(len, values.values())), 0, -1):  # what a case adds only ever falls
-        for case in cases:
-            if len(values[case] & missing) == gain:
+def _covering(found, first=()) -> list:
+    """Return the fewest cases, from `first` on, that have all that is in any: found {case: set}."""
+    missing, chosen = set().union(*found.values()), list(first)
+    missing -= set().union(*(found[case] for case in first))
+    for gain in range(max(map(len, found.values())), 0, -1):  # what a case adds only ever falls
+        for case in found:
+            if len(found[case] & missing) == gain:
                 chosen.append(case)
-                missing -= values[case]
+                missing -= found[case]
     return chosen
 
 
@@ -91,6 +150,19 @@ def _values(case) -> set:
     """Return the (parameter, value) of a case; of a test without parameters, its name."""
     parameters = getattr(getattr(case, "callspec", None), "params", None) or {"": case.name}
     return {(name, *_key(value)) for name, value in parameters.items()}
+
+
+def _lines(case) -> list:
+    """Return what a case has of each list of values: (names of the list, values), by names."""
+    lists = {}
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
+        lists |= dict.fromkeys(names, names)
+    lines: dict = {}
+    for name, value in getattr(getattr(case, "callspec", None), "params", {}).items():
+        lines.setdefault(lists.get(name, (name,)), []).append(_key(value))
+    return [(names, tuple(lines[names])) for names in sorted(lines)]
 
 
 def _key(value) -> tuple:

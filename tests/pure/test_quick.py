@@ -1,5 +1,5 @@
-"""The quick tests: what `pytest` leaves out, and that every value of every parameter is kept; and
-the limits in time, which are for hangs.
+"""The quick tests: what `pytest` leaves out, and that every value of every parameter is kept; of
+`--all`, that every pair of values is; and the limits in time, which are for hangs.
 """
 
 import configparser
@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quick import each_choice
+from quick import WORTH, beyond_pairs, each_choice
 
 from shardkit.testing.base import environment_without_launcher
 
@@ -37,8 +38,15 @@ def test_that_takes_long():
 @pytest.mark.parametrize("case", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_of_a_long_case(case):
     pass
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("second, third", [(1, 2), (3, 4), (5, 6)])
+@pytest.mark.parametrize("fourth", ["a", pytest.param("b", marks=pytest.mark.sweep), "c", "d"])
+def test_of_three_lists(first, second, third, fourth):
+    pass
 """
-QUICK, ALL = 4 + 1 + 1, 12 + 1 + 1 + 2  # of TESTS
+QUICK, ALL = 4 + 1 + 1 + 3, 12 + 1 + 1 + 2 + 9  # of TESTS
+WHOLE, SWEPT = ALL - 9 + 27, 9
 
 
 class Case(SimpleNamespace):
@@ -49,8 +57,17 @@ class Case(SimpleNamespace):
 
 
 def cases_of(name, parameters):
+    names = sorted({name for params in parameters for name in params})
+    marks = [pytest.mark.parametrize(each, []).mark for each in names]
     return [
-        Case(path="file", cls=None, name=name, originalname=name, callspec=Case(params=params))
+        Case(
+            path="file",
+            cls=None,
+            name=name,
+            originalname=name,
+            callspec=Case(params=params),
+            iter_markers=lambda kind: marks,
+        )
         for params in parameters
     ]
 
@@ -86,6 +103,52 @@ def test_values_that_are_equal_are_one_and_arrays_are_themselves():
     assert len(each_choice(cases_of("test", [{"a": array}, {"a": array}, {"a": [1]}]))) == 2
 
 
+def pairs_of(cases):
+    return {
+        pair
+        for case in cases
+        for pair in itertools.combinations(sorted(case.callspec.params.items()), 2)
+    }
+
+
+@given(
+    st.lists(st.integers(2, 4), min_size=3, max_size=3),
+    st.sets(st.integers(0, 63), max_size=9),
+    st.sets(st.integers(0, 63), max_size=9),
+)
+def test_each_pair_of_values_that_occurs_occurs_in_a_case_that_is_not_beyond(lengths, gone, first):
+    product = [dict(zip("abc", line)) for line in itertools.product(*map(range, lengths))]
+    parameters = [each for number, each in enumerate(product) if number not in gone] or product
+    cases = cases_of("test", parameters)
+    first = {case for number, case in enumerate(cases) if number in first}
+    beyond = beyond_pairs(cases, first)
+    kept = [case for case in cases if case not in beyond]
+    assert pairs_of(kept) == pairs_of(cases) and first.isdisjoint(beyond)
+    assert len(kept) <= len(pairs_of(cases)) + len(first)
+    assert not beyond or len(cases) > WORTH * len(kept)
+
+
+@given(st.lists(st.integers(1, 5), min_size=3, max_size=4))
+def test_of_a_product_the_pairs_are_about_as_many_as_the_two_longest_parameters(lengths):
+    product = itertools.product(*map(range, lengths))
+    cases = cases_of("test", [dict(zip("abcd", numbers, strict=False)) for numbers in product])
+    least = numpy.prod(sorted(lengths)[-2:])
+    kept = len(cases) - len(beyond_pairs(cases, set()))
+    assert least <= kept <= min(WORTH * 2 * least, len(cases))
+
+
+def test_two_parameters_and_lists_of_cases_have_nothing_beyond_pairs():
+    two = [{"a": a, "b": b} for a in range(9) for b in range(9)]
+    assert not beyond_pairs(cases_of("test", two), set())
+    cube = [dict(zip("abc", numbers)) for numbers in itertools.product(range(4), repeat=3)]
+    listed = cases_of("test", cube)
+    for names in ("a, b,c", ("a", "b", "c")):
+        for case in listed:
+            case.iter_markers = lambda kind, names=names: [pytest.mark.parametrize(names, []).mark]
+        assert not beyond_pairs(listed, set())
+    assert beyond_pairs(cases_of("test", cube), set())
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
@@ -104,9 +167,13 @@ def project(tmp_path_factory):
         ([], QUICK, ALL + 1 - QUICK),
         (["-n", "1"], QUICK, ALL + 1 - QUICK),
         (["--all"], ALL + 1, 0),
+        (["--all", "-n", "1"], ALL + 1, 0),
+        (["--all", "-m", "sweep"], WHOLE - ALL + SWEPT, 0),
+        (["--all", "-k", "three"], 27, 0),
+        (["--all", "tests/pure/test_some.py"], WHOLE, 0),
         (["tests/pure"], QUICK, ALL - QUICK),
         (["tests/e2e"], 0, 1),
-        (["tests/pure/test_some.py"], ALL, 0),
+        (["tests/pure/test_some.py"], WHOLE, 0),
         (["tests/pure/test_some.py::test_of_products", "tests/e2e"], 12, 1),
         (["-k", "products or job"], 4, 9),
         (["--all", "-m", "thorough"], 2, 0),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -26,10 +27,14 @@ RunConfiguration = configuration_of(Language)
 ROOT = Path(__file__).parents[2]
 
 
+def with_lines(folder):
+    (folder / "one.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(60)))
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "one.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(60)))
-    return tmp_path
+    return with_lines(tmp_path)
 
 
 def settings_of(folder, **changes):
@@ -183,21 +188,36 @@ PURGES = {
 }
 
 
+def settings_of_34_steps(folder, is_async, **more):
+    more |= {"run__asynchronous_checkpoints": is_async, "optimizer__decay_steps": 34}
+    return settings_of(folder, run__checkpoint_every=16, run__report_every=4, **more)
+
+
+@pytest.fixture(scope="module")
+def left_in_peace(tmp_path_factory):
+    """Return function (is_async) -> the folder of a run of 34 steps; each is trained once."""
+
+    @cache
+    def trained(is_async):
+        folder = with_lines(tmp_path_factory.mktemp("whole"))
+        run(settings_of_34_steps(folder, is_async, run__steps=34))
+        return folder / "run"
+
+    return trained
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("purge", PURGES)
 @pytest.mark.thorough
 def test_a_folder_that_is_emptied_in_mid_run_heals_with_one_warning(
-    folder, capsys, purge, is_async
+    folder, capsys, left_in_peace, purge, is_async
 ):
     """And the run can be resumed, to the bits of one that was left in peace."""
-    more = {"run__asynchronous_checkpoints": is_async, "optimizer__decay_steps": 34}
-    more |= {"run__checkpoint_every": 16, "run__report_every": 4}
-    whole = folder / "whole"
-    run(settings_of(folder, run__folder=str(whole), run__steps=34, **more))
+    whole = left_in_peace(is_async)
     capsys.readouterr()
     deed, words = PURGES[purge]
     purge = Then(16, lambda: deed(folder / "run"))
-    run(settings_of(folder, run__steps=32, **more), callbacks=[purge])
+    run(settings_of_34_steps(folder, is_async, run__steps=32), callbacks=[purge])
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(warnings) == 1 and warnings[0].startswith(f"warning: {folder / 'run'} was emptied")
     assert re.search(words, warnings[0]), warnings
