@@ -11,10 +11,12 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+from sources import files, of_sources
 
 import shardkit as sk
 from shardkit.testing.comm import same
@@ -74,6 +76,7 @@ def file_calls(statement, trace):
 
 
 @pytest.mark.parametrize("what", TABLE)
+@pytest.mark.thorough(but=3)
 def test_nothing_is_imported_before_it_is_needed(what):
     statement, allowed, _ = TABLE[what]
     loaded = json.loads(
@@ -86,6 +89,7 @@ def test_nothing_is_imported_before_it_is_needed(what):
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("what", TABLE)
+@pytest.mark.thorough(but=2)
 def test_few_files_are_asked_for(what, tmp_path):
     statement, _, most = TABLE[what]
     found = file_calls(statement, tmp_path / "all") - file_calls("pass", tmp_path / "none")
@@ -140,6 +144,7 @@ def test_a_step_imports_nothing_but_kernels():
 # ---- the names of rooms --------------------------------------------------------------------------
 
 
+@cache
 def listed(room):
     """Return {name: (file, name there)} as the imports for type checkers say."""
     path = PACKAGE.joinpath(*room.split(".")[1:], "__init__.py")
@@ -182,13 +187,14 @@ def test_no_name_is_that_of_a_file(room):
     assert not files & own
 
 
+@of_sources
 def test_files_import_from_files_and_not_from_rooms_with_late_names():
     """Such an import would wait for the lock of public.py while it holds those of modules."""
     early = {("shardkit.nn", "ops")}  # which is imported before there are late names
     wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = ["shardkit", *path.relative_to(PACKAGE).with_suffix("").parts]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, module in files():
+        parts = ["shardkit", *path.with_suffix("").parts]
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom) and node.level and path.name != "__init__.py":
                 room = ".".join([*parts[: len(parts) - node.level], *filter(None, [node.module])])
                 late = set(listed(room)) if room in ROOMS else set()
@@ -205,6 +211,7 @@ def test_the_rooms_with_late_names_are_those_that_are_large():
 
 
 @pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.thorough(but=2)
 def test_a_star_imports_all_names(room):
     names = python(f"from {room} import *\nprint(*sorted(globals()))").split()
     assert set(import_module(room).__all__) <= set(names)

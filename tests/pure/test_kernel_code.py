@@ -114,6 +114,7 @@ def test_the_first_rank_says_once_what_is_compiled(rank, lines, monkeypatch, cap
 
 
 @pytest.mark.parametrize("rank, made", [("1", ["_swiglu_backward"]), ("2", [])])
+@pytest.mark.thorough(but=1)
 def test_one_rank_that_waits_compiles_what_is_asked_for_next(rank, made, tmp_path, monkeypatch):
     monkeypatch.setenv("PMI_RANK", rank)
     monkeypatch.setenv("PMI_SIZE", "4")
@@ -391,6 +392,7 @@ def map_exp(x, out):
 @pytest.mark.parametrize(
     "dtype, lowest, highest", [("float32", -87.3, 88.3), ("float64", -708.3, 709.4)]
 )
+@pytest.mark.thorough(but=1)
 def test_exp_is_right_to_two_units_in_the_last_place(dtype, lowest, highest):
     x = numpy.linspace(lowest, highest, 200_003).astype(dtype)
     y, wanted = numpy.empty_like(x), numpy.exp(x.astype("longdouble"))

@@ -52,6 +52,7 @@ def test_meshes_and_policies_train_as_one_rank(num_ranks, policy, settings):
 @pytest.mark.parametrize(
     "dtype, rate, tolerance", [("float32", 3e-3, 1e-4), ("float64", 1e-2, 1e-10)]
 )
+@pytest.mark.thorough(but=1)
 def test_fifty_steps_are_those_of_pytorch(dtype, rate, tolerance):
     torch = pytest.importorskip("torch")
     ours = model(dtype)

@@ -61,6 +61,7 @@ def test_gradients_equal_the_serial_ones_under_every_strategy(strategy, num_rank
 
 
 @pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.thorough(but=3)
 def test_a_skip_across_stages_has_the_bits_of_one_rank_under_every_schedule(schedule):
     """float32, three steps with clipping; the stages in between only hand the skip on."""
 

@@ -99,6 +99,7 @@ def test_a_module_answers_once_it_is_given_weights(trained):
     ],
 )
 @pytest.mark.parametrize("num_ranks", [1, 4])
+@pytest.mark.thorough(but=4)
 def test_a_sharded_model_whose_weights_are_not_read_refuses_on_all_ranks_until_it_has_loaded_them(
     ask, num_ranks, trained
 ):
