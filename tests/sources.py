@@ -1,16 +1,10 @@
-"""The files of the package, read and parsed once: for the tests that look at all of them.
-
-These are marked `of_sources`, so that one worker of pytest-xdist runs and parses for all of them.
-"""
+"""The files of the package, read and parsed once in a process: for the tests that look at all."""
 
 import importlib.util
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
-of_sources = pytest.mark.xdist_group("sources")
 
 
 def _structure():

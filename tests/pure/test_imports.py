@@ -16,7 +16,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
-from sources import files, of_sources
+from sources import files
 
 import shardkit as sk
 from shardkit.testing.comm import same
@@ -187,7 +187,6 @@ def test_no_name_is_that_of_a_file(room):
     assert not files & own
 
 
-@of_sources
 def test_files_import_from_files_and_not_from_rooms_with_late_names():
     """Such an import would wait for the lock of public.py while it holds those of modules."""
     early = {("shardkit.nn", "ops")}  # which is imported before there are late names

@@ -17,7 +17,7 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
-from sources import files, of_sources
+from sources import files
 from token_sources import documents, write_documents
 
 import shardkit
@@ -530,7 +530,6 @@ def reads_of(nodes):
                 yield node.lineno, text
 
 
-@of_sources
 def test_files_are_read_through_one_door():
     wrong = [
         f"{name}:{line}: {text[:80]}"

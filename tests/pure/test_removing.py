@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sources import files, of_sources
+from sources import files
 
 import shardkit
 from shardkit.testing.files import (
@@ -70,7 +70,6 @@ def deeds_of(nodes):
             yield f"{name} {writes[0]}", node.lineno
 
 
-@of_sources
 def test_nothing_is_deleted_or_written_over_but_through_the_room_of_files():
     found = {}
     for path, module in files():

@@ -7,13 +7,12 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from sources import files, of_sources
+from sources import files
 
 import shardkit
 from shardkit.testing.files import LIBRARIES
 
 PACKAGE = Path(shardkit.__file__).parent
-pytestmark = of_sources
 LEVEL = {
     "errors": -2,
     "annotations": -2,

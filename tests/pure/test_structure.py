@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import sources
-from sources import of_sources, structure
+from sources import structure
 
 import shardkit.testing
 from shardkit.testing import comm
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-pytestmark = of_sources
 
 # Limits that may only fall. docs/hops.md says what keeps the last three where they are.
 MOST_SHARED_NAMES = 1  # Linear: a layer, and a learning-rate schedule in sk.schedules
