@@ -75,7 +75,7 @@ def manifest_of(folder):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_the_fastest_is_taken_on_all_ranks_and_written_down(libraries, tmp_path, num_ranks):
     libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("quick", 0))
     changes = {"batch.sequences": 6, "batch.micro_batch": 2} if num_ranks == 3 else {}

@@ -102,7 +102,7 @@ def sharded(backend, folder, pipeline=1, tensor=1, **settings):
 
 
 @families
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_a_folder_predicts_on_a_mesh_what_transformers_does_and_goes_back_after_a_step(
     family, tmp_path
 ):

@@ -276,6 +276,7 @@ WRONG = {  # what is wrong on one rank: (x of it, a part of what all ranks raise
 
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.thorough(but=4)
 def test_a_wrong_tree_on_one_rank_is_an_error_on_all_ranks_that_go_on(what, stages):
     spoil, text = WRONG[what]
 

@@ -51,6 +51,7 @@ def step(model, number, samples=8):
 @EVERY_STRATEGY
 @CLIPPING
 @pytest.mark.parametrize("how", ["nan", "infinite gradient"])
+@pytest.mark.thorough(but=2)
 def test_a_bad_number_on_one_rank_skips_the_step_on_all(strategy, clip, how):
     def run(backend):
         model = make(backend, strategy, how, max_gradient_norm=clip)
@@ -167,6 +168,7 @@ def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, ten
 
 @EVERY_STRATEGY
 @pytest.mark.parametrize("how", MEMORY)
+@pytest.mark.thorough(but=2)
 def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_nothing(
     strategy, how
 ):
