@@ -77,9 +77,14 @@ class Module:
         stub = self.path.with_suffix(".pyi")
         self.names = ast.parse(stub.read_text() if stub.exists() else "")
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """The nodes of its syntax tree."""
+        return list(ast.walk(self.tree))
+
     def docstrings(self):
         """Yield (line, node) of every docstring."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body:
                 first = node.body[0]
                 if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
@@ -102,7 +107,7 @@ class Module:
 
     def imports(self, known):
         """Yield the modules of the package that this one imports, at any level."""
-        for node in [*ast.walk(self.tree), *ast.walk(self.names)]:
+        for node in [*self.nodes, *ast.walk(self.names)]:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in known)
             elif isinstance(node, ast.ImportFrom):
@@ -188,7 +193,7 @@ class Package:
         """{name: where classes of this name are defined}."""
         found = defaultdict(list)
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append((module, node))
         return found
@@ -237,7 +242,7 @@ class Package:
     @property
     def nodes_per_line(self) -> float:
         """Nodes of the syntax trees per line of code."""
-        nodes = sum(1 for module in self.modules.values() for _ in ast.walk(module.tree))
+        nodes = sum(len(module.nodes) for module in self.modules.values())
         return nodes / sum(module.code_lines for module in self.modules.values())
 
     def long_lines(self) -> list[str]:
@@ -271,7 +276,7 @@ class Package:
             f"{module.path.relative_to(self.folder)}:{node.lineno}"
             for module in self.modules.values()
             if str(module.path.relative_to(self.folder)).startswith(folder)
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Attribute) and node.attr in names
         ]
 
@@ -279,7 +284,7 @@ class Package:
         """Return file:line of `a, b, c = x, y, z`: more assignments than a pair or a swap."""
         found = []
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
                     if isinstance(node.targets[0], ast.Tuple) and len(node.value.elts) > 2:
                         found.append(f"{module.path.relative_to(self.folder)}:{node.lineno}")

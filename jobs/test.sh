@@ -97,6 +97,6 @@ fi
 stage "MPI tests that ran on more than one rank"
 grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"
 if [ -z "$all" ]; then
-    echo "Left out, and run by \`bash jobs/test.sh --all\`: the thorough tests, mypy, the documentation as a site, Open MPI, lowest versions."
+    echo "Left out, and run by \`bash jobs/test.sh --all\`: the thorough tests, tests/e2e, mypy, the documentation as a site, Open MPI, lowest versions."
 fi
 stage "end"

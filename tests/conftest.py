@@ -12,11 +12,12 @@ mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 import gc
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from mpi_run import MPIRun
-from quick import QuickTests
+from quick import QuickTests, asked_for
 
 from shardkit.testing.array import MACHINE_CODE
 from shardkit.testing.base import launched_ranks
@@ -93,9 +94,13 @@ def takes_mpi_tests(config) -> bool:
 
 def takes(config, path) -> bool:
     """Return True if the tests of this file or folder run here."""
-    if path == MPI_TESTS or MPI_TESTS in path.parents:
-        return takes_mpi_tests(config)
-    return not config.option.only_mpi
+    return takes_mpi_tests(config) if is_mpi(path) else not config.option.only_mpi
+
+
+@cache
+def is_mpi(path) -> bool:
+    """Return True of tests/mpi and what is in it; asked once for a file, not for each test."""
+    return path == MPI_TESTS or MPI_TESTS in path.parents
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -132,9 +137,16 @@ def _signals():
     return blocked, [signal.getsignal(number) for number in heard]
 
 
+@cache
+def room_of(path) -> str:
+    """Return the folder of tests that a file is in."""
+    return path.relative_to(HERE).parts[0]
+
+
 def _limit(item):
     """End a test beyond its limit as its folder wants it; its own seconds stay."""
-    own, room = item.get_closest_marker("timeout"), item.path.relative_to(HERE).parts[0]
+    own = item.get_closest_marker("timeout")
+    room = room_of(item.path)
     if room in LIMIT_METHODS:
         given = own.args if own else ()
         item.add_marker(pytest.mark.timeout(*given, method=LIMIT_METHODS[room]), append=False)
@@ -142,13 +154,7 @@ def _limit(item):
 
 def pytest_terminal_summary(terminalreporter, config):
     """Print one line about the tests that this run left out, and what runs them."""
-    asked = [
-        (config.invocation_params.dir / argument.split("::")[0]).resolve()
-        for argument in config.args
-    ]
-    has_mpi = any(
-        path in (MPI_TESTS, *MPI_TESTS.parents) or MPI_TESTS in path.parents for path in asked
-    )
+    has_mpi = any(path in MPI_TESTS.parents or is_mpi(path) for path in asked_for(config))
     if has_mpi and not takes_mpi_tests(config):
         terminalreporter.write_line(
             "the MPI tests were left out: mpiexec -n 2 pytest runs them on 2 ranks"

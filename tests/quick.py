@@ -1,9 +1,10 @@
 """Which tests are quick: pytest runs those, and `pytest --all` runs all.
 
-marked thorough   a test, a case or a file with this marker is left out; of THOROUGH_FOLDERS
-                  every test is
+marked thorough   a test, a case or a file with this marker is left out; THOROUGH_FOLDERS are
+                  not even collected
 each choice       of the cases of one test run those in which each value of each parameter
                   occurs, and not all products of the values
+thorough(but=3)   of those, 3 run, spread over them: where more of them show nothing else
 all pairs         of a product of three and more parameters --all runs the cases in which each
                   pair of values occurs, those of each choice first; the others are of the sweep:
                   --all -m sweep
@@ -11,6 +12,7 @@ named             a file or test that the command line names is run whole; and w
                   names
 """
 
+import math
 from itertools import combinations
 
 import pytest
@@ -29,6 +31,16 @@ class QuickTests:
     def __init__(self, config, here):
         self._here, self._runs_all = here, config.option.run_all
         self._num_left_out = 0
+        self._folders_left_out = set()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_ignore_collect(self, collection_path, config):
+        """Leave out a folder that is not named, so that nothing in it is imported."""
+        in_tests = collection_path.parent == self._here
+        if in_tests and collection_path.name in THOROUGH_FOLDERS and not self._runs_all:
+            if asked_for(config) & {*collection_path.parents}:
+                self._folders_left_out.add(f"tests/{collection_path.name}")
+            return True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -46,7 +58,7 @@ class QuickTests:
         """Return the cases that --all leaves to the sweep."""
         if config.option.keyword:
             return set()
-        named = _named(config)
+        named = asked_for(config)
         cases = [
             item
             for item in items
@@ -56,7 +68,7 @@ class QuickTests:
         return beyond_pairs(cases, quick)
 
     def _leave_out(self, config, items, beyond):
-        named = _named(config)
+        named = {path for path in asked_for(config) if path.is_file()}
         kept = [item for item in items if item.path in named or not self._is_thorough(item)]
         chosen = each_choice([item for item in kept if item.path not in named])
         kept = {item for item in kept if item.path in named} | chosen
@@ -68,30 +80,32 @@ class QuickTests:
 
     def _is_thorough(self, item) -> bool:
         room = item.path.relative_to(self._here).parts[0]
-        return room in THOROUGH_FOLDERS or item.get_closest_marker("thorough") is not None
+        marks = item.iter_markers("thorough")
+        return room in THOROUGH_FOLDERS or any(not mark.kwargs for mark in marks)
 
     def pytest_sessionfinish(self, session):
-        """Hand the number to the process that shares tests among workers, which collects none."""
+        """Hand both to the process that shares tests among workers, which collects none."""
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["num_left_out"] = self._num_left_out
+            session.config.workeroutput["folders_left_out"] = sorted(self._folders_left_out)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
         output = getattr(node, "workeroutput", {})
         self._num_left_out = max(self._num_left_out, output.get("num_left_out", 0))
+        self._folders_left_out.update(output.get("folders_left_out", ()))
 
     def pytest_terminal_summary(self, terminalreporter):
-        if self._num_left_out:
-            terminalreporter.write_line(
-                f"{self._num_left_out} thorough tests were left out: --all runs them too"
-            )
+        tests = [f"{self._num_left_out} thorough tests"] if self._num_left_out else []
+        left_out = " and ".join([*tests, *sorted(self._folders_left_out)])
+        if left_out:
+            terminalreporter.write_line(f"left out: {left_out}; --all runs them too")
 
 
-def _named(config) -> set:
-    """Return the files that the command line names, by themselves or by their tests."""
+def asked_for(config) -> set:
+    """Return the files and folders that the command line names, by themselves or by tests."""
     folder = config.invocation_params.dir
-    paths = {(folder / argument.split("::")[0]).resolve() for argument in config.args}
-    return {path for path in paths if path.is_file()}
+    return {(folder / argument.split("::")[0]).resolve() for argument in config.args}
 
 
 def each_choice(items) -> set:
@@ -102,7 +116,7 @@ def each_choice(items) -> set:
     return {
         item
         for cases in _by_test(items)
-        for item in _covering({case: _values(case) for case in cases})
+        for item in _few_of(_covering({case: _values(case) for case in cases}))
     }
 
 
@@ -132,6 +146,18 @@ def _by_test(items):
         function = getattr(item, "originalname", item.name)
         tests.setdefault((item.path, item.cls, function), []).append(item)
     return tests.values()
+
+
+def _few_of(cases) -> list:
+    """Return as many of the cases of a test as its marker allows, the first and the last too."""
+    most = _most_of(cases[0])
+    if len(cases) <= most:
+        return cases
+    return [cases[round(number * (len(cases) - 1) / max(most - 1, 1))] for number in range(most)]
+
+
+def _most_of(case) -> float:
+    return min((mark.kwargs["but"] for mark in case.iter_markers("thorough")), default=math.inf)
 
 
 def _covering(found, first=()) -> list:

@@ -87,6 +87,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.thorough(but=3)
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reader = Reader(page, tmp_path)

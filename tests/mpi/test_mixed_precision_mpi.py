@@ -14,6 +14,7 @@ pytestmark = pytest.mark.mpi
 
 @EVERY_HALF
 @pytest.mark.parametrize("strategy", ["FSDP", "ZeRO-1"])
+@pytest.mark.thorough(but=1)
 def test_half_floats_end_in_the_bits_of_the_serial_run(backend, on_one_rank, strategy, half):
     """Predictions between the steps: where all ranks have the parameters once, nobody may round
     them while another reads.

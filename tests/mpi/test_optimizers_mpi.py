@@ -75,6 +75,7 @@ def test_a_whole_run_follows_the_serial_one(backend, kind, serial):
         ("DDP", "model/blocks.1.mlp.up.weight"),
     ],
 )
+@pytest.mark.thorough(but=1)
 def test_state_that_drifted_on_one_rank_is_reported_and_identical_again(backend, kind, tensor):
     optimizer = make(kind, backend)
     optimizer.model.train(*sk.split_batch(optimizer.model.mesh, *samples(12, 0)))

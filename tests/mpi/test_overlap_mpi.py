@@ -34,6 +34,7 @@ def nodes(request, backend):
 
 
 @pytest.mark.parametrize("shard", [1, 1000, 300_001])
+@pytest.mark.thorough(but=2)
 def test_what_is_begun_together_ends_in_the_tree_over_all_ranks(nodes, shard):
     """Three at once, which ranks pump at different times; the last is a sum of half as many
     elements, not cut evenly.
@@ -83,6 +84,7 @@ def test_steps_with_overlap_end_in_the_bits_of_steps_without(nodes, strategy):
     assert len({str(bits(overlap)) for overlap in (False, True)}) == 1
 
 
+@pytest.mark.thorough(but=1)
 def test_the_first_steps_are_taken_with_and_without_and_all_ranks_go_on_alike(nodes):
     model, _ = train("FSDP", nodes, 12)
     overlap = overlap_of(model)

@@ -66,6 +66,7 @@ def long_way(group, *arguments):
 
 
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.thorough(but=3)
 def test_both_roads_leave_the_same_bits_and_traffic(group, verb):
     for dtype in DTYPES:
         for size in SIZES:
@@ -80,6 +81,7 @@ def test_both_roads_leave_the_same_bits_and_traffic(group, verb):
 
 
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.thorough(but=3)
 def test_a_prepared_call_is_the_verb_each_time_it_is_called(group, verb):
     for dtype in DTYPES[:2]:
         for size in SIZES:

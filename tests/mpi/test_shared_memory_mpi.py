@@ -54,6 +54,7 @@ def test_memory_opens_with_a_large_array_or_after_some_small_ones(node, size, nu
 
 
 @pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.thorough(but=50)
 def test_the_contract_holds_in_shared_memory(node, promise):
     with collectively(node):
         PROMISES[promise](node)
@@ -253,6 +254,7 @@ def test_a_node_of_two_ranks_has_memory_for_its_own_groups_only(two_nodes):
 
 
 @pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.thorough(but=30)
 def test_the_contract_holds_on_two_nodes(two_nodes, promise):
     two_nodes.carrier.small_bytes = -1
     with collectively(two_nodes):
@@ -308,6 +310,7 @@ def open_nodes(backend):
 
 @pytest.mark.parametrize("size", [0, 1, 3, 257])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
+@pytest.mark.thorough(but=2)
 def test_small_arrays_take_levels_too_once_they_are_open(open_nodes, size, dtype):
     n, rank = open_nodes.world_size, open_nodes.rank
     arrays = [(10 * rough(of, size * n, "float32")).astype("int8").astype(dtype) for of in range(n)]
@@ -420,6 +423,7 @@ def apart(backend):
 
 @pytest.mark.parametrize("steps", ["train", "by hand"])
 @pytest.mark.parametrize("policy", ["FSDP", "ZeRO-1", "ZeRO-2"])
+@pytest.mark.thorough(but=2)
 def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, apart, policy, steps):
     ends, common = [], []
     for backend in (node, apart):

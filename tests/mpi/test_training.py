@@ -24,6 +24,7 @@ def serial_bits(on_one_rank):
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=3)
 def test_twenty_steps_end_in_the_bits_of_the_serial_run(backend, strategy, serial_bits):
     """On 1, 2 and 4 ranks: float32, AdamW with clipping, 4 micro-batches in all."""
     if 4 % backend.world_size:
@@ -100,6 +101,7 @@ def test_a_hybrid_mesh_follows_the_serial_run(backend, on_one_rank, pipeline, te
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_gradients_equal_a_float64_serial_run_to_rounding(backend, on_one_rank, strategy):
     def serial(alone):
         model, _ = train("DDP", alone, 0, model=small_gpt(dtype="float64"))

@@ -59,6 +59,7 @@ def test_one_of_many_makes_it_and_no_claim_is_left(tmp_path, made):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.thorough(but=1)
 def test_the_work_of_one_that_died_or_stands_still_is_done(tmp_path, made, how, monkeypatch):
     path, is_taken = tmp_path / "file", PROCESSES.Event()
     other = PROCESSES.Process(target=take_and_stand, args=(path, is_taken))

@@ -83,11 +83,13 @@ def test_every_kernel_has_a_cuda_twin_of_the_same_signature():
 
 
 @pytest.mark.parametrize("name, line, shape, dtype", PARITY)
+@pytest.mark.thorough(but=30)
 def test_the_cuda_twin_computes_what_the_plain_one_does(cupy, name, line, shape, dtype):
     checks.check_parity(cupy, name, line, shape, dtype)
 
 
 @every_kernel
+@pytest.mark.thorough(but=8)
 def test_the_order_in_which_threads_run_changes_no_bit(cupy, name):
     for line, shape in small(name):
         wanted = bits(checks.device_results(cupy, name, line, shape, "float32"))
@@ -100,12 +102,14 @@ def test_the_order_in_which_threads_run_changes_no_bit(cupy, name):
 
 
 @every_kernel
+@pytest.mark.thorough(but=8)
 def test_bits_do_not_depend_on_strides_and_places_in_memory(cupy, name):
     for line, shape in small(name):
         checks.check_places(cupy, name, line, shape)
 
 
 @pytest.mark.parametrize("name", WITH_OUT)
+@pytest.mark.thorough(but=8)
 def test_results_go_into_the_buffers_given_and_over_inputs_with_the_same_bits(cupy, name):
     for line, shape in small(name):
         checks.check_out(cupy, name, line, shape)

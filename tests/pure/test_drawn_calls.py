@@ -953,6 +953,7 @@ def check(name, numbers):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.thorough(but=30)
 def test_drawn_calls_are_those_of_pytorch(name):
     check(name, range(SOME))
 

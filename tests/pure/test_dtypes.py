@@ -320,6 +320,7 @@ def wanted_dtype(name, dtype):
 
 @pytest.mark.parametrize("dtype", COUNTED)
 @pytest.mark.parametrize("name", sorted(set(TABLE)))
+@pytest.mark.thorough(but=50)
 def test_what_is_counted_is_computed_by_definition_or_refused(name, dtype):
     wanted = wanted_dtype(name, dtype)
     if wanted == "refused":
@@ -340,6 +341,7 @@ def test_what_is_counted_is_computed_by_definition_or_refused(name, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS + HALVES)
 @pytest.mark.parametrize("name", sorted(set(TABLE)))
+@pytest.mark.thorough(but=50)
 def test_floats_keep_their_dtype(name, dtype):
     values, got = made(name, dtype)
     assert got == wanted_dtype(name, dtype)

@@ -12,10 +12,12 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+from sources import files
 
 import shardkit as sk
 from shardkit.testing.comm import same
@@ -88,12 +90,14 @@ def python(statement, *before):
 def file_calls(statement, trace):
     """Return the number of system calls that name a file or look at an open one."""
     python(statement)  # the files of compiled modules are there
-    python(statement, "strace", "-f", "-qq", "-e", "trace=%file", "-o", str(trace))
+    uncovered = ("env", "-u", "COVERAGE_PROCESS_CONFIG")  # coverage.py reads each file it traces
+    python(statement, *uncovered, "strace", "-f", "-qq", "-e", "trace=%file", "-o", str(trace))
     lines = trace.read_text(errors="replace").splitlines()
     return sum(not any(f'"{folder}' in line for folder in NODE_LOCAL) for line in lines)
 
 
 @pytest.mark.parametrize("what", TABLE)
+@pytest.mark.thorough(but=3)
 def test_nothing_is_imported_before_it_is_needed(what):
     statement, allowed, _ = TABLE[what]
     loaded = json.loads(
@@ -106,6 +110,7 @@ def test_nothing_is_imported_before_it_is_needed(what):
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("what", TABLE)
+@pytest.mark.thorough(but=2)
 def test_few_files_are_asked_for(what, tmp_path):
     statement, _, most = TABLE[what]
     found = file_calls(statement, tmp_path / "all") - file_calls("pass", tmp_path / "none")
@@ -160,6 +165,7 @@ def test_a_step_imports_nothing_but_kernels():
 # ---- the names of rooms --------------------------------------------------------------------------
 
 
+@cache
 def listed(room):
     """Return {name: (file, name there)} of the table of a room."""
     path = PACKAGE.joinpath(*room.split(".")[1:], "__init__.py")
@@ -197,9 +203,9 @@ def test_files_import_from_files_and_not_from_rooms_with_late_names():
     """Such an import would wait for the lock of public.py while it holds those of modules."""
     early = {("shardkit.nn", "ops")}  # which is imported before there are late names
     wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = ["shardkit", *path.relative_to(PACKAGE).with_suffix("").parts]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, module in files():
+        parts = ["shardkit", *path.with_suffix("").parts]
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom) and node.level and path.name != "__init__.py":
                 room = ".".join([*parts[: len(parts) - node.level], *filter(None, [node.module])])
                 late = set(listed(room)) if room in ROOMS else set()
@@ -216,6 +222,7 @@ def test_the_rooms_with_late_names_are_those_that_are_large():
 
 
 @pytest.mark.parametrize("room", [*ROOMS, *EARLY])
+@pytest.mark.thorough(but=2)
 def test_a_star_imports_all_names(room):
     names = python(f"from {room} import *\nprint(*sorted(globals()))").split()
     assert set(import_module(room).__all__) <= set(names)

@@ -94,6 +94,7 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(name, dtyp
 
 
 @every_case
+@pytest.mark.thorough(but=40)
 def test_the_bits_do_not_depend_on_strides_and_inputs_may_be_read_only(name, line, shape):
     wanted = bits(results(getattr(kernels, name), made(line, shape, "float32"), line))
     for change in (strided, turned) if name in IN_PLACE_RULES else (strided, turned, read_only):

@@ -355,6 +355,7 @@ def trained(rule, cuts=(), size=PARITY_LENGTH, dtype="float32", steps=3):
 
 @every_rule
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float32", 1e-6)])
+@pytest.mark.thorough(but=3)
 def test_rules_do_what_torch_optim_does(rule, dtype, tolerance):
     torch = pytest.importorskip("torch")
     p = torch.nn.Parameter(torch.tensor(numbers(1001, dtype=dtype)))

@@ -58,6 +58,7 @@ def check_close(found, wanted, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("ignored", [None, -100])
+@pytest.mark.thorough(but=2)
 def test_loss_and_gradients_by_blocks_are_those_of_whole_logits(dtype, reduction, ignored):
     (x, weight), y = operands(dtype), drawn()
     y[0, ::5] = y[0, 0] if ignored is None else ignored

@@ -372,6 +372,7 @@ def difference_quotients(case, arrays, sent, step=1e-6):
 
 
 @every_case
+@pytest.mark.thorough(but=24)
 def test_the_gradient_is_the_limit_of_difference_quotients(case):
     arrays = case.inputs("float64")
     _, sent, got = gradients(case, arrays)
@@ -411,6 +412,7 @@ def test_results_and_gradients_keep_dtype_and_shape_and_are_arrays(case, dtype):
 
 
 @every_case
+@pytest.mark.thorough(but=24)
 def test_strided_inputs_give_what_contiguous_ones_give(case):
     arrays = case.inputs("float64")
     output, _, got = gradients(case, arrays)
@@ -420,6 +422,7 @@ def test_strided_inputs_give_what_contiguous_ones_give(case):
 
 
 @every_case
+@pytest.mark.thorough(but=24)
 def test_inputs_and_the_gradient_sent_in_are_never_written_to(case):
     arrays = case.inputs("float32")
     tensors = [Tensor(array, requires_grad=True) for array in arrays]
@@ -432,6 +435,7 @@ def test_inputs_and_the_gradient_sent_in_are_never_written_to(case):
 
 
 @every_case
+@pytest.mark.thorough(but=24)
 def test_an_input_changed_in_place_is_noticed_or_does_not_matter(case):
     _, sent, wanted = gradients(case, case.inputs("float64"))
     for changed in range(len(case.shapes)):
@@ -449,6 +453,7 @@ def test_an_input_changed_in_place_is_noticed_or_does_not_matter(case):
 
 
 @every_case
+@pytest.mark.thorough(but=24)
 def test_an_output_changed_in_place_is_noticed_or_does_not_matter(case):
     _, sent, wanted = gradients(case, case.inputs("float64"))
     tensors = [Tensor(array, requires_grad=True) for array in case.inputs("float64")]
@@ -467,6 +472,7 @@ def test_an_output_changed_in_place_is_noticed_or_does_not_matter(case):
 
 
 @every_case
+@pytest.mark.thorough(but=24)
 def test_each_gradient_has_the_same_bits_when_it_alone_is_wanted(case):
     arrays = case.inputs("float32")
     _, sent, together = gradients(case, arrays)

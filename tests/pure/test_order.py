@@ -23,6 +23,7 @@ def test_a_permutation_takes_each_number_once_and_back(key):
         assert numpy.array_equal(decipher(numbers, size, keys), positions)
 
 
+@pytest.mark.thorough
 def test_all_orders_of_four_samples_are_about_equally_frequent():
     orders = Counter(tuple(EpochOrder(4, seed, "x").numbers(0, 4)) for seed in range(1200))
     assert len(orders) == 24

@@ -43,6 +43,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(ownership, "_POLL_SECONDS", 0.02)
 
 
+@pytest.fixture
+def impatient(monkeypatch, quick):
+    """Patience of 50 ms, for owners of whom no sign of life will come."""
+    monkeypatch.setattr(ownership, "STALE_SECONDS", 0.05)
+
+
 def test_who_comes_second_is_refused_with_both_named_and_nothing_is_written(tmp_path):
     owned = take(tmp_path)
     before = names(tmp_path), (tmp_path / OWNER_NAME).read_bytes()
@@ -112,12 +118,12 @@ OWNERS = {
 
 
 @pytest.mark.parametrize("name", OWNERS)
-def test_an_owner_is_gone_or_lives(tmp_path, monkeypatch, quick, name):
+def test_an_owner_is_gone_or_lives(tmp_path, monkeypatch, impatient, name):
     changes, age, is_taken, at_once = OWNERS[name]
     monkeypatch.setattr(ownership, "batch_job", lambda: ("7", 1))
     usual = {"job": "", "launch": 0}
     other = replace(Owner.this_process("0" * 16), **{**usual, **changes})
-    write_owner(tmp_path, other, age)
+    write_owner(tmp_path, other, age or -60)  # however slow this machine is, it is not stale yet
     said = []
     if is_taken:
         take(tmp_path, say=said.append).release()
@@ -267,7 +273,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_one_of_an_unknown_owner(tmp_path, quick, name):
+def test_a_damaged_file_is_one_of_an_unknown_owner(tmp_path, impatient, name):
     path = tmp_path / OWNER_NAME
     path.write_bytes(DAMAGED[name])
     os.utime(path, (time.time() + 60,) * 2)  # however slow this machine is, it is not stale yet
@@ -295,7 +301,7 @@ def test_what_is_no_ordinary_file_is_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("length", [1, 2, 150])
-def test_owners_that_take_over_in_a_circle_are_gone_like_others(tmp_path, quick, length):
+def test_owners_that_take_over_in_a_circle_are_gone_like_others(tmp_path, impatient, length):
     tokens = [f"{number:016x}" for number in range(length)]
     for number, token in enumerate(tokens):
         content = json.dumps(asdict(Owner(token)))

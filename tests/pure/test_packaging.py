@@ -64,6 +64,7 @@ def test_every_pattern_of_package_data_finds_files(package):
     assert not [pattern for pattern in patterns if not list(folder.glob(pattern))]
 
 
+@pytest.mark.thorough
 def test_a_wheel_has_machine_code_only_where_it_is_asked_for(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "packaging")
     backend = importlib.import_module(SETTINGS["build-system"]["build-backend"])

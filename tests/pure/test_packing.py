@@ -60,6 +60,7 @@ def test_a_rank_finds_nearly_all_of_its_modules_there(unpacked):
     assert len(places) > 600 and not elsewhere
 
 
+@pytest.mark.thorough
 def test_it_holds_what_is_run_and_no_tests(unpacked):
     names = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*")}
     own = {name for name in names if name.startswith("site-packages/shardkit/")}

@@ -74,6 +74,7 @@ def values_for(field):
 
 
 @pytest.mark.parametrize("task", BUILT_IN)
+@pytest.mark.thorough(but=4)
 def test_every_setting_takes_numbers_of_numpy_and_stores_them(task):
     configuration = configuration_of(load_task(task))
     num_tried = 0

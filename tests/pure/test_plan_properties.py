@@ -59,6 +59,7 @@ def quicker(cluster):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.thorough(but=1)
 def test_nothing_is_slower_with_anything_twice_as_fast(seed):
     shape, software, cluster, devices, batch = drawn(seed)
     found = search(shape, software, cluster, devices, batch)
@@ -74,6 +75,7 @@ def test_nothing_is_slower_with_anything_twice_as_fast(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.thorough(but=1)
 def test_parts_add_up_to_the_step(seed):
     found = search(*drawn(seed))
     for candidate in found.fitting:

@@ -139,6 +139,7 @@ def pooled(name, x):
 
 
 @pytest.mark.parametrize("name", ON_DEVICE)
+@pytest.mark.thorough(but=2)
 def test_arrays_of_a_gpu_are_pooled_there(name):
     x = normal((2, 3, 6, 7))
     wanted = pooled(name, x)

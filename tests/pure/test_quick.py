@@ -39,13 +39,18 @@ def test_that_takes_long():
 def test_of_a_long_case(case):
     pass
 
+@pytest.mark.thorough(but=2)
+@pytest.mark.parametrize("case", [*range(5), pytest.param(5, marks=pytest.mark.thorough)])
+def test_of_which_few_cases_are_quick(case):
+    pass
+
 @pytest.mark.parametrize("first", range(3))
 @pytest.mark.parametrize("second, third", [(1, 2), (3, 4), (5, 6)])
 @pytest.mark.parametrize("fourth", ["a", pytest.param("b", marks=pytest.mark.sweep), "c", "d"])
 def test_of_three_lists(first, second, third, fourth):
     pass
 """
-QUICK, ALL = 4 + 1 + 1 + 3, 12 + 1 + 1 + 2 + 9  # of TESTS
+QUICK, ALL = 4 + 1 + 1 + 2 + 3, 12 + 1 + 1 + 2 + 6 + 9  # of TESTS
 WHOLE, SWEPT = ALL - 9 + 27, 9
 
 
@@ -55,21 +60,15 @@ class Case(SimpleNamespace):
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
+    def iter_markers(self, name):
+        return (mark for mark in self.marks if mark.name == name)
 
-def cases_of(name, parameters):
+
+def cases_of(name, parameters, *marks):
     names = sorted({name for params in parameters for name in params})
-    marks = [pytest.mark.parametrize(each, []).mark for each in names]
-    return [
-        Case(
-            path="file",
-            cls=None,
-            name=name,
-            originalname=name,
-            callspec=Case(params=params),
-            iter_markers=lambda kind: marks,
-        )
-        for params in parameters
-    ]
+    marks = [*marks, *(pytest.mark.parametrize(each, []).mark for each in names)]
+    usual = {"path": "file", "cls": None, "name": name, "originalname": name, "marks": marks}
+    return [Case(**usual, callspec=SimpleNamespace(params=each)) for each in parameters]
 
 
 values = st.dictionaries(st.sampled_from("abc"), st.integers(0, 4), min_size=3, max_size=3)
@@ -90,6 +89,18 @@ def test_of_a_product_as_many_cases_are_chosen_as_the_longest_parameter_has_valu
     product = itertools.product(*map(range, lengths))
     cases = cases_of("test", [dict(zip("abc", numbers, strict=False)) for numbers in product])
     assert len(each_choice(cases)) == max(lengths)
+
+
+@given(st.integers(1, 30), st.integers(1, 30))
+def test_of_a_test_that_is_thorough_but_for_some_cases_so_many_are_chosen(length, most):
+    few = pytest.mark.thorough(but=most).mark
+    cases = cases_of("test", [{"a": number} for number in range(length)], few)
+    chosen = sorted(case.callspec.params["a"] for case in each_choice(cases))
+    gaps = [after - before for before, after in itertools.pairwise(chosen)]
+    assert len(chosen) == min(length, most) and chosen[0] == 0
+    assert (
+        most == 1 or chosen[-1] == length - 1 and max(gaps, default=0) <= min(gaps, default=0) + 1
+    )
 
 
 def test_two_tests_do_not_stand_for_each_other():
@@ -161,26 +172,32 @@ def project(tmp_path_factory):
     return folder
 
 
+def at_length(*case):
+    """A case that takes a second, as each here does."""
+    return pytest.param(*case, marks=pytest.mark.thorough)
+
+
 @pytest.mark.parametrize(
-    "arguments, num_run, num_left_out",
+    "arguments, num_run, left_out",
     [
-        ([], QUICK, ALL + 1 - QUICK),
-        (["-n", "1"], QUICK, ALL + 1 - QUICK),
-        (["--all"], ALL + 1, 0),
-        (["--all", "-n", "1"], ALL + 1, 0),
-        (["--all", "-m", "sweep"], WHOLE - ALL + SWEPT, 0),
-        (["--all", "-k", "three"], 27, 0),
-        (["--all", "tests/pure/test_some.py"], WHOLE, 0),
-        (["tests/pure"], QUICK, ALL - QUICK),
-        (["tests/e2e"], 0, 1),
-        (["tests/pure/test_some.py"], WHOLE, 0),
-        (["tests/pure/test_some.py::test_of_products", "tests/e2e"], 12, 1),
-        (["-k", "products or job"], 4, 9),
-        (["--all", "-m", "thorough"], 2, 0),
+        (["-n", "1"], QUICK, f"{ALL - QUICK} thorough tests and tests/e2e"),
+        at_length([], QUICK, f"{ALL - QUICK} thorough tests and tests/e2e"),
+        at_length(["--all"], ALL + 1, ""),
+        at_length(["--all", "-n", "1"], ALL + 1, ""),
+        (["--all", "-m", "sweep"], WHOLE - ALL + SWEPT, ""),
+        at_length(["--all", "-k", "three"], 27, ""),
+        at_length(["--all", "tests/pure/test_some.py"], WHOLE, ""),
+        at_length(["tests/pure"], QUICK, f"{ALL - QUICK} thorough tests"),
+        at_length(["tests/e2e"], 0, "1 thorough tests"),
+        at_length(["tests/e2e/test_job.py"], 1, ""),
+        at_length(["tests/pure/test_some.py"], WHOLE, ""),
+        (["tests/pure/test_some.py::test_of_products", "tests/e2e"], 12, "1 thorough tests"),
+        at_length(["-k", "products or job"], 4, "8 thorough tests and tests/e2e"),
+        at_length(["--all", "-m", "thorough"], 1 + 1 + 6, ""),
     ],
 )
-def test_pytest_runs_the_quick_tests_and_says_how_many_it_left_out(
-    project, arguments, num_run, num_left_out
+def test_pytest_runs_the_quick_tests_and_says_what_it_left_out(
+    project, arguments, num_run, left_out
 ):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--color=no", *arguments],
@@ -191,8 +208,8 @@ def test_pytest_runs_the_quick_tests_and_says_how_many_it_left_out(
         env={**environment_without_launcher(), "PYTHONPATH": str(ROOT)},
     )
     assert (f"{num_run} passed" in done.stdout) == (num_run > 0), done.stdout + done.stderr
-    line = f"{num_left_out} thorough tests were left out: --all runs them too"
-    assert (line in done.stdout) == (num_left_out > 0), done.stdout
+    said = re.findall("^left out: (.*); --all runs them too$", done.stdout, re.MULTILINE)
+    assert said == [left_out] * bool(left_out), done.stdout
 
 
 def test_no_test_has_less_time_than_all_have():

@@ -17,6 +17,7 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
+from sources import files
 from token_sources import documents, write_documents
 
 import shardkit
@@ -506,9 +507,9 @@ READS = {"read_text", "read_bytes", "memmap", "fromfile", "load", "loads", "File
 MODULES = {"numpy", "json", "tomllib", "h5py", "zipfile", "pickle", "gzip", "lzma", "bz2"}
 
 
-def reads_of(tree):
+def reads_of(nodes):
     """(line, text) of each call that reads a file by its name, or opens one to read."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
         text, function = ast.unparse(node), node.func
@@ -532,10 +533,9 @@ def reads_of(tree):
 def test_files_are_read_through_one_door():
     wrong = [
         f"{name}:{line}: {text[:80]}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if (name := str(path.relative_to(PACKAGE))) not in DOOR
-        and not name.startswith(tuple(OTHERS))
-        for line, text in reads_of(ast.parse(path.read_text()))
+        for path, module in files()
+        if (name := str(path)) not in DOOR and not name.startswith(tuple(OTHERS))
+        for line, text in reads_of(module.nodes)
     ]
     assert not wrong, "read them through shardkit/files/reading.py:\n" + "\n".join(wrong)
 
@@ -552,6 +552,6 @@ def test_a_second_door_would_be_found():
         "os.open(path, os.O_RDONLY)",
         "json.load(file)",
     ):
-        assert [*reads_of(ast.parse(text))], text
+        assert [*reads_of(ast.walk(ast.parse(text)))], text
     for text in ("open(path, 'wb')", "read_json(path)", "os.open(path, os.O_WRONLY)"):
-        assert not [*reads_of(ast.parse(text))], text
+        assert not [*reads_of(ast.walk(ast.parse(text)))], text

@@ -449,6 +449,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_stopped_when_mpi_is_finalized_is_ended_by_its_warden(tmp_path):
     environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "TMPDIR": str(tmp_path)}
     done = subprocess.run(

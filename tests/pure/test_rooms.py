@@ -7,6 +7,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+from sources import files
+
 import shardkit
 from shardkit.testing.files import LIBRARIES
 
@@ -62,13 +64,13 @@ def files_and_imports():
 
 
 def _files_and_imports():
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, module in files():
+        for node in module.nodes:
             if isinstance(node, ast.Import):
-                yield from ((path.relative_to(PACKAGE), alias.name, 0) for alias in node.names)
+                yield from ((path, alias.name, 0) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module] if node.module else [alias.name for alias in node.names]
-                yield from ((path.relative_to(PACKAGE), name, node.level) for name in names)
+                yield from ((path, name, node.level) for name in names)
 
 
 def room_of(path):
@@ -119,23 +121,24 @@ def test_no_library_is_looked_for_beside_the_file_of_a_task():
 def test_only_one_file_reads_the_environment():
     reads = ("os.environ", "environ[", "environ.get", "getenv")
     wrong = [
-        str(path.relative_to(PACKAGE))
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != "environment.py" and any(word in path.read_text() for word in reads)
+        str(path)
+        for path, module in files()
+        if path.name != "environment.py" and any(word in module.text for word in reads)
     ]
     assert not wrong
 
 
 def test_every_room_is_known():
-    rooms = {room_of(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
+    rooms = {room_of(path) for path, _ in files()}
     assert rooms <= set(LEVEL)
 
 
 def test_every_matrix_product_goes_through_its_one_place():
     wrong = []
-    allowed = {PACKAGE / "array/products.py", *(PACKAGE / "array/blas").glob("*.py")}
-    for path in sorted({*PACKAGE.rglob("*.py")} - allowed):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, module in files():
+        if str(path) == "array/products.py" or str(path.parent) == "array/blas":
+            continue
+        for node in module.nodes:
             is_operator = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
             is_call = (
                 isinstance(node, ast.Attribute)
@@ -143,7 +146,7 @@ def test_every_matrix_product_goes_through_its_one_place():
                 and not (isinstance(node.value, ast.Name) and node.value.id in ("products", "ops"))
             )
             if is_operator or is_call:
-                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+                wrong.append(f"{path}:{node.lineno}")
     assert not wrong, "use products.matmul, which is counted and timed: " + ", ".join(wrong)
 
 

@@ -54,6 +54,7 @@ def asked(draw):
 
 @given(asked())
 @unhurried
+@pytest.mark.thorough
 def test_an_order_runs_every_stage_and_micro_batch_once_on_the_rank_where_the_stage_lives(case):
     order, ranks, micro_batches, virtual = case
     program = order(ranks, micro_batches, virtual)
@@ -88,6 +89,7 @@ def test_a_weight_gradient_follows_its_input_gradient_directly_but_in_zero_bubbl
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.thorough(but=2)
 def test_every_order_ends_with_nothing_buffered_on_few_ranks_with_any_number_of_stages_each(name):
     order = ORDERS[name]
     for ranks, virtual, micro_batches in product(

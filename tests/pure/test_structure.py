@@ -1,7 +1,6 @@
 """The package stays made of parts: the limits on what benchmarks/structure.py measures."""
 
 import ast
-import importlib.util
 import pkgutil
 import re
 import subprocess
@@ -10,22 +9,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import sources
+from sources import structure
 
 import shardkit.testing
 from shardkit.testing import comm
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-
-
-def _structure():
-    spec = importlib.util.spec_from_file_location("structure", ROOT / "benchmarks/structure.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-structure = _structure()
 
 # Limits that may only fall. docs/hops.md says what keeps the last three where they are.
 MOST_SHARED_NAMES = 1  # Linear: a layer, and a learning-rate schedule in sk.schedules
@@ -34,9 +25,9 @@ MOST_FILES_OF_A_STEP = 65
 MOST_ENGINE_FILES_OF_A_STEP = 30
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def package():
-    return structure.Package(ROOT / "shardkit")
+    return sources.package()
 
 
 def made_of(folder, **files):

@@ -187,6 +187,7 @@ def test_what_is_added_where_ids_say_keeps_its_digits(name, is_even):
 
 
 @pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.thorough(but=1)
 def test_ten_million_rows_of_one_id_keep_their_digits(columns):
     x, ids = numbers(10_000_000 // columns, columns), numpy.ones(10_000_000 // columns, int)
     expected = x.astype("float64").sum(0)

@@ -155,6 +155,7 @@ def test_two_epochs_of_runs_are_right_however_few_rows_of_a_run_are_wanted(ranks
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".parquet"])
+@pytest.mark.thorough(but=1)
 def test_two_threads_that_read_one_table_each_get_their_own_rows(suffix, tmp_path):
     """As training does, a batch ahead, and validation: what one needs, the other gives up."""
     if suffix == ".h5":

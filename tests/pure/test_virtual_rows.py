@@ -62,6 +62,7 @@ def test_rows_are_those_of_the_sources_in_any_order(how, libver, tmp_path):
     assert numpy.array_equal(samples.read(order)[0], values()[order])
 
 
+@pytest.mark.thorough
 def test_more_sources_than_may_be_open_at_once(tmp_path):
     layout = h5py.VirtualLayout((100, 2), "f8")
     for number in range(100):
@@ -255,6 +256,7 @@ def test_a_mapping_that_is_not_row_by_row_is_refused(case, libver, tmp_path, mon
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.thorough(but=1)
 def test_no_damage_to_a_mapping_is_read_as_other_rows(libver, tmp_path):
     """The checksum of the mapping covers names and selections."""
     write_sources(tmp_path)

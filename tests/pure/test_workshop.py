@@ -61,12 +61,14 @@ def test_its_code_is_what_this_process_would_compile_and_it_knows_nothing_of_the
     assert opened.code(LINE) and opened._process.pid == first
 
 
+@pytest.mark.thorough
 def test_what_it_cannot_compile_is_said_and_it_goes_on(opened):
     assert opened.code("array.cpu.flat._sum_two(float32[1])") is None
     assert opened.code("no.such.loop(int64)") is None
     assert opened.code(LINE)
 
 
+@pytest.mark.thorough
 def test_one_that_was_killed_is_started_anew(opened):
     assert opened.code(LINE)
     os.kill(opened._process.pid, signal.SIGKILL)
@@ -96,6 +98,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(opened, monk
     assert opened.code(LINE) == wanted
 
 
+@pytest.mark.thorough
 def test_it_ends_when_it_has_nothing_to_do(opened, monkeypatch):
     module = workshop._MAIN.split()[1].rstrip(";")
     quick = f"import {module} as answers; answers.IDLE_SECONDS = 0.01; answers.main()"
@@ -125,6 +128,7 @@ def test_it_ends_with_the_process_that_it_compiles_for():
     assert is_gone(int(done.stdout))
 
 
+@pytest.mark.thorough
 def test_threads_that_compile_at_a_time_have_a_process_each_and_the_next_ones_take_those():
     both = Workshops()
     assert not both.is_open

@@ -140,6 +140,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough(but=2)
 def test_a_later_step_allocates_nothing_large(case):
     num_ranks, make_model = CASES[case]
     found, grown = large_allocations(num_ranks, make_model)

@@ -107,6 +107,7 @@ def test_a_run_has_the_same_bits_on_every_mesh(case, data, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["field", "steps", "nodes"])
+@pytest.mark.thorough(but=2)
 def test_channels_are_scaled_as_numpy_does_and_predictions_are_in_the_units_of_the_file(
     case, data, tmp_path
 ):

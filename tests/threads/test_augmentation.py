@@ -73,6 +73,7 @@ def by_position(ranks, steps=6, batch=4):
     return found
 
 
+@pytest.mark.thorough
 def test_noise_is_new_in_each_epoch_and_the_same_on_every_mesh(tmp_path):
     whole = by_position(trained(tmp_path / "1"))
     assert sorted(whole) == list(range(24))

@@ -136,6 +136,7 @@ def any_case(seed):
 
 
 @pytest.mark.parametrize("seed", range(32))
+@pytest.mark.thorough(but=3)
 def test_best_and_newest_stay_and_are_found_with_their_own_bits(tmp_path, monkeypatch, seed):
     losses, settings = any_case(seed)
     draw = random.Random(seed)
@@ -208,6 +209,7 @@ IMPATIENT = {
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.thorough(but=2)
 def test_an_overfitting_run_ends_at_its_best_on_every_mesh(tmp_path, monkeypatch, capfd, ranks):
     scripted(monkeypatch, OVERFITTING)
 

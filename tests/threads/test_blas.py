@@ -430,6 +430,7 @@ def test_another_build_of_onednn_is_refused(monkeypatch, known, message):
 
 @pytest.mark.parametrize("name", ["mkl", "onednn"])
 @pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.thorough(but=1)
 def test_bits_are_the_same_in_1000_repeats_at_any_address(name, num_threads):
     installed(name)
     with threadpool_limits(num_threads):

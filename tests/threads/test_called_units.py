@@ -131,6 +131,7 @@ def test_the_peak_is_the_shard_and_the_largest_unit(settings):
     assert peak <= 1.01 * peaks(Chain)[2]
 
 
+@pytest.mark.thorough
 def test_a_unet_of_convolutions_needs_its_shard_and_the_largest_unit_twice():
     images = numpy.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype("float32")
 

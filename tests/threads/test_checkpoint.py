@@ -35,6 +35,7 @@ def run(strategy, num_ranks, steps, *, load=None, save=None, start=0, samples=12
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.thorough(but=2)
 def test_resuming_equals_the_uninterrupted_run_bit_for_bit(strategy, tmp_path):
     run(strategy, 2, 3, save=tmp_path)
     assert run(strategy, 2, 2, load=tmp_path, start=3) == run(strategy, 2, 5)
@@ -153,6 +154,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_use
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.thorough(but=3)
 def test_without_a_valid_checkpoint_loading_fails_on_all_ranks_and_the_model_is_unchanged(
     damage, tmp_path
 ):

@@ -58,6 +58,7 @@ def test_what_is_stored_is_the_step_of_the_call_however_far_training_has_gone(tm
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
+@pytest.mark.thorough(but=1)
 def test_the_copies_are_in_the_same_memory_every_time(strategy, tmp_path):
     def on_rank(backend):
         model, _ = train(strategy, backend, 1)
@@ -76,6 +77,7 @@ def test_the_copies_are_in_the_same_memory_every_time(strategy, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["lay_out", "write_arrays", "write_index", "write_manifest"])
+@pytest.mark.thorough(but=2)
 def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_nothing(
     where, tmp_path, monkeypatch
 ):

@@ -183,6 +183,7 @@ def test_convert_goes_there_and_back_and_diff_agrees(store, capsys):
     ],
     ids=str,
 )
+@pytest.mark.thorough(but=2)
 def test_bad_arguments_of_convert_are_one_sentence_and_an_exit_code(
     arguments, code, words, store, capsys
 ):

@@ -51,6 +51,7 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("case", STRIDED)
+@pytest.mark.thorough(but=1)
 def test_columns_of_a_large_box_that_was_written_by_rows_pass_through_a_fixed_window(
     case, tmp_path, bytes_read
 ):

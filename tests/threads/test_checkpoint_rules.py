@@ -194,6 +194,7 @@ def by_file(model, folder):
 
 @pytest.mark.parametrize("way", [by_model, by_image, by_file])
 @pytest.mark.parametrize("strategy, num_ranks", LAYOUTS)
+@pytest.mark.thorough(but=2)
 def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written):
     def on_rank(backend):
         used = start(
@@ -341,6 +342,7 @@ def test_the_rule_and_its_settings_are_in_the_checkpoint(written):
     )
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_does_not_tell_settings_still_opens(tmp_path):
     def on_rank(backend):
         start("FSDP", backend, RULES["AdamW"], 1).save_model(tmp_path)

@@ -75,6 +75,7 @@ def manifest_of(folder):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.thorough(but=1)
 def test_the_fastest_is_taken_on_all_ranks_and_written_down(libraries, tmp_path, num_ranks):
     libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("quick", 0))
     changes = {"batch.sequences": 6, "batch.micro_batch": 2} if num_ranks == 3 else {}
@@ -84,6 +85,7 @@ def test_the_fastest_is_taken_on_all_ranks_and_written_down(libraries, tmp_path,
     assert "parallel.blas=onednn, the fastest here" in lines_of(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_its_library_though_another_is_faster_by_then(libraries, tmp_path):
     libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("slow", 4e-3))
     run(settings_of(tmp_path))

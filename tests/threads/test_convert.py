@@ -334,6 +334,7 @@ def test_memory_is_bounded_by_the_largest_tensor_both_ways(tmp_path):
     ],
     ids=str,
 )
+@pytest.mark.thorough(but=8)
 def test_what_gpt_cannot_compute_is_refused_with_the_reason_and_nothing_is_written(
     style, changes, words, theirs, tmp_path
 ):

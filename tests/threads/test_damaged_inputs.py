@@ -148,6 +148,7 @@ def change(values, row):
 
 @pytest.mark.parametrize("how", STALE)
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.thorough(but=2)
 def test_a_table_that_changed_is_refused_when_a_run_goes_on(suffix, how, tmp_path):
     path, given = table_of(suffix, tmp_path)
     start(tmp_path, "table", **given)
@@ -234,6 +235,7 @@ TOKEN_DAMAGE = {
 
 @pytest.mark.parametrize("how", TOKEN_DAMAGE)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.thorough(but=2)
 def test_tokens_that_changed_are_refused_when_a_run_goes_on(name, how, tmp_path):
     files, given = language_of(name, tmp_path)
     start(tmp_path, "language", **given)
@@ -246,6 +248,7 @@ def test_tokens_that_changed_are_refused_when_a_run_goes_on(name, how, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "text"])
+@pytest.mark.thorough(but=3)
 def test_tokens_that_are_there_twice_are_refused_unless_they_have_weights(name, tmp_path):
     """Of texts with the same content one is read."""
     files, given = language_of(name, tmp_path)
@@ -427,6 +430,7 @@ RUN_DAMAGE = {
 
 
 @pytest.mark.parametrize("case", RUN_DAMAGE)
+@pytest.mark.thorough(but=3)
 def test_a_run_whose_folder_lacks_something_does_not_go_on(case, tmp_path):
     _, given = table_of(".csv", tmp_path)
     start(tmp_path, "table", **given)
@@ -434,6 +438,7 @@ def test_a_run_whose_folder_lacks_something_does_not_go_on(case, tmp_path):
     refused(lambda: go_on(tmp_path), str(tmp_path / "run"), "t.csv")
 
 
+@pytest.mark.thorough
 def test_a_scaling_that_is_gone_is_fitted_again_and_compared(tmp_path):
     path, given = table_of(".csv", tmp_path)
     start(tmp_path, "table", **given)

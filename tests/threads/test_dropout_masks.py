@@ -577,6 +577,7 @@ class OfLayer(nn.Module):
 
 @pytest.mark.parametrize("has_windows", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.thorough(but=2)
 def test_layers_with_dropout_have_one_loss_however_the_batch_is_cut(name, has_windows):
     """8 steps and, by turns, 8, 4, 2 samples: no dim is taken for another."""
     draw = numpy.random.default_rng(0)

@@ -151,6 +151,7 @@ def check(mesh, policy, schedule, form=None, **settings):
 
 
 @pytest.mark.parametrize("mesh, policy, schedule", COVERING, ids=str)
+@pytest.mark.thorough(but=3)
 def test_gradients_and_parameters_of_five_steps_are_those_of_the_serial_run(mesh, policy, schedule):
     check(mesh, policy, schedule)
 
@@ -167,6 +168,7 @@ def test_every_form_of_model_follows_the_serial_run(form, run):
 
 @pytest.mark.parametrize("mesh, policy, schedule, settings", RUNS_OF_LATER_FORMS, ids=str)
 @pytest.mark.parametrize("form", LATER_FORMS)
+@pytest.mark.thorough(but=2)
 def test_uneven_vocabularies_and_later_models_follow_the_serial_run(
     form, mesh, policy, schedule, settings
 ):

@@ -90,6 +90,7 @@ def undisturbed(tmp_path_factory, corpus):
 
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.thorough(but=2)
 def test_a_file_that_cannot_be_written_costs_no_step_and_no_bit(
     tmp_path, corpus, undisturbed, monkeypatch, capsys, name, when
 ):
@@ -112,6 +113,7 @@ def test_a_file_that_cannot_be_written_costs_no_step_and_no_bit(
 
 
 @pytest.mark.parametrize("number", FAILURES, ids=errno.errorcode.get)
+@pytest.mark.thorough(but=2)
 def test_each_way_of_failing_is_named(tmp_path, corpus, undisturbed, monkeypatch, capsys, number):
     path = tmp_path / "run" / "metrics.jsonl"
     run = trained(tmp_path, corpus, [Failing(monkeypatch, path, number, WHEN["always"])])

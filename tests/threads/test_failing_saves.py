@@ -145,6 +145,7 @@ def test_what_one_place_does_not_take_goes_to_the_other_and_is_found_there(
         trained(settings)
 
 
+@pytest.mark.thorough
 def test_a_run_whose_only_checkpoint_is_elsewhere_is_evaluated_and_resumed(
     tmp_path, corpus, monkeypatch
 ):
@@ -174,6 +175,7 @@ def test_the_newest_valid_one_of_both_places_is_taken(tmp_path, corpus, monkeypa
 
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
+@pytest.mark.thorough(but=1)
 def test_a_run_whose_last_checkpoint_is_lost_fails_and_says_what_is_lost(
     tmp_path, corpus, monkeypatch, is_asynchronous
 ):
@@ -194,6 +196,7 @@ def test_a_run_whose_last_checkpoint_is_lost_fails_and_says_what_is_lost(
     assert not [*checkpoints.glob("*.tmp")]
 
 
+@pytest.mark.thorough
 def test_the_last_one_waits_for_a_disk_that_gets_room(tmp_path, corpus, undisturbed, monkeypatch):
     tries = []
     real = saving_module.write_arrays

@@ -33,6 +33,7 @@ def trained(strategy, backend, steps=60, active=None, **changes):
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_importance_ranks_the_features_by_what_they_do_and_is_the_same_on_all_ranks(strategy):
     def run(backend):
         return trained(

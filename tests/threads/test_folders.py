@@ -77,6 +77,7 @@ def content_of(folder):
 
 
 @pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.thorough(but=1)
 def test_a_run_in_the_folder_of_another_is_refused_on_all_ranks_and_touches_nothing(folder, resume):
     if resume:
         run(settings_of(folder, run__steps=2))
@@ -116,6 +117,7 @@ def test_a_script_is_refused_as_well(folder):
 
 
 @pytest.mark.parametrize("fault", ["a wrong start", "a wrong model"])
+@pytest.mark.thorough(but=1)
 def test_a_run_that_cannot_begin_leaves_the_folder_to_others(folder, fault):
     if fault == "a wrong start":
         wrong, resume = settings_of(folder), True  # there is nothing to go on with

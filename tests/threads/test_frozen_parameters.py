@@ -81,6 +81,7 @@ def serial():
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.thorough(but=3)
 def test_the_trained_bits_and_the_norm_do_not_depend_on_the_mesh(serial, mesh, choice):
     num_ranks, maker, settings = MESHES[mesh]
     replicas = 1 if num_ranks == 3 or mesh == "pipeline" else num_ranks // (1 + ("x" in mesh))
@@ -111,6 +112,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("maker", [sk.FSDPModel, hybrid(2), hybrid(1, 2)], ids=["fsdp", "p", "t"])
+@pytest.mark.thorough(but=3)
 def test_frozen_weights_keep_their_bits_over_20_steps_and_all_others_move(rule, maker):
     frozen = ("embedding.*", "blocks.0.*", "*norm*")
 
@@ -222,6 +224,7 @@ def matches(name, patterns):
 FROZEN = ("embedding.*", "*.bias")
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_goes_on_on_another_mesh_to_the_same_bits(tmp_path):
     def first(backend):
         model = trained(backend, sk.FSDPModel, FROZEN, steps=3, micro_batches=2)

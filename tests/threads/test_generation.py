@@ -47,6 +47,7 @@ def on_mesh(mesh, task, style="llama", **options):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.thorough(but=3)
 def test_each_text_is_that_of_the_unsharded_model_alone(mesh):
     """Some texts outgrow the window of twelve, at different times."""
     how = {"temperature": 0.7, "top_k": 6, "top_p": 0.9}

@@ -188,6 +188,7 @@ def test_other_held_out_samples_are_told_of(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("batches", [(8, 16), (16, 8), (8, 8), (16, 24)])
+@pytest.mark.thorough(but=2)
 def test_epochs_are_as_long_under_another_batch(batches, tmp_path):
     num, (first, second) = 96, batches
     given = {"run.epochs": 2.0, "optimizer.decay_steps": 60, "run.checkpoint_every": 2}
@@ -264,6 +265,7 @@ ENDED = {"batch.sequences": 6, "run.steps": 4, "optimizer.floor": 0.0, "optimize
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
+@pytest.mark.thorough(but=2)
 def test_a_longer_run_than_its_schedule_to_zero_is_refused(decay, ranks, tmp_path):
     given = {**ENDED, "optimizer.decay": decay}
     trained(tmp_path, 20, ranks, given)

@@ -46,6 +46,7 @@ def on_one_gpu(num_ranks, work, **trouble):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.thorough(but=1)
 def test_every_verb_moves_and_adds_as_on_the_host(num_ranks):
     results, _, _ = on_one_gpu(
         num_ranks,
@@ -60,6 +61,7 @@ def test_every_verb_moves_and_adds_as_on_the_host(num_ranks):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.thorough(but=2)
 def test_sums_have_the_bits_of_the_tree_over_ranks_and_never_leave_the_gpu(num_ranks, dtype):
     def work(backend, cupy):
         sums = ordered_sums(backend, cupy.asarray, cupy.empty, dtype)
@@ -112,6 +114,7 @@ def test_windows_of_large_arrays_alternate_between_the_halves_and_no_rank_overta
         ({"wrong_memory": True}, "rank 0 reads something else in the GPU memory of rank 1"),
     ],
 )
+@pytest.mark.thorough(but=1)
 def test_where_memory_cannot_be_opened_or_is_another_all_ranks_stage_their_arrays_and_one_says_why(
     trouble, words
 ):
@@ -140,6 +143,7 @@ def test_without_a_gpu_arrays_are_staged_and_the_reason_is_said():
     assert len(said) == 1 and "needs a GPU" in said[0]
 
 
+@pytest.mark.thorough
 def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(monkeypatch):
     """On a GPU these run after the call that launched them; the stand-in's are done at once: so
     look at the order of calls.

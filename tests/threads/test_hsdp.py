@@ -32,6 +32,7 @@ GROUPS = [
 
 
 @pytest.mark.parametrize("mesh, sharing", GROUPS, ids=str)
+@pytest.mark.thorough(but=2)
 def test_gradients_norms_and_bits_are_those_of_ddp(mesh, sharing):
     steps, settings = 2, {"micro_batches": 24 // mesh[1] // 2}
     ours = trained(mesh, "hsdp", steps=steps, shard_ranks=sharing, **settings)
@@ -42,6 +43,7 @@ def test_gradients_norms_and_bits_are_those_of_ddp(mesh, sharing):
 
 
 @pytest.mark.parametrize("mesh, sharing", [((1, 4, 1), 2), ((1, 8, 1), 4), ((2, 4, 1), 1)])
+@pytest.mark.thorough(but=2)
 def test_float32_bits_are_those_of_one_rank(mesh, sharing):
     """Of 8 micro-batches on any mesh."""
 
@@ -70,6 +72,7 @@ def test_float32_bits_are_those_of_one_rank(mesh, sharing):
     ],
     ids=str,
 )
+@pytest.mark.thorough(but=2)
 def test_sums_in_another_order_or_of_half_floats_are_close(settings):
     """On 6 data ranks, where no half of them is a branch of the tree."""
     ours = trained((1, 6, 1), "hsdp", steps=1, **settings)

@@ -79,6 +79,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("num_ranks, kind, settings", RUNS)
+@pytest.mark.thorough(but=3)
 def test_lora_trains_as_on_one_rank_and_moves_nothing_else(num_ranks, kind, settings, serial):
     found, losses = trained(num_ranks, kind, **settings)
     numpy.testing.assert_allclose(losses, serial[1], rtol=1e-12)

@@ -50,6 +50,7 @@ def test_bits_are_the_same_on_data_and_pipeline_meshes(mesh, policy, schedule, t
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("mesh", [(1, 1, 2), (1, 1, 4), (2, 1, 2)], ids=str)
+@pytest.mark.thorough(but=2)
 def test_tensor_ranks_share_the_blocks(mesh, sequence, walked):
     settings = {"steps": 2, "model": large(tied=True), "micro_batches": 3}
     wanted = trained(SERIAL, **settings)
@@ -81,6 +82,7 @@ def losses_of(whole_logits, monkeypatch, **settings):
     ],
     ids=["plain", "checkpointing", "bfloat16", "float16"],
 )
+@pytest.mark.thorough(but=2)
 def test_losses_are_those_of_whole_logits(settings, tolerance, monkeypatch, walked):
     wanted = losses_of(True, monkeypatch, **settings)
     assert not walked

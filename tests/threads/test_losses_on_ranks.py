@@ -70,6 +70,7 @@ FRACTIONAL = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FRACTIONAL)
+@pytest.mark.thorough(but=2)
 def test_weights_that_are_no_whole_numbers_keep_the_bits_on_any_mesh(name, dtype):
     def bits(num_ranks, pipeline=1):
         def run(backend):

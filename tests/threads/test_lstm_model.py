@@ -43,6 +43,7 @@ def losses(num_ranks, policy, dtype="float64", steps=8, rate=1e-2, **settings):
         (2, "pipeline", {"micro_batches": 4, "schedule": "zb-h1"}),
     ],
 )
+@pytest.mark.thorough(but=3)
 def test_meshes_and_policies_train_as_one_rank(num_ranks, policy, settings):
     wanted = losses(1, "DDP")
     numpy.testing.assert_allclose(losses(num_ranks, policy, **settings), wanted, rtol=1e-12)
@@ -52,6 +53,7 @@ def test_meshes_and_policies_train_as_one_rank(num_ranks, policy, settings):
 @pytest.mark.parametrize(
     "dtype, rate, tolerance", [("float32", 3e-3, 1e-4), ("float64", 1e-2, 1e-10)]
 )
+@pytest.mark.thorough(but=1)
 def test_fifty_steps_are_those_of_pytorch(dtype, rate, tolerance):
     torch = pytest.importorskip("torch")
     ours = model(dtype)

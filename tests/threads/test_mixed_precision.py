@@ -205,6 +205,7 @@ def test_bits_depend_on_the_tensor_size_alone_in_the_whole_product(half, tensor)
     assert len({bits(run, half) for run in runs}) == 1
 
 
+@pytest.mark.thorough
 def test_float32_asked_for_is_float32_as_ever():
     assert bits(RUNS[1][1], "float32") == bits(RUNS[1][1], None)
 
@@ -283,6 +284,7 @@ def test_the_scale_stays_within_bounds_and_one_that_is_fixed_stays_one():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("clip", [1.0, None], ids=["clipped", "not clipped"])
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_an_overflow_skips_the_step_on_all_ranks_until_the_scale_fits(strategy, clip):
     def run(backend):
         model, _ = train(

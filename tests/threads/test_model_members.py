@@ -18,6 +18,7 @@ def step_once(model, number):
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_an_image_loads_under_another_strategy_and_number_of_ranks_and_training_goes_on(strategy):
     def first(backend):
         model, _ = train(strategy, backend, 2, micro_batch=3)
@@ -141,6 +142,7 @@ def test_with_parameters_is_a_new_model_of_the_same_type(strategy):
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_computing_and_applying_gradients_is_a_step_of_plain_sgd(strategy):
     def run(backend):
         config = {"optimizer": None, "max_gradient_norm": None}

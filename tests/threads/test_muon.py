@@ -93,6 +93,7 @@ def test_muon_beside_adamw_is_that_of_pytorch(adjust, nesterov, monkeypatch):
 
 @pytest.mark.parametrize("clip", (None, 0.1))
 @pytest.mark.parametrize("strategy", MAKERS)
+@pytest.mark.thorough(but=2)
 def test_every_policy_has_the_bits_of_the_serial_run(strategy, clip):
     maker, num_data = MAKERS[strategy]
     settings = {"max_gradient_norm": clip, "samples": 12 if num_data == 3 else 8}

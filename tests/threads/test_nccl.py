@@ -33,6 +33,7 @@ def on_gpus(num_ranks, work, *, fixed_order=True, num_gpus=None):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.thorough(but=1)
 def test_every_verb_moves_and_adds_as_on_the_host(num_ranks):
     results, calls, _ = on_gpus(
         num_ranks,
@@ -48,6 +49,7 @@ def test_every_verb_moves_and_adds_as_on_the_host(num_ranks):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.thorough(but=2)
 def test_sums_of_floats_have_the_bits_of_the_tree_over_ranks_and_never_leave_the_gpu(
     num_ranks, dtype
 ):
@@ -66,6 +68,7 @@ def test_sums_of_floats_have_the_bits_of_the_tree_over_ranks_and_never_leave_the
     assert {transfer.kind for transfer in transfers} == {"to device"}  # those of asarray, above
 
 
+@pytest.mark.thorough
 def test_only_without_a_fixed_order_nccl_adds_and_half_floats_never_in_its_way():
     def work(backend, cupy):
         array, half = (

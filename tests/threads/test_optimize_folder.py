@@ -66,6 +66,7 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_uninterrupted_one(tmp_path, aut
     assert set(optimized(2, stop_after=0, auto=auto, folder=tmp_path)) == {whole}
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_goes_on_on_other_meshes(tmp_path):
     (whole,) = set(optimized(2))
     for ranks, stop_after in ((2, 4), (1, 2), (4, 3)):

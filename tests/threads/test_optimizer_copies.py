@@ -140,6 +140,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough(but=4)
 def test_a_drifted_copy_is_reported_and_becomes_the_first_holders_bits(case):
     kind, num_ranks, changes, tensor, changed_rank, is_restored = CASES[case]
 
@@ -290,6 +291,7 @@ def test_slices_differ_and_replicated_parameters_and_their_state_are_equal_bits(
 
 
 @pytest.mark.parametrize("loaded", [1, 4])
+@pytest.mark.thorough(but=1)
 def test_state_saved_by_two_tensor_ranks_goes_on_under_another_tensor_size_as_the_serial_run(
     loaded, tmp_path
 ):

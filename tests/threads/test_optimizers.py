@@ -241,6 +241,7 @@ def test_an_epoch_is_a_permutation_of_its_own_in_whole_batches():
 @pytest.mark.parametrize(
     "count, batch_size, epochs", [(22, 8, 3), (9, 8, 2), (17, 4, 1), (8, 32, 2)]
 )
+@pytest.mark.thorough(but=2)
 def test_every_mesh_takes_the_same_steps_on_the_same_samples(count, batch_size, epochs):
     x, y = TRAIN[0][:count], TRAIN[1][:count]
 
@@ -355,6 +356,7 @@ def test_active_features_are_the_selected_ones_and_models_without_features_have_
 @pytest.mark.parametrize(
     "num_ranks, kind", [(1, "DDP"), (3, "DDP"), (4, "FSDP"), (4, "hybrid"), (3, "tensor")]
 )
+@pytest.mark.thorough(but=2)
 def test_the_mean_loss_of_a_set_does_not_depend_on_how_it_is_cut(num_ranks, kind):
     def run(backend):
         model = make(kind, backend).model
@@ -537,6 +539,7 @@ def test_a_deep_copy_of_a_model_keeps_the_rule_that_an_optimizer_gave_it():
 
 
 @EVERY_OPTIMIZER
+@pytest.mark.thorough(but=3)
 def test_an_image_and_a_checkpoint_of_an_optimizer_go_on_elsewhere(kind, tmp_path):
     def first(backend):
         optimizer = make(kind, backend, rule=sk.AdamW(lr=0.01))

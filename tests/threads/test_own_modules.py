@@ -49,6 +49,7 @@ def configuration(backend, **settings):
 
 @pytest.mark.parametrize("other", FREE)
 @pytest.mark.parametrize("name", ["blocks", "features", "path"])
+@pytest.mark.thorough(but=6)
 def test_attributes_may_have_any_of_these_names(name, other, tmp_path):
     def run(backend):
         value = 10 if backend.world_size == 1 else "x"

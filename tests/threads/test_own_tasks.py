@@ -325,6 +325,7 @@ class Measured(sk.Task):
 
 
 @pytest.mark.parametrize("tensor", [2, 3])
+@pytest.mark.thorough(but=1)
 def test_loss_and_metrics_of_whole_logits_are_the_same_on_tensor_ranks(tmp_path, tensor):
     """The logits of a step are cut along the vocabulary; those that metrics see are whole."""
     results = []

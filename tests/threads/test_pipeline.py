@@ -57,6 +57,7 @@ def serial():
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pipeline, data", MESHES)
+@pytest.mark.thorough(but=3)
 def test_the_trained_bits_are_the_same_on_every_pipeline_x_data_mesh(
     serial, pipeline, data, policy
 ):
@@ -75,6 +76,7 @@ def deep_serial():
     [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)],
 )
 @pytest.mark.parametrize("pipeline, data", [(2, 1), (2, 2), (3, 1), *SWEPT])
+@pytest.mark.thorough(but=2)
 def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(
     deep_serial, pipeline, data, schedule, virtual
 ):
@@ -109,6 +111,7 @@ def tied_serial():
         (1, 2, "gpipe", "fsdp"),
     ],
 )
+@pytest.mark.thorough(but=2)
 def test_tied_weights_have_the_same_bits_wherever_their_users_are(
     tied_serial, pipeline, data, schedule, policy
 ):
@@ -136,6 +139,7 @@ def test_accumulated_gradients_of_tied_weights_are_added_over_their_users_ranks(
 
 
 @pytest.mark.parametrize("saved, loaded", [((2, 2), (1, 1)), ((1, 2), (3, 1))])
+@pytest.mark.thorough(but=1)
 def test_a_checkpoint_of_tied_weights_goes_on_under_another_pipeline(saved, loaded, tmp_path):
     changes = {"tied": True, "layers": 3}
 
@@ -166,6 +170,7 @@ def test_every_model_form_has_the_same_bits_in_a_pipeline_with_checkpointed_acti
 
 @pytest.mark.parametrize("pipeline, data", [(2, 1), (2, 3), (3, 1), (4, 2)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.thorough(but=2)
 def test_gradients_equal_those_of_one_backward_over_the_whole_batch(pipeline, data, schedule):
     x, y = token_batch(0, 12)
     plain = small_gpt(dtype="float64")

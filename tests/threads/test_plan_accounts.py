@@ -56,6 +56,7 @@ LAYOUTS = [
     + [(layout, DENSE) for layout in LAYOUTS if not layout.is_sequence_parallel],
     ids=str,
 )
+@pytest.mark.thorough(but=2)
 def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
     assert why_not(layout, shape, SHARDKIT) is None
 
@@ -82,6 +83,7 @@ def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
 @pytest.mark.parametrize(
     "layout", [LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]], ids=str
 )
+@pytest.mark.thorough(but=2)
 def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(layout):
     """Master weights beside the moments, half-size parameters in the pool, float32 gradients."""
     pytest.importorskip("ml_dtypes")
@@ -115,6 +117,7 @@ def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(
     ],
     ids=str,
 )
+@pytest.mark.thorough(but=3)
 def test_bytes_under_other_settings_are_those_that_were_planned(changes):
     layout, settings = (
         RunLayout(1, 2, 1, "fsdp", micro_batches=2),

@@ -106,6 +106,7 @@ def most_like(wanted, candidates):
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.sweep] * (seed >= 12)) for seed in range(500)]
 )
+@pytest.mark.thorough(but=2)
 def test_the_best_layout_of_each_kind_trains_as_planned(seed):
     """The best one, the best in groups of ranks, and the best on stages that are not alike."""
     shape, software, *where = drawn(seed)

@@ -135,6 +135,7 @@ def test_a_vocabulary_is_trained_once_and_its_file_is_that_of_the_tokenizer(
 
 
 @pytest.mark.parametrize("at", (0, 1, 4, 11))
+@pytest.mark.thorough(but=2)
 def test_a_job_that_was_killed_goes_on_with_the_parts_that_are_left(
     tmp_path, corpus, monkeypatch, at
 ):

@@ -102,6 +102,7 @@ def sharded(backend, folder, pipeline=1, tensor=1, **settings):
 
 
 @families
+@pytest.mark.thorough(but=1)
 def test_a_folder_predicts_on_a_mesh_what_transformers_does_and_goes_back_after_a_step(
     family, tmp_path
 ):
@@ -174,6 +175,7 @@ def written(folder, **changes):
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 2), (1, 3)], ids=str)
+@pytest.mark.thorough(but=2)
 def test_every_mesh_reads_the_same_numbers_from_a_folder_as_from_a_checkpoint(
     style, mesh, tmp_path
 ):

@@ -140,6 +140,7 @@ def test_arguments_survive_copies_and_pickles():
         numpy.testing.assert_array_equal(sk.load(image).predict(X), expected)
 
 
+@pytest.mark.thorough
 def test_attributes_of_any_kind_and_size_keep_no_model_from_being_saved():
     endless: list = []
     endless.append(endless)

@@ -357,6 +357,7 @@ def test_a_folder_of_weights_alone_is_no_run_and_says_how_to_begin_with_them(fol
         (12, 2, "bits of 2 data ranks only: 3 micro-batches per rank are no power of two"),
     ],
 )
+@pytest.mark.thorough(but=2)
 def test_the_log_says_whether_the_bits_are_those_of_any_mesh_and_that_is_so(
     folder, sequences, num_ranks, words, capsys
 ):

@@ -44,6 +44,7 @@ def on_ranks(num_ranks, folder, **changes):
     return sk.run_ranks(num_ranks, run)[0]
 
 
+@pytest.mark.thorough
 def test_a_script_trains_goes_on_measures_and_writes_the_same_on_any_ranks(tmp_path):
     whole = on_ranks(1, tmp_path / "whole")
     on_ranks(2, tmp_path / "parts", settings={"run.steps": 3})
@@ -213,6 +214,7 @@ CURVES = {
 
 
 @pytest.mark.parametrize("name", CURVES)
+@pytest.mark.thorough(but=2)
 def test_a_tracker_gets_the_curve_and_a_run_that_goes_on_continues_it(tmp_path, monkeypatch, name):
     module, write, end = CURVES[name]
     library = Library(module)

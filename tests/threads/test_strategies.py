@@ -44,6 +44,7 @@ def test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks(
     "changes", [{"dtype": "float64"}, {"width": 80}, {"width": 80, "tied": True}], ids=str
 )
 @pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.thorough(but=1)
 def test_losses_norms_and_bits_are_the_same_for_other_dtypes_and_sizes(changes, num_ranks):
     """float64 losses show the order of their sum; wide units have so many norm blocks that padding
     would show.
@@ -110,6 +111,7 @@ def test_gradients_equal_those_of_one_backward_over_the_whole_batch(strategy, nu
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_a_float32_run_on_three_ranks_stays_close_to_a_float64_serial_run(strategy):
     def run(dtype):
         def on_rank(backend):
@@ -142,6 +144,7 @@ def test_unequal_parts_of_a_batch_weigh_by_their_samples():
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_accumulated_gradients_are_the_mean_over_all_calls(strategy):
     batches = [token_batch(step) for step in range(3)]
     together = [numpy.concatenate(arrays) for arrays in zip(*batches)]
@@ -191,6 +194,7 @@ def test_without_determinism_the_result_is_the_same_to_rounding():
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=2)
 def test_half_float_gradients_travel_in_half_the_bytes_and_stay_close(strategy):
     def run(compression):
         def on_rank(backend):
@@ -302,6 +306,7 @@ def test_shards_add_up_to_the_parameter_count_and_hold_the_parameters(strategy, 
 
 
 @EVERY_STRATEGY
+@pytest.mark.thorough(but=3)
 def test_resident_bytes_follow_the_zero_formulas(strategy):
     """Between steps, on 4 ranks: within 5% of the formula, from the allocator's own accounting."""
 
@@ -327,6 +332,7 @@ def test_resident_bytes_follow_the_zero_formulas(strategy):
         assert abs(resident / formula - 1) < 0.05
 
 
+@pytest.mark.thorough
 def test_the_peak_of_fsdp_is_the_formula_plus_one_gathered_unit():
     """Parameters, gradients and optimizer state at their peak within a step, on 4 ranks.
 

@@ -91,6 +91,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thorough(but=2)
 def test_a_table_is_learned(kind, folder):
     changes, metric = KINDS[kind]
     rate = {"optimizer__learning_rate": 0.1, "model__activation": "tanh"}
@@ -126,6 +127,7 @@ def evaluated(folder, num_ranks, data="t.h5", output=None, **given):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thorough(but=2)
 def test_figures_and_predictions_are_those_of_a_serial_float64_model(kind, folder):
     run(settings_of(folder, **KINDS[kind][0]))
     figures = evaluated(folder, 1, output="out.h5")
@@ -203,6 +205,7 @@ def die_among_predictions(folder):
     evaluated(folder, 1, output="out.h5")
 
 
+@pytest.mark.thorough
 def test_a_kill_among_the_predictions_leaves_no_half_file_and_the_next_run_writes_it(folder):
     run(settings_of(folder))
     evaluated(folder, 1, output="whole.h5")

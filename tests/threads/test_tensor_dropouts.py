@@ -135,6 +135,7 @@ def trained(name, tensor, data=1, **settings):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thorough(but=3)
 def test_losses_are_those_of_one_rank(name):
     expected = trained(name, 1)
     for tensor, data in ((2, 1), (4, 1), (2, 2)):

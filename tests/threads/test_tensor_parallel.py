@@ -241,6 +241,7 @@ def check_against_whole(name, num_ranks, **options):
 
 @EVERY_SIZE
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thorough(but=6)
 def test_loss_and_gradients_under_the_plan_are_boxes_of_those_of_the_whole_model(name, num_ranks):
     if (name, num_ranks) in REFUSED:
         with pytest.raises(sk.ConfigurationError, match="key heads"):

@@ -76,6 +76,7 @@ def test_messages_between_stages_are_arrows_and_verbs_have_bytes_and_groups(tmp_
 
 
 @pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"tensor": 2}], ids=str)
+@pytest.mark.thorough(but=1)
 def test_a_trace_changes_no_bit_and_leaves_nothing_in_the_model(mesh, tmp_path):
     def run(backend):
         losses = []

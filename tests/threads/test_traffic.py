@@ -330,6 +330,7 @@ def test_virtual_stages_send_once_per_boundary_that_lies_between_two_ranks(sched
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thorough(but=1)
 def test_every_axis_sends_what_it_would_send_alone(policy):
     """2 x 2 x 2, 4 layers, 3 micro-batches of 4 samples per data rank, 1f1b."""
 

@@ -61,6 +61,7 @@ def test_gradients_equal_the_serial_ones_under_every_strategy(strategy, num_rank
 
 
 @pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.thorough(but=3)
 def test_a_skip_across_stages_has_the_bits_of_one_rank_under_every_schedule(schedule):
     """float32, three steps with clipping; the stages in between only hand the skip on."""
 
@@ -275,6 +276,7 @@ WRONG = {  # what is wrong on one rank: (x of it, a part of what all ranks raise
 
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.thorough(but=4)
 def test_a_wrong_tree_on_one_rank_is_an_error_on_all_ranks_that_go_on(what, stages):
     spoil, text = WRONG[what]
 

@@ -316,6 +316,7 @@ def test_a_class_that_the_program_has_imported_is_the_task(run_folder, monkeypat
     ["os:system", "subprocess:Popen", "this:x", "x.py:y", "../x.py:y", "/dev/null:x", "a.b.c:d"]
     + [":", "", ".py:x", "script", "languag", "a b:c", 3, None, [], {}, True, "\x1b]0;x\x07:x"],
 )
+@pytest.mark.thorough(but=6)
 def test_whatever_stands_there_is_a_typed_error(run_folder, task, capfd):
     folder, _, _ = run_folder
     names_task(folder, task)

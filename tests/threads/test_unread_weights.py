@@ -51,6 +51,7 @@ def trained(tmp_path):
     ],
     ids=["predict", "forward", "generate", "state_dict", "a part", "a copy", "a parameter"],
 )
+@pytest.mark.thorough(but=3)
 def test_a_module_whose_weights_are_not_read_answers_nothing(ask, trained):
     with pytest.raises(sk.ShardingError, match=HOW):
         ask(sk.models.GPT.from_checkpoint(trained[0]))
@@ -99,6 +100,7 @@ def test_a_module_answers_once_it_is_given_weights(trained):
     ],
 )
 @pytest.mark.parametrize("num_ranks", [1, 4])
+@pytest.mark.thorough(but=3)
 def test_a_sharded_model_whose_weights_are_not_read_refuses_on_all_ranks_until_it_has_loaded_them(
     ask, num_ranks, trained
 ):

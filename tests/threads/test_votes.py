@@ -51,6 +51,7 @@ def step(model, number, samples=8):
 @EVERY_STRATEGY
 @CLIPPING
 @pytest.mark.parametrize("how", ["nan", "infinite gradient"])
+@pytest.mark.thorough(but=2)
 def test_a_bad_number_on_one_rank_skips_the_step_on_all(strategy, clip, how):
     def run(backend):
         model = make(backend, strategy, how, max_gradient_norm=clip)
@@ -83,6 +84,7 @@ def test_a_skip_names_the_ranks_whose_loss_was_bad():
         )
 
 
+@pytest.mark.thorough
 def test_a_skipped_step_is_for_the_rule_as_if_it_had_not_been():
     """Moments, bias correction and learning rate: the next batches train to the bits of a run
     without the bad one.
@@ -166,6 +168,7 @@ def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, ten
 
 @EVERY_STRATEGY
 @pytest.mark.parametrize("how", MEMORY)
+@pytest.mark.thorough(but=2)
 def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_nothing(
     strategy, how
 ):
@@ -200,6 +203,7 @@ def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_n
 
 @pytest.mark.parametrize("how", MEMORY)
 @pytest.mark.parametrize("rank", range(4))
+@pytest.mark.thorough(but=2)
 def test_memory_that_runs_out_in_a_pipeline_is_the_same_error_on_all(how, rank):
     """In the second step, when the shapes of messages are known. The schedules go round."""
     schedule = ("1f1b", "gpipe", "zb-h1")[(rank + MEMORY.index(how)) % 3]
