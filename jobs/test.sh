@@ -10,7 +10,7 @@
 # pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
 # EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS processes share the tests that are
-# no MPI job themselves: 2, and 3 with --all, where many wait for a job.
+# no MPI job themselves: 2, and 4 with --all, where many wait for a job.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ PYTHON=${PYTHON:-python3}
 all="" measured="" workers=2
 for option in "$@"; do
     case $option in
-        --all) all=--all workers=3 ;;
+        --all) all=--all workers=4 ;;
         --coverage) measured=yes ;;
         *) echo "jobs/test.sh takes --all and --coverage, not $option" >&2; exit 2 ;;
     esac
