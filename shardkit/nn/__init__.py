@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = public_names(
     __name__,
     {
         ".": "init models ops",
-        "autograd": "Tensor backward_inputs enable_grad is_grad_enabled no_grad record",
+        "autograd": "Tensor backward_inputs enable_grad no_grad record",
         "buffer": "Buffer",
         "context": "ForwardContext current_context forward_context",
         "derivative": "grad",
@@ -44,7 +44,9 @@ __getattr__, __dir__, __all__ = public_names(
             "BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss "
             "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss RelativeL2Loss SmoothL1Loss"
         ),
-        "module": "Module ModuleList Parameter",
+        "module": "Module ModuleList",
+        "parameter": "Parameter",
+        "tape": "is_grad_enabled",
         "transformer": "FeedForward GatedFeedForward SelfAttention TransformerBlock",
         "trees": "as_tensors",
     },

@@ -8,7 +8,6 @@ from .autograd import (
     Tensor as Tensor,
     backward_inputs as backward_inputs,
     enable_grad as enable_grad,
-    is_grad_enabled as is_grad_enabled,
     no_grad as no_grad,
     record as record,
 )
@@ -120,8 +119,9 @@ from .losses import (
 from .module import (
     Module as Module,
     ModuleList as ModuleList,
-    Parameter as Parameter,
 )
+from .parameter import Parameter as Parameter
+from .tape import is_grad_enabled as is_grad_enabled
 from .transformer import (
     FeedForward as FeedForward,
     GatedFeedForward as GatedFeedForward,
