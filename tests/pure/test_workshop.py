@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from shardkit.testing.array import (
     Workshop,
     Workshops,
-    common,
     compiling,
     loop_named,
     target,
@@ -141,7 +141,11 @@ def test_threads_that_compile_at_a_time_have_a_process_each_and_the_next_ones_ta
     assert not both.is_open
 
 
-NEXT = ["array.cpu.flat._copy(float32[1], float32[1])", "array.cpu.flat._copy(int64[1], int64[1])"]
+# What nothing else asks for, so that its code is in no other folder.
+NEXT = [
+    f"array.cpu.flat._copy({one}[1], {other}[1])"
+    for one, other in product(("int8", "int16", "uint32", "uint64"), repeat=2)
+]
 several_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="nothing is compiled ahead on one core"
 )
@@ -155,7 +159,7 @@ def names_in(folder) -> list[str]:
 def test_what_goes_with_a_loop_is_compiled_meanwhile_and_kept(opened, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     for _ in range(2):
-        assert opened.code(LINE, NEXT[:1]) and opened.code(LINE, NEXT)
+        assert opened.code(LINE, NEXT[:1]) and opened.code(LINE, NEXT[:2])
     deadline = time.monotonic() + LIMIT_SECONDS
     while names_in(tmp_path) != ["flat._copy"] * 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -170,11 +174,10 @@ def test_who_works_ahead_ends_with_the_process_and_leaves_no_claim(
     opened, number, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    long_ones = [line for line in common(False) if "attention" in line]
-    assert opened.code(LINE, long_ones)
+    assert opened.code(LINE, NEXT)
     (ahead,) = children_of(opened._process.pid)
     os.kill(opened._process.pid, number)
-    assert is_gone(ahead) and len(names_in(tmp_path)) < len(long_ones)
+    assert is_gone(ahead) and len(names_in(tmp_path)) < len(NEXT)
     assert not list(tmp_path.glob("*/*.claim"))
 
 
