@@ -136,9 +136,10 @@ class QuickVerbs:
         kind = kind_of(send, receive)
         if operation is None or kind is None:
             return False
-        loop, table = loop_of(REDUCE_SCATTER), self._table
-        how = operation, kind, 1 if in_place else 0
-        stage = loop(send, receive, NO_PLACES, table, *how, site, START)
+        may_be_in_place = 1 if in_place else 0
+        stage = loop_of(REDUCE_SCATTER)(
+            send, receive, NO_PLACES, self._table, operation, kind, may_be_in_place, site, START
+        )
         return stage == DONE or self._go_on(REDUCE_SCATTER, (send, receive, op), stage)
 
     def _go_on(self, verb, arguments, stage) -> bool:

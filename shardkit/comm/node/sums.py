@@ -40,7 +40,9 @@ def _write_loop(builder, addresses, count, operation, dtype):
     element = {"f": ir.FloatType(), "d": ir.DoubleType()}.get(dtype.char, item_bits)
     pointers = [builder.inttoptr(address, element.as_pointer()) for address in addresses]
     with cgutils.for_range(builder, count) as loop:
-        left, right, into = (builder.gep(pointer, [loop.index]) for pointer in pointers)
+        left, right, into = (
+            builder.gep(pointer, [loop.index], inbounds=True) for pointer in pointers
+        )
         a, b = (builder.load(place, align=1) for place in (left, right))
         builder.store(_combined(builder, a, b, operation, dtype.kind), into, align=1)
 
