@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make a virtual environment, install shardkit with an MPI library, and train a small GPT on 4 ranks.
 #
-#   bash jobs/quickstart.sh                                     about 80 seconds on two cores
+#   bash jobs/quickstart.sh                                     about 70 seconds on two cores, 8 of them to compile
 #   bash jobs/quickstart.sh --resume --run.steps=600            go on where it stopped
 #
 # Arguments are passed on to `shardkit train`. Environment: VENV (default .venv), RANKS (default 4), PYTHON (default python3).
