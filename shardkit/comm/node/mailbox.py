@@ -28,7 +28,7 @@ NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES = range(7)
 # group's tally, of Traffic.of_loops; names for the ledger; a struct timespec.
 IS_OPEN, PLACE, TALLY, TRAFFIC, GROUP_NAME, CLOCK = range(7, 13)
 VERB_NAMES, DTYPE_NAMES, ITEM_BYTES, MAILBOXES = 14, 19, 24, 29
-DTYPES = "fdilB"  # that are added here, each compiled by itself: NumPy's characters
+DTYPES = "fdilB"  # that are added here: NumPy's characters
 SPIN_TURNS = 4000
 YIELD_TURNS = 200
 NAP_TURNS = 2

@@ -17,7 +17,7 @@ def combine(typing, left, right, into, num_bytes, op, kind):
 
     op, kind   an operation, and the place of the dtype in DTYPES
     NaN wins over numbers, integers wrap around. One loop for each operation and dtype, all in one
-    function: Numba would take a second for each dtype.
+    function, so that a verb is compiled once and not for each dtype.
     """
 
     def build(context, builder, signature, arguments):
