@@ -9,7 +9,9 @@ mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; othe
 mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 """
 
+import faulthandler
 import gc
+import os
 import signal
 import sys
 from functools import cache
@@ -36,6 +38,29 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all", action="store_true", dest="run_all", help="run the thorough tests too"
     )
+
+
+class Backstop:
+    """Ends a process whose test hangs where its limit is not heard: in native code that holds the
+    lock of the interpreter.
+    """
+
+    NAME = "shardkit backstop"
+    SPARE_SECONDS = 300  # for what a test that is beyond its limit leaves behind
+
+    def __init__(self, limit):
+        self._limit = limit
+        self._stream = os.dup(sys.__stderr__.fileno())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        own = item.get_closest_marker("timeout")
+        limit = own.args[0] if own and own.args else self._limit
+        faulthandler.dump_traceback_later(limit + self.SPARE_SECONDS, exit=True, file=self._stream)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 class Silence:
@@ -78,6 +103,7 @@ def pytest_configure(config):
     """Run before pytest-mpi reads its options and the terminal reporter takes its stream."""
     config.pluginmanager.register(QuickTests(config, HERE), QuickTests.NAME)
     config.pluginmanager.register(LastingObjects(), LastingObjects.NAME)
+    config.pluginmanager.register(Backstop(float(config.getini("timeout"))), Backstop.NAME)
     MACHINE_CODE.said = Silence()
     if (launched_ranks() or 1) > 1:
         config.option.only_mpi = True
