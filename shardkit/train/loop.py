@@ -31,6 +31,7 @@ from ..comm.same import alike
 from ..data.samples import TRAINING, VALIDATION
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
+from ..parallel.model.patience import Patience
 from ..task.task import Task
 from .agreement import (
     SAME_DATA,
@@ -60,7 +61,7 @@ from .resuming import (
 from .saves import Saves
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
-from .stopping import Clock, Patience
+from .stopping import Clock
 from .tracing import Tracing
 from .tracking import make_tracker
 from .validation import Validation
@@ -403,13 +404,14 @@ class TrainingRun:
     def _listen(self):
         """From now on every step begins with the question whether to stop."""
         run, is_first = self.settings.run, self.backend.rank == 0
-        losses = self.reporter.recorded("validation_loss") if is_first else None
+        losses = self.reporter.validation_losses() if is_first else None
         if is_first:
             self.clock = Clock.of_run(run)
         if not run.time_limit_seconds:  # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
         self.best.find(self.checkpoints, self.model.step_number, self.backend)
-        self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
+        losses = self.backend.broadcast_object(losses, 0)
+        self.patience = Patience(run.patience, losses, run.minimum_improvement)
         self.model.engine.ballot = Ballot(
             signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over
         )
@@ -491,7 +493,7 @@ class TrainingRun:
 
     def _name_checkpoints(self):
         """Say which checkpoints are the best and the newest."""
-        self.say(self.best.text(self.saves.written, self.reporter.lowest("validation_loss")))
+        self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
 
     def _validate(self, step: int) -> float:
         with self.model.engine.listening.span("validation"):
@@ -515,7 +517,7 @@ class TrainingRun:
                 f"{name} on rank {rank}" for rank, name in enumerate(names) if name
             )[:100],
             "time": self.clock.left(),
-            "patience": f"{self.settings.run.patience} validations without a lower loss",
+            "patience": str(self.patience),
         }
         self.reporter.line(
             f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "

@@ -13,7 +13,7 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import CrossEntropy
 from shardkit.testing.optim import clip_factor
-from shardkit.testing.parallel import epochs_since_improvement, evaluate_set, training_state_of
+from shardkit.testing.parallel import evaluate_set, training_state_of
 
 OPTIMIZERS = {
     "DDP": sk.DDPOptimizer,
@@ -285,24 +285,6 @@ def test_samples_that_fill_no_batch_are_told_once(seed, said):
     told = [str(each.message) for each in caught if "whole batches" in str(each.message)]
     assert len(told) == 1 and "30 samples make 2 of batch_size = 12, and 6 are left out" in told[0]
     assert said in told[0]
-
-
-@pytest.mark.parametrize(
-    "history, minimum, waited",
-    [
-        ([], 0.0, 0),
-        ([3.0], 0.0, 0),
-        ([3.0, 2.0, 2.0], 0.0, 1),
-        ([3.0, 2.9, 2.8], 0.5, 2),
-        ([3.0, 2.8, 2.6, 2.4], 0.5, 0),
-        ([math.nan, math.nan], 0.0, 2),
-        ([1.0, math.nan, 0.5], 0.0, 0),
-        ([1.0, math.inf], 0.0, 1),
-    ],
-    ids=str,
-)
-def test_epochs_since_improvement(history, minimum, waited):
-    assert epochs_since_improvement(history, minimum) == waited
 
 
 @pytest.mark.parametrize("minimum, epochs", [(0.0, 5), (1e9, 3)])

@@ -7,7 +7,7 @@ Between two batches any rank may ask to stop; all ranks stop there (StopVoted), 
 where.
 """
 
-from math import inf, isnan
+from math import isnan
 from typing import Callable
 
 from ...comm.failure.agreement import agree
@@ -141,15 +141,3 @@ def evaluate_set(
             x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
             measured.add(own_part(model.mesh, x), own_part(model.mesh, y))
     return EvaluationResult(measured.loss, measured.samples, measured.metrics)
-
-
-def epochs_since_improvement(history, minimum_improvement: float) -> int:
-    """Return the epochs since the last that improved the best by more than `minimum_improvement`.
-
-    NaN never improves it.
-    """
-    best, waited = inf, 0
-    for fitness in history:
-        improves = fitness < best - minimum_improvement
-        best, waited = (fitness, 0) if improves else (best, waited + 1)
-    return waited

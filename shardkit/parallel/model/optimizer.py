@@ -25,10 +25,10 @@ from ...refusal import check_usable
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints
-from .epochs import epochs_since_improvement
 from .journal import EpochProgress
 from .optimization import OptimizationInputData, OptimizationResult, check_together
 from .optimizing import Optimization
+from .patience import Patience
 from .replicas import StateDrift, synchronize_replicas
 from .sharded_model import ShardedModel
 from .stored import Stored
@@ -304,8 +304,9 @@ class ShardedOptimizer(Stored):
             improvement.
         """
         if wants_to_stop is None:
-            waited = epochs_since_improvement(self.fitness_history, self.minimum_improvement)
-            wants_to_stop = self.patience is not None and waited >= self.patience
+            wants_to_stop = Patience(
+                self.patience, self.fitness_history, self.minimum_improvement
+            ).is_over()
         return agree(self.sharding_configuration.backend, wants_to_stop)
 
     def get_options(self) -> dict:
