@@ -23,7 +23,7 @@ class Patience:
     def __init__(
         self, patience: int | None, losses: Iterable[float] = (), minimum_improvement: float = 0.0
     ):
-        self._patience, self._minimum = patience, minimum_improvement
+        self.limit, self._minimum = patience, minimum_improvement
         self._best = inf
         self.waited = 0  # validations since the last that improved
         for loss in losses:
@@ -36,8 +36,8 @@ class Patience:
 
     def is_over(self) -> bool:
         """Return True if the run should end."""
-        return bool(self._patience) and self._patience <= self.waited
+        return self.limit is not None and self.waited >= self.limit
 
     def __str__(self) -> str:
         margin = f" by more than {self._minimum:g}" if self._minimum else ""
-        return f"{self._patience} validations without a lower loss{margin}"
+        return f"{self.limit} validations without a lower loss{margin}"
