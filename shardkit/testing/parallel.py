@@ -10,7 +10,8 @@ NAMES = {
     "data.gradients": "NORM_BLOCK",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
-    "model.epochs": "epochs_since_improvement evaluate_set",
+    "model.optimizing": "evaluate_set",
+    "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
     "pipeline.neighbors": "Neighbors redistribute restore",
     "step.numerics": "LARGEST_SCALE LossScale Numerics SMALLEST_SCALE",
@@ -25,6 +26,7 @@ NAMES = {
 MODULES = {
     "conjugate": "tensor.conjugate",
     "cuda_work": "step.cuda_work",
+    "optimizing": "model.optimizing",
     "profile": "step.profile",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",

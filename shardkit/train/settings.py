@@ -128,6 +128,11 @@ class Run:
         "validations",
         minimum=1,
     )
+    minimum_improvement: float = setting(
+        0.0,
+        "for run.patience: a loss counts as lower if it is lower by more than this",
+        minimum=0.0,
+    )
     stop_after_bad_steps: int = setting(
         10,
         "end the run after so many steps in a row whose loss or gradients are NaN or infinite; "

@@ -125,6 +125,11 @@ DIFFERENCES = {
     "the mesh": ({}, with_settings(mesh__pipeline=2), "mesh.pipeline is"),
     "the policy": ({}, with_settings(parallel__policy="ddp"), "parallel.policy is"),
     "the patience": ({}, with_settings(run__patience=2), "run.patience is"),
+    "the improvement": (
+        {},
+        with_settings(run__minimum_improvement=0.5),
+        "run.minimum_improvement is",
+    ),
     "the checkpoints": ({}, with_settings(run__checkpoint_every=1), "checkpoint_every is"),
     "the loss": ({}, {"loss": sk.nn.L1Loss()}, "its loss is"),
     "a constant of the loss": (

@@ -25,10 +25,9 @@ from ...refusal import check_usable
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints
-from .epochs import epochs_since_improvement
-from .journal import EpochProgress
 from .optimization import OptimizationInputData, OptimizationResult, check_together
 from .optimizing import Optimization
+from .patience import Patience
 from .replicas import StateDrift, synchronize_replicas
 from .sharded_model import ShardedModel
 from .stored import Stored
@@ -247,10 +246,11 @@ class ShardedOptimizer(Stored):
         input_data
             What to learn from and to judge by.
         folder
-            Checkpoints are written here after each epoch, and a run that is here goes on, to the
-            bits of an uninterrupted one, or on another mesh to its parameters, while the fitness
-            rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any
-            rank, are then a wish to stop.
+            A checkpoint is written into its checkpoints/ after each epoch, where the newest two and
+            that of the best epoch stay, and a run that is here goes on, to the bits of an
+            uninterrupted one, or on another mesh to its parameters, while the fitness rounds as the
+            mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any rank, are
+            then a wish to stop.
         callbacks
             See Callback: at_start (with an object that has model and folder), after_step,
             after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint, at_end
@@ -258,7 +258,7 @@ class ShardedOptimizer(Stored):
         stop
             () -> bool, asked on each rank before each step; one yes stops all ranks. With a folder
             they save a checkpoint and leave the program with exit code 75, as a stopped Training
-            does; without, StopVoted is raised.
+            does; without, StopVoted is raised. An error of it is raised on all ranks.
 
         Raises
         ------
@@ -276,16 +276,19 @@ class ShardedOptimizer(Stored):
             ends = {"patience": self.patience, "minimum_improvement": self.minimum_improvement}
             facts |= facts_of({"folder": place, **ends})
         self._begin_at(input_data.initial_solution)
+        self.fitness_history = []
         optimization = Optimization(
-            self._attached(), input_data, self.step, folder, Callbacks(callbacks, self.rank == 0)
+            self._attached(),
+            input_data,
+            self.step,
+            folder,
+            Callbacks(callbacks, self.rank == 0),
+            patience=self._patience_after(self.fitness_history),
+            history=self.fitness_history,
+            stop=stop,
         )
         self.zero_gradients()
-        return optimization.run(self._is_over, stop)
-
-    def _is_over(self, progress: EpochProgress) -> bool:
-        """Return whether no further epoch shall be trained. Collective."""
-        self.fitness_history = progress.fitness_history
-        return bool(self.fitness_history) and self.should_early_stop()
+        return optimization.run()
 
     def _begin_at(self, solution):
         if isinstance(solution, (Module, ShardedModel)):
@@ -304,9 +307,11 @@ class ShardedOptimizer(Stored):
             improvement.
         """
         if wants_to_stop is None:
-            waited = epochs_since_improvement(self.fitness_history, self.minimum_improvement)
-            wants_to_stop = self.patience is not None and waited >= self.patience
+            wants_to_stop = self._patience_after(self.fitness_history).is_over()
         return agree(self.sharding_configuration.backend, wants_to_stop)
+
+    def _patience_after(self, fitness_history) -> Patience:
+        return Patience(self.patience, fitness_history, self.minimum_improvement)
 
     def get_options(self) -> dict:
         """Return the rule, its hyper-parameters and how the model is sharded: a fresh dict.

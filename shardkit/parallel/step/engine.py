@@ -48,7 +48,8 @@ class Engine:
 
     Making one, and every method here, is collective over the mesh.
 
-    ballot          whether to stop, voted on before each step of train(); None: nobody asks
+    ballot          whether to stop, voted on before each train() and accumulate(); None: nobody
+                    asks
     gradient_norm   of the last step, before clipping; None if nothing clips
     trained_units   of this rank, and trained_here those that are not copies: without frozen ones
     listening       who is told of its steps and actions, and how long they waited for others
@@ -184,6 +185,7 @@ class Engine:
         batch, inputs = self._prepare(
             x,
             y,
+            ballot=self.ballot,
             first_gradient=self._micro_batches_pending,
             first_sample=self._samples_accumulated,
         )
