@@ -17,10 +17,9 @@ from ...nn.metrics import metrics_of
 from ...tree import num_samples, rows
 from ..data.batches import own_part, split_batch
 from .callback import Callback
-from .journal import EpochProgress
 from .measuring import Measurement
 from .optimization import SETS, EvaluationResult, OptimizationInputData, OptimizationResult
-from .sharded_model import ShardedModel
+from .sharded_model import ShardedModel, parts_of
 
 
 class Epochs:
@@ -47,9 +46,9 @@ class Epochs:
         """Raise ConfigurationError or ShapeError unless the model can train on the samples."""
         micro_batches = self._model.sharding_configuration.micro_batches
         self._given.check_batches(self._model.mesh.size("data") * micro_batches)
-        self._given.check_samples(self._model.engine)
+        self._given.check_samples(parts_of(self._model).engine)
 
-    def train(self, progress: EpochProgress) -> float:
+    def train(self, progress) -> float:
         """Finish the epoch that `progress` is in, and return its fitness: the validation loss after
         it, or else its training loss.
 
@@ -64,7 +63,7 @@ class Epochs:
         self._callbacks.after_validation(self._model.step_number, {**values, "fitness": fitness})
         return fitness
 
-    def _train(self, progress: EpochProgress) -> None:
+    def _train(self, progress) -> None:
         """Take a step per batch, and add up the loss of their samples, each before its step."""
         x, y = self._given.samples("train")
         for batch in self._given.batches(progress.epoch)[progress.batch :]:
@@ -83,7 +82,7 @@ class Epochs:
         samples = self._given.samples(name)
         return evaluate_set(self._model, samples, self._given.batch_size, metrics or {})
 
-    def result(self, progress: EpochProgress) -> OptimizationResult:
+    def result(self, progress) -> OptimizationResult:
         """Return the result of a run whose best parameters are back in the model."""
         model = self._model
         module = model.wrapped_model
@@ -91,7 +90,7 @@ class Epochs:
         figures = {name: self._evaluate(name, metrics_of(module)) for name in SETS}
         noted = figures["validation"] or figures["train"]
         assert noted is not None
-        model.history.note_evaluation(model.step_number, noted.loss, noted.metrics)
+        parts_of(model).history.note_evaluation(model.step_number, noted.loss, noted.metrics)
         return OptimizationResult(
             model,
             progress.fitness,
@@ -110,13 +109,15 @@ class BestEpoch:
 
     def keep(self, model: ShardedModel) -> None:
         """Keep the model's parameters and buffers. No communication."""
-        self._parameters = model.engine.weights.copy_owned()
-        self._buffers = model.engine.buffers.copies()
+        parts = parts_of(model)
+        self._parameters = parts.weights.copy_owned()
+        self._buffers = parts.engine.buffers.copies()
 
     def put_back(self, model: ShardedModel) -> None:
         """Give the model the parameters and buffers that were kept. Collective."""
-        model.engine.buffers.put_back(self._buffers)
-        model.engine.weights.put_back(self._parameters)
+        parts = parts_of(model)
+        parts.engine.buffers.put_back(self._buffers)
+        parts.weights.put_back(self._parameters)
 
 
 def is_better(fitness: float, best: float | None) -> bool:
@@ -136,7 +137,7 @@ def evaluate_set(
     if samples is None:
         return None
     loss = model.sharding_configuration.loss
-    with Measurement(model.engine, metrics or {}, loss) as measured:
+    with Measurement(parts_of(model).engine, metrics or {}, loss) as measured:
         for start in range(0, num_samples(samples[0]), batch_size):
             x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
             measured.add(own_part(model.mesh, x), own_part(model.mesh, y))

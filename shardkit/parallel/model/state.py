@@ -34,6 +34,7 @@ class State:
     buffers         of the same model (step/buffers.py)
     averages        of its weights, if the rule keeps some (averaged.py)
     rule            the optimizer rule that the next step applies; groups: with other constants
+    other_rule      the same, if it is another than the configuration's; else None
     step_number     global batches trained on; where the data goes on
     samples_seen    trained on, over all data ranks
     skips           the steps that changed nothing
@@ -51,6 +52,7 @@ class State:
         groups=(),
     ):
         self.weights, self.rule = weights, rule
+        self.other_rule: Rule | None = None
         self.buffers = buffers
         self.averages = Averages(weights)
         self.loss_scale = loss_scale
@@ -175,6 +177,11 @@ class State:
         )
         self.weights.awaits_values = other.weights.awaits_values
 
+    def set_weights(self, vector) -> None:
+        """Take the parameters from a whole vector. Errors: as Weights.set()."""
+        self.averages.check_not_in_use("set parameters")
+        self.weights.set(vector)
+
     def averaged(self):
         """Return a context in which the averages that the rule keeps are the weights. Collective.
 
@@ -201,7 +208,7 @@ class State:
             check_usable(rule)
             self._check_rule(rule)
         check_same(self._world, {"the rule": describe(rule)})
-        self.rule = rule
+        self.rule = self.other_rule = rule
         self._tell_units_the_rule()
 
     def _tell_units_the_rule(self):

@@ -115,8 +115,11 @@ class Weights:
         return of_ranks
 
     def local(self):
-        """Return what this rank updates, 1-D, a copy. No communication."""
-        return numpy.concatenate([to_host(part) for part in self._local_parts()])
+        """Return what this rank updates, 1-D, a read-only copy. No communication."""
+        self.check()
+        owned = numpy.concatenate([to_host(part) for part in self._local_parts()])
+        owned.flags.writeable = False
+        return owned
 
     @property
     def num_local(self) -> int:
