@@ -291,10 +291,8 @@ class Checkpoints:
             description.get("loss_scale"),
             state_since(description),
         )
-        engine.weights.awaits_values = False
         self.data_position = description.get("data_position") or {}
-        self._history.last_loss = description["last_loss"]
-        self._history.take_evaluation(description.get("evaluation"))
+        self._history.go_on_from(description)
         features = input_features(engine.model)
         if features is not None and description["active_features"] is not None:
             features.activate(description["active_features"])

@@ -46,9 +46,9 @@ class History:
         """Return the evaluation as JSON can hold it: null for what is not finite."""
         return self._with_figures(_stored)
 
-    def take_evaluation(self, stored: dict | None) -> None:
-        """Go on from what stored_evaluation() returned; None: nothing was measured."""
-        self.evaluation = stored
+    def go_on_from(self, description: dict) -> None:
+        """Go on from the last loss and the stored_evaluation() of a checkpoint."""
+        self.last_loss, self.evaluation = description["last_loss"], description.get("evaluation")
         self.evaluation = self._with_figures(lambda figure: nan if figure is None else figure)
 
     def _with_figures(self, form: Callable[[Any], Any]) -> dict | None:

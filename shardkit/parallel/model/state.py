@@ -153,15 +153,19 @@ class State:
         skipped_steps: int = 0,
         loss_scale: dict | None = None,
         state_since: int = 0,
+        *,
+        awaits_values: bool = False,
     ) -> None:
-        """Go on from these counts, after all owned boxes were written and gradients dropped."""
+        """Go on from these counts, after all owned boxes were written and gradients dropped.
+
+        awaits_values   what was written are no values yet
+        """
         self.state_since = state_since
         self._tell_units_the_rule()
         self.step_number, self.samples_seen = step_number, samples_seen
         self.skips = Skips(skipped_steps)
         self.loss_scale.restore(loss_scale)
-        self.weights.is_initial = False
-        self.weights.settle()
+        self.weights.replace(awaits_values=awaits_values)
 
     def copy_from(self, other: "State") -> None:
         """Take over the state of a model on the same mesh, under the same policy."""
@@ -174,8 +178,8 @@ class State:
             other.skips.total,
             other.loss_scale.state(),
             other.state_since,
+            awaits_values=other.weights.awaits_values,
         )
-        self.weights.awaits_values = other.weights.awaits_values
 
     def set_weights(self, vector) -> None:
         """Take the parameters from a whole vector. Errors: as Weights.set()."""
@@ -229,7 +233,7 @@ class State:
     def reset(self) -> None:
         """Clear the optimizer state, and count from the first step again; parameters stay."""
         self.clear()
-        self.restore(0, self.samples_seen)
+        self.restore(0, self.samples_seen, awaits_values=self.weights.awaits_values)
 
     def clear(self, names=None) -> None:
         """Set the optimizer state of these names to zero; None: all. restore() comes next.

@@ -154,8 +154,7 @@ class Weights:
         views = self._canonical_views(vector)
         for _, piece, array in self.boxes_of({"model": lambda unit: unit.owned_parameters}):
             array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
-        self.is_initial = self.awaits_values = False
-        self.settle()
+        self.replace(awaits_values=False)
 
     def _canonical_views(self, vector) -> dict:
         """Return {name: view of its elements, in the shape of the whole parameter} of a vector."""
@@ -188,8 +187,7 @@ class Weights:
         self.wait_for_readers()
         for unit, values in zip(self.units, copies):
             unit.owned_parameters[...] = values
-        self.is_initial = False
-        self.settle()
+        self.replace(awaits_values=self.awaits_values)
 
     def start_over(self) -> None:
         """Make parameters and optimizer state as the seed makes them."""
@@ -203,6 +201,11 @@ class Weights:
         """Return when owned values may be written; not needed where all ranks have just agreed."""
         for unit in self.units:
             unit.wait_for_readers()
+
+    def replace(self, *, awaits_values: bool) -> None:
+        """Go on with values that were written in the place of those that were there."""
+        self.is_initial, self.awaits_values = False, awaits_values
+        self.settle()
 
     def settle(self) -> None:
         """Make replicas and gathered parameters follow owned values that were written."""

@@ -183,7 +183,7 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], parts) -> int
         copies[-1].companions if living.rank == holder else None, holder
     )
     if parts is not None:
-        parts.checkpoints.companions = companions
+        parts.checkpoints.add_companions(companions)
     return step
 
 
