@@ -1,6 +1,7 @@
 """Sharded models and optimizers have the members that docs/api/models.md has, and no others."""
 
 import ast
+from pathlib import Path
 
 import pytest
 import sources
@@ -8,6 +9,7 @@ from sources import structure
 
 import shardkit as sk
 
+ROOT = Path(__file__).resolve().parents[2]
 FACES = {
     "ShardedModel": [
         sk.DDPModel,
@@ -29,6 +31,17 @@ FACES = {
     ],
 }
 EVERY_FACE = pytest.mark.parametrize("face", FACES)
+# What the parts of a model are called, and no member of it is.
+INSIDE = {
+    "engine",
+    "history",
+    "checkpoints",
+    "policy",
+    "companions",
+    "weights",
+    "state",
+    "learning",
+}
 MOST_LINES = 3  # of a member of a sharded model, which asks a part
 
 
@@ -131,3 +144,39 @@ def test_what_is_glued_together_is_found(tmp_path, code, found):
 
 def test_models_and_optimizers_hold_parts_and_are_not_glued_together():
     assert not mixed(sources.package(), "parallel/model/")
+
+
+def asked_of_models(tree):
+    """Return what code asks of a variable that is named after a model and that no model has."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in INSIDE
+        and ast.unparse(node.value).split(".")[-1].lstrip("_") in ("model", "sharded")
+    ]
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("model.checkpoints.save()", ["model.checkpoints"]),
+        ("self._run.model.history.last_loss = 1", ["self._run.model.history"]),
+        ("parts_of(model).history", []),
+        ("model.train(x, y)", []),
+    ],
+)
+def test_a_part_that_is_asked_of_the_model_itself_is_found(code, found):
+    assert asked_of_models(ast.parse(code)) == found
+
+
+def test_the_package_reaches_the_parts_of_a_model_by_their_door():
+    wrong = [
+        f"{path}: {text}"
+        for path, module in sources.files()
+        for text in asked_of_models(module.tree)
+    ]
+    scripts = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]
+    for path in scripts:
+        wrong += [f"{path.name}: {text}" for text in asked_of_models(ast.parse(path.read_text()))]
+    assert scripts and not wrong
