@@ -423,10 +423,10 @@ def taken_from(store: CheckpointStore, checkpoint: Checkpoint) -> Taken:
 
 
 def warn_of_skipped(checkpoint: Any, skipped: list[str]) -> None:
-    """Warn the caller's caller if newer checkpoints were passed over."""
+    """Warn the user of load_model() if newer checkpoints were passed over."""
     if skipped:
         reasons = "; ".join(skipped)
-        warnings.warn(f"{checkpoint.folder} is taken; passed over: {reasons}", stacklevel=3)
+        warnings.warn(f"{checkpoint.folder} is taken; passed over: {reasons}", stacklevel=4)
 
 
 def _refusal(

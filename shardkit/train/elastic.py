@@ -22,7 +22,7 @@ from ..comm.mpi.launch import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..files.paths import usable_path
 from ..layout.mesh_shape import MeshShape
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..parallel.pipeline.neighbors import Neighbors, restore
 from .log import seconds_text
 
@@ -221,7 +221,7 @@ class ElasticTraining:
 
     def _recover(self, living, model, num):
         """Restore the state. Collective over the survivors."""
-        step, source = restore(living, self._copies, model), "memory"
+        step, source = restore(living, self._copies, model and parts_of(model)), "memory"
         if step is None:
             step, source = self._load(model), "checkpoint"
         if model is not None:
@@ -248,7 +248,7 @@ class ElasticTraining:
     def _train(self, model):
         if self.why_not:
             return self._work(model, lambda: None)
-        copies = Neighbors(model, self._life)
+        copies = Neighbors(parts_of(model), self._life)
         copies.commit()
         self._copies.append(copies)
         model.mesh.world.barrier()  # all have the new copies: nobody needs the old ones
@@ -261,4 +261,4 @@ class ElasticTraining:
         try:
             return self._work(model, commit)
         finally:
-            model.abandon_saving()
+            parts_of(model).checkpoints.saver.abandon()

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError
 from ..files.paths import usable_path
 from ..files.trust import Trust
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .folder import has_checkpoints, stored_places, stored_settings
@@ -156,7 +156,7 @@ def on_these_ranks(
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:
     """Return loss and metrics of all samples, the same on all ranks. Collective."""
-    with Measurement(run.model.engine, run.task.metrics, run.task.loss) as measured:
+    with Measurement(parts_of(run.model).engine, run.task.metrics, run.task.loss) as measured:
         for window in run.windows(samples):
             measured.add(*((window.x, window.y) if window.is_counted else (None, None)))
     return Figures(run.step, measured.samples, measured.loss, measured.metrics)

@@ -32,6 +32,7 @@ from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..parallel.model.loop import RunLoop
 from ..parallel.model.patience import Patience
+from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
 from .agreement import (
     SAME_DATA,
@@ -281,7 +282,7 @@ class TrainingRun:
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
             tracing = Tracing(run)
         self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
-        self.model.checkpoints.check()
+        parts_of(self.model).checkpoints.check()
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model, held_out)
@@ -341,7 +342,7 @@ class TrainingRun:
         Collective.
         """
         with collectively(self.backend):
-            self.stream.go_on_from(self.model.checkpoints.data_position)
+            self.stream.go_on_from(parts_of(self.model).checkpoints.data_position)
             if self.settings.run.epochs is None:
                 return
             step, epochs = self.model.step_number, self.settings.run.epochs
@@ -384,7 +385,7 @@ class TrainingRun:
     def _compare_companions(self):
         """Refuse other companions than those of the checkpoint: a scaling of other rows, say."""
         with collectively(self.backend):
-            stored = self.model.companions
+            stored = parts_of(self.model).checkpoints.companions
             for name, content in self.task.companions().items():
                 if stored.get(name, content) != content:
                     raise CheckpointError(
@@ -394,7 +395,7 @@ class TrainingRun:
 
     def _take_companions(self):
         with collectively(self.backend):
-            self.model.add_companions(self.task.companions())
+            parts_of(self.model).checkpoints.add_companions(self.task.companions())
 
     def be_at_step(self, why: str):
         """Report that the model is at another step now, and end the curve there.
@@ -459,7 +460,7 @@ class TrainingRun:
     def _batch(self, step: int):
         """Return this rank's part of a batch; one that cannot be read fails inside of the step."""
         try:
-            with self.model.engine.listening.span("data"):
+            with parts_of(self.model).engine.listening.span("data"):
                 return self.stream.batch(step)
         except Exception as error:
             unreadable = Unreadable(error)
@@ -489,7 +490,7 @@ class TrainingRun:
         self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
 
     def _validate(self) -> float:
-        with self.model.engine.listening.span("validation"):
+        with parts_of(self.model).engine.listening.span("validation"):
             loss, metrics = self.validation.measure()
         values = {"validation_loss": loss, **self.task.loss_record(loss), **metrics}
         self.loop.judge(loss, values)

@@ -11,7 +11,7 @@ from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
 from ..parallel.model.callback import Callback
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 from .log import RankLog, Reporter, duration_text
 from .ranks import bits_text
@@ -32,7 +32,8 @@ class RunReport(Callback):
         log: RankLog,
     ):
         self._task = task
-        self._model, self._backend, self._stream = model, model.mesh.world, stream
+        self._model, self._parts = model, parts_of(model)
+        self._backend, self._stream = model.mesh.world, stream
         self._reporter, self._log = reporter, log
         self._unit = task.unit or task.sample
         self._knows_overlap = False  # the log says what was chosen
@@ -51,12 +52,12 @@ class RunReport(Callback):
         """Say what is trained, where, and which ranks do it; start the clock. Collective."""
         about, settings = self._model.get_model_metadata(), self._settings
         computed, multiplied = about["compute_dtype"], about["product_dtype"]
-        mixed = f", computed in {computed}" if self._model.engine.numerics.is_mixed else ""
+        mixed = f", computed in {computed}" if self._parts.engine.numerics.is_mixed else ""
         if multiplied != computed:
             mixed += f" with products in {multiplied}"
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self._reporter.line(
-            f"shardkit: {about['parameter_count']:,} parameters as {self._model.policy.name} on "
+            f"shardkit: {about['parameter_count']:,} parameters as {self._parts.policy.name} on "
             f"{self._backend.world_size} ranks "
             f"({self._model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"{self._task.describe_data()}; "
@@ -102,7 +103,7 @@ class RunReport(Callback):
         speed = samples * self._task.units_per_sample / (now - self._reported_at)
         self._reported_at, self._reported_step = now, step
         self._reported_wait = self._stream.waited_seconds
-        engine = self._model.engine
+        engine = self._parts.engine
         exposed = sum(engine.listening.exposed.values())
         text = (
             f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {exposed * 1e3:.1f} ms exposed "
@@ -155,17 +156,17 @@ class RunReport(Callback):
 
     def _report_overlap(self):
         """Say what was chosen, once it has been measured."""
-        overlap = self._model.engine.overlap
+        overlap = self._parts.engine.overlap
         if overlap.is_settled and overlap.medians and not self._knows_overlap:
             self._knows_overlap = True
             self._reporter.line(f"overlap of communication and computation is {overlap}")
 
     def _look_at_skip(self):
         """Say so if the step was skipped."""
-        skips, limit = self._model.engine.state.skips, self._settings.run.stop_after_bad_steps
+        skips, limit = self._parts.state.skips, self._settings.run.stop_after_bad_steps
         if skips.last is None:
             return
-        scale = self._model.engine.loss_scale
+        scale = self._parts.engine.loss_scale
         rescaled = (
             f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
         )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..comm.clocks import clock_offset, on_first_clock
 from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
+from ..parallel.model.sharded_model import parts_of
 from ..parallel.model.tracing import Trace
 from ..parallel.step.recorder import STEP, Recorder
 from .settings import Run
@@ -92,12 +93,14 @@ class Tracing(Callback):
         if self._steps.is_whole:
             name = f"traces/steps-{self._steps.first}-{self._steps.last}.json"
             self._trace = Trace(
-                model, run.folder / name, write=lambda text: run.reporter.write(name, text)
+                parts_of(model),
+                run.folder / name,
+                write=lambda text: run.reporter.write(name, text),
             )
             self._recorder = self._trace.recorder
         else:
             self._recorder = Recorder()
-            listening = model.engine.listening
+            listening = parts_of(model).engine.listening
             self._recording.enter_context(listening.telling(self._recorder, verbs=False))
         self._before = clock_offset(run.backend)
 
@@ -141,7 +144,7 @@ def _timeline(everyones: list[tuple], model) -> dict:
         "seconds": max(end for _, _, (_, end), _ in everyones) - origin,
         "schedule": model.sharding_configuration.schedule,
         "micro_batches": model.sharding_configuration.micro_batches,
-        "device": model.engine.device.kind,
+        "device": parts_of(model).engine.device.kind,
         "ranks": {
             str(rank): [
                 [text, round(start - origin, 7), round(end - origin, 7)]

@@ -10,7 +10,7 @@ from ..comm.failure.agreement import collectively
 from ..data.order import EpochOrder
 from ..data.samples import VALIDATION, Samples
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 
 
@@ -31,10 +31,10 @@ class Validation:
     def measure(self) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the metrics; NaN if nothing counts. Collective."""
         model, task = self._model, self._task
-        with Measurement(model.engine, task.metrics, task.loss) as measured:
+        with Measurement(parts_of(model).engine, task.metrics, task.loss) as measured:
             for start in range(0, self._num, self._batch):
                 measured.add(*self._read(start))
-        model.history.note_evaluation(model.step_number, measured.loss, measured.metrics)
+        parts_of(model).history.note_evaluation(model.step_number, measured.loss, measured.metrics)
         return measured.loss, measured.metrics
 
     def _read(self, start: int):

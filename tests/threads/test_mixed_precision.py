@@ -24,6 +24,7 @@ from shardkit.testing.parallel import (
     gradient_norm_of,
     loss_scale_of,
     own_units_of,
+    parts_of,
     skips_of,
     training_state_of,
     units_of,
@@ -481,8 +482,8 @@ def test_a_checkpoint_opens_whatever_blocks_compute_in(tmp_path, first, second):
 def test_a_scale_that_makes_no_sense_is_refused_before_anything_is_read(damage):
     def run(backend):
         model, _ = train("DDP", backend, 1, compute_dtype="float16")
-        state = model.checkpoints.describe()
-        model.checkpoints.describe = lambda: {**state, "loss_scale": damage}
+        state = parts_of(model).checkpoints.describe()
+        parts_of(model).checkpoints.describe = lambda: {**state, "loss_scale": damage}
         with pytest.raises(sk.CheckpointError, match="loss_scale"):
             model.deserialize(model.serialize())
 

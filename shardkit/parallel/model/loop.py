@@ -15,7 +15,7 @@ from ...comm.failure.ballot import Ballot
 from ...errors import StopVoted
 from .callback import Callback
 from .patience import Patience
-from .sharded_model import ShardedModel
+from .sharded_model import ShardedModel, parts_of
 
 
 class Course(Protocol):
@@ -53,7 +53,7 @@ class RunLoop:
 
     def go(self, course: Course) -> StopVoted | None:
         """Take the steps that are left; return the vote that ended them before. Collective."""
-        engine = self._model.engine
+        engine = parts_of(self._model).engine
         engine.ballot = self._ballot
         try:
             while not course.is_over:

@@ -26,7 +26,7 @@ from .loop import RunLoop
 from .measuring import Measurement
 from .optimization import SETS, EvaluationResult, OptimizationInputData, OptimizationResult
 from .patience import Patience
-from .sharded_model import ShardedModel
+from .sharded_model import ShardedModel, parts_of
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class BestEpoch:
 
     def keep(self, model: ShardedModel) -> None:
         """Keep the model's parameters and buffers. No communication."""
-        self._parameters = model.engine.weights.copy_owned()
-        self._buffers = model.engine.buffers.copies()
+        self._parameters = parts_of(model).engine.weights.copy_owned()
+        self._buffers = parts_of(model).engine.buffers.copies()
 
     def put_back(self, model: ShardedModel) -> None:
         """Give the model the parameters and buffers that were kept. Collective."""
-        model.engine.buffers.put_back(self._buffers)
-        model.engine.weights.put_back(self._parameters)
+        parts_of(model).engine.buffers.put_back(self._buffers)
+        parts_of(model).engine.weights.put_back(self._parameters)
 
 
 class Optimization:
@@ -130,7 +130,7 @@ class Optimization:
         """Raise ConfigurationError or ShapeError unless the model can train on the samples."""
         micro_batches = self._model.sharding_configuration.micro_batches
         self._given.check_batches(self._model.mesh.size("data") * micro_batches)
-        self._given.check_samples(self._model.engine)
+        self._given.check_samples(parts_of(self._model).engine)
 
     def _begin(self) -> None:
         """Be where the run is: at its start, or at the newest checkpoint of its folder."""
@@ -202,7 +202,7 @@ class Optimization:
         train, validation, test = (self._evaluate(name, metrics) for name in SETS)
         assert train is not None and progress.best is not None
         noted = validation or train
-        model.history.note_evaluation(model.step_number, noted.loss, noted.metrics)
+        parts_of(model).history.note_evaluation(model.step_number, noted.loss, noted.metrics)
         return OptimizationResult(
             model,
             progress.best.loss,
@@ -227,7 +227,7 @@ def evaluate_set(
     if samples is None:
         return None
     loss = model.sharding_configuration.loss
-    with Measurement(model.engine, metrics or {}, loss) as measured:
+    with Measurement(parts_of(model).engine, metrics or {}, loss) as measured:
         for start in range(0, num_samples(samples[0]), batch_size):
             x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
             measured.add(own_part(model.mesh, x), own_part(model.mesh, y))

@@ -115,8 +115,11 @@ class Weights:
         return of_ranks
 
     def local(self):
-        """Return what this rank updates, 1-D, a copy. No communication."""
-        return numpy.concatenate([to_host(part) for part in self._local_parts()])
+        """Return what this rank updates, 1-D, a read-only copy. No communication."""
+        self.check()
+        owned = numpy.concatenate([to_host(part) for part in self._local_parts()])
+        owned.flags.writeable = False
+        return owned
 
     @property
     def num_local(self) -> int:
@@ -151,8 +154,7 @@ class Weights:
         views = self._canonical_views(vector)
         for _, piece, array in self.boxes_of({"model": lambda unit: unit.owned_parameters}):
             array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
-        self.is_initial = self.awaits_values = False
-        self.settle()
+        self.replace(awaits_values=False)
 
     def _canonical_views(self, vector) -> dict:
         """Return {name: view of its elements, in the shape of the whole parameter} of a vector."""
@@ -185,8 +187,7 @@ class Weights:
         self.wait_for_readers()
         for unit, values in zip(self.units, copies):
             unit.owned_parameters[...] = values
-        self.is_initial = False
-        self.settle()
+        self.replace(awaits_values=self.awaits_values)
 
     def start_over(self) -> None:
         """Make parameters and optimizer state as the seed makes them."""
@@ -200,6 +201,11 @@ class Weights:
         """Return when owned values may be written; not needed where all ranks have just agreed."""
         for unit in self.units:
             unit.wait_for_readers()
+
+    def replace(self, *, awaits_values: bool) -> None:
+        """Go on with values that were written in the place of those that were there."""
+        self.is_initial, self.awaits_values = False, awaits_values
+        self.settle()
 
     def settle(self) -> None:
         """Make replicas and gathered parameters follow owned values that were written."""
