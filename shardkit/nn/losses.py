@@ -39,10 +39,19 @@ class PointwiseLoss(Loss):
 
     A subclass writes items(prediction, target) -> Tensor. Prediction and target have one shape;
     where the prediction is a tuple or list of Tensors, items() gets a tuple of them.
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     takes_trees = False
     gives_targets_gradients = False  # True: a target that wants a gradient is a Tensor in items()
+
+    def __init__(self, reduction: str = "mean") -> None:
+        _check_reduction(type(self).__name__, reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         """Return the loss of each item, [samples, ...]."""
@@ -80,38 +89,18 @@ class PointwiseLoss(Loss):
 
 
 class L1Loss(PointwiseLoss):
-    """|prediction - y| per element.
-
-    Parameters
-    ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
-    """
+    """|prediction - y| per element."""
 
     gives_targets_gradients = True
-
-    def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("L1Loss", reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         return ops.abs(_difference(prediction, target))
 
 
 class MSELoss(PointwiseLoss):
-    """(prediction - y)^2 per element.
-
-    Parameters
-    ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
-    """
+    """(prediction - y)^2 per element."""
 
     gives_targets_gradients = True
-
-    def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("MSELoss", reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         return ops.square(_difference(prediction, target))
@@ -122,9 +111,6 @@ class HuberLoss(PointwiseLoss):
 
     Parameters
     ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     delta
         Where the square ends, above 0.
     """
@@ -132,7 +118,7 @@ class HuberLoss(PointwiseLoss):
     gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        _check_reduction("HuberLoss", reduction)
+        super().__init__(reduction)
         require(is_number(delta, above=0), "HuberLoss with delta", delta, "a number above 0")
         self.delta = delta
 
@@ -149,9 +135,6 @@ class SmoothL1Loss(PointwiseLoss):
 
     Parameters
     ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     beta
         Where the square ends, above 0.
     """
@@ -159,7 +142,7 @@ class SmoothL1Loss(PointwiseLoss):
     gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        _check_reduction("SmoothL1Loss", reduction)
+        super().__init__(reduction)
         require(is_number(beta, at_least=0), "SmoothL1Loss with beta", beta, "a number, at least 0")
         self.beta = beta
 
@@ -178,9 +161,6 @@ class BCEWithLogitsLoss(PointwiseLoss):
 
     Parameters
     ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     pos_weight
         Factor of the part of y that is 1, a number or an array that broadcasts to the predictions;
         None: 1.
@@ -189,7 +169,7 @@ class BCEWithLogitsLoss(PointwiseLoss):
     gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
-        _check_reduction("BCEWithLogitsLoss", reduction)
+        super().__init__(reduction)
         self.pos_weight = None if pos_weight is None else _constant(pos_weight, "pos_weight")
 
     def items(self, prediction: Any, target: Any) -> Tensor:
@@ -242,15 +222,12 @@ class GaussianNLLLoss(PointwiseLoss):
         With the constant log(2 pi) / 2.
     eps
         Smallest variance; a smaller one counts as this, and takes its gradient all the same.
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     """
 
     gives_targets_gradients = True
 
     def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
-        _check_reduction("GaussianNLLLoss", reduction)
+        super().__init__(reduction)
         require(is_number(eps, above=0), "GaussianNLLLoss with eps", eps, "a number above 0")
         self.full = full
         self.eps = eps
@@ -280,13 +257,10 @@ class CosineEmbeddingLoss(PointwiseLoss):
     ----------
     margin
         Cosines up to this cost nothing for pairs with y = -1.
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
-        _check_reduction("CosineEmbeddingLoss", reduction)
+        super().__init__(reduction)
         require(is_number(margin), "CosineEmbeddingLoss with margin", margin, "a number")
         self.margin = margin
 
@@ -316,16 +290,7 @@ class RelativeL2Loss(PointwiseLoss):
     """The norm of prediction - y, divided by that of y, for each sample (arXiv 2010.08895).
 
     y is [samples, ...], with no sample of zeros alone: that would be divided by 0
-
-    Parameters
-    ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     """
-
-    def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("RelativeL2Loss", reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         rows = ops.flatten(_difference(prediction, target), 1)
@@ -439,11 +404,8 @@ class CrossEntropyLoss(NLLLoss):
 
     Parameters
     ----------
-    weight, ignore_index
+    weight, ignore_index, reduction
         As of NLLLoss.
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     label_smoothing
         Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
     """
