@@ -1,11 +1,33 @@
-"""Types of command-line arguments; argparse shows what they refuse."""
+"""Commands and the types of their arguments; argparse shows what they refuse."""
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter, RawDescriptionHelpFormatter
 from math import inf
 
 from ..checkpoint.choice import BEST, NEWEST
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
+
+
+def add_command(
+    commands, name: str, run, text: str, *, takes_settings=False, **more
+) -> ArgumentParser:
+    """Return the parser of a new command.
+
+    run              (arguments, settings) -> exit code
+    text             its line in the list of commands, and what stands above its options: as it is
+                     written if a line in it is indented
+    takes_settings   --section.key=value are its arguments too
+    more             for argparse
+    """
+    brief, _, description = text.partition("\n\n")
+    is_written = "\n  " in description
+    how = {
+        "allow_abbrev": not takes_settings,
+        "formatter_class": RawDescriptionHelpFormatter if is_written else HelpFormatter,
+    }
+    parser = commands.add_parser(name, help=brief, description=description, **{**how, **more})
+    parser.set_defaults(run=run, takes_settings=takes_settings)
+    return parser
 
 
 def add_averaged(parser: ArgumentParser) -> None:

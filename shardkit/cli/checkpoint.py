@@ -15,21 +15,24 @@ _CONVERSIONS = {
     "shardkit": from_safetensors,
     "adapter": to_adapter,
 }
+_DIFF = """compare two checkpoints number by number
+
+Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 wrong usage, or one
+of the two cannot be read."""
+_CONVERT = f"""convert to and from model folders of Hugging Face's transformers
+
+Convert models of the families {", ".join(FAMILIES)}. The optimizer state of a checkpoint is
+not converted. `shardkit train --model.start=FOLDER` takes such a folder as it is."""
 
 
-def add_commands(commands) -> None:
+def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
-    _add_diff(commands)
-    _add_convert(commands)
+    _add_diff(add_command)
+    _add_convert(add_command)
 
 
-def _add_diff(commands) -> None:
-    diff = commands.add_parser(
-        "diff",
-        help="compare two checkpoints number by number",
-        description="Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 "
-        "wrong usage, or one of the two cannot be read.",
-    )
+def _add_diff(add_command) -> None:
+    diff = add_command("diff", _diff, _DIFF)
     for name in ("first", "second"):
         diff.add_argument(
             name,
@@ -50,17 +53,10 @@ def _add_diff(commands) -> None:
         action="store_true",
         help="compare parameters only: no optimizer state, step or seeds",
     )
-    diff.set_defaults(run=_diff, takes_settings=False)
 
 
-def _add_convert(commands) -> None:
-    convert = commands.add_parser(
-        "convert",
-        help="convert to and from model folders of Hugging Face's transformers",
-        description=f"Convert models of the families {', '.join(FAMILIES)}. The optimizer state "
-        "of a checkpoint is not converted. `shardkit train --model.start=FOLDER` takes such a "
-        "folder as it is.",
-    )
+def _add_convert(add_command) -> None:
+    convert = add_command("convert", _convert, _CONVERT)
     convert.add_argument(
         "--to",
         choices=_CONVERSIONS,
@@ -98,7 +94,6 @@ def _add_convert(commands) -> None:
     )
     add_checkpoint(convert)
     add_averaged(convert)
-    convert.set_defaults(run=_convert, takes_settings=False)
 
 
 def _diff(known, overrides) -> int:

@@ -1,6 +1,5 @@
 """`shardkit generate`."""
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -27,6 +26,12 @@ from .arguments import add_averaged, add_checkpoint, count, local_path
 from .job import job, mpi_backend
 from .settings import parsed
 
+_GENERATE = """continue texts with a trained model
+
+Continue texts with a trained language model, alone or on many ranks:
+  mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]
+A text depends on its prompt and its seed, not on the ranks."""
+
 
 @dataclass(frozen=True)
 class GenerationConfiguration(Sections):
@@ -36,17 +41,9 @@ class GenerationConfiguration(Sections):
     parallel: Parallel = Parallel()
 
 
-def add_commands(commands) -> None:
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    generate = commands.add_parser(
-        "generate",
-        help="continue texts with a trained model",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Continue texts with a trained language model, alone or on many ranks:\n"
-        "  mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]\n"
-        "A text depends on its prompt and its seed, not on the ranks.",
-    )
+    generate = add_command("generate", _generate, _GENERATE, takes_settings=True)
     generate.add_argument(
         "path",
         type=local_path,
@@ -100,7 +97,6 @@ def add_commands(commands) -> None:
     )
     add_checkpoint(generate)
     add_averaged(generate)
-    generate.set_defaults(run=_generate, takes_settings=True)
 
 
 def _generate(known, overrides) -> int:

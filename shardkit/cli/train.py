@@ -1,6 +1,5 @@
 """`shardkit train`."""
 
-import argparse
 import os
 
 from ..comm.failure.signals import StopSignals
@@ -17,19 +16,17 @@ from .arguments import add_trust, local_path
 from .job import job, mpi_backend
 from .settings import Given, trust_in
 
+_TRAIN = """train a task: a language model on text, or one of your own
 
-def add_commands(commands) -> None:
+Train a task: a language model on text, or one of your own:
+  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]
+  mpiexec -n 4 shardkit train --task my_model.py:Surrogate [...]"""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    train = commands.add_parser(
-        "train",
-        help="train a task: a language model on text, or one of your own",
-        allow_abbrev=False,
-        add_help=False,  # the settings that it lists are those of the task
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train a task: a language model on text, or one of your own:\n"
-        "  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]\n"
-        "  mpiexec -n 4 shardkit train --task my_model.py:Surrogate [...]",
-    )
+    # add_help: the settings that it lists are those of the task
+    train = add_command("train", _train, _TRAIN, takes_settings=True, add_help=False)
     train.add_argument(
         "-h",
         "--help",
@@ -58,7 +55,7 @@ def add_commands(commands) -> None:
         help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
     )
     add_trust(train)
-    train.set_defaults(run=_train, takes_settings=True, parser=train)
+    train.set_defaults(parser=train)
 
 
 def _train(known, overrides) -> int:
