@@ -21,9 +21,8 @@ from ..errors import ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, num_samples, structure
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .ops.loss import WEIGHTS, binary_cross_entropy, cross_entropy, mse
+from .ops.loss import IGNORED, WEIGHTS, binary_cross_entropy, cross_entropy, mse
 from .recorded import recorded
-from .targets import IGNORED, is_ignored, num_counted
 
 
 @recorded
@@ -69,6 +68,17 @@ class Loss:
     def __call__(self, prediction: Any, y: Any) -> Tensor:
         """Return the mean over the items; 0 if there are none."""
         return self.total(prediction, y) / (self.count(y) or 1)
+
+
+def is_ignored(y, ignore_index: int | None):
+    """Return which elements of an array y do not count: booleans of its shape."""
+    return y == ignore_index if ignore_index is not None else y != y
+
+
+def num_counted(y: Any, ignore_index: int | None) -> int:
+    """Return how many elements of y count."""
+    y = array_of(y)
+    return prod(y.shape) if ignore_index is None else int((y != ignore_index).sum())
 
 
 def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:

@@ -23,9 +23,9 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .loss import Loss, check_equal_shapes, one_array, weights_of_items
+from .loss import Loss, check_equal_shapes, is_ignored, one_array, weights_of_items
+from .ops.loss import IGNORED
 from .ops.operands import check_floating
-from .targets import IGNORED, is_ignored
 
 
 class PointwiseLoss(Loss):

@@ -21,8 +21,8 @@ import numpy
 
 from ..annotations import Array
 from ..errors import ConfigurationError, ShapeError
+from .ops.loss import IGNORED
 from .recorded import recorded
-from .targets import IGNORED
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20

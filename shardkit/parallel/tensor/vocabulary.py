@@ -23,8 +23,8 @@ from ...nn.module import Module, Parameter
 from ...nn.ops.blocks import goes_by_blocks, sum_by_blocks
 from ...nn.ops.elementwise import where
 from ...nn.ops.linear import embedding
+from ...nn.ops.loss import IGNORED
 from ...nn.ops.operands import check_ids, index_array
-from ...nn.targets import IGNORED
 from .conjugate import gather_from_region
 from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
 
