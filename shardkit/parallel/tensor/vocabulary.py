@@ -18,12 +18,11 @@ from ...comm.operations import ReductionOperation
 from ...errors import ShapeError
 from ...nn.autograd import array_of, record
 from ...nn.late import LateLogits
-from ...nn.loss import CrossEntropy
+from ...nn.loss import IGNORED, CrossEntropy
 from ...nn.module import Module, Parameter
 from ...nn.ops.blocks import goes_by_blocks, sum_by_blocks
 from ...nn.ops.elementwise import where
 from ...nn.ops.linear import embedding
-from ...nn.ops.loss import IGNORED
 from ...nn.ops.operands import check_ids, index_array
 from .conjugate import gather_from_region
 from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
