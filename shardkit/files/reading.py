@@ -100,15 +100,10 @@ def read_bytes(
 
 
 def read_json(
-    path,
-    most: int = MOST_TABLE_BYTES,
-    *,
-    error: type[FileError] = InputError,
-    follows_links: bool = True,
+    path, most: int = MOST_TABLE_BYTES, *, error: type[FileError] = InputError
 ) -> dict[str, Any]:
     """Return the JSON object in a file. Errors: as open_regular, and as parsed_json."""
-    content = read_bytes(path, most, error=error, follows_links=follows_links)
-    return parsed_json(content, path, error=error)
+    return parsed_json(read_bytes(path, most, error=error), path, error=error)
 
 
 def parsed_json(content: bytes, path, *, error: type[FileError] = InputError) -> dict[str, Any]:

@@ -30,12 +30,12 @@ class Drawing:
         self.width, self.height = width, height
         self._lines: list[str] = []
 
-    def rectangle(self, x, y, width, height, color, title="", line="white") -> None:
+    def rectangle(self, x, y, width, height, color, title="") -> None:
         """Draw a filled rectangle; the title is shown where the pointer rests."""
         about = f"<title>{escape(title)}</title>" if title else ""
         self._lines.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}" '
-            f'stroke="{line}">{about}</rect>'
+            f'stroke="white">{about}</rect>'
         )
 
     def words(self, x, y, text, *, size=12, anchor="start", color="#222", bold=False) -> None:
