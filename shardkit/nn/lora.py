@@ -206,12 +206,7 @@ def update_names(module: Module) -> list[str]:
 
 
 def chosen_layers(module: Module, patterns) -> dict[str, Linear]:
-    """Return {path: linear layer} of what matches.
-
-    Notes
-    -----
-    Errors: those of apply_lora.
-    """
+    """Return {path: linear layer} of what matches. Errors: those of apply_lora."""
     modules = module.named_modules()
     layers: dict[str, Any] = {
         path: layer for path, layer in modules.items() if path and type(layer) in _KINDS

@@ -28,7 +28,7 @@ class Optimizer:
         at_resume=_OTHER_RATES,
     )
     warmup_steps: int = setting(
-        20, "the learning rate grows linearly", "steps", minimum=0, at_resume=_OTHER_RATES
+        20, "steps of linear warm-up", "steps", minimum=0, at_resume=_OTHER_RATES
     )
     decay: str = setting(
         "cosine",

@@ -90,7 +90,7 @@ class Run:
     )
     keep_every: int | None = setting(
         None,
-        "never delete checkpoints of steps that this divides; none: delete old ones",
+        "also keep every checkpoint whose step is a multiple of this; none: no others",
         "steps",
         minimum=1,
     )
@@ -165,7 +165,7 @@ class Run:
     )
     stop_margin_seconds: float = setting(
         15.0,
-        "time to spare then, beside twice the time of a save and the longest step",
+        "stop this long before the limit, plus twice the longest save and the longest step",
         "seconds",
         minimum=0.0,
     )

@@ -96,9 +96,10 @@ def avg_pool1d(
     count_include_pad
         The padding counts, as zeros.
 
-    Notes
-    -----
-    Errors: as max_pool1d.
+    Raises
+    ------
+    ShapeError, ConfigurationError
+        As max_pool1d.
     """
     form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     return _avg_pool("avg_pool1d", 1, x, *form)

@@ -85,12 +85,8 @@ class HybridShardedOptimizer(ShardedOptimizer):
 
     Raises
     ------
-    ConfigurationError
+    ConfigurationError, MeshError
         On all ranks, as HybridShardedModel.
-
-    Notes
-    -----
-    Errors, on all ranks: also MeshError.
     """
 
     model_class = HybridShardedModel

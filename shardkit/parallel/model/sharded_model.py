@@ -204,7 +204,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         ------
         ShapeError
             On all ranks, whichever rank has the bad part: if it is empty, does not divide into the
-            micro-batches, or is nothing that the model or its loss takes.
+            micro-batches, or is not accepted by the model or its loss.
 
         Notes
         -----
@@ -370,7 +370,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         Raises
         ------
         ShapeError
-            On all ranks, if any rank's x is nothing that the model takes.
+            On all ranks, if the model does not accept the x of some rank.
         """
         self._check_open()
         return self.engine.evaluation.predict(x)

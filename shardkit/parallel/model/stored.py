@@ -142,9 +142,9 @@ class Stored:
         path
             Of the folder of checkpoints, which is made.
         keep
-            Delete older checkpoints there but this many, the new one counted; None: delete nothing.
+            Number of checkpoints to keep there, the new one counted; None: all are kept.
         keep_every
-            And but those of steps that this divides.
+            Steps that are multiples of this are kept too.
         data_position
             Stored as it is, for the source of the data.
         validation
