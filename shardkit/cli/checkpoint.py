@@ -33,14 +33,15 @@ def add_commands(add_command) -> None:
 
 def _add_diff(add_command) -> None:
     diff = add_command("diff", _diff, _DIFF)
+    add = diff.add_argument
     for name in ("first", "second"):
-        diff.add_argument(
+        add(
             name,
             type=local_path,
             help="one checkpoint; or a run folder or folder of checkpoints, which stands for its "
             "newest valid checkpoint",
         )
-    diff.add_argument(
+    add(
         "--tolerance",
         type=tolerance,
         default=0.0,
@@ -48,7 +49,7 @@ def _add_diff(add_command) -> None:
         help="differences up to X times the largest magnitude in a tensor count as equal; default: "
         "%(default)s",
     )
-    diff.add_argument(
+    add(
         "--model-only",
         action="store_true",
         help="compare parameters only: no optimizer state, step or seeds",
@@ -57,7 +58,8 @@ def _add_diff(add_command) -> None:
 
 def _add_convert(add_command) -> None:
     convert = add_command("convert", _convert, _CONVERT)
-    convert.add_argument(
+    add = convert.add_argument
+    add(
         "--to",
         choices=_CONVERSIONS,
         required=True,
@@ -65,28 +67,26 @@ def _add_convert(add_command) -> None:
         "write a folder of checkpoints with step 0 from such files; adapter: write the updates "
         "of a model with LoRA (model.lora_rank) as the library PEFT reads them",
     )
-    convert.add_argument(
+    add(
         "source",
         type=local_path,
         help="one checkpoint, or a run folder or folder of checkpoints; or the folder that holds "
         "config.json and safetensors files",
     )
-    convert.add_argument(
-        "target", type=local_path, help="folder to write; it must not hold a model yet"
-    )
-    convert.add_argument(
+    add("target", type=local_path, help="folder to write; it must not hold a model yet")
+    add(
         "--dtype",
         choices=("float32", "float64"),
         help="dtype of the numbers written; default: float32 to shardkit, that of the checkpoint "
         "to safetensors",
     )
-    convert.add_argument(
+    add(
         "--sequence-length",
         type=int,
         metavar="N",
         help="longest sequences of the model, to shardkit; default: those that config.json says",
     )
-    convert.add_argument(
+    add(
         "--renew",
         action="store_true",
         help="to safetensors: replace a model that was written there of another checkpoint, and "

@@ -41,27 +41,22 @@ def add_commands(add_command) -> None:
 
 def _add_schedule(add_command) -> None:
     schedule = add_command("inspect schedule", _inspect_schedule, _INSPECT_SCHEDULE)
-    schedule.add_argument(
+    add = schedule.add_argument
+    add(
         "--order",
         metavar="NAME",
         default="1f1b",
         help=f"one of {', '.join(ORDERS)}; default: %(default)s",
     )
-    schedule.add_argument(
-        "--stages", type=int, metavar="N", default=4, help="pipeline ranks; default: %(default)s"
-    )
-    schedule.add_argument(
-        "--micro-batches", type=int, metavar="N", default=8, help="default: %(default)s"
-    )
-    schedule.add_argument(
+    add("--stages", type=int, metavar="N", default=4, help="pipeline ranks; default: %(default)s")
+    add("--micro-batches", type=int, metavar="N", default=8, help="default: %(default)s")
+    add(
         "--virtual",
         type=int,
         metavar="N",
         help="stages on each rank; default: as many as the order runs",
     )
-    schedule.add_argument(
-        "--svg", type=local_path, metavar="FILE", help="also draw the timeline into this file"
-    )
+    add("--svg", type=local_path, metavar="FILE", help="also draw the timeline into this file")
 
 
 def _inspect(known, overrides) -> int:

@@ -42,11 +42,7 @@ def add_commands(add_command) -> None:
     how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
     plan = add_command("plan", _plan, _PLAN, **how)
     add = plan.add_argument
-    add(
-        "model",
-        type=local_path,
-        help="settings file of `shardkit train`",
-    )
+    add("model", type=local_path, help="settings file of `shardkit train`")
     add(
         "cluster",
         type=local_path,
@@ -55,11 +51,7 @@ def add_commands(add_command) -> None:
     )
     add("--devices", type=count, required=True, help="ranks: GPUs, or cores of CPU nodes")
     add("--batch", type=count, help="samples in a step; default: batch.sequences of the settings")
-    add(
-        "--micro-batch",
-        type=count,
-        help="samples in a micro-batch; default: the best number",
-    )
+    add("--micro-batch", type=count, help="samples in a micro-batch; default: the best number")
     add(
         "--tokens",
         type=tokens,

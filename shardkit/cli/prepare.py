@@ -28,7 +28,8 @@ keeps what is done (in FILE.parts)."""
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     prepare = add_command("prepare", _prepare, _PREPARE, allow_abbrev=False)
-    prepare.add_argument(
+    add = prepare.add_argument
+    add(
         "inputs",
         nargs="+",
         type=local_path,
@@ -50,28 +51,26 @@ def add_commands(add_command) -> None:
         help="train a byte-level BPE of N tokens on the inputs first; it is written beside the "
         "output as tokenizer.json",
     )
-    prepare.add_argument(
-        "--output", type=local_path, required=True, metavar="FILE", help="token file to write"
-    )
-    prepare.add_argument(
+    add("--output", type=local_path, required=True, metavar="FILE", help="token file to write")
+    add(
         "--reuse",
         action="store_true",
         help="leave the output as it is where it is there already, made from the same texts, "
         "tokenizer and field; one that was made from others is refused",
     )
-    prepare.add_argument(
+    add(
         "--field",
         type=spelled_out,
         metavar="NAME",
         help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
     )
-    prepare.add_argument(
+    add(
         "--threads",
         type=count,
         metavar="N",
         help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
     )
-    prepare.add_argument(
+    add(
         "--timeout",
         type=seconds,
         default=_TIMEOUT_SECONDS,

@@ -27,29 +27,30 @@ def add_commands(add_command) -> None:
     """Add the parser of the command."""
     # add_help: the settings that it lists are those of the task
     train = add_command("train", _train, _TRAIN, takes_settings=True, add_help=False)
-    train.add_argument(
+    add = train.add_argument
+    add(
         "-h",
         "--help",
         action="store_true",
         help="show this, with every setting of the task, and leave",
     )
-    train.add_argument(
+    add(
         "--print-settings",
         action="store_true",
         help="print the settings that the run would have, as a TOML file, and leave",
     )
-    train.add_argument(
+    add(
         "settings",
         nargs="?",
         type=local_path,
         help="TOML file with a [section] for each group of the settings below",
     )
-    train.add_argument(
+    add(
         "--resume",
         action="store_true",
         help="continue the run in run.folder from its newest valid checkpoint",
     )
-    train.add_argument(
+    add(
         "--resume-if-any",
         action="store_true",
         help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
