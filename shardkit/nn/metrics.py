@@ -274,15 +274,7 @@ class _OfClasses(Metric):
 
 
 class Accuracy(_OfClasses, _Mean):
-    """Share of targets whose most probable class is the right one.
-
-    Parameters
-    ----------
-    ignore_index
-        Targets of this value do not count, as in the losses; None: all do.
-    dim
-        Of the predictions, where the classes are: -1 or 1; None: where the shape of y says.
-    """
+    """Share of targets whose most probable class is the right one."""
 
     def items(self, prediction, y):
         predicted, right = self._pairs(prediction, y)
@@ -293,11 +285,6 @@ class MacroF1(_OfClasses):
     """F1 = 2 hits / (predicted + present) of each class, and their mean.
 
     Classes that are neither present nor predicted do not count.
-
-    Parameters
-    ----------
-    ignore_index, dim
-        As of Accuracy.
     """
 
     def __init__(

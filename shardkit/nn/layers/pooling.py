@@ -61,14 +61,8 @@ class AvgPoolNd(Module):
 
     Parameters
     ----------
-    kernel_size
-        Of a window: an int, or one for each dimension.
-    stride
-        None: the kernel_size.
-    padding
-        At most half of the window.
-    ceil_mode
-        A last window may reach over the end.
+    kernel_size, stride, padding, ceil_mode
+        As of MaxPool2d.
     count_include_pad
         The padding counts, as zeros.
     divisor_override
