@@ -108,7 +108,7 @@ def check_equal_shapes(y: Any, prediction_shape: Shape | None) -> None:
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
-    The prediction is logits [..., classes]; y [...] class numbers
+    The prediction is logits [..., classes]; y [...] are class numbers.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class MeanSquaredError(Loss):
 class BinaryCrossEntropy(Loss):
     """Negative log probability of the right one of two classes, in nats, per sample.
 
-    The prediction is logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
+    The prediction is logits [samples, 1] of class 1; y [samples] are class numbers, 0 or 1.
 
     Parameters
     ----------

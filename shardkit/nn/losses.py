@@ -283,7 +283,7 @@ class CosineEmbeddingLoss(PointwiseLoss):
 class RelativeL2Loss(PointwiseLoss):
     """The norm of prediction - y, divided by that of y, for each sample (arXiv 2010.08895).
 
-    y is [samples, ...], with no sample of zeros alone: that would be divided by 0
+    y is [samples, ...], with no sample of zeros alone: that would be divided by 0.
     """
 
     def items(self, prediction: Any, target: Any) -> Tensor:
@@ -298,7 +298,7 @@ class RelativeL2Loss(PointwiseLoss):
 class NLLLoss(Loss):
     """Negative log probability of the right class, for log probabilities as the prediction.
 
-    The prediction is [samples, classes, ...], y [samples, ...] class numbers
+    The prediction is [samples, classes, ...]; y [samples, ...] are class numbers.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ class NLLLoss(Loss):
 class CrossEntropyLoss(NLLLoss):
     """Negative log probability of the right class under softmax(prediction), in nats.
 
-    The prediction is logits [samples, classes, ...], y [samples, ...] class numbers
+    The prediction is logits [samples, classes, ...]; y [samples, ...] are class numbers.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class ConvNd(Module):
     Notes
     -----
     weight [out_channels, in_channels/groups, *kernel_size], bias [out_channels]: initially uniform
-    in +-1/sqrt(in_channels/groups * number of taps)
+    in +-1/sqrt(in_channels/groups * number of taps).
     """
 
     num_dims: int
@@ -166,7 +166,7 @@ class ConvTransposeNd(Module):
     Notes
     -----
     weight [in_channels, out_channels/groups, *kernel_size], bias [out_channels]: initially uniform
-    in +-1/sqrt(out_channels/groups * number of taps)
+    in +-1/sqrt(out_channels/groups * number of taps).
     """
 
     num_dims: int

@@ -60,7 +60,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return x + branch, and its rms_norm, in one pass.
 
-    x, branch [..., D] of one shape and dtype, weight [D] -> two of [..., D]
+    x and branch are [..., D], of one dtype, the weight is [D]; both results are [..., D].
     """
     rows, branch_rows = _summands("add_rms_norm", x, branch, weight)
     total, y, *moments = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
