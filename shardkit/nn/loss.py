@@ -84,10 +84,7 @@ def num_counted(y: Any, ignore_index: int | None) -> int:
 def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
     """Return weights [samples], or of each item, as an array of this shape: of each item.
 
-    Raises
-    ------
-    ShapeError
-        If they are neither.
+    Errors: ShapeError if they are neither.
     """
     weights = fresh.placed(constant_of(weights, WEIGHTS), xp)
     if weights.shape == shape:
@@ -331,9 +328,7 @@ def as_loss(loss: Any) -> Loss:
 def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) -> None:
     """Ask the loss whether y, an array or a tree of arrays, can be its targets.
 
-    Raises
-    ------
-    ShapeError
+    Errors: ShapeError.
     """
     if not (loss.takes_trees or is_array(y)) and is_tree(y):
         raise ShapeError(
@@ -344,13 +339,7 @@ def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) ->
 
 
 def one_array(owner: str, what: str, value):
-    """Return the value, which is one array or Tensor.
-
-    Raises
-    ------
-    ShapeError
-        On a tree.
-    """
+    """Return the value, which is one array or Tensor. Errors: ShapeError on a tree."""
     if not isinstance(value, Tensor) and is_tree(value):
         raise ShapeError(
             f"{owner} wants one array of {what}, but got {structure(value)}; give a loss of your "

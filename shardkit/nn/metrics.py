@@ -111,10 +111,7 @@ def metrics_of(module) -> dict[str, Metric]:
 
     {} if that is something of the module's own.
 
-    Raises
-    ------
-    ConfigurationError
-        If only some of its values are metrics.
+    Errors: ConfigurationError if only some of its values are metrics.
     """
     metrics = module.metrics
     if not isinstance(metrics, dict):

@@ -181,10 +181,8 @@ def _dropped(x, dim, key, start, p):
 def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str) -> int:
     """Return the dim of x of this shape along which samples lie, as dropout() was told.
 
-    Raises
-    ------
-    ShapeError
-        If there is no such dim, it is no multiple of the samples, or several may be the one.
+    Errors: ShapeError if there is no such dim, it is no multiple of the samples, or several may be
+    the one.
     """
     dim: Any = 0 if sample_dim == "rows" else sample_dim
     if not is_integer(dim) or not -len(shape) <= dim < len(shape):
