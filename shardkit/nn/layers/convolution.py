@@ -240,3 +240,7 @@ class ConvTranspose2d(ConvTransposeNd): ...
 
 @of_dims(3, ops.conv_transpose3d)
 class ConvTranspose3d(ConvTransposeNd): ...
+
+
+CONVOLUTIONS = (Conv1d, Conv2d, Conv3d)
+TRANSPOSED = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)

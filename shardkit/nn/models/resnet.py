@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, require
 from ...errors import ConfigurationError, ShapeError
-from ..layers import convolution, normalization
+from ..layers import normalization
 from ..layers.basic import Linear, check_sizes, input_tensor
+from ..layers.convolution import CONVOLUTIONS
 from ..module import Module, ModuleList, numbered
-from ..ops import pooling
 from ..ops.activation import relu
+from ..ops.pooling import MAX_POOLS
 from ..ops.reduction import mean
 from .model import ReadyModel
 
-CONVOLUTIONS = (convolution.Conv1d, convolution.Conv2d, convolution.Conv3d)
 BATCH_NORMS = (normalization.BatchNorm1d, normalization.BatchNorm2d, normalization.BatchNorm3d)
-MAX_POOLS = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
 NORMS = ("batch", "group")
 GROUPS = 8  # of a group norm
 EXPANSION = 4  # of the channels in a bottleneck

@@ -16,22 +16,14 @@ from ...annotations import DTypeLike, Shape
 from ...arguments import require
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
-from ..layers import convolution
 from ..layers.basic import input_tensor
+from ..layers.convolution import CONVOLUTIONS, TRANSPOSED
 from ..layers.normalization import GroupNorm
 from ..module import Module, ModuleList
-from ..ops import pooling
 from ..ops.activation import relu
+from ..ops.pooling import MAX_POOLS
 from ..ops.shape import concatenate
 from .model import ReadyModel
-
-CONVOLUTIONS = (convolution.Conv1d, convolution.Conv2d, convolution.Conv3d)
-TRANSPOSED = (
-    convolution.ConvTranspose1d,
-    convolution.ConvTranspose2d,
-    convolution.ConvTranspose3d,
-)
-MAX_POOLS = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
 
 
 class Level(Module):

@@ -78,6 +78,9 @@ def max_pool3d(
     return _max_pool("max_pool3d", 3, x, *form)
 
 
+MAX_POOLS = (max_pool1d, max_pool2d, max_pool3d)
+
+
 def avg_pool1d(
     x: Tensor,
     kernel_size: int | Sequence[int],
