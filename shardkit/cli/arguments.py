@@ -89,32 +89,24 @@ def count(text: str) -> int:
 
 def tokens(text: str) -> float:
     """Return a number above 0, such as 300e9. Errors: ArgumentTypeError."""
-    number = _number(text)
-    if not 0 < number < inf:
-        raise ArgumentTypeError(f"{text} is not a number of tokens; wanted one like 300e9")
-    return number
+    return _number(text, "a number of tokens; wanted one like 300e9")
 
 
 def seconds(text: str) -> float:
     """Return a finite number of seconds above 0. Errors: ArgumentTypeError."""
-    number = _number(text)
-    if not 0 < number < inf:
-        raise ArgumentTypeError(f"{text} is not a time; wanted a number of seconds, above 0")
-    return number
+    return _number(text, "a time; wanted a number of seconds, above 0")
 
 
 def tolerance(text: str) -> float:
     """Return a finite number >= 0. Errors: ArgumentTypeError."""
-    number = _number(text)
-    if not 0 <= number < inf:
-        raise ArgumentTypeError(
-            f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6"
-        )
-    return number
+    return _number(text, "a tolerance; wanted a number, at least 0, such as 1e-6", takes_0=True)
 
 
-def _number(text: str) -> float:
+def _number(text: str, wanted: str, *, takes_0: bool = False) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        return -1.0
+        number = -1.0
+    if not 0 <= number < inf or number == 0 and not takes_0:
+        raise ArgumentTypeError(f"{text} is not {wanted}")
+    return number
