@@ -45,7 +45,7 @@ class Optimizer:
     )
     decay_steps: int | None = setting(
         None,
-        "when the learning rate reaches its floor; none: run.steps of the first start",
+        "step at which the learning rate reaches its floor; none: run.steps of the first start",
         "steps",
         minimum=1,
         at_resume=_OTHER_RATES,

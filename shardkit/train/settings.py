@@ -84,7 +84,7 @@ class Run:
     )
     keep_checkpoints: int = setting(
         3,
-        "older ones are deleted, but that of the best validation",
+        "how many of the newest to keep, beside that of the best validation",
         "checkpoints",
         minimum=1,
     )
@@ -137,7 +137,7 @@ class Run:
     )
     time_limit_seconds: float | None = setting(
         None,
-        "save and stop before this; none: before the batch system ends the job",
+        "limit of the run, before which it saves and stops; none: that of the batch system",
         "seconds",
         above=0.0,
     )
