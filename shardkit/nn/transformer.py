@@ -371,8 +371,8 @@ class GatedFeedForward(FeedForward):
         dtype: DTypeLike = "float32",
     ) -> None:
         self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
-        more = {"init": init, "output_init": output_init, "dtype": dtype}
-        super().__init__(width, hidden, bias=bias, dropout=dropout, **more)
+        more = {"init": init, "output_init": output_init}
+        super().__init__(width, hidden, bias=bias, dropout=dropout, dtype=dtype, **more)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(swiglu(self.gate(x), self.up(x))))

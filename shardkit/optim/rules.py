@@ -116,6 +116,7 @@ class Scheduled:
     """
 
     refusal: ClassVar[ConfigurationError | None] = None  # see check_made
+    state_names: ClassVar[tuple[str, ...]] = ()
     lr: LearningRate = 0.01
 
     def __post_init__(self) -> None:
@@ -195,7 +196,6 @@ class SGD(Scheduled):
     weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
-    state_names: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
         super().check()

@@ -9,6 +9,7 @@ Each is a section [model], a form of rows, and a call of the model's class; the 
 Those of images are in images.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -49,7 +50,7 @@ def defaults_of(name: str, **batch: int) -> dict[str, Any]:
     return {**TableTask.defaults, "run.folder": f"runs/{name}", **batch}
 
 
-def built(task: TableTask, kind: type[Module], *arguments: Any, **more: Any) -> Module:
+def built(task: TableTask, kind: Callable[..., Module], *arguments: Any, **more: Any) -> Module:
     """Return the model of a task, whose sizes are its section [model].
 
     arguments, more   of the model beside the numbers of features and outputs, and these sizes

@@ -6,7 +6,6 @@ the gradient of x.
 """
 
 import operator
-from functools import partial
 
 from ...array import fresh
 from ...array.backend import xp_of
@@ -237,44 +236,40 @@ def _again_for_exponent(gradient, base, n):
 
 def exp(x: Tensor) -> Tensor:
     """Return e to the x."""
-    slope = partial(fresh.compute, "multiply")
-    return _function("exp", x, slope, multiply, needs_output=True)
+    check_floating("exp", x)
+    y = fresh.compute("exp", x.array)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (fresh.compute("multiply", gradient, y),),
+        needs_output=True,
+        differentiable=lambda gradient, wanted, output: (multiply(gradient, output),),
+    )
 
 
 def log(x: Tensor) -> Tensor:
     """Return the natural logarithm of x."""
-
-    def slope(gradient, y):
-        return fresh.compute("divide", gradient, x.array)
-
-    return _function("log", x, slope, lambda gradient, output: divide(gradient, x), needs=(x,))
+    check_floating("log", x)
+    y = fresh.compute("log", x.array)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),),
+        needs=(x,),
+        differentiable=lambda gradient, wanted, output: (divide(gradient, x),),
+    )
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root of x; its gradient at 0 is infinite."""
-
-    def slope_again(gradient, output):
-        return divide(gradient, multiply(output, 2))
-
-    return _function(
-        "sqrt", x, lambda gradient, y: gradient / (2 * y), slope_again, needs_output=True
-    )
-
-
-def _function(name, x, slope, slope_again, **kept):
-    """Return xp.name(x) of floats; a gradient becomes slope(gradient, y).
-
-    slope_again   the same as operations on Tensors
-    kept          what the backward needs: see record
-    """
-    check_floating(name, x)
-    y = fresh.compute(name, x.array)
+    check_floating("sqrt", x)
+    y = fresh.compute("sqrt", x.array)
     return record(
         y,
         (x,),
-        lambda gradient, wanted: (slope(gradient, y),),
-        differentiable=lambda gradient, wanted, output: (slope_again(gradient, output),),
-        **kept,
+        lambda gradient, wanted: (gradient / (2 * y),),
+        needs_output=True,
+        differentiable=lambda gradient, wanted, output: (divide(gradient, multiply(output, 2)),),
     )
 
 
