@@ -143,8 +143,8 @@ class CheckpointStore:
         owned        (tensor path, Piece, 1-D array) each: over all ranks these must tile every
                      tensor exactly once
         description  goes into the manifest (see check_description); "step" names the folder
-        keep         delete older ones but this many
-        keep_every   and but those of steps that this divides
+        keep         number of checkpoints to keep; None: all
+        keep_every   steps that are multiples of this are kept too
         Errors, on all ranks: OSError, CheckpointError. The folder of this step is then as it was
         before.
         """

@@ -74,7 +74,7 @@ class CallComparison:
         self.num_made = 0
 
     def compare(self, verb, arguments) -> None:
-        """Return if all ranks call the same, and pieces fit together.
+        """Check that all ranks call the same, and that pieces fit together.
 
         Errors, on all ranks: CommunicationError naming the ranks that call something else than
         most, or whose own arguments were refused.

@@ -104,7 +104,7 @@ class CompleteHandle(Handle):
     """The handle of what is done already."""
 
     def wait(self) -> None:
-        """Return: nothing is under way."""
+        """Do nothing: nothing is under way."""
 
     def test(self) -> bool:
         return True

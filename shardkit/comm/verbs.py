@@ -46,7 +46,7 @@ class Verbs:
     Parameters
     ----------
     rank
-        Position in this group, and the number of its ranks.
+        Position in this group.
     world_ranks
         Of this group's ranks, in the first backend.
     group_key
@@ -55,7 +55,7 @@ class Verbs:
     Attributes
     ----------
     world_size
-        Position in this group, and the number of its ranks.
+        Number of ranks of this group.
     channel
         What carries the verbs; None before initialize() and after shutdown().
     gpu_transport
@@ -155,7 +155,7 @@ class Verbs:
     # ---- collectives -----------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Return once every rank has called it. Collective."""
+        """Wait until every rank has called it. Collective."""
         if self.quick is not None and self.quick.barrier():
             return
         check_alive(self, "barrier")

@@ -102,7 +102,7 @@ def _ipc_text(backend, seats) -> str:
     group.close()
     problems = [problem for problem in backend.all_gather_object(problem) if problem]
     if len(hosts) == backend.world_size:
-        return "one rank on each node: nobody to share GPU memory with"
+        return "one rank on each node: GPU memory is not shared"
     if problems:
         return f"no: {problems[0]}"
     return "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"

@@ -29,7 +29,7 @@ def check_axes(backend: CommunicationBackend, pipeline: int, tensor: int) -> lis
     ]
     mesh.close()
     return findings or [
-        ok("network", "one rank, nobody to talk to; start it with mpiexec or srun to measure")
+        ok("network", "only one rank; run under mpiexec or srun to measure the network")
     ]
 
 

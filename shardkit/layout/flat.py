@@ -143,18 +143,6 @@ class FlatLayout:
         """Bytes of one element."""
         return ITEM_BYTES[self.dtype]
 
-    @property
-    def length_bytes(self) -> int:
-        return self.length * self.item_bytes
-
-    @property
-    def shard_bytes(self) -> int:
-        return self.shard * self.item_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return self.size * self.item_bytes
-
     def __str__(self) -> str:
         return (
             f"FlatLayout of {len(self.slots)} tensors, {self.length} {self.dtype} in "

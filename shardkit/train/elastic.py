@@ -38,7 +38,9 @@ class Recovery:
     num_living
         Ranks; num_training of them make the new mesh, the others are spares.
     step
-        That the model is at now; source: "memory" or "checkpoint".
+        Of the model now.
+    source
+        "memory" or "checkpoint".
     seconds
         From when this rank noticed it to when training went on.
     """

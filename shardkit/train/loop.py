@@ -98,8 +98,6 @@ def train_run(
 ) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
-    settings of configuration_of(a task)
-
     Parameters
     ----------
     program

@@ -84,13 +84,13 @@ class Run:
     )
     keep_checkpoints: int = setting(
         3,
-        "older ones are deleted, but that of the best validation",
+        "how many of the newest to keep, beside that of the best validation",
         "checkpoints",
         minimum=1,
     )
     keep_every: int | None = setting(
         None,
-        "never delete checkpoints of steps that this divides; none: delete old ones",
+        "also keep every checkpoint whose step is a multiple of this; none: no others",
         "steps",
         minimum=1,
     )
@@ -142,7 +142,7 @@ class Run:
     )
     time_limit_seconds: float | None = setting(
         None,
-        "save and stop before this; none: before the batch system ends the job",
+        "limit of the run, before which it saves and stops; none: that of the batch system",
         "seconds",
         above=0.0,
     )
@@ -170,7 +170,7 @@ class Run:
     )
     stop_margin_seconds: float = setting(
         15.0,
-        "time to spare then, beside twice the time of a save and the longest step",
+        "stop this long before the limit, plus twice the longest save and the longest step",
         "seconds",
         minimum=0.0,
     )

@@ -26,8 +26,8 @@ class Clock:
     """The rest of the job's time: is it enough for another step and a save? For one rank.
 
     end             Unix time, in seconds; None: the job has no end
-    margin_seconds  to spare beside twice the longest save, and the longest way from one boundary to
-                    the next
+    margin_seconds  how long before the end to stop, plus twice the longest save and the longest way
+                    from one boundary to the next
     ask_again       function () -> Unix time or None: asked before the answer is that time is short,
                     since limits are extended
     """

@@ -136,9 +136,9 @@ class TransformersFolder:
         return found_beside(self.folder)[0]
 
     def fit(self, wanted: Wanted) -> Fit:
-        """Return how it goes with a model, whose length and dropout are its own choice.
+        """Return the fit with a model; its sequence length and dropout may differ.
 
-        Errors: CheckpointError if it does not.
+        Errors: CheckpointError if they do not fit.
         """
         theirs = wanted.model["configuration"]
         model, _, _ = self._described(wanted.dtype, theirs.get("sequence_length"))

@@ -49,7 +49,7 @@ class AsyncCollective:
         self._group.progress.add_seconds(self._group.group_key, time.monotonic() - began)
 
     def end(self) -> None:
-        """Return when it is complete; a second call returns immediately.
+        """Wait until it is complete; a second call returns immediately.
 
         All ranks end their collectives in the order in which they began them.
         """
@@ -94,7 +94,7 @@ class InTurn:
             self._current.pump()
 
     def end(self) -> None:
-        """Return when all are complete; as AsyncCollective.end()."""
+        """Wait until all are complete; as AsyncCollective.end()."""
         self._current.end()
         while self._later:
             self._begin_next()

@@ -99,7 +99,7 @@ class JobGuard:
         thread.start()
 
     def meet(self) -> None:
-        """Return when all ranks have called this. Collective.
+        """Wait until all ranks have called this. Collective.
 
         In a job of another program nobody ends a rank that waits for one that never comes: it is
         told so here. How long the others work is that program's business.

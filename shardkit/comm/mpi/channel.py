@@ -249,7 +249,7 @@ class MPIChannel(Channel):
     # ---- before a collective ---------------------------------------------------------------------
 
     def compare(self, verb, arguments) -> None:
-        """Return if all ranks call the same. Collective; one message of 16 bytes; waits asleep.
+        """Check that all ranks call the same. Collective; a message of 16 bytes; waits asleep.
 
         An MPI library may answer ranks that differ with wrong numbers, or by ending the job with
         words of its own.
@@ -274,12 +274,12 @@ class MPIChannel(Channel):
     # ---- waiting ---------------------------------------------------------------------------------
 
     def meet_asleep(self):
-        """Return when all have come, where ranks share cores."""
+        """Wait until all have come, where ranks share cores."""
         if self.shares_cores:
             self.wait_all([self.communicator.Ibarrier()])
 
     def wait_all(self, requests, statuses=None):
-        """Return when all are complete."""
+        """Wait until all are complete."""
         if not self.shares_cores:
             return self.mpi.Request.Waitall(requests, statuses)
         seconds = SHORTEST_NAP

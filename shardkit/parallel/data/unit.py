@@ -198,7 +198,7 @@ class Unit:
         self._bound = None
 
     def wait_for_readers(self) -> None:
-        """Return when no rank reads the parameters any more, so that their owners may write them.
+        """Wait until no rank reads the parameters any more, so that their owners may write them.
 
         Collective over the group.
         """

@@ -110,8 +110,7 @@ class Measurement:
         Raises
         ------
         ShapeError
-            On all ranks, if any rank's samples are nothing that the model takes, or its loss has
-            targets in.
+            On all ranks, if the model or its loss does not accept the samples of some rank.
         ShardingError
             Outside of the `with` block; on all ranks, if some ranks of a data replica have samples
             and others do not.

@@ -86,12 +86,8 @@ class HybridShardedOptimizer(ShardedOptimizer):
 
     Raises
     ------
-    ConfigurationError
+    ConfigurationError, MeshError
         On all ranks, as HybridShardedModel.
-
-    Notes
-    -----
-    Errors, on all ranks: also MeshError.
     """
 
     _model_class = HybridShardedModel

@@ -162,7 +162,7 @@ class ShardedModel:
         ------
         ShapeError
             On all ranks, whichever rank has the bad part: if it is empty, does not divide into the
-            micro-batches, or is nothing that the model or its loss takes.
+            micro-batches, or is not accepted by the model or its loss.
 
         Notes
         -----
@@ -292,7 +292,7 @@ class ShardedModel:
         Raises
         ------
         ShapeError
-            On all ranks, if any rank's x is nothing that the model takes.
+            On all ranks, if the model does not accept the x of some rank.
         """
         return self._open.engine.evaluation.predict(x)
 
@@ -549,9 +549,9 @@ class ShardedModel:
         path
             Of the folder of checkpoints, which is made.
         keep
-            Delete older checkpoints there but this many, the new one counted; None: delete nothing.
+            Number of checkpoints to keep there, the new one counted; None: all are kept.
         keep_every
-            And but those of steps that this divides.
+            Steps that are multiples of this are kept too.
         data_position
             Stored as it is, for the source of the data.
         validation

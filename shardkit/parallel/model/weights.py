@@ -198,7 +198,7 @@ class Weights:
     # ---- around writing to what a rank owns ------------------------------------------------------
 
     def wait_for_readers(self) -> None:
-        """Return when owned values may be written; not needed where all ranks have just agreed."""
+        """Wait until owned values may be written; not needed where all ranks have just agreed."""
         for unit in self.units:
             unit.wait_for_readers()
 

@@ -97,9 +97,9 @@ class Batches:
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
         Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
-        micro-batches, is nothing that the model takes or the loss has targets in, or is a tree of
-        another structure than that of other ranks; StopVoted, ShardingError naming the ranks that
-        passed another part than their peers.
+        micro-batches, is not accepted by the model or the loss, or is a tree of another structure
+        than that of other ranks; StopVoted, ShardingError naming the ranks that passed another part
+        than their peers.
         """
         common = CommonNumber()
         with collectively(self._mesh.world, ballot, common):

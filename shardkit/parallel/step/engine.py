@@ -117,7 +117,7 @@ class Engine:
         self.weights.settle()
 
     def clear_activations(self):
-        """Return the memory of activations to the operating system. No communication."""
+        """Give the memory of activations back to the operating system. No communication."""
         self.memory.arena.clear()
         self.compilation.forget()
 
@@ -173,7 +173,7 @@ class Engine:
         first = self._samples_computed
         batch, inputs = self._prepare(x, y, loss, first_sample=first)
         if not batch.items:
-            raise ShapeError(f"{NOTHING_COUNTS}; there is no mean gradient of nothing")
+            raise ShapeError(f"{NOTHING_COUNTS}; the mean gradient is undefined")
         results = self._compute(batch, inputs)
         self._samples_computed = first + batch.samples
         mean_loss = self._losses.mean_of(results, batch.items)
