@@ -13,7 +13,8 @@ import numpy
 
 from .operations import ReductionOperation
 
-MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backend's own messages
+MAX_TAG = 32766  # every MPI has at least 32767
+PIECE_TAG = MAX_TAG + 1  # of the backend's own messages
 PLAIN_DTYPES = frozenset(
     map(
         numpy.dtype,

@@ -33,7 +33,7 @@ SAME_DATA = (
 def facts_of_place(folder: str | Path) -> dict[str, str]:
     """Return {name: text} of where the folder of a run is, in the first message of all ranks.
 
-    Those of an elastic run say so in theirs (comm/failure/elastic.py).
+    Those of an elastic run say so in theirs (comm/mpi/elastic.py).
     """
     return {"run.elastic": "False", FOLDER: repr(str(Path(folder).resolve()))}
 

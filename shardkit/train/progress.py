@@ -6,7 +6,8 @@ import time
 
 import numpy
 
-from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..comm.mpi.launch import launch_warnings
+from ..comm.seats import all_seats, crowding, ranks_text
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError

@@ -8,7 +8,7 @@ import json
 import resource
 import time
 
-from ..comm.mpi.launch import all_seats, ranks_text
+from ..comm.seats import all_seats, ranks_text
 from ..environment import slurm_node
 from ..layout.mesh_shape import AXES
 from ..parallel.model.callback import Callback

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ...comm.clocks import ClockOffset, on_first_clock
-from ...comm.mpi.launch import ranks_text
+from ...comm.seats import ranks_text
 from ...layout.mesh_shape import AXES, Coordinates
 from ...schedule.actions import RECEIVES, SENDS, receive_of
 from ..step.recorder import TimeSpan
