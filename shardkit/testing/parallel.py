@@ -25,7 +25,7 @@ NAMES = {
 MODULES = {
     "conjugate": "tensor.conjugate",
     "cuda_work": "step.cuda_work",
-    "profile": "step.profile",
+    "profile": "model.profile",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }

@@ -17,8 +17,8 @@ from pathlib import Path
 from ..comm.backend import CommunicationBackend
 from ..comm.same import alike, facts_of, versions
 from ..data.samples import Samples
+from ..parallel.fingerprint import describe
 from ..parallel.model.callback import Callback
-from ..parallel.model.fingerprint import describe
 from ..task.task import Task
 from .settings import RunConfiguration
 

@@ -21,9 +21,9 @@ from ..comm.failure.agreement import collectively
 from ..comm.same import alike, facts_of
 from ..files.removing import remove_trial
 from ..files.writing import check_can_write, write_whole
+from ..parallel.model.profile import PARTS as MEASURED_PARTS
+from ..parallel.model.profile import StepProfile, least_parts, profile_steps
 from ..parallel.model.sharded_model import ShardedModel
-from ..parallel.step.profile import PARTS as MEASURED_PARTS
-from ..parallel.step.profile import StepProfile, least_parts, profile_steps
 from ..parallel.step.stopwatch import large_product_speed
 from ..task.task import Task
 from .advice import advise

@@ -36,6 +36,7 @@ from ...nn.module import Module
 from ...optim.rules import Rule
 from ...refusal import check_usable
 from ..data.partition import describe_large_block
+from ..fingerprint import describe
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine
 from ..tensor.plan import close_groups
@@ -43,7 +44,6 @@ from .checkpoints import Checkpoints
 from .copied import Copied
 from .evaluated import Evaluated
 from .features import Featured
-from .fingerprint import describe
 from .generation import generate
 from .history import History
 from .report import metadata_of, table_of
