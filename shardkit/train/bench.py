@@ -102,8 +102,8 @@ def _opened(settings: RunConfiguration, backend: CommunicationBackend):
 
 def _batch(task: Task, model: ShardedModel):
     """Return this data rank's part of a batch: x, y."""
-    part = task.settings.batch.sequences // model.mesh.size("data")
-    return task.example(part, seed=model.mesh.coordinates.data)
+    number, parts = model.mesh.sample_part
+    return task.example(task.settings.batch.sequences // parts, seed=number)
 
 
 def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:

@@ -10,7 +10,6 @@ import time
 
 from ..comm.seats import all_seats, ranks_text
 from ..environment import slurm_node
-from ..layout.mesh_shape import AXES
 from ..parallel.model.callback import Callback
 
 RANKS = "ranks.json"
@@ -70,7 +69,7 @@ def _ranks(run, seats, nodes) -> dict:
                 "node": node or seat.host,
                 "cores": ranks_text(seat.cores),
                 "threads": seat.threads,
-                **{axis: getattr(shape.coordinates(rank), axis) for axis in AXES},
+                **shape.coordinates(rank).along,
             }
             for rank, (seat, node) in enumerate(zip(seats, nodes))
         ],

@@ -7,7 +7,7 @@ ranks alone; HybridShardedModel combines any row, HSDP too, with pipeline stages
 from collections.abc import Sequence
 
 from ...comm.mesh import Mesh
-from ...layout.mesh_shape import AXES
+from ...layout.axes import ORDER
 from ...layout.policy import POLICIES, policy_named
 from ...nn.module import Module
 from ..settings import ShardingConfiguration
@@ -127,7 +127,7 @@ class HybridShardedModel(ShardedModel):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order: Sequence[str] = AXES,
+        order: Sequence[str] = ORDER,
     ) -> None:
         self._policy_name = policy
         self._sizes = {
