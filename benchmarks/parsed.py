@@ -250,11 +250,14 @@ class Package:
         """(depth, name) of the class with the longest way up inside of the package."""
         return max((self.depth(name), name) for name in self.classes)
 
-    def own_methods(self, name: str) -> int:
-        """Return how many functions the body of this class defines."""
-        return max(
-            sum(isinstance(item, FUNCTIONS) for item in node.body) for _, node in self.classes[name]
-        )
+    def own_methods(self, name: str) -> set[str]:
+        """Return the names of the functions that the body of this class defines."""
+        return {
+            item.name
+            for _, node in self.classes[name]
+            for item in node.body
+            if isinstance(item, FUNCTIONS)
+        }
 
     def family(self, name: str) -> list[ast.ClassDef]:
         """Return the bodies of a class and of all that it derives from in the package."""

@@ -14,6 +14,7 @@ imported under another name is still called, and what a class inherits is still 
 import argparse
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +35,7 @@ TORN_OFF = ("Of ", "Those ", "That ", "As ", "The same")
 KEEPERS = ("parallel/data/keepers.py", "layout/policy.py")
 HERE = Path(__file__).resolve().parents[1]
 LIMITS = Path(__file__).with_name("limits.json")
+CONTRACTS = HERE / "docs/api/models.md"  # tables of members that classes promise
 
 STEP = """
 import json, sys, threading
@@ -173,9 +175,31 @@ def mutual_wings(package) -> list[str]:
 # ---- classes -------------------------------------------------------------------------------------
 
 
+def contracts() -> dict[str, set[str]]:
+    """Return {class: the members that the documentation promises of it in a table of their own}."""
+    found = {}
+    for part in CONTRACTS.read_text().split("## Members of ")[1:]:
+        table = re.split(r"\n(?=#|:::)", part, maxsplit=1)[0]
+        rows = re.findall(r"^\|[^|]*\|(.*)\|$", table, re.M)
+        found[part.split("`")[1]] = {each for row in rows for each in re.findall(r"`(\w+)`", row)}
+    return found
+
+
+def members_promised(name: str) -> set[str]:
+    """Return the members that the documentation promises of a class; none without a table."""
+    return contracts().get(name, set())
+
+
 def _beyond(package, names_of, most: int) -> dict[str, int]:
-    """Return {class: how many names beyond `most` it has}, those that a base has too left out."""
-    beyond = {name: max(0, len(names_of(name)) - most) for name in package.classes}
+    """Return {class: how many names beyond `most` it has}, those that a base has too left out.
+
+    What a class or one of its bases promises is no choice of its code, and does not count.
+    """
+    promised = contracts()
+    beyond = {}
+    for name in package.classes:
+        contract = set().union(*(promised.get(each, ()) for each in package.ancestors(name)))
+        beyond[name] = max(0, len(names_of(name) - contract) - most)
     own = {
         name: count - max((beyond[base] for base in package.bases(name)), default=0)
         for name, count in beyond.items()
@@ -186,11 +210,7 @@ def _beyond(package, names_of, most: int) -> dict[str, int]:
 @figure(f"methods beyond {MOST_METHODS} of a class")
 def methods_of_large_classes(package) -> dict[str, int]:
     """Return {class: how many functions too many its body defines}."""
-    return {
-        name: package.own_methods(name) - MOST_METHODS
-        for name in package.classes
-        if package.own_methods(name) > MOST_METHODS
-    }
+    return _beyond(package, package.own_methods, MOST_METHODS)
 
 
 @figure(f"the same with inherited ones ({MOST_METHODS})")
@@ -318,13 +338,13 @@ def tests_in(module) -> list[ast.expr]:
 # ---- roads ---------------------------------------------------------------------------------------
 
 
-def figures_of_roads(package) -> dict[str, float]:
+def measures_of_roads(checkout: Path) -> dict[str, Callable[[Package], float]]:
     """Return {"ROAD: files", "ROAD: definitions", "ROAD: nodes"} of the roads in docs/hops.md."""
-    found = {}
-    for name, road in read_roads(package.folder.parent / ROADS).items():
-        for what, count in road.measured(package).items():
-            found[f"{name}: {what}"] = count
-    return found
+    return {
+        f"{title}: {what}": lambda package, road=road, what=what: road.measured(package)[what]
+        for title, road in read_roads(checkout / ROADS).items()
+        for what in ("files", "definitions", "nodes")
+    }
 
 
 def step_entries(checkout: Path) -> list[int]:
@@ -348,9 +368,13 @@ def step_entries(checkout: Path) -> list[int]:
 # ---- limits --------------------------------------------------------------------------------------
 
 
-def places(package, name: str) -> list[str]:
+def measures(package) -> dict[str, Callable]:
+    """Return {what is measured: the function} of all that has a limit, but for OF_A_STEP."""
+    return FIGURES | measures_of_roads(package.folder.parent)
+
+
+def places(found) -> list[str]:
     """Return what a figure counts, in words; [] if it is a number."""
-    found = FIGURES[name](package) if name in FIGURES else []
     if isinstance(found, dict):
         return [f"{place}: {count}" for place, count in found.items()]
     return found if isinstance(found, list) else []
@@ -364,9 +388,8 @@ def number_of(found) -> float:
 
 
 def measured(package) -> dict[str, float]:
-    """Return {what is measured: its figure} of all that has a limit, but for OF_A_STEP."""
-    found = {name: number_of(measure(package)) for name, measure in FIGURES.items()}
-    return found | figures_of_roads(package)
+    """Return {what is measured: its figure}."""
+    return {name: number_of(measure(package)) for name, measure in measures(package).items()}
 
 
 def read_limits() -> dict[str, float]:
@@ -420,7 +443,7 @@ def main() -> int:
     parser.add_argument("--lower", action="store_true", help="write limits.json; none rises")
     options = parser.parse_args()
     if options.list:
-        print(*places(Package(HERE / "shardkit"), options.list), sep="\n")
+        print(*places(FIGURES[options.list](Package(HERE / "shardkit"))), sep="\n")
         return 0
     if options.lower:
         of_a_step = dict(zip(OF_A_STEP, step_entries(HERE)))

@@ -14,12 +14,6 @@ def package():
     return structure.Package(ROOT / "shardkit")
 
 
-@cache
-def figures():
-    """Return {what is measured: its figure} of this checkout."""
-    return structure.measured(package())
-
-
 def files():
     """Yield (path from the package, module) of each of its files, sorted."""
     for module in package().modules.values():
