@@ -13,14 +13,14 @@ import numpy
 
 from .operations import ReductionOperation
 
-MAX_TAG = 32766  # every MPI has at least 32767
-PIECE_TAG = MAX_TAG + 1  # of the backend's own messages
+MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backend's own messages
 PLAIN_DTYPES = frozenset(
     map(
         numpy.dtype,
         "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(),
     )
 )
+PIECE_TAG = MAX_TAG + 1
 
 
 # ---- what a channel takes as it is ---------------------------------------------------------------

@@ -46,7 +46,7 @@ class Epochs:
     def check(self) -> None:
         """Raise ConfigurationError or ShapeError unless the model can train on the samples."""
         micro_batches = self._model.sharding_configuration.micro_batches
-        self._given.check_batches(self._model.mesh.shape.num_parts * micro_batches)
+        self._given.check_batches(self._model.mesh.size("data") * micro_batches)
         self._given.check_samples(self._model.engine)
 
     def train(self, progress: EpochProgress) -> float:
