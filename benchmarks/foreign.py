@@ -3,7 +3,7 @@
     frame = _getframe()             a call for a frame, by whichever name the function is imported
     self._group.quick = verbs       an attribute of another object: it has an owner, who sets it
     self.group.owner.verbs = x      an attribute of a part of another object: two owners are passed
-    setattr(model, name, value)     the same by another spelling
+    setattr(model, name, value), vars(model)[name] = value     the same by other spellings
 
 An object that the same function has made is its own: `made = cls.__new__(cls)`, `call = Call()`.
 """
@@ -98,11 +98,27 @@ def _set_in(module) -> Iterator[tuple[ast.AST, str, bool]]:
             continue
         if not _is_own(node, node.value, own):
             yield node, ast.unparse(node), _is_part(node.value)
+    for node in module.of(ast.Subscript):  # vars(a)["x"] = 1, a.__dict__["x"] = 1
+        if not isinstance(node.ctx, ast.Load) and (target := _whose_names(node.value)) is not None:
+            if not _is_own(node, target, own):
+                yield node, ast.unparse(node), _is_part(target)
     for node in module.of(ast.Call):
+        if _name_of(node.func) == "update" and isinstance(node.func, ast.Attribute):
+            target = _whose_names(node.func.value)
+            if target is not None and not _is_own(node, target, own):
+                yield node, ast.unparse(node), _is_part(target)
         if _name_of(node.func) in ("setattr", "delattr", "__setattr__") and len(node.args) > 1:
             is_on_super = _name_of(getattr(node.func, "value", None)) == "super"
             if not is_on_super and not _is_own(node, node.args[0], own):
                 yield node, ast.unparse(node), _is_part(node.args[0])
+
+
+def _whose_names(node) -> ast.expr | None:
+    """Return the object whose table of attributes this is; None if it is something else."""
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return node.value
+    is_call = isinstance(node, ast.Call) and _name_of(node.func) == "vars" and node.args
+    return node.args[0] if is_call else None
 
 
 def _is_own(node, target, own) -> bool:

@@ -84,6 +84,17 @@ class Module:
                 yield from (name for name in names if name in known)
                 if base in known and any(name not in known for name in names):
                     yield base
+        yield from (name for name in self._imported_by_calls() if name in known)
+
+    def _imported_by_calls(self) -> Iterator[str]:
+        """Yield what import_module("..wing.file", ...) and __import__ name as a constant."""
+        for node in self.of(ast.Call):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+            if name in ("import_module", "__import__") and node.args:
+                text = getattr(node.args[0], "value", None)
+                if isinstance(text, str):
+                    module = text.lstrip(".")
+                    yield self._base(ast.ImportFrom(module, [], len(text) - len(module)))
 
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:

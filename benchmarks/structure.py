@@ -2,7 +2,7 @@
 
     python benchmarks/structure.py                     a table of this checkout
     python benchmarks/structure.py --base ../before    another checkout beside it
-    python benchmarks/structure.py --list "attributes set on other objects"    the places
+    python benchmarks/structure.py --list "attributes set on foreign objects"    the places
     python benchmarks/structure.py --lower             write figures that fell into limits.json
 
 tests/pure/test_structure.py fails where a figure is above its limit in benchmarks/limits.json. A
@@ -262,7 +262,7 @@ def names_of_several_classes(package) -> list[str]:
 # ---- who does what -------------------------------------------------------------------------------
 
 FIGURES["calls for a frame"] = frames
-FIGURES["attributes set on other objects"] = set_elsewhere
+FIGURES["attributes set on foreign objects"] = set_elsewhere
 FIGURES["attributes set on parts of others"] = set_on_parts_of_others
 
 
@@ -273,7 +273,22 @@ def walks_of_frames(package) -> list[str]:
         package.place(module, node)
         for module in package.modules.values()
         for node in module.of(*FUNCTIONS)
-        if any(isinstance(each, ast.Attribute) and each.attr == "f_back" for each in ast.walk(node))
+        if any(
+            getattr(each, "attr", None) == "f_back" or getattr(each, "value", None) == "f_back"
+            for each in ast.walk(node)
+        )
+    ]
+
+
+@figure("classes that answer for names they do not define")
+def answers_for_others(package) -> list[str]:
+    """Return where a class has __getattr__ or __getattribute__: its members cannot be counted."""
+    return [
+        package.place(module, item)
+        for module in package.modules.values()
+        for body in module.of(ast.ClassDef)
+        for item in body.body
+        if isinstance(item, FUNCTIONS) and item.name in ("__getattr__", "__getattribute__")
     ]
 
 

@@ -131,12 +131,14 @@ def test_a_cycle_is_found_and_a_chain_is_measured(tmp_path):
         ("from ..wing.b import x", "from ..other.a import y", "", 2),
         ("from ..wing.b import x", "def late():\n    from ..other import a", "", 2),
         ("from ..wing import b", "from ..last.c import x", "import {room}.other.a", 3),  # round
+        ("import importlib\nimportlib.import_module('..wing.b', __package__)", "{back}", "", 2),
         ("from ..wing.b import x", "", "from ..wing.b import x", 0),
         ("from ..wing.b import x", "from ... import top", "", 0),
     ],
 )
 def test_wings_that_import_each_other_are_found(tmp_path, one, other, third, found):
     third = third.format(room=f"{tmp_path.name}.room")
+    other = other.format(back=f"__import__('{tmp_path.name}.room.other.a')")
     package = made_of(tmp_path, top="", a__other=one, b__wing=other, c__last=third)
     assert len(structure.mutual_wings(package)) == found
 
@@ -214,6 +216,10 @@ def test_frames_are_counted_by_calls(tmp_path, code, found):
         ("object.__setattr__(self.part, 'x', 1)", 1, 0),
         ("object.__setattr__(self, 'x', 1)", 0, 0),
         ("super().__setattr__('x', 1)", 0, 0),
+        ("vars(other)['x'] = 1", 1, 0),
+        ("other.part.__dict__['x'] = 1", 1, 1),
+        ("self.part.__dict__.update(x=1)", 1, 0),
+        ("self.__dict__.update(x=1); vars(self)['y'] = 1", 0, 0),
         ("made = cls.__new__(cls)\n    made.x = 1", 0, 0),
         ("made = Thing()\n    made.x = 1", 0, 0),
         ("made = find()\n    made.x = 1", 1, 0),
@@ -224,6 +230,14 @@ def test_attributes_set_on_other_objects_are_found(tmp_path, body, found, on_par
     package = made_of(tmp_path, a=f"def act(self, cls, other, array, y):\n    {body}")
     assert len(foreign.set_elsewhere(package)) == found
     assert len(foreign.set_on_parts_of_others(package)) == on_parts
+
+
+def test_what_hides_from_the_figures_is_found(tmp_path):
+    walks = "def up(frame): return getattr(frame, 'f_back')\ndef here(frame): return frame.f_code"
+    hides = "class A:\n    def __getattr__(self, name): return 1\nclass B:\n    pass"
+    package = made_of(tmp_path, a=walks, b=hides)
+    assert len(structure.walks_of_frames(package)) == 1
+    assert len(structure.answers_for_others(package)) == 1
 
 
 COPIED = """
