@@ -42,13 +42,7 @@ def _doctor(known, overrides) -> int:
         backend = InMemoryCommunicationBackend(0, 1, environment_id="doctor")
         problem = str(error)
     with job(backend):
-        findings = examine(
-            backend,
-            Path(known.folder),
-            pipeline=mesh.pipeline,
-            tensor=mesh.tensor,
-            mpi_problem=problem,
-        )
+        findings = examine(backend, Path(known.folder), sizes=mesh.sizes, mpi_problem=problem)
         if backend.rank == 0:
             is_colored = console_of(sys.stdout).is_terminal
             text = as_text(findings, is_colored=is_colored)

@@ -13,6 +13,7 @@ from ..errors import ConfigurationError
 from ..files.notes import tell
 from ..files.paths import spelled_out
 from ..files.shown import shown
+from ..layout.axes import parallel_sizes
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
 from ..optim.rules import SGD
@@ -163,13 +164,13 @@ def _check_numbers(known) -> None:
 
 def _sharded(gpt: GPT, settings: GenerationConfiguration, backend) -> ShardedModel:
     parallel = settings.parallel
-    mesh = settings.mesh
+    sizes = parallel_sizes(settings.mesh.sizes)
     with collectively(backend):
         if parallel.stage_balance == "measured":
             raise ConfigurationError("parallel.stage_balance = 'measured' is of training")
         rule = SGD(lr=1.0)  # which never takes a step
         config = ShardingConfiguration(backend, optimizer=rule, **parallel.shared())
-    return HybridShardedModel(gpt, config, mesh.pipeline, mesh.tensor, policy=parallel.policy)
+    return HybridShardedModel(gpt, config, **sizes, policy=parallel.policy)
 
 
 def _continued_numbers(model: ShardedModel, prompts: list[str], known, how: dict) -> list[str]:

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..comm.mpi.launch import all_seats, share_cores
+from ..comm.seats import all_seats, share_cores
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress

@@ -4,7 +4,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
 from ..comm.gpu.ipc import why_no_ipc
 from ..comm.gpu.probe import agreed_verdict
-from ..comm.mpi.launch import ranks_text
+from ..comm.seats import ranks_text
 from ..environment import visible_gpus
 from ..errors import DeviceError
 from .finding import Finding, ok, warning

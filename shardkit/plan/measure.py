@@ -32,7 +32,7 @@ from ..array import kernels, products
 from ..array.blas import Library, library_named
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..comm.mpi.launch import all_seats
+from ..comm.seats import all_seats
 from ..files.writing import check_can_write, write_whole
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock

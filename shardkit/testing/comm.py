@@ -14,23 +14,22 @@ NAMES = {
     "collectives.asynchronous": (
         "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter"
     ),
-    "failure.guard": "JobGuard",
     "failure.signals": "StopSignals",
     "gpu.ipc": "open_gpu_ipc",
     "gpu.mpi": "MPITransport open_gpu_mpi",
     "gpu.nccl": "open_nccl",
     "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
     "mpi.channel": "COMPARED_CALLS",
-    "mpi.launch": (
-        "Seat check_launch check_library crowding have_cores launch_warnings ranks_text share_cores"
-    ),
-    "mpi.quotas": "own_quotas",
+    "mpi.guard": "JobGuard",
+    "mpi.launch": "check_launch check_library launch_warnings",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",
     "node.mailbox": "SLOT_BYTES new_mailbox table_of",
     "node.streams": "STREAM_BYTES stream_bytes",
     "operations": "CompleteHandle",
+    "quotas": "own_quotas",
     "same": "alike versions",
+    "seats": "Seat crowding have_cores ranks_text share_cores",
     "staging": "Staging",
     "threads.channel": "ThreadChannel",
     "threads.rendezvous": "Environment",

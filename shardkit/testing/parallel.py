@@ -27,7 +27,7 @@ MODULES = {
     "conjugate": "tensor.conjugate",
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
-    "profile": "step.profile",
+    "profile": "model.profile",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }

@@ -21,9 +21,9 @@ from ..comm.failure.agreement import collectively
 from ..comm.same import alike, facts_of
 from ..files.removing import remove_trial
 from ..files.writing import check_can_write, write_whole
+from ..parallel.model.profile import PARTS as MEASURED_PARTS
+from ..parallel.model.profile import StepProfile, least_parts, profile_steps
 from ..parallel.model.sharded_model import ShardedModel, parts_of
-from ..parallel.step.profile import PARTS as MEASURED_PARTS
-from ..parallel.step.profile import StepProfile, least_parts, profile_steps
 from ..parallel.step.stopwatch import large_product_speed
 from ..task.task import Task
 from .advice import advise
@@ -102,8 +102,8 @@ def _opened(settings: RunConfiguration, backend: CommunicationBackend):
 
 def _batch(task: Task, model: ShardedModel):
     """Return this data rank's part of a batch: x, y."""
-    part = task.settings.batch.sequences // model.mesh.size("data")
-    return task.example(part, seed=model.mesh.coordinates.data)
+    number, parts = model.mesh.sample_part
+    return task.example(task.settings.batch.sequences // parts, seed=number)
 
 
 def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:

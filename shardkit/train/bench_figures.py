@@ -6,8 +6,8 @@ profiles, products alone, the step without work --> parts of the step, kernels, 
 import os
 import platform
 
+from ..parallel.model.profile import StepProfile
 from ..parallel.model.sharded_model import parts_of
-from ..parallel.step.profile import StepProfile
 from ..parallel.step.stopwatch import Product
 from ..task.task import Task
 

@@ -6,7 +6,8 @@ import time
 
 import numpy
 
-from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..comm.mpi.launch import launch_warnings
+from ..comm.seats import all_seats, crowding, ranks_text
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
@@ -73,9 +74,8 @@ class RunReport(Callback):
         at, rank = self._model.mesh.coordinates, self._backend.rank
         seat, node = seats[rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
         self._log.line(
-            f"rank {rank} of {self._backend.world_size} at pipeline {at.pipeline}, "
-            f"data {at.data}, tensor "
-            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores "
+            f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, "
+            f"process {os.getpid()}, cores "
             f"{ranks_text(seat.cores)}, "
             f"{seat.threads} BLAS threads"
         )

@@ -8,9 +8,8 @@ import json
 import resource
 import time
 
-from ..comm.mpi.launch import all_seats, ranks_text
+from ..comm.seats import all_seats, ranks_text
 from ..environment import slurm_node
-from ..layout.mesh_shape import AXES
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import parts_of
 
@@ -71,7 +70,7 @@ def _ranks(run, seats, nodes) -> dict:
                 "node": node or seat.host,
                 "cores": ranks_text(seat.cores),
                 "threads": seat.threads,
-                **{axis: getattr(shape.coordinates(rank), axis) for axis in AXES},
+                **shape.coordinates(rank).along,
             }
             for rank, (seat, node) in enumerate(zip(seats, nodes))
         ],

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ..array.blas import LIBRARIES
 from ..data.position import Position
 from ..errors import ConfigurationError
+from ..layout.axes import CHOSEN
 from ..layout.policy import POLICIES
 from ..optim.settings import Optimizer
 from ..parallel.settings import ParallelSettings
@@ -236,6 +237,11 @@ class MeshAxes:
         1, "stages that the blocks of the model are cut into", "ranks", minimum=1, is_common=True
     )
     tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1, is_common=True)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """{axis: its ranks}, for a mesh."""
+        return {axis: getattr(self, axis) for axis in CHOSEN}
 
 
 @dataclass(frozen=True)

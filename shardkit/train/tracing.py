@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..comm.clocks import clock_offset, on_first_clock
 from ..errors import ConfigurationError
+from ..layout.axes import Held, alike
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import parts_of
 from ..parallel.model.tracing import Trace
@@ -120,7 +121,7 @@ class Tracing(Callback):
         after, at = clock_offset(run.backend), mesh.coordinates
         step = next((span for span in spans if span.kind == STEP), None)
         mine = None
-        if at.data == at.tensor == 0 and step is not None:
+        if at.is_first(alike(Held.BLOCKS)) and step is not None:
             actions = [
                 [str(span.action), *self._on_clock(span, after)]
                 for span in spans

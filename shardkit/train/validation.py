@@ -25,8 +25,9 @@ class Validation:
         limit = run.validation_batches
         self._num = num if limit is None else min(num, limit * self._batch)
         self._order = EpochOrder(num, run.seed, VALIDATION, samples.run_length)
-        self._part = self._batch // model.mesh.size("data")
-        self._first = model.mesh.coordinates.data * self._part
+        number, parts = model.mesh.sample_part
+        self._part = self._batch // parts
+        self._first = number * self._part
 
     def measure(self) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the metrics; NaN if nothing counts. Collective."""

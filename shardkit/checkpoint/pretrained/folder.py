@@ -22,6 +22,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
 from ...files.reading import read_json, size_of
+from ...layout.axes import AXES
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.init import Unread
@@ -123,7 +124,7 @@ class TransformersFolder:
             "samples_seen": 0,
             "last_loss": None,
             "seed": 0,
-            "mesh": {"pipeline": 1, "data": 1, "tensor": 1},
+            "mesh": dict.fromkeys(AXES, 1),
             "strategy": "converted",
             "active_features": None,
             "optimizer": None,

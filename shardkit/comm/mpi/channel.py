@@ -12,12 +12,11 @@ import numpy
 
 from ...errors import CommunicationError
 from ..channel import SIGNATURES, Channel
-from ..checks import MAX_TAG, pieces_of
+from ..checks import PIECE_TAG, pieces_of
 from ..compared import Members, difference
 from ..operations import ReductionOperation
 from .requests import MPIErrors, RequestsHandle
 
-PIECE_TAG = MAX_TAG + 1
 INT_MAX = 2**31 - 1
 COMPARED_CALLS = 100  # of each group, from the first: a script that is wrong is wrong there
 NOT_BLOCKING = ("split", "iall_reduce", "iall_gather", "ireduce_scatter")

@@ -12,14 +12,14 @@ from ...environment import checked_mode
 from ...files.notes import tell
 from ..alone import AloneChannel
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
-from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
+from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
 from .channel import FirstCalls, MPIChannel
 from .ending import ending
-from .launch import Seat, have_cores, settle_threads
+from .guard import JobGuard
 
 
 class Job:

@@ -22,10 +22,9 @@ import numpy
 
 from ...array.arena import empty
 from ..channel import WrappedChannel
-from ..checks import pieces_of, shares_of, starts_of
+from ..checks import PIECE_TAG, pieces_of, shares_of, starts_of
 from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
 from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
-from ..mpi.channel import PIECE_TAG
 from ..operations import ReductionOperation
 from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES
 

@@ -28,7 +28,6 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import alike, facts_of
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
-from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.kept import name_of
 from ...nn.module import configuration_of
@@ -136,7 +135,7 @@ class Checkpoints:
             "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
             "seed": engine.config.seed,
-            "mesh": {axis: engine.mesh.size(axis) for axis in AXES},
+            "mesh": engine.mesh.shape.sizes,
             "strategy": self._strategy,
             "active_features": None if features is None else list(features.active),
             "evaluation": self._history.stored_evaluation(),

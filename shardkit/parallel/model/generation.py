@@ -20,9 +20,9 @@ from ...comm.same import alike
 from ...errors import ConfigurationError
 from ...nn.generation import Choice, Writer, check_number, checked_prompt
 from ...nn.models.gpt import GPT
+from ..fingerprint import describe
 from ..step.engine import Engine
 from ..tensor.vocabulary import whole_outputs
-from .fingerprint import describe
 
 
 class ShardedPasses:

@@ -15,7 +15,7 @@ from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
-from .fingerprint import describe
+from ..fingerprint import describe
 
 
 @dataclass

@@ -150,11 +150,11 @@ class Measurement:
         shape, have = self._engine.mesh.shape, states == _SAMPLES
         if have.all() or not have.any():
             return
-        first: dict[int, int] = {}  # data coordinate -> its first rank
+        first: dict[int, int] = {}  # part of the samples -> its first rank
         for rank in range(have.size):
-            first.setdefault(shape.coordinates(rank).data, rank)
+            first.setdefault(shape.part_of(rank), rank)
         for rank in range(have.size):
-            peer = first[shape.coordinates(rank).data]
+            peer = first[shape.part_of(rank)]
             if have[rank] != have[peer]:
                 raise ShardingError(
                     f"only one of ranks {peer} and {rank}, peers in a data replica, has samples; "

@@ -21,7 +21,7 @@ from ...checkpoint.saving import Retention
 from ...comm.failure.agreement import agree, collectively
 from ...comm.same import alike, check_same, facts_of
 from ...errors import ShardingError
-from ...layout.mesh_shape import AXES
+from ...layout.axes import AXES, parallel_sizes
 from ...nn.module import Module
 from ...optim.rules import Rule
 from ...refusal import check_usable
@@ -430,7 +430,7 @@ class ShardedOptimizer:
             **vars(self.wrapped_optimizer),
             "strategy": strategy_of(self._model_class).label,
             "world_size": self.world_size,
-            **{f"{axis}_parallel_size": None if mesh is None else mesh.size(axis) for axis in AXES},
+            **parallel_sizes(mesh.shape.sizes if mesh else dict.fromkeys(AXES)),
             "max_gradient_norm": config.max_gradient_norm,
             "micro_batches": config.micro_batches,
             "schedule": config.schedule,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import MeshError, ShardingError
-from ...layout.mesh_shape import AXES, MeshShape
+from ...layout.axes import ORDER, parallel_sizes
+from ...layout.mesh_shape import MeshShape
 from ...layout.policy import policy_named
 from ...optim.rules import Rule
 from ..settings import ShardingConfiguration
@@ -101,7 +102,7 @@ class HybridShardedOptimizer(ShardedOptimizer):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order: Sequence[str] = AXES,
+        order: Sequence[str] = ORDER,
         **settings: Any,
     ) -> None:
         self._sizes = {
@@ -121,9 +122,12 @@ class HybridShardedOptimizer(ShardedOptimizer):
         self._shape()
 
     def _shard(self, module):
-        sizes = {f"{axis}_parallel_size": size for axis, size in self._sizes.items()}
         return self._model_class(
-            module, self._configuration(), **sizes, policy=self._policy, order=self._order
+            module,
+            self._configuration(),
+            **parallel_sizes(self._sizes),
+            policy=self._policy,
+            order=self._order,
         )
 
     def _check_sharded(self, model):

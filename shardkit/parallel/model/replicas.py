@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf, isnan, prod
 
 from ...array.backend import xp_of
+from ...layout.axes import Held, alike
 from ..data.unit import Holding, Unit
 
 
@@ -86,9 +87,9 @@ def synchronize_replicas(engine) -> StateDrift:
 def _synchronize_buffers(engine) -> dict[str, float]:
     """Make the buffers of this stage those of its first rank; return how far each was from it.
 
-    Collective over the data and the tensor axis.
+    Collective over the axes whose ranks run the same blocks.
     """
-    groups = [engine.mesh.group(axis) for axis in ("tensor", "data")]
+    groups = [engine.mesh.group(axis) for axis in reversed(alike(Held.BLOCKS))]
     gaps = {}
     for path, _, values in engine.buffers.boxes():
         first = values.copy()

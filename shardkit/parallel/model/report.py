@@ -2,7 +2,7 @@
 
 import copy
 
-from ...layout.mesh_shape import AXES
+from ...layout.axes import parallel_sizes
 from ...nn.module import blocks_of
 
 
@@ -20,8 +20,8 @@ def metadata_of(parts) -> dict:
         "is_distributed": mesh.world.world_size > 1,
         "world_size": mesh.world.world_size,
         "rank": mesh.rank,
-        **{f"{axis}_parallel_size": mesh.size(axis) for axis in AXES},
-        **{f"{axis}_parallel_rank": getattr(mesh.coordinates, axis) for axis in AXES},
+        **parallel_sizes(mesh.shape.sizes),
+        **{f"{axis}_parallel_rank": place for axis, place in mesh.coordinates.along.items()},
         "parameter_count": engine.weights.count,
         "shard_size": engine.weights.num_local,
         "shard_ranks": _shard_ranks(engine),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ...comm.mesh import Mesh
-from ...layout.mesh_shape import AXES
+from ...layout.axes import ORDER
 from ...nn.module import Module
 from ..settings import ShardingConfiguration
 from .parts import Strategy
@@ -126,7 +126,7 @@ class HybridShardedModel(ShardedModel):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order: Sequence[str] = AXES,
+        order: Sequence[str] = ORDER,
     ) -> None:
         mesh = partial(
             Mesh,

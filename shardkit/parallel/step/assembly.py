@@ -30,9 +30,7 @@ from ..data.partition import (
 )
 from ..data.site import Pools
 from ..data.unit import Unit
-from ..model.fingerprint import facts_of
-from ..model.state import State
-from ..model.weights import Weights
+from ..fingerprint import facts_of
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
@@ -47,7 +45,9 @@ from .flow import Flow
 from .numerics import LossScale, Numerics
 from .pump import Pumped
 from .shortage import Shortage
+from .state import State
 from .updates import Updates
+from .weights import Weights
 from .work import Work
 
 

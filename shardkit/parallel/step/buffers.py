@@ -22,6 +22,7 @@ from ...array.kernels import tree_sum
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...comm.mesh import Mesh
 from ...errors import ConfigurationError, ShardingError
+from ...layout.axes import Held, alike
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.buffer import Buffer, Observation
@@ -71,7 +72,7 @@ class Buffers:
         held = {id(buffer) for buffer in _buffers_of(stages, mesh.group("pipeline").rank)}
         self.own = {name: b for name, b in self.everyones.items() if id(b) in held}
         self._numbers = {id(buffer): i for i, buffer in enumerate(self.own.values())}
-        self._counts_here = mesh.coordinates.data == mesh.coordinates.tensor == 0
+        self._counts_here = mesh.coordinates.is_first(alike(Held.BLOCKS))
         self._observed: dict[int, dict[int, list[Observation]]] = {}
         for name, buffer in self.everyones.items():
             if name not in self.own:

@@ -12,6 +12,7 @@ from ...array.arena import empty
 from ...array.backend import is_array, xp_of
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.mesh import Mesh
+from ...layout.axes import Held, apart
 from ...schedule.actions import Kind
 from ..data.gradients import NORM_BLOCK
 from ..data.movement import Movement
@@ -116,7 +117,7 @@ class Updates:
         of_units = numpy.full(len(self._stages.places), nan_or_zero)
         for (place, unit), total in zip(units.items(), sums):
             of_units[self._stages.places.index(place)] += 0.0 if unit.plan.is_copy else total
-        for group in (self._mesh.group("tensor"), self._mesh.group("pipeline")):
+        for group in map(self._mesh.group, reversed(apart(Held.PARAMETERS))):
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)
             of_units = of_ranks.sum(0)

@@ -19,9 +19,9 @@ from ...comm.same import check_same
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread
 from ...nn.module import Module
+from ..fingerprint import describe
 from ..pipeline.stages import Stages
 from ..tensor.claims import global_piece
-from .fingerprint import describe
 
 
 class Weights:

@@ -7,10 +7,10 @@
     idle            waiting for another rank to call a verb, or for its message
     rest            outside of all timed calls: Python, and passes over arrays without a kernel
 
-Steps are taken in pairs, one plain and one watched by a stopwatch (stopwatch.py). The watched step
-of median length is reported, and its parts add up to it. In a collective, the time until the last
-rank arrives is idle: ranks exchange their arrival times afterwards, by clocks that a barrier has
-synchronized.
+Steps are taken in pairs, one plain and one watched by a stopwatch (step/stopwatch.py). The watched
+step of median length is reported, and its parts add up to it. In a collective, the time until the
+last rank arrives is idle: ranks exchange their arrival times afterwards, by clocks that a barrier
+has synchronized.
 """
 
 import resource
@@ -20,9 +20,8 @@ from statistics import median
 
 from ...array import kernels
 from ...errors import ShardingError
-from ..model.sharded_model import ShardedModel, parts_of
-from .recorder import COMMUNICATION, STEP
-from .stopwatch import (
+from ..step.recorder import COMMUNICATION, STEP
+from ..step.stopwatch import (
     MESSAGE_WAIT,
     OPTIMIZER,
     OWN,
@@ -32,6 +31,7 @@ from .stopwatch import (
     overhead_per_call,
     watching,
 )
+from .sharded_model import ShardedModel, parts_of
 
 PARTS = ("products", "kernels", "optimizer", "communication", "idle", "rest")
 WARM_UP_STEPS = 2

@@ -19,19 +19,19 @@ from ...optim.late import on_state_since
 from ...optim.muon import matrix_rule_of
 from ...optim.rules import Rule
 from ...refusal import check_usable
-from ..step.buffers import Buffers
-from ..step.numerics import LossScale
-from ..step.votes import Skips
+from ..fingerprint import describe
 from ..tensor.claims import is_counted
 from .averaged import Averages
-from .fingerprint import describe
+from .buffers import Buffers
+from .numerics import LossScale
+from .votes import Skips
 
 
 class State:
     """All that a checkpoint of one model holds.
 
     weights         of the same model (weights.py)
-    buffers         of the same model (step/buffers.py)
+    buffers         of the same model (buffers.py)
     averages        of its weights, if the rule keeps some (averaged.py)
     rule            the optimizer rule that the next step applies; groups: with other constants
     other_rule      the same, if it is another than the configuration's; else None
