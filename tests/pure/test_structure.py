@@ -77,6 +77,21 @@ def test_no_frame_is_counted(package):
     assert not package.counted_frames()
 
 
+def functions_that_read(package, attribute):
+    """Return the functions of the package in which this attribute of any object is read."""
+    return [
+        (module.path.name, function.name)
+        for module in package.modules.values()
+        for function in ast.walk(module.tree)
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(function))
+    ]
+
+
+def test_callers_are_looked_for_in_one_function(package):
+    assert functions_that_read(package, "f_back") == [("frames.py", "first_frame")]
+
+
 def test_lines_are_short(package):
     assert not package.long_lines()
 

@@ -41,7 +41,6 @@ BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, END = range(6)
 NUM_VERBS = END
 VERB_BITS, OPERATION_BITS = 4, 4  # of the code that ranks must agree on
 IN_SLOTS_BYTES = 2048  # up to here copying to a slot costs less than meeting a second time
-BEGAN, ENDED = 5, 6  # words of a ledger's record
 SUM, PRODUCT, MIN, MAX = range(4)
 
 

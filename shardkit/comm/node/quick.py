@@ -7,7 +7,6 @@ longer than some spins and naps comes back to Python, which names it to the watc
 """
 
 from functools import cache, partial
-from sys import _getframe
 
 import numpy
 
@@ -68,7 +67,7 @@ class QuickVerbs:
     def __init__(self, group, channel, table):
         self._group, self._channel, self._table = group, channel, table
         self._progress = group.progress
-        self._sites, self._site = group.progress.names.sites, group.progress.names.site
+        self._site = group.progress.names.site
         self._write_table()
 
     def _write_table(self):
@@ -89,17 +88,14 @@ class QuickVerbs:
         self._table[at.IS_OPEN] = 0
 
     # ---- verbs, as in verbs.py: each is called by the verb of its name ---------------------------
-    # Each looks up who called that verb by itself, which saves a call.
 
     def barrier(self) -> bool:
-        frame = _getframe().f_back.f_back
-        site = self._sites.get((id(frame.f_code), frame.f_lasti)) or self._site()
+        site = self._site(3)
         stage = loop_of(BARRIER)(self._table, site, START)
         return stage == DONE or self._go_on(BARRIER, (), stage)
 
     def all_reduce(self, array, op) -> bool:
-        frame = _getframe().f_back.f_back
-        site = self._sites.get((id(frame.f_code), frame.f_lasti)) or self._site()
+        site = self._site(3)
         operation = SUM if op is SUM_OF_RANKS else OPERATIONS.get(op)
         if type(array) is not numpy.ndarray or array.ndim != 1 or operation is None:
             return False
@@ -110,8 +106,7 @@ class QuickVerbs:
         return stage == DONE or self._go_on(ALL_REDUCE, (array, op), stage)
 
     def broadcast(self, array, root) -> bool:
-        frame = _getframe().f_back.f_back
-        site = self._sites.get((id(frame.f_code), frame.f_lasti)) or self._site()
+        site = self._site(3)
         if type(array) is not numpy.ndarray or array.ndim != 1 or type(root) is not int:
             return False
         kind = KINDS.get(array.dtype)
@@ -121,8 +116,7 @@ class QuickVerbs:
         return stage == DONE or self._go_on(BROADCAST, (array, root), stage)
 
     def all_gather(self, send, receive) -> bool:
-        frame = _getframe().f_back.f_back
-        site = self._sites.get((id(frame.f_code), frame.f_lasti)) or self._site()
+        site = self._site(3)
         kind = kind_of(send, receive)
         if kind is None:
             return False
@@ -130,8 +124,7 @@ class QuickVerbs:
         return stage == DONE or self._go_on(ALL_GATHER, (send, receive), stage)
 
     def reduce_scatter(self, send, receive, op, in_place: bool) -> bool:
-        frame = _getframe().f_back.f_back
-        site = self._sites.get((id(frame.f_code), frame.f_lasti)) or self._site()
+        site = self._site(3)
         operation = SUM if op is SUM_OF_RANKS else OPERATIONS.get(op)
         kind = kind_of(send, receive)
         if operation is None or kind is None:
