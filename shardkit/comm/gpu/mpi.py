@@ -7,7 +7,7 @@ non-blocking one. Everything larger, and every other verb, is staged.
 """
 
 from ..checks import MAX_TAG
-from ..mpi.channel import PIECE_TAG
+from ..mpi.collectives import PIECE_TAG
 from ..mpi.requests import RequestsHandle
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict

@@ -185,14 +185,8 @@ class NcclTransport(SwapTransport):
             self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
         return self._handle(whole.port, own.port)
 
-    def iall_reduce(self, port, op):
-        return self.all_reduce(port, op), None
-
-    def iall_gather(self, own, whole):
-        return self.all_gather(own, whole), None
-
-    def ireduce_scatter(self, whole, own, op):
-        return self.reduce_scatter(whole, own, op), None
+    def begin(self, verb, *parts):
+        return getattr(self, verb)(*parts), None
 
     def _reduce_slices(self, whole, own, dtype, op):
         if len(set(whole.counts)) == 1:

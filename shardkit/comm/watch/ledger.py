@@ -165,7 +165,7 @@ class Ledger:
     in memory only: a report of a hang lacks those of this rank.
     """
 
-    is_written_by_loops = True  # by node/quick.py, straight into the ring
+    is_written_by_loops = True  # by node/noted.py, straight into the ring
 
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
         mapped = None if path is None else _mapped(Path(path), _FILE_BYTES)
@@ -198,12 +198,14 @@ class Ledger:
         number_on_group: int | None,
         dtype=None,
         count: int = -1,
+        site: int | None = None,
     ) -> None:
-        """Record the beginning of a call, and its site: the nearest caller outside of this room.
+        """Record the beginning of a call, and its site.
 
         ranks            world ranks that must take part
         number_on_group  None for a message
         dtype, count     what it carries, in elements; None and -1 if describe() follows
+        site             number of its name; None: the nearest caller outside of this room
         The site is written now, since a killed rank cannot tell afterwards.
         """
         names = self.names
@@ -216,7 +218,7 @@ class Ledger:
             names.number(verb),
             names.group(group, ranks) if number_on_group else names.message(group, ranks),
             names.dtype(dtype),
-            names.site(),
+            names.site() if site is None else site,
             count,
             time.monotonic(),
             0.0,
