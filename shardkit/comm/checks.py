@@ -9,7 +9,6 @@ from itertools import accumulate
 from numbers import Real
 from operator import index
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import numpy
 
@@ -76,19 +75,6 @@ def pieces_of_plain(
     return (sent, received, first, at) if sent[rank] == received[rank] else None
 
 
-class Plain(NamedTuple):
-    """A collective on arrays that the channel takes as they are.
-
-    arguments   of the channel's verb
-    whole       the array whose dtype and size the ledger names
-    sent        bytes; None: it is not counted
-    """
-
-    arguments: tuple
-    whole: Any
-    sent: int | None
-
-
 def _flat(array):
     return array if array.ndim == 1 else array.reshape(-1)
 
@@ -103,21 +89,25 @@ def bytes_of_root(group, root: int, num_bytes: int) -> int:
     return num_bytes if group.rank == root else 0
 
 
+def _never(group, *arguments):
+    """Return None: the other ranks cannot see what is plain on the root."""
+
+
 def _plain_barrier(group):
-    return Plain((), _NOTHING, None)
+    return (), _NOTHING, None
 
 
 def _plain_all_reduce(group, array, op):
     if not (is_plain(array) and is_carried(op)):
         return None
-    return Plain((_flat(array), op), array, ring_bytes(group, array.nbytes))
+    return (_flat(array), op), array, ring_bytes(group, array.nbytes)
 
 
 def _plain_broadcast(group, array, root):
     n = group.world_size
     if not (is_plain(array) and type(root) is int and 0 <= root < n):
         return None
-    return Plain((_flat(array), root), array, bytes_of_root(group, root, (n - 1) * array.nbytes))
+    return (_flat(array), root), array, bytes_of_root(group, root, (n - 1) * array.nbytes)
 
 
 def _plain_all_gather(group, send, receive, counts):
@@ -126,7 +116,7 @@ def _plain_all_gather(group, send, receive, counts):
         return None
     if not is_slice(send, receive, n, group.rank, address):
         return None
-    return Plain((_flat(send), _flat(receive), [send.size] * n), receive, (n - 1) * send.nbytes)
+    return (_flat(send), _flat(receive), [send.size] * n), receive, (n - 1) * send.nbytes
 
 
 def _plain_reduce_scatter(group, send, receive, counts, op, in_place):
@@ -137,7 +127,7 @@ def _plain_reduce_scatter(group, send, receive, counts, op, in_place):
     if not is_slice(receive, send, n, place, address):
         return None
     arguments = _flat(send), _flat(receive), [receive.size] * n, op
-    return Plain(arguments, receive, send.nbytes - receive.nbytes)
+    return arguments, receive, send.nbytes - receive.nbytes
 
 
 def _plain_all_to_all(group, send, receive, *counts):
@@ -145,10 +135,12 @@ def _plain_all_to_all(group, send, receive, *counts):
     if pieces is None:
         return None
     sent = (sum(pieces[0]) - pieces[0][group.rank]) * send.itemsize
-    return Plain((_flat(send), _flat(receive), *pieces), receive, sent)
+    return (_flat(send), _flat(receive), *pieces), receive, sent
 
 
-# Functions (group, arguments of the group's verb) -> Plain; None: an array is not plain.
+# Functions (group, arguments of the group's verb) -> arguments of the channel's; the array whose
+# dtype and size the ledger names; the bytes that this rank sends, None if they are not counted.
+# Or else None: not all is plain.
 PLAIN = {
     "barrier": _plain_barrier,
     "all_reduce": _plain_all_reduce,
@@ -156,6 +148,8 @@ PLAIN = {
     "all_gather": _plain_all_gather,
     "reduce_scatter": _plain_reduce_scatter,
     "all_to_all": _plain_all_to_all,
+    "scatter": _never,
+    "gather": _never,
 }
 
 

@@ -11,11 +11,57 @@ called where it was planned), for the watchdog.
 Source: persistent collectives, MPI_Allreduce_init of MPI 4.
 """
 
-from collections.abc import Callable
-
+from . import checks
+from .collective import COLLECTIVES
 from .operations import ReductionOperation
+from .under_way import check_alive
 
 SUM = ReductionOperation.SUM
+_UNBOUND = -1  # no stage of a compiled verb: the call must be made in Python
+
+
+class PlannedCall:
+    """A collective of a group on arrays that stay where they are. Calling it is collective.
+
+    arguments   those of the group's verb, all of them
+    site        number of the place that is recorded as its caller
+    Errors of a call: those of the verb; CommunicationError after shutdown().
+    """
+
+    def __init__(self, group, verb: str, arguments: tuple, site: int):
+        self._group, self._verb, self._arguments, self._site = group, verb, arguments, site
+        self._channel = self._call = self._plain = None  # for which one it is planned, and how
+        self._run, self._go_on = _unbound, None
+
+    def checked(self) -> "PlannedCall":
+        """Return the call, if its arguments are right as far as this rank sees."""
+        COLLECTIVES[self._verb].ports(self._group, *self._arguments)
+        return self
+
+    def __call__(self) -> None:
+        stage = self._run()
+        if stage:
+            self._rest(stage)
+
+    def _rest(self, stage: int) -> None:
+        """Go on with a call that takes long; make the whole call where it was refused."""
+        if self._go_on is not None and self._go_on(stage):
+            return
+        self._make()
+        bound = self._plain and self._group.noted.bind(self._verb, self._plain[0], self._site)
+        self._run, self._go_on = bound or (_unbound, None)
+
+    def _make(self) -> None:
+        group, channel = self._group, self._group.channel
+        check_alive(group, self._verb)
+        if channel is not self._channel:
+            self._channel = channel
+            self._plain = checks.PLAIN[self._verb](group, *self._arguments)
+            self._call = self._plain and channel.plan(self._verb, *self._plain[0])
+        if self._plain is None:
+            group.make_through_ports(self._verb, self._arguments, self._site)
+        else:
+            group.make_planned(self._verb, self._plain, self._call, self._site)
 
 
 class PlannedVerbs:
@@ -28,24 +74,29 @@ class PlannedVerbs:
         self._group = group
 
     def _planned(self, verb: str, *arguments):
-        return self._group.planned(verb, *arguments, site=self._group.progress.names.site(3))
+        site = self._group.progress.names.site(3)
+        return PlannedCall(self._group, verb, arguments, site)
 
-    def barrier(self) -> Callable[[], None]:
+    def barrier(self) -> PlannedCall:
         """Return barrier(), planned."""
         return self._planned("barrier")
 
-    def all_reduce(self, array, op: ReductionOperation = SUM) -> Callable[[], None]:
+    def all_reduce(self, array, op: ReductionOperation = SUM) -> PlannedCall:
         """Return all_reduce() of this array, planned."""
         return self._planned("all_reduce", array, op).checked()
 
-    def broadcast(self, array, root: int = 0) -> Callable[[], None]:
+    def broadcast(self, array, root: int = 0) -> PlannedCall:
         """Return broadcast() of this array, planned."""
         return self._planned("broadcast", array, root).checked()
 
-    def all_gather(self, send, receive) -> Callable[[], None]:
+    def all_gather(self, send, receive) -> PlannedCall:
         """Return all_gather() of equal slices, planned."""
         return self._planned("all_gather", send, receive, None).checked()
 
-    def reduce_scatter(self, send, receive, op: ReductionOperation = SUM) -> Callable[[], None]:
+    def reduce_scatter(self, send, receive, op: ReductionOperation = SUM) -> PlannedCall:
         """Return reduce_scatter() to equal slices, planned."""
         return self._planned("reduce_scatter", send, receive, None, op, False).checked()
+
+
+def _unbound() -> int:
+    return _UNBOUND

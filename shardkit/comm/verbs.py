@@ -34,7 +34,7 @@ from ..array.backend import is_device_array
 from . import checks
 from .alone import AloneTransport
 from .arguments import Arguments
-from .channel import NotedCalls
+from .channel import ChannelCall, NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, ReductionOperation, Traffic
 from .plans import PlannedVerbs
@@ -43,7 +43,6 @@ from .under_way import check_alive, handle_of
 from .watch.progress import Progress, UnderWay
 
 SUM = ReductionOperation.SUM
-_UNBOUND = -1  # no stage of a compiled verb: the call must be made in Python
 _MAY_DIFFER = ("scatter", "gather", "all_to_all")  # in bytes, from rank to rank
 
 
@@ -134,6 +133,16 @@ class Verbs:
         self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
         return UnderWay(self.progress, (peer, tag))
 
+    def use_gpu_transport(self, transport: GpuTransport) -> None:
+        """Carry GPU arrays this way from now on. On all ranks, between two calls.
+
+        Parameters
+        ----------
+        transport
+            Takes some verbs; the others are staged.
+        """
+        self.gpu_transport = transport
+
     def transport(self, verb: str, parts: Sequence[Any]) -> Any:
         """Return the transport that takes this call.
 
@@ -142,8 +151,11 @@ class Verbs:
         parts
             Its arguments: ports, or pieces of ports, and others.
         """
-        gpu, ports = self.gpu_transport, [p for p in map(port_of, parts) if p is not None]
-        if gpu is not None and all(port.is_on_device for port in ports):
+        gpu = self.gpu_transport
+        if gpu is None or not port_of(parts[0]).is_on_device:
+            return self._staged
+        ports = [port for port in map(port_of, parts) if port is not None]
+        if all(port.is_on_device for port in ports):
             op = parts[-1] if isinstance(parts[-1], ReductionOperation) else None
             num_bytes = 0 if verb in _MAY_DIFFER else max(port.num_bytes for port in ports)
             if gpu.takes(verb, num_bytes, ports[0].dtype, op):
@@ -161,26 +173,74 @@ class Verbs:
         transport = self.gpu_transport if is_device_array(array) else None
         return transport is not None and transport.adds_in_tree_order(array)
 
-    def planned(self, verb: str, *arguments: Any, site: int | None = None) -> "PlannedCall":
-        """Return a collective that can be called. No communication.
+    def make_planned(
+        self, verb: str, plain: tuple, call: ChannelCall, site: int | None = None
+    ) -> None:
+        """Make a call that the channel has planned.
 
         Parameters
         ----------
-        verb
-            Its name.
+        plain
+            What checks.PLAIN gave for it.
+        call
+            The channel's.
+        site
+            As of verb().
+        """
+        _, whole, sent = plain
+        progress = self.progress
+        progress.begin_collective(
+            verb, self.group_key, self.world_ranks, whole.dtype, whole.size, site
+        )
+        try:
+            call()
+        except BaseException:
+            progress.fail()
+            raise
+        progress.end()
+        if sent is not None:
+            self.traffic.add(verb, sent)
+
+    def make_through_ports(self, verb: str, arguments: tuple, site: int | None = None) -> None:
+        """Make a call that a transport carries.
+
+        Parameters
+        ----------
         arguments
             All that the verb takes.
         site
             As of verb().
         """
-        return PlannedCall(self, verb, arguments, site)
+        collective = COLLECTIVES[verb]
+        with self.verb(verb, site=site):
+            parts = collective.ports(self, *arguments)
+            getattr(self.transport(verb, parts), verb)(*parts).wait()
+            self.traffic.add(verb, collective.sent(self, *parts))
+
+    def _make(self, verb: str, *arguments) -> None:
+        """Plan a collective and call it."""
+        if self.channel is None:
+            check_alive(self, verb)
+        plain = checks.PLAIN[verb](self, *arguments)
+        if plain is None:
+            self.make_through_ports(verb, arguments)
+        else:
+            self.make_planned(verb, plain, self.channel.plan(verb, *plain[0]))
+
+    def _begin(self, verb: str, *arguments) -> Handle:
+        """Begin a collective. All ranks begin their collectives in the same order."""
+        name, collective = f"i{verb}", COLLECTIVES[verb]
+        with self.verb(name):
+            parts = collective.ports(self, *arguments)
+            self.traffic.add(verb, collective.sent(self, *parts))
+            return handle_of(self, *self.transport(name, parts).begin(verb, *parts))
 
     # ---- collectives -----------------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Return once every rank has called it. Collective."""
         if not self.noted.barrier():
-            self.planned("barrier").make()
+            self._make("barrier")
 
     def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
@@ -191,12 +251,12 @@ class Verbs:
             Any shape, the same on all ranks. Half floats are summed as float32.
         """
         if not self.noted.all_reduce(array, op):
-            self.planned("all_reduce", array, op).make()
+            self._make("all_reduce", array, op)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Leave the root's elements in `array`, on every rank. Collective, in place."""
         if not self.noted.broadcast(array, root):
-            self.planned("broadcast", array, root).make()
+            self._make("broadcast", array, root)
 
     def all_gather(self, send: Array, receive: Array, counts: Sequence[int] | None = None) -> None:
         """Leave the slices of all ranks, in rank order, in `receive`. Collective.
@@ -212,7 +272,7 @@ class Verbs:
             Elements per rank; None: equal.
         """
         if counts is not None or not self.noted.all_gather(send, receive):
-            self.planned("all_gather", send, receive, counts).make()
+            self._make("all_gather", send, receive, counts)
 
     def reduce_scatter(
         self,
@@ -237,7 +297,7 @@ class Verbs:
             `receive` may be this rank's own slice of `send`; only if adds_in_tree_order.
         """
         if counts is not None or not self.noted.reduce_scatter(send, receive, op, in_place):
-            self.planned("reduce_scatter", send, receive, counts, op, in_place).make()
+            self._make("reduce_scatter", send, receive, counts, op, in_place)
 
     def scatter(
         self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
@@ -251,7 +311,7 @@ class Verbs:
         receive
             counts[rank] elements; on the root it may be its own place in `send`.
         """
-        self.planned("scatter", send, receive, root, counts).make()
+        self._make("scatter", send, receive, root, counts)
 
     def gather(
         self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
@@ -265,7 +325,7 @@ class Verbs:
         receive
             On the root: sum of counts elements; ignored elsewhere (pass None).
         """
-        self.planned("gather", send, receive, root, counts).make()
+        self._make("gather", send, receive, root, counts)
 
     def all_to_all(
         self,
@@ -283,7 +343,7 @@ class Verbs:
         covering the array. The two arrays do not overlap.
         """
         counts = send_counts, receive_counts, send_displacements, receive_displacements
-        self.planned("all_to_all", send, receive, *counts).make()
+        self._make("all_to_all", send, receive, *counts)
 
     # ---- between two ranks -----------------------------------------------------------------------
 
@@ -323,13 +383,13 @@ class Verbs:
 
     def iall_reduce(self, array: Array, op: ReductionOperation = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
-        return self.planned("all_reduce", array, op).begin()
+        return self._begin("all_reduce", array, op)
 
     def iall_gather(
         self, send: Array, receive: Array, counts: Sequence[int] | None = None
     ) -> Handle:
         """Begin an all_gather."""
-        return self.planned("all_gather", send, receive, counts).begin()
+        return self._begin("all_gather", send, receive, counts)
 
     def ireduce_scatter(
         self,
@@ -339,91 +399,4 @@ class Verbs:
         op: ReductionOperation = SUM,
     ) -> Handle:
         """Begin a reduce_scatter."""
-        return self.planned("reduce_scatter", send, receive, counts, op, False).begin()
-
-
-class PlannedCall:
-    """A collective of a group on arrays that stay where they are. Calling it is collective.
-
-    arguments   those of the group's verb, all of them
-    site        number of the place that is recorded as its caller; None: whoever calls it
-    Errors of a call: those of the verb; CommunicationError after shutdown().
-    """
-
-    def __init__(self, group: "Verbs", verb: str, arguments: tuple, site: int | None = None):
-        self._group, self._verb, self._arguments, self._site = group, verb, arguments, site
-        self._channel = self._call = None  # of the channel, and for which one it is planned
-        self._plain: checks.Plain | None = None
-        self._run, self._go_on = _unbound, None
-
-    def checked(self) -> "PlannedCall":
-        """Return the plan, if its arguments are right as far as this rank sees."""
-        COLLECTIVES[self._verb].ports(self._group, *self._arguments)
-        return self
-
-    def __call__(self) -> None:
-        stage = self._run()
-        if stage:
-            self._rest(stage)
-
-    def _rest(self, stage: int) -> None:
-        """Go on with a call that takes long; make the whole call where it was refused."""
-        if self._go_on is not None and self._go_on(stage):
-            return
-        self.make()
-        self._run, self._go_on = self._bound() or (_unbound, None)
-
-    def _bound(self) -> tuple | None:
-        """Return the call as one of compiled code, and what goes on with it, if it can be that."""
-        if self._plain is None:
-            return None
-        return self._group.noted.bind(self._verb, self._plain.arguments, self._site)
-
-    def make(self) -> None:
-        """Make the call, noted here."""
-        group = self._group
-        if group.channel is None:
-            check_alive(group, self._verb)
-        if self._channel is not group.channel:
-            self._plan()
-        if self._plain is None:
-            return self._make_through_ports()
-        whole, progress = self._plain.whole, group.progress
-        progress.begin_collective(
-            self._verb, group.group_key, group.world_ranks, whole.dtype, whole.size, self._site
-        )
-        try:
-            self._call()
-        except BaseException:
-            progress.fail()
-            raise
-        progress.end()
-        if self._plain.sent is not None:
-            group.traffic.add(self._verb, self._plain.sent)
-
-    def _plan(self) -> None:
-        group = self._group
-        plain = checks.PLAIN.get(self._verb)
-        self._plain = None if plain is None else plain(group, *self._arguments)
-        if self._plain is not None:
-            self._call = group.channel.plan(self._verb, *self._plain.arguments)
-        self._channel = group.channel
-
-    def _make_through_ports(self) -> None:
-        group, verb, collective = self._group, self._verb, COLLECTIVES[self._verb]
-        with group.verb(verb, site=self._site):
-            parts = collective.ports(group, *self._arguments)
-            getattr(group.transport(verb, parts), verb)(*parts).wait()
-            group.traffic.add(verb, collective.sent(group, *parts))
-
-    def begin(self) -> Handle:
-        """Begin the call. All ranks begin their collectives in the same order."""
-        group, name, collective = self._group, f"i{self._verb}", COLLECTIVES[self._verb]
-        with group.verb(name, site=self._site):
-            parts = collective.ports(group, *self._arguments)
-            group.traffic.add(self._verb, collective.sent(group, *parts))
-            return handle_of(group, *group.transport(name, parts).begin(self._verb, *parts))
-
-
-def _unbound() -> int:
-    return _UNBOUND
+        return self._begin("reduce_scatter", send, receive, counts, op, False)

@@ -2,6 +2,8 @@
 group makes: values, traffic, notes, refusals.
 """
 
+import re
+
 import numpy
 import pytest
 
@@ -124,6 +126,27 @@ def test_a_call_of_compiled_code_is_noted_like_another_one(backend, group, tmp_p
     assert all(c.ended >= c.began and c.group == group.group_key for c in (gathered, reduced))
     assert "test_quick_verbs_mpi.py" in prepared.site
     assert group.progress.current is None and before is not backend.progress.ledger
+
+
+def test_a_planned_call_is_recorded_as_called_where_it_was_planned(backend, tmp_path):
+    """However it is made: by messages, in the memory of a node, through ports."""
+    folder = backend.broadcast_object(tmp_path)
+    backend.keep_ledger(folder)
+    group = backend.split(0, backend.rank)
+    plain = group.prepare.all_reduce(numpy.zeros(4, "float32"))
+    half = group.prepare.all_reduce(numpy.zeros(4, "float16"))
+    backend.barrier()
+    before = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1]
+    group.prepare.broadcast(numpy.zeros(7))  # no call: it leaves the record of the last one alone
+    assert read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1] == before
+    sites = []
+    for _ in range(CALLS_BEFORE_OPENING + 3):
+        for call in (plain, half):
+            call()
+            sites.append(read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1].site)
+    lines = {int(re.search(r"test_quick_verbs_mpi.py:(\d+)", site)[1]) for site in sites}
+    assert len(lines) == 2 and sites[::2] == [sites[0]] * len(sites[::2])
+    group.close()
 
 
 def test_what_does_not_fit_is_refused_there_and_told_by_the_verb(group):

@@ -92,6 +92,43 @@ def test_callers_are_looked_for_in_one_function(package):
     assert functions_that_read(package, "f_back") == [("frames.py", "first_frame")]
 
 
+def members(package, name):
+    """Return the names of the methods of a class of the package, inherited ones too."""
+    (node,) = (
+        node
+        for module in package.modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    own = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    return own.union(*(members(package, base) for base in package.bases(name)))
+
+
+MOST_MEMBERS_OF_A_CHANNEL = 25
+MOST_ALL_REDUCES = 12  # in comm, under any name that ends with it
+
+
+def test_channels_are_narrow_and_those_around_others_forward_no_verb(package):
+    channels = [name for name in package.classes if name.endswith("Channel")]
+    verbs = {"barrier", "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
+    assert {"WrappedChannel", "LevelsChannel", "MPIChannel"} <= set(channels)
+    for name in channels:
+        found = members(package, name)
+        assert len(found) <= MOST_MEMBERS_OF_A_CHANNEL, name
+        assert not found & (verbs | {f"i{verb}" for verb in verbs}), name
+
+
+def test_a_verb_is_written_in_few_places(package):
+    written = [
+        function.name
+        for module in package.modules.values()
+        if module.path.is_relative_to(package.folder / "comm")
+        for function in ast.walk(module.tree)
+        if isinstance(function, ast.FunctionDef) and re.match("_?i?all_reduce", function.name)
+    ]
+    assert 0 < len(written) <= MOST_ALL_REDUCES, written
+
+
 def test_lines_are_short(package):
     assert not package.long_lines()
 

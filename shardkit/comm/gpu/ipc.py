@@ -46,7 +46,7 @@ def open_gpu_ipc(world, groups) -> None:
                     "staged through host memory"
                 )
             if not problem:
-                group.gpu_transport = IpcTransport(group, blocks)
+                group.use_gpu_transport(IpcTransport(group, blocks))
 
 
 def why_no_ipc(group) -> str:

@@ -58,7 +58,7 @@ def open_nccl(world, groups, *, fixed_order: bool) -> None:
     _check_seats(world.all_gather_object((seat, problem)))
     for group in groups:
         if group.world_size > 1:
-            group.gpu_transport = NcclTransport(group, module, fixed_order=fixed_order)
+            group.use_gpu_transport(NcclTransport(group, module, fixed_order=fixed_order))
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
