@@ -5,6 +5,7 @@ between ranks (root, counts, op, dtype) are the caller's duty; threads compare t
 on threads finds what would hang or corrupt an MPI job.
 """
 
+from collections.abc import Callable
 from itertools import accumulate
 from numbers import Real
 from operator import index
@@ -141,7 +142,7 @@ def _plain_all_to_all(group, send, receive, *counts):
 # Functions (group, arguments of the group's verb) -> arguments of the channel's; the array whose
 # dtype and size the ledger names; the bytes that this rank sends, None if they are not counted.
 # Or else None: not all is plain.
-PLAIN = {
+PLAIN: dict[str, Callable[..., tuple | None]] = {
     "barrier": _plain_barrier,
     "all_reduce": _plain_all_reduce,
     "broadcast": _plain_broadcast,

@@ -30,7 +30,8 @@ class PlannedCall:
 
     def __init__(self, group, verb: str, arguments: tuple, site: int):
         self._group, self._verb, self._arguments, self._site = group, verb, arguments, site
-        self._channel = self._call = self._plain = None  # for which one it is planned, and how
+        self._channel = self._call = None  # for which one it is planned; its call
+        self._plain: tuple | None = None
         self._run, self._go_on = _unbound, None
 
     def checked(self) -> "PlannedCall":

@@ -4,6 +4,8 @@ Threads run them on the rank that arrives last. They are also the shortest defin
 `given[r]` is what rank r brought. Sums are taken in rank order, so they are the same on every run.
 """
 
+from collections.abc import Callable
+
 import numpy
 
 from ..checks import starts_of
@@ -104,7 +106,7 @@ def split(given):
 
 
 # What is done, and how many of the first arguments each rank brings to it; all others are equal.
-COLLECTIVES = {
+COLLECTIVES: dict[str, tuple[Callable[..., None], int]] = {
     "barrier": (barrier, 0),
     "all_reduce": (all_reduce, 1),
     "broadcast": (broadcast, 1),

@@ -185,9 +185,6 @@ class NcclTransport(SwapTransport):
             self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
         return self._handle(whole.port, own.port)
 
-    def begin(self, verb, *parts):
-        return getattr(self, verb)(*parts), None
-
     def _reduce_slices(self, whole, own, dtype, op):
         if len(set(whole.counts)) == 1:
             return self._communicator.reduceScatter(

@@ -6,11 +6,11 @@ from ..watch.ledger import (
     PLACE_IS_FREE,
     PLACE_NUMBER,
     PLACE_RING,
-    RECORD,
     RECORD_BYTES,
     offset_of,
 )
 from ..watch.progress import NANOSECONDS, NUM_CALLS
+from ..watch.pulse import RECORD_FIELDS
 from .atomic import address_of, load, store
 from .mailbox import (
     BARRIER,
@@ -31,8 +31,8 @@ from .mailbox import (
 
 # Where the fields of a record are. Loops write whole words: of two fields in one, the later one
 # is shifted.
-NUMBER, NUMBER_ON_GROUP, VERB, GROUP, DTYPE, SITE, COUNT, BEGAN, ENDED = map(
-    offset_of, RECORD.names
+NUMBER, NUMBER_ON_GROUP, VERB, GROUP, DTYPE, SITE, COUNT, BEGAN, ENDED = (
+    offset_of(field) for field, _ in RECORD_FIELDS
 )
 GROUP_BITS, SITE_BITS = 8 * (GROUP - VERB), 8 * (SITE - DTYPE)
 assert GROUP_BITS == SITE_BITS == 4 * WORD_BYTES
