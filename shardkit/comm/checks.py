@@ -23,6 +23,7 @@ PLAIN_DTYPES = frozenset(
         "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(),
     )
 )
+PIECE_TAG = MAX_TAG + 1
 
 
 # ---- what a channel takes as it is ---------------------------------------------------------------

@@ -37,6 +37,7 @@ NAMES = {
     "watch.attendance": "Attendance attendance job_key",
     "watch.call_clock": "CallClock ranks_needed",
     "watch.cores": "FairClock MOST_SECONDS OnCores children_of on_cores",
+    "watch.frames": "main_frame",
     "watch.folder": "JobFolder PREFIX note_segments remove_abandoned",
     "watch.hang": "HANG_NAME hang_report hang_suspects idle_since",
     "watch.ledger": "LEDGER_NAME Ledger NUM_RECORDS read_ledger",

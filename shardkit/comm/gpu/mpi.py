@@ -6,8 +6,7 @@ GPU by their owners (swaps.py), so no reduction of the library sees GPU memory, 
 non-blocking one. Everything larger, and every other verb, is staged.
 """
 
-from ..checks import MAX_TAG
-from ..mpi.collectives import PIECE_TAG
+from ..checks import MAX_TAG, PIECE_TAG
 from ..mpi.requests import RequestsHandle
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict

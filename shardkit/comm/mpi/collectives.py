@@ -8,10 +8,8 @@ Pieces have a tag of their own, so that they never match messages of users.
 """
 
 from ..channel import ChannelCall
-from ..checks import MAX_TAG, pieces_of
+from ..checks import PIECE_TAG, pieces_of
 from .requests import RequestsHandle
-
-PIECE_TAG = MAX_TAG + 1
 
 
 class LibraryCall(ChannelCall):

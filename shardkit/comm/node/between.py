@@ -9,9 +9,8 @@ way.
 import numpy
 
 from ...array.arena import empty
-from ..checks import pieces_of
+from ..checks import PIECE_TAG, pieces_of
 from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
-from ..mpi.collectives import PIECE_TAG
 from ..operations import ReductionOperation
 
 FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each

@@ -1,9 +1,33 @@
-"""Frames of the interpreter: whose code called this room, and whether code of others runs in it."""
+"""Frames of the interpreter: what the main thread is at, and whose code called this room."""
 
+import gc
 import os
+import sys
+import threading
 from functools import cache
+from types import FrameType
 
+_LOCK = threading.Lock()
 _ROOM = os.path.dirname(os.path.dirname(__file__))
+
+
+def main_frame() -> FrameType | None:
+    """Return the frame that the main thread is in.
+
+    The garbage collector rests meanwhile. CPython before 3.12 makes the frames while it holds a
+    lock of the interpreter: a collection in between lets other threads go on, and one that begins
+    or ends waits for that lock with the GIL, so that the process stands still for ever.
+    Source: CPython issue 106883.
+    """
+    with _LOCK:  # or else one thread would wake the collector of another
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            frames = sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()
+    return frames.get(threading.main_thread().ident or 0)
 
 
 @cache
@@ -12,7 +36,7 @@ def is_of_room(file_name: str) -> bool:
     return file_name.startswith(_ROOM)
 
 
-def first_frame(frame, *, of_room: bool):
+def first_frame(frame: FrameType | None, *, of_room: bool) -> FrameType | None:
     """Return the first frame of code of this room, or of other code; None if there is none.
 
     frame   to begin with; then come its callers

@@ -14,7 +14,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -26,7 +25,7 @@ from ...files.writing import open_new
 from ..failure.agreement import describe_error
 from .attendance import attendance
 from .call_clock import CallClock
-from .frames import first_frame
+from .frames import first_frame, main_frame
 from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, idle_since, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
 from .pulse import beat_seconds
@@ -136,9 +135,7 @@ class Watchdog:
 
     def _is_away(self) -> bool:
         """Return True if the main thread runs code of others inside of its call."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        if self._progress.current is None:
-            return False
+        frame = None if self._progress.current is None else main_frame()
         return first_frame(frame, of_room=True) not in (None, frame)
 
     def _look(self):
