@@ -30,8 +30,8 @@ class PlannedCall:
 
     def __init__(self, group, verb: str, arguments: tuple, site: int):
         self._group, self._verb, self._arguments, self._site = group, verb, arguments, site
-        self._channel = self._call = None  # for which one it is planned; its call
-        self._plain: tuple | None = None
+        self._channel = None  # for which one it is planned
+        self._planned: tuple | None = None  # as of checks.PLAIN, and the call of the channel
         self._run, self._go_on = _unbound, None
 
     def checked(self) -> "PlannedCall":
@@ -49,20 +49,26 @@ class PlannedCall:
         if self._go_on is not None and self._go_on(stage):
             return
         self._make()
-        bound = self._plain and self._group.noted.bind(self._verb, self._plain[0], self._site)
-        self._run, self._go_on = bound or (_unbound, None)
+        self._run, self._go_on = self._bound() or (_unbound, None)
+
+    def _bound(self) -> tuple | None:
+        """Return the call as compiled code, and what goes on with it, if it can be that."""
+        if self._planned is None:
+            return None
+        (arguments, *_), _ = self._planned
+        return self._group.noted.bind(self._verb, arguments, self._site)
 
     def _make(self) -> None:
         group, channel = self._group, self._group.channel
         check_alive(group, self._verb)
         if channel is not self._channel:
             self._channel = channel
-            self._plain = checks.PLAIN[self._verb](group, *self._arguments)
-            self._call = self._plain and channel.plan(self._verb, *self._plain[0])
-        if self._plain is None:
+            plain = checks.PLAIN[self._verb](group, *self._arguments)
+            self._planned = plain and (plain, channel.plan(self._verb, *plain[0]))
+        if self._planned is None:
             group.make_through_ports(self._verb, self._arguments, self._site)
         else:
-            group.make_planned(self._verb, self._plain, self._call, self._site)
+            group.make_planned(self._verb, *self._planned, self._site)
 
 
 class PlannedVerbs:
