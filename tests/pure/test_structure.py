@@ -177,6 +177,15 @@ def test_what_a_class_promises_is_no_choice_of_its_code(tmp_path, monkeypatch):
     assert structure.members_promised("A") == {"f1", "f2"}
 
 
+def test_channels_have_no_verb_of_their_own(package):
+    """They plan any verb (comm/channel.py), so that one around another forwards one member."""
+    channels = [name for name in package.classes if name.endswith("Channel")]
+    verbs = {"barrier", "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
+    assert {"WrappedChannel", "LevelsChannel", "MPIChannel"} <= set(channels)
+    for name in channels:
+        assert not package.methods(name) & (verbs | {f"i{verb}" for verb in verbs}), name
+
+
 def test_methods_that_are_installed_are_those_of_a_class(package):
     assert {"exp", "max", "__add__"} <= package.methods("Tensor") <= package.methods("Parameter")
 

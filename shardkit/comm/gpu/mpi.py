@@ -36,7 +36,7 @@ def open_gpu_mpi(world, groups) -> None:
     if verdict.takes_anything:
         for group in groups:
             if group.world_size > 1:
-                group.gpu_transport = MPITransport(group, verdict)
+                group.use_gpu_transport(MPITransport(group, verdict))
 
 
 class MPITransport(HostSwapTransport):

@@ -154,8 +154,8 @@ def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
         comparison = CallComparison(messages.members, messages.communicator.allgather)
-        group.under_way = ComparedUnderWay(group.progress, comparison)
-        group.use(ComparedChannel(carrier, comparison.compare))
+        under_way = ComparedUnderWay(group.progress, comparison)
+        group.use(ComparedChannel(carrier, comparison.compare), under_way)
     else:
         first = FirstCalls(messages, lambda: group.use(carrier))
         group.use(ComparedChannel(carrier, first.compare))
