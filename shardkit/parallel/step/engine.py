@@ -285,7 +285,6 @@ class Engine:
 
         first_sample   number of the first in the whole batch of the step, of which this is a part
         """
-        self.weights.check()
         self._check_own_weights()
         num = self.config.micro_batches
         batch = self._batches.agree(x, y, num, loss, ballot)
@@ -318,7 +317,11 @@ class Engine:
         )
 
     def _check_own_weights(self):
-        """Errors: ShardingError while averages stand in the place of the weights."""
+        """Errors: ShardingError while the model awaits its weights, or averages stand in their
+        place.
+        """
+        if self.weights.awaits_values:
+            self.weights.check()
         if self.state.averages.is_in_use:
             self.state.averages.check_not_in_use("train")
 

@@ -1,7 +1,4 @@
-"""What actions do with whole units: parameters before they compute, gradients and the update after.
-
-A unit's gradient is reduced when its last W is done, and the step is taken when all are.
-"""
+"""The update: what actions do with reduced gradients, once those of all units are there."""
 
 from math import isfinite, nan
 
@@ -26,7 +23,7 @@ class Updates:
 
     units       {place: unit}, in the order of the model
     stages      of the whole model
-    mesh        CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
+    mesh        CLIP is collective over all its ranks
     movement    of these units
     transfers   of this rank, for gradients of tied units
     """
@@ -43,26 +40,10 @@ class Updates:
     def table(self) -> dict:
         """What each kind of action does."""
         return {
-            Kind.BEGIN_GATHER: self._on_unit(Unit.begin_gather),
-            Kind.GATHER: self._on_unit(Unit.gather),
-            Kind.RELEASE: self._on_unit(Unit.release),
-            Kind.BEGIN_REDUCE: self._on_unit(Unit.begin_reduce),
-            Kind.REDUCE: self._reduce,
             Kind.TIE: self._tie,
             Kind.CLIP: self._clip,
             Kind.STEP: self._step,
         }
-
-    def _on_unit(self, method):
-        """Return what calls this method of the unit that an action names."""
-
-        def act(action, inputs, results):
-            method(self.units[action.stage, action.unit])
-
-        return act
-
-    def _reduce(self, action, inputs, results):
-        self.units[action.stage, action.unit].reduce(inputs.gradient_scale)
 
     def _tie(self, action, inputs, results):
         """Add the gradients of a tied unit and its replicas, in one order on all their ranks."""
