@@ -8,6 +8,7 @@ ROOM = "shardkit.parallel"
 NAMES = {
     "": "apply_plan default_plan profile_steps",
     "data.gradients": "NORM_BLOCK",
+    "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
     "model.epochs": "epochs_since_improvement evaluate_set",
@@ -37,6 +38,13 @@ MODULES = {
 def units_of(model: Any) -> Any:
     """Return the units of this rank: blocks of the model, each with its buffers."""
     return model.engine.units
+
+
+def is_in_a_window(unit: Any) -> bool:
+    """Return True if its parameters lie once in memory that ranks share."""
+    from ..parallel.data.keepers import Window
+
+    return isinstance(unit.lent, Window)
 
 
 def own_units_of(model: Any) -> Any:

@@ -78,7 +78,7 @@ def table_of(model) -> str:
 def _shard_ranks(engine) -> int:
     """Return how many data ranks share one copy of the optimizer state."""
     unit = engine.units[0]
-    return 1 if unit.updates_all else unit.group.world_size
+    return 1 if unit.optimizer.updates_all else unit.group.world_size
 
 
 def _policy_text(model) -> str:

@@ -447,7 +447,7 @@ def _warn_of_large_block(model: ShardedModel) -> None:
     """Warn on rank 0 if one block is most of the model and gathered at once."""
     if model.rank > 0 or model.mesh.size("data") == 1:
         return
-    if not model.engine.units[0].is_released_after_use:
+    if not model.engine.keepers.parameters.is_released_after_use:
         return
     cost = describe_large_block(
         model.wrapped_model,

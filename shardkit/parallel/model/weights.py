@@ -125,10 +125,10 @@ class Weights:
 
     def _local_parts(self) -> list:
         """Return what this rank updates, in pieces where they lie."""
-        if not self.units[0].updates_all:
-            return [unit.updated_parameters for unit in self._own_units]
+        if not self.units[0].optimizer.updates_all:
+            return [unit.optimizer.parameters for unit in self._own_units]
         slots = {
-            slot.name: unit.updated_parameters[slot.offset : slot.stop]
+            slot.name: unit.optimizer.parameters[slot.offset : slot.stop]
             for unit in self._own_units
             for slot in unit.layout.slots
         }

@@ -88,6 +88,7 @@ class Assembly:
 
     device: Device
     numerics: Numerics
+    keepers: Keepers
     loss_scale: LossScale
     stages: Stages
     programs: Programs
@@ -152,6 +153,7 @@ class Assembly:
         return cls(
             plan.device,
             plan.numerics,
+            plan.keepers,
             plan.loss_scale,
             plan.stages,
             plan.programs,

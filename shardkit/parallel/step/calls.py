@@ -56,7 +56,9 @@ class AtCalls:
         ((place, parts),) = stages.parts.items()
         self._places = place, *parts
         self.parts = [units[at] for at in self._places]
-        self.trained = [number for number, unit in enumerate(self.parts) if unit.is_trained]
+        self.trained = [
+            number for number, unit in enumerate(self.parts) if unit.gradients is not None
+        ]
         self.user = stages.places.index(place)
         self._mesh, self._device = mesh, device
         self._numbers = {
@@ -65,11 +67,7 @@ class AtCalls:
             for parameter in unit.plan.parameters.values()
         }
         self.turns = Turns(mesh.group("data"), self._describe)
-        self._common = [unit for unit in self.parts if unit.is_common]
-        self.visits = Visits(
-            {number: unit for number, unit in enumerate(self.parts) if not unit.is_common},
-            self.turns,
-        )
+        self.visits = Visits(self.parts, self.turns)
         self._visited_by = dict(self._own_visits())
         self._last_backward: int | None = None  # micro-batch after which gradients are complete
         self._reduced: set[int] = set()  # numbers of units, in this program
@@ -130,8 +128,6 @@ class AtCalls:
     def leave(self) -> None:
         """End a program: nothing stays gathered. No communication."""
         self.visits.release()
-        for unit in self._common:
-            unit.release()
 
     def owners(self, place: Place) -> list[Unit]:
         """Return no unit: the backward writes all gradients."""
@@ -144,8 +140,7 @@ class AtCalls:
         Errors: what a module raises on one rank is raised on all data ranks, unless others than
         these may wait for it; ShardingError if they call modules in different orders.
         """
-        for unit in self._common:
-            unit.gather()
+        self.visits.begin()
         try:
             with surrounded_by(self):
                 yield

@@ -71,6 +71,7 @@ class Engine:
         parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
         self.device = parts.device
         self.numerics = parts.numerics
+        self.keepers = parts.keepers
         self.loss_scale = parts.loss_scale
         self.stages = parts.stages
         self.memory = parts.pools
@@ -80,7 +81,7 @@ class Engine:
         self._observing = [self.buffers] if self.buffers.everyones else []
         self.units_by_place = parts.units
         self.units = list(parts.units.values())
-        self.trained_units = [unit for unit in self.units if unit.is_trained]
+        self.trained_units = [unit for unit in self.units if unit.gradients is not None]
         self.trained_here = [unit for unit in self.trained_units if not unit.plan.is_copy]
         self._programs = parts.programs
         self._ahead = parts.ahead
@@ -226,7 +227,7 @@ class Engine:
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
         gradients = host_array("gradients", gradients)
-        wanted = (sum(unit.num_updated for unit in self.trained_here),)
+        wanted = (sum(unit.optimizer.parameters.size for unit in self.trained_here),)
         if numpy.shape(gradients) != wanted:
             raise ShapeError(
                 f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as "
@@ -248,9 +249,9 @@ class Engine:
         at = 0
         self._items_reduced = None
         for unit in self.trained_here:
-            given = gradients[at : at + unit.num_updated]
-            unit.gradients.updated[...] = self.device.from_host(given)
-            at += unit.num_updated
+            updated = unit.gradients.updated
+            updated[...] = self.device.from_host(gradients[at : at + updated.size])
+            at += updated.size
         self._has_gradients = True
         self.runtime.run(self._program.ties, Inputs())  # copies, which have zero, get the sum
         self.update(learning_rate)

@@ -80,7 +80,7 @@ class ByProgram:
         self._units = units
         self.can_go_on = mesh.size("tensor") == 1
         self._owners = {
-            place: [units[at] for at in stages.used(place) if units[at].is_trained]
+            place: [units[at] for at in stages.used(place) if units[at].gradients is not None]
             if place in stages.lenders
             else []
             for place in units

@@ -69,7 +69,7 @@ class Updates:
         the number of ranks.
         """
         sharing = self._movement.group
-        units = {place: unit for place, unit in self.units.items() if unit.is_trained}
+        units = {place: unit for place, unit in self.units.items() if unit.gradients is not None}
         local = [
             unit.gradients.squares() for unit in units.values()
         ]  # [blocks of this rank's shard] each
