@@ -49,22 +49,22 @@ def is_in_a_window(unit: Any) -> bool:
 
 def own_units_of(model: Any) -> Any:
     """Return those that are not copies of another pipeline rank's."""
-    return model.engine.own_units
+    return model.engine.units.own
 
 
 def trained_units_of(model: Any) -> Any:
     """Return those that have parameters that are not frozen."""
-    return model.engine.trained_units
+    return model.engine.units.trained
 
 
 def unit_places_of(model: Any) -> Any:
     """Return {(stage, number of the unit): unit} of this rank."""
-    return model.engine.units_by_place
+    return model.engine.units.at
 
 
 def stages_of(model: Any) -> Any:
     """Return which blocks this rank computes, and which of them are frozen."""
-    return model.engine.stages
+    return model.engine.parts.stages
 
 
 def program_of(model: Any) -> Any:
@@ -112,12 +112,12 @@ def device_of(model: Any) -> Any:
 
 def pools_of(model: Any) -> Any:
     """Return the memory for activations, and the pools of whole parameters and gradients."""
-    return model.engine.memory
+    return model.engine.parts.pools
 
 
 def own_buffers_of(model: Any) -> Any:
     """Return {name: buffer} of what this rank computes, such as running means."""
-    return model.engine.buffers.own
+    return model.engine.state.buffers.own
 
 
 def training_state_of(model: Any) -> Any:
@@ -132,7 +132,7 @@ def skips_of(model: Any) -> Any:
 
 def loss_scale_of(model: Any) -> Any:
     """Return the factor of the loss in half floats."""
-    return model.engine.loss_scale
+    return model.engine.state.loss_scale
 
 
 def gradient_norm_of(model: Any) -> Any:

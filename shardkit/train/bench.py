@@ -117,7 +117,7 @@ def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:
     settings, smallest = task.settings, task.smallest()
     if smallest is None:
         return [dict.fromkeys(MEASURED_PARTS, 0.0)] * model.world_size
-    stages = model.engine.stages
+    stages = model.engine.parts.stages
     blocks = [
         sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
         for stage in range(len(stages.units_per_stage))
@@ -145,7 +145,7 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
     """
     device, dtype = model.engine.device, model.engine.units[0].dtype
     model.mesh.world.barrier()
-    with model.engine.numerics.in_use():
+    with model.engine.parts.numerics.in_use():
         return {
             None: large_product_speed(device, dtype),
             **{product: product.seconds_alone(device) for product in profile.products},

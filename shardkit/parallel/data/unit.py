@@ -16,7 +16,9 @@ The flat arrays are storage and messages; a parameter's identity is its name and
 `pieces` gives them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...comm.backend import CommunicationBackend
@@ -325,3 +327,34 @@ class OptimizerStep:
 def _apply_at_once(rule, *arguments) -> None:
     """Apply a rule that is the same for all parameters of a unit."""
     rule.update(*arguments)
+
+
+class Units:
+    """The units of one pipeline rank, in the order of the model, and views of them.
+
+    at    {place in the pipeline: unit}
+    all   without their places
+    """
+
+    def __init__(self, at: dict[Any, Unit]):
+        self.at = at
+        self.all = tuple(at.values())
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.all)
+
+    def __getitem__(self, number: int) -> Unit:
+        return self.all[number]
+
+    @cached_property
+    def own(self) -> "Units":
+        """The units that are not copies of another pipeline rank's."""
+        return Units({place: unit for place, unit in self.at.items() if not unit.plan.is_copy})
+
+    @cached_property
+    def trained(self) -> "Units":
+        """The units that are not frozen: they have gradients."""
+        return Units({place: unit for place, unit in self.at.items() if not unit.plan.is_frozen})

@@ -13,7 +13,7 @@ def metadata_of(model) -> dict:
     """
     engine, mesh = model.engine, model.mesh
     config = model.sharding_configuration
-    numerics, state = engine.numerics, engine.state
+    numerics, state = engine.parts.numerics, engine.state
     history = model.history
     live = engine.device.bytes_in_use
     return {
@@ -63,7 +63,7 @@ def table_of(model) -> str:
     names = {
         id(block): name or type(block).__name__ for name, block in blocks_of(model.wrapped_model)
     }
-    runs = [model.engine.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
+    runs = [model.engine.parts.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
     of_ranks = [runs[mesh.shape.coordinates(rank).pipeline] for rank in range(model.world_size)]
     table = mesh.describe(
         stages=[", ".join(map(str, run)) for run in of_ranks],

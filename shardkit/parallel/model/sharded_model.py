@@ -255,7 +255,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         self._check_open()
         check_same(self.mesh.world, {"loss": describe(loss)})
         self.engine.compute_gradients(x, y, loss)
-        gradients = [to_host(unit.gradients.updated) for unit in self.engine.trained_here]
+        gradients = [to_host(unit.gradients.updated) for unit in self.engine.units.trained.own]
         return numpy.concatenate([numpy.empty(0, self.engine.units[0].dtype), *gradients])
 
     def apply_gradients(self, gradients: Array, learning_rate: float) -> None:
@@ -447,12 +447,12 @@ def _warn_of_large_block(model: ShardedModel) -> None:
     """Warn on rank 0 if one block is most of the model and gathered at once."""
     if model.rank > 0 or model.mesh.size("data") == 1:
         return
-    if not model.engine.keepers.parameters.is_released_after_use:
+    if not model.engine.parts.keepers.parameters.is_released_after_use:
         return
     cost = describe_large_block(
         model.wrapped_model,
         model.sharding_configuration.minimum_parameter_group_size,
-        model.engine.numerics.compute_dtype.itemsize,
+        model.engine.parts.numerics.compute_dtype.itemsize,
     )
     if cost is not None:
         warnings.warn(cost, ShardingWarning, stacklevel=3)

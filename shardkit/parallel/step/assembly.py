@@ -29,13 +29,13 @@ from ..data.partition import (
     with_rules_apart,
 )
 from ..data.site import Pools
-from ..data.unit import Unit
+from ..data.unit import Unit, Units
 from ..model.fingerprint import facts_of
 from ..model.state import State
 from ..model.weights import Weights
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
-from ..pipeline.stages import Place, Stages
+from ..pipeline.stages import Stages
 from ..pipeline.transfer import Transfers
 from ..settings import ShardingConfiguration
 from ..tensor.default_plans import default_plan
@@ -84,20 +84,21 @@ class Assembly:
     plain     runs programs.plain and programs.forward
     ahead     runs programs.ahead
     listening of both: who is told what they do
+    observing buffers that take observations; () in a model without
+    state     of the model: weights, buffers, the optimizer's, counts
     """
 
     device: Device
     numerics: Numerics
     keepers: Keepers
-    loss_scale: LossScale
     stages: Stages
     programs: Programs
     pools: Pools
-    units: dict[Place, Unit]
+    units: Units
     plain: Runtime
     ahead: Runtime
     listening: Listening
-    weights: Weights
+    observing: tuple[Buffers, ...]
     state: State
 
     @classmethod
@@ -154,7 +155,6 @@ class Assembly:
             plan.device,
             plan.numerics,
             plan.keepers,
-            plan.loss_scale,
             plan.stages,
             plan.programs,
             pools,
@@ -162,7 +162,7 @@ class Assembly:
             plain,
             ahead,
             listening,
-            weights,
+            (buffers,) if buffers.everyones else (),
             State(
                 model,
                 mesh.world,
@@ -251,7 +251,7 @@ def _sharing(config, mesh, policy) -> int:
     return sharing
 
 
-def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
+def _units(plan: Blueprint, mesh, pools, movement) -> Units:
     """Return the units of this pipeline rank. Collective over the data axis.
 
     The parameters of the other stages are released too: nobody may read initial values for trained
@@ -265,7 +265,7 @@ def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
     for unit_plan in stages.plans.values():
         for parameter in unit_plan.parameters.values():
             parameter.release()
-    return units
+    return Units(units)
 
 
 def _cut_layers(model, config, mesh):
@@ -312,8 +312,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
             rank=mesh.rank,
             can_go_on=gathering.can_go_on,
         )
-        units_here = list(units.values())
-        return Runtime(guarded, flow, movement, gathering, units_here, pools.arena, numerics)
+        return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics)
 
     pumped = [Pumped(each, movement.pump, listening) for each in (executor, of_zeros)]
     return runtime(executor, of_zeros), runtime(*pumped)

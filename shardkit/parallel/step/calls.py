@@ -25,7 +25,7 @@ from ...nn.module import Parameter, members_of
 from ...nn.tape import parameter_uses, walk
 from ...schedule.actions import Action, Kind
 from ..data.turns import Turns
-from ..data.unit import Unit
+from ..data.unit import Unit, Units
 from ..data.visits import Visits
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
@@ -52,13 +52,11 @@ class AtCalls:
     )
     can_go_on = False  # its errors are those of all ranks
 
-    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, device: Device):
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh, device: Device):
         ((place, parts),) = stages.parts.items()
         self._places = place, *parts
-        self.parts = [units[at] for at in self._places]
-        self.trained = [
-            number for number, unit in enumerate(self.parts) if unit.gradients is not None
-        ]
+        self.parts = [units.at[at] for at in self._places]
+        self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
         self.user = stages.places.index(place)
         self._mesh, self._device = mesh, device
         self._numbers = {

@@ -163,7 +163,7 @@ class CudaGraphs:
             return self._work
 
     def _chosen(self, recording, inputs):
-        places = self._pools.places(self._work.units.values())
+        places = self._pools.places(self._work.units)
         if recording.num_steps < CAPTURED:
             return self._work
         if recording.num_steps == CAPTURED:

@@ -18,6 +18,7 @@ from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
 from ...schedule.actions import Action, Kind
+from ..data.unit import Units
 from .inputs import Inputs, Results
 from .recorder import Recorder
 from .votes import fetch
@@ -144,12 +145,12 @@ class Runtime:
     numerics   how all of it computes
     """
 
-    def __init__(self, executor, flow, movement, gathering, units: list, arena: Arena, numerics):
+    def __init__(self, executor, flow, movement, gathering, units: Units, arena: Arena, numerics):
         self.executor = executor
         self.flow = flow
         self.movement = movement
         self._gathering = gathering
-        self._units = units
+        self._units = units.all
         self._arena = arena
         self._numerics = numerics
 

@@ -17,7 +17,7 @@ from ...comm.mesh import Mesh
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
-from ..data.unit import Unit
+from ..data.unit import Unit, Units
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
@@ -69,21 +69,21 @@ class Gathering(Protocol):
 class ByProgram:
     """Units are gathered, released and reduced by actions of the program. A Gathering.
 
-    units    {place: unit} of this rank
+    units    of this rank
     """
 
     buffers = BufferPool
     obstacle = None
     programs = staticmethod(Programs.of)
 
-    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, device: Device):
-        self._units = units
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh, device: Device):
+        self._units = units.at
         self.can_go_on = mesh.size("tensor") == 1
         self._owners = {
-            place: [units[at] for at in stages.used(place) if units[at].gradients is not None]
+            place: [units.at[at] for at in stages.used(place) if at in units.trained.at]
             if place in stages.lenders
             else []
-            for place in units
+            for place in units.at
         }
 
     @property

@@ -21,7 +21,7 @@ from ...nn.buffer import unobserved
 from ...nn.context import begin_block, forward_context, late_logits
 from ...nn.module import Module
 from ...nn.trees import arrays_of, as_tensors, gradients_of
-from ..data.unit import Unit
+from ..data.unit import Unit, Units
 from ..pipeline.stages import Place, Stages
 from .gathering import Gathering
 from .inputs import Inputs
@@ -43,7 +43,7 @@ class UnitGraph:
 class Work:
     """Computes with the units of one pipeline rank.
 
-    units              {place: unit} of this rank
+    units              of this rank
     arena              where received arrays lie
     gathering          sees to it that their parameters are whole (gathering.py)
     keep_activations   False for activation checkpointing
@@ -51,7 +51,7 @@ class Work:
 
     def __init__(
         self,
-        units: dict[Place, Unit],
+        units: Units,
         stages: Stages,
         arena: Arena,
         gathering: Gathering,
