@@ -14,6 +14,8 @@ NAMES = {
     "model.epochs": "epochs_since_improvement evaluate_set",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
     "pipeline.neighbors": "Neighbors redistribute restore",
+    "step.calls": "AtCalls",
+    "step.gathering": "ByProgram Gathering",
     "step.numerics": "LARGEST_SCALE LossScale Numerics SMALLEST_SCALE",
     "step.stopwatch": "MESSAGE_WAIT Product Record Stopwatch Waiting",
     "step.recorder": "COMMUNICATION Recorder",
@@ -75,6 +77,11 @@ def program_of(model: Any) -> Any:
 def runtime_of(model: Any) -> Any:
     """Return what carries them out."""
     return model.engine.runtime
+
+
+def gathering_of(model: Any) -> Any:
+    """Return what makes its parameters whole before they are read."""
+    return runtime_of(model).flow.plain_work.gathering
 
 
 def overlap_of(model: Any) -> Any:
