@@ -8,12 +8,15 @@ ROOM = "shardkit.parallel"
 NAMES = {
     "": "apply_plan default_plan profile_steps",
     "data.gradients": "NORM_BLOCK",
+    "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
     "pipeline.neighbors": "Neighbors redistribute restore",
+    "step.calls": "AtCalls",
+    "step.gathering": "ByProgram Gathering",
     "step.numerics": "LARGEST_SCALE LossScale Numerics SMALLEST_SCALE",
     "step.stopwatch": "MESSAGE_WAIT Product Record Stopwatch Waiting",
     "step.recorder": "COMMUNICATION Recorder",
@@ -48,24 +51,31 @@ def units_of(model: Any) -> Any:
     return parts_of(model).engine.units
 
 
+def is_in_a_window(unit: Any) -> bool:
+    """Return True if its parameters lie once in memory that ranks share."""
+    from ..parallel.data.keepers import Window
+
+    return isinstance(unit.lent, Window)
+
+
 def own_units_of(model: Any) -> Any:
     """Return those that are not copies of another pipeline rank's."""
-    return parts_of(model).engine.own_units
+    return parts_of(model).engine.units.own
 
 
 def trained_units_of(model: Any) -> Any:
     """Return those that have parameters that are not frozen."""
-    return parts_of(model).engine.trained_units
+    return parts_of(model).engine.units.trained
 
 
 def unit_places_of(model: Any) -> Any:
     """Return {(stage, number of the unit): unit} of this rank."""
-    return parts_of(model).engine.units_by_place
+    return parts_of(model).engine.units.at
 
 
 def stages_of(model: Any) -> Any:
     """Return which blocks this rank computes, and which of them are frozen."""
-    return parts_of(model).engine.stages
+    return parts_of(model).engine.parts.stages
 
 
 def program_of(model: Any) -> Any:
@@ -76,6 +86,11 @@ def program_of(model: Any) -> Any:
 def runtime_of(model: Any) -> Any:
     """Return what carries them out."""
     return parts_of(model).engine.runtime
+
+
+def gathering_of(model: Any) -> Any:
+    """Return what makes its parameters whole before they are read."""
+    return runtime_of(model).flow.plain_work.gathering
 
 
 def overlap_of(model: Any) -> Any:
@@ -113,12 +128,12 @@ def device_of(model: Any) -> Any:
 
 def pools_of(model: Any) -> Any:
     """Return the memory for activations, and the pools of whole parameters and gradients."""
-    return parts_of(model).engine.memory
+    return parts_of(model).engine.parts.pools
 
 
 def own_buffers_of(model: Any) -> Any:
     """Return {name: buffer} of what this rank computes, such as running means."""
-    return parts_of(model).engine.buffers.own
+    return parts_of(model).engine.state.buffers.own
 
 
 def training_state_of(model: Any) -> Any:
@@ -133,7 +148,7 @@ def skips_of(model: Any) -> Any:
 
 def loss_scale_of(model: Any) -> Any:
     """Return the factor of the loss in half floats."""
-    return parts_of(model).engine.loss_scale
+    return parts_of(model).engine.state.loss_scale
 
 
 def gradient_norm_of(model: Any) -> Any:

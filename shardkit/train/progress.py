@@ -53,7 +53,7 @@ class RunReport(Callback):
         """Say what is trained, where, and which ranks do it; start the clock. Collective."""
         about, settings = self._model.get_model_metadata(), self._settings
         computed, multiplied = about["compute_dtype"], about["product_dtype"]
-        mixed = f", computed in {computed}" if self._parts.engine.numerics.is_mixed else ""
+        mixed = f", computed in {computed}" if self._parts.engine.parts.numerics.is_mixed else ""
         if multiplied != computed:
             mixed += f" with products in {multiplied}"
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
@@ -104,7 +104,7 @@ class RunReport(Callback):
         self._reported_at, self._reported_step = now, step
         self._reported_wait = self._stream.waited_seconds
         engine = self._parts.engine
-        exposed = sum(engine.listening.exposed.values())
+        exposed, scale = sum(engine.listening.exposed.values()), engine.state.loss_scale
         text = (
             f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {exposed * 1e3:.1f} ms exposed "
             f"communication{left}"
@@ -118,7 +118,7 @@ class RunReport(Callback):
             "gradient_norm": engine.gradient_norm,
             "exposed_communication_seconds": exposed,
             "data_wait_seconds": waited / num_steps,
-            **({"loss_scale": engine.loss_scale.value} if engine.loss_scale.is_dynamic else {}),
+            **({"loss_scale": scale.value} if scale.is_dynamic else {}),
         }
 
     def _left_text(self, now: float, step: int) -> str:
@@ -166,7 +166,7 @@ class RunReport(Callback):
         skips, limit = self._parts.state.skips, self._settings.run.stop_after_bad_steps
         if skips.last is None:
             return
-        scale = self._parts.engine.loss_scale
+        scale = self._parts.engine.state.loss_scale
         rescaled = (
             f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
         )

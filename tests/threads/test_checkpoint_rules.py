@@ -307,7 +307,7 @@ def test_state_of_two_ages_starts_at_zero_and_both_are_said(written):
                 report = model.load_model(written["SGD" if type(rule) is sk.Adam else "AdamW"])
             if backend.rank == 0:
                 assert "starts at zero: first_moment" in str(said[0].message)
-            return report, [unit.rule.since for unit in units_of(model)][:1]
+            return report, [unit.optimizer.rule.since for unit in units_of(model)][:1]
 
         return run
 

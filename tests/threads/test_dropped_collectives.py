@@ -62,7 +62,7 @@ class Script:
             for array in (
                 unit.whole,
                 unit.parameters.shard,
-                *(state.array for state in unit.state.values()),
+                *(state.array for state in unit.optimizer.state.values()),
             )
             if array is not None
         ]

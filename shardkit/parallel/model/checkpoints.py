@@ -131,7 +131,7 @@ class Checkpoints:
             "samples_seen": state.samples_seen,
             "skipped_steps": state.skips.total,
             "loss_scale": state.loss_scale.state(),
-            "compute_dtype": str(engine.numerics.compute_dtype),
+            "compute_dtype": str(engine.parts.numerics.compute_dtype),
             "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
             "seed": engine.config.seed,
@@ -272,7 +272,7 @@ class Checkpoints:
         """Go on from the arrays that were filled, and warn on rank 0 of what was not."""
         self._engine.state.clear(fit.missing_state if fit.only is None else None)
         if fit.missing_buffers:
-            self._engine.buffers.start_over()
+            self._engine.state.buffers.start_over()
         self.go_on_from(fit.goes_on_from())
         if fit.only is None and AVERAGE in fit.missing_state:
             self._engine.state.begin_averages()

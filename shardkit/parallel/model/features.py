@@ -86,12 +86,13 @@ def permutation_importance(engine, x, y) -> dict[str, float]:
     base = _mean_loss(engine, x, y)
     growth = {name: 0.0 for name in features.names}
     for index in features.active:
-        columns = engine.data.all_gather_object(x[..., index] if count else None)
+        data = engine.mesh.group("data")
+        columns = data.all_gather_object(x[..., index] if count else None)
         given = [column for column in columns if column is not None]
         if not given:
             raise FeatureError("importance is measured on samples, but no rank has any")
         column = numpy.concatenate(given)
-        first = sum(len(each) for each in columns[: engine.data.rank] if each is not None)
+        first = sum(len(each) for each in columns[: data.rank] if each is not None)
         bits = random_bits(key_of(seed, "importance", index), 0, len(column))
         order = numpy.argsort(bits, kind="stable")[first : first + count]
         shuffled = numpy.array(x)

@@ -83,7 +83,7 @@ class Learning:
         engine = self._engine
         check_same(engine.mesh.world, {"loss": describe(loss)})
         engine.compute_gradients(x, y, loss)
-        gradients = [to_host(unit.gradients.updated) for unit in engine.trained_here]
+        gradients = [to_host(unit.gradients.updated) for unit in engine.units.trained.own]
         return numpy.concatenate([numpy.empty(0, engine.units[0].dtype), *gradients])
 
     def apply_gradients(self, gradients, learning_rate: float) -> None:

@@ -46,11 +46,11 @@ class BestEpoch:
     def keep(self, model: ShardedModel) -> None:
         """Keep the model's parameters and buffers. No communication."""
         self._parameters = parts_of(model).engine.weights.copy_owned()
-        self._buffers = parts_of(model).engine.buffers.copies()
+        self._buffers = parts_of(model).engine.state.buffers.copies()
 
     def put_back(self, model: ShardedModel) -> None:
         """Give the model the parameters and buffers that were kept. Collective."""
-        parts_of(model).engine.buffers.put_back(self._buffers)
+        parts_of(model).engine.state.buffers.put_back(self._buffers)
         parts_of(model).engine.weights.put_back(self._parameters)
 
 

@@ -217,7 +217,7 @@ class State:
 
     def _tell_units_the_rule(self):
         for unit in self.weights.units:
-            unit.rule = on_state_since(self.rule, self.state_since)
+            unit.use_rule(on_state_since(self.rule, self.state_since))
 
     def _check_rule(self, rule):
         were, are = matrix_rule_of(self.rule), matrix_rule_of(rule)
@@ -241,7 +241,7 @@ class State:
         No communication.
         """
         for unit in self.weights.units:
-            unit.clear_state(names)
+            unit.optimizer.clear(names)
 
 
 def _listed(names) -> str:

@@ -27,7 +27,7 @@ from ..tensor.claims import global_piece
 class Weights:
     """The parameters of all units of one model.
 
-    units           of this rank; made from {place: unit}
+    units           of this rank
     is_initial      they are what the seed makes, so that start_over() makes the same again
     awaits_values   they await the values of a checkpoint, on this rank at least
     """
@@ -37,18 +37,17 @@ class Weights:
         model: Module,
         mesh: Mesh,
         stages: Stages,
-        units: dict,
+        units,
         device: Device,
         *,
         is_initial: bool,
         awaits_values: bool,
     ):
-        self.units = list(units.values())
+        self.units = units
         self.is_initial, self.awaits_values = is_initial, awaits_values
         self._model, self._mesh = model, mesh
         self._device = device
-        self._stages, self._units_by_place = stages, units
-        self._own_units = [unit for unit in self.units if not unit.plan.is_copy]
+        self._stages = stages
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = mesh.group("tensor").all_gather_object(boxes)  # by tensor rank
 
@@ -105,8 +104,8 @@ class Weights:
         """
         counts = [sum(boxes[name].size for name in names) for boxes in self._boxes]
         of_ranks = numpy.empty(sum(counts), self.units[0].dtype)
-        if place in self._units_by_place:
-            unit = self._units_by_place[place]
+        if place in self.units.at:
+            unit = self.units.at[place]
             unit.gather()
             own = numpy.ascontiguousarray(to_host(unit.trained_parameters()))
             self._mesh.group("tensor").all_gather(own, of_ranks, counts)
@@ -128,11 +127,11 @@ class Weights:
 
     def _local_parts(self) -> list:
         """Return what this rank updates, in pieces where they lie."""
-        if not self.units[0].updates_all:
-            return [unit.updated_parameters for unit in self._own_units]
+        if not self.units[0].optimizer.updates_all:
+            return [unit.optimizer.parameters for unit in self.units.own]
         slots = {
-            slot.name: unit.updated_parameters[slot.offset : slot.stop]
-            for unit in self._own_units
+            slot.name: unit.optimizer.parameters[slot.offset : slot.stop]
+            for unit in self.units.own
             for slot in unit.layout.slots
         }
         order = [name for name in self._model.named_parameters() if name in slots]
@@ -229,7 +228,7 @@ class Weights:
                 global_piece(unit.plan.parameters[piece.name], piece),
                 array_of(unit)[piece.start : piece.stop],
             )
-            for unit in (self.units if with_copies else self._own_units)
+            for unit in (self.units if with_copies else self.units.own)
             for group, array_of in arrays.items()
             if array_of(unit) is not None
             for piece in unit.pieces()
