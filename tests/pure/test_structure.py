@@ -303,7 +303,7 @@ def test_a_road_costs_what_a_reader_opens(tmp_path):
 
 def test_the_flags_of_keepers_are_those_that_they_have(package):
     flags = structure.flags_of(package)
-    assert {"in_groups", "is_whole"} <= flags
+    assert {"in_groups", "updates_all"} <= flags
     for name in structure.KEEPERS:
         assert (ROOT / "shardkit" / name).exists()
 

@@ -103,7 +103,7 @@ class Keeper:
         """Note that all ranks have come to where they read it no more."""
 
     def wait_for_readers(self) -> None:
-        """Return when no rank reads it, so that owners may write. Collective over the group."""
+        """Wait until no rank reads it, so that owners may write. Collective over the group."""
 
 
 class Whole(Keeper):
@@ -396,7 +396,7 @@ class Window(Keeper):
         self._is_read = False
 
     def wait_for_readers(self) -> None:
-        """Return when no other rank reads what this one has. Collective over the group."""
+        """Wait until no other rank reads what this one has. Collective over the group."""
         if self._is_read:
             self._site.movement.group.barrier()
             self._is_read = False
