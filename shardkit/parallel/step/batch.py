@@ -279,8 +279,9 @@ def check_peers(mesh: Mesh, *trees) -> None:
         for tree in trees
         for array in map(numpy.asarray, arrays_in(tree))
     ]
-    everyones = mesh.world.all_gather_object((mesh.sample_part, mine))
-    first: dict[tuple[int, int], int] = {}  # part of the samples -> its first rank
+    part, _ = mesh.sample_part
+    everyones = mesh.world.all_gather_object((part, mine))
+    first: dict[int, int] = {}  # part of the samples -> its first rank
     for rank, (replica, _) in enumerate(everyones):
         first.setdefault(replica, rank)
     wrong = [
