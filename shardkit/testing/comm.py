@@ -61,7 +61,6 @@ MODULES = {
     "own_warden": "watch.own_warden",
     "same": "same",
     "threads_backend": "threads.backend",
-    "verbs": "verbs",
 }
 
 open_door(__name__)
