@@ -1,27 +1,33 @@
 """What code does to objects that are not its own: frames it asks for, attributes it sets.
 
-    frame = _getframe()             a call for a frame, by whichever name the function is imported
+    frame = _getframe()             a call for a frame, however the function is reached
     self._group.quick = verbs       an attribute of another object: it has an owner, who sets it
     self.group.owner.verbs = x      an attribute of a part of another object: two owners are passed
     setattr(model, name, value), vars(model)[name] = value     the same by other spellings
 
-An object that the same function has made is its own: `made = cls.__new__(cls)`, `call = Call()`.
+An object that the same function has made is its own: `made = cls.__new__(cls)`, `call = Call()`. So
+are its `self` and `cls`. A name that it also binds to something else stands for no such object.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from parsed import FUNCTIONS
 
-FRAMES = {
-    "_getframe": "sys",
-    "_getframemodulename": "sys",
-    "_current_frames": "sys",
-    "currentframe": "inspect",
-    "stack": "inspect",
-    "walk_stack": "traceback",
-    "extract_stack": "traceback",
-}
+# Names that stand for a function that returns frames, wherever they stand.
+FRAMES = (
+    "_getframe",
+    "_getframemodulename",
+    "_current_frames",
+    "currentframe",
+    "extract_stack",
+    "format_stack",
+    "print_stack",
+    "walk_stack",
+)
+NAMES_FRAMES = re.compile(rf"\b({'|'.join(FRAMES)})\b")  # in a text: getattr(sys, "_getframe")
+AMBIGUOUS = {"stack": "inspect"}  # names that do so only in their module
 MAKERS = ("__new__", "copy", "deepcopy", "replace")  # calls that make an object
 # attributes of arrays and of functions of C libraries, which have no owner in the package
 OF_OTHERS = ("argtypes", "restype", "errcheck", "writeable", "shape", "strides", "dtype")
@@ -31,7 +37,7 @@ OF_OTHERS = ("argtypes", "restype", "errcheck", "writeable", "shape", "strides",
 
 
 def frames(package) -> list[str]:
-    """Return file:line where a function that returns frames is called, or handed on."""
+    """Return file:line where a function that returns frames is named, to call it or hand it on."""
     return [
         package.place(module, node)
         for module in package.modules.values()
@@ -40,32 +46,58 @@ def frames(package) -> list[str]:
 
 
 def _uses_of_frames(module) -> Iterator[ast.AST]:
+    other_names = _other_names_of_frames(module)
     homes = _names_of_modules(module)
-    named = {
-        alias.asname or alias.name
-        for node in module.of(ast.ImportFrom)
-        for alias in node.names
-        if not node.level and FRAMES.get(alias.name) == node.module
-    }
+    prose = {docstring.value for _, docstring in module.docstrings()}
     for node in module.of(ast.Name):
-        if node.id in named:
+        if node.id in FRAMES or node.id in other_names:
             yield node
     for node in module.of(ast.Attribute):
-        if isinstance(node.value, ast.Name) and FRAMES.get(node.attr) == homes.get(node.value.id):
-            if node.attr in FRAMES:
-                yield node
-    for node in module.of(ast.Call):  # getattr(sys, "_getframe")
-        texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-        if _name_of(node.func) == "getattr" and any(text in FRAMES for text in texts):
+        if node.attr in FRAMES or _is_of(AMBIGUOUS.get(node.attr), node.value, homes):
             yield node
+    for node in module.of(ast.Constant):
+        if isinstance(node.value, str) and node not in prose and NAMES_FRAMES.search(node.value):
+            yield node
+    for node in module.of(ast.Call):  # getattr(inspect, "stack")
+        if _name_of(node.func) == "getattr" and len(node.args) > 1:
+            name = getattr(node.args[1], "value", None)
+            if isinstance(name, str) and _is_of(AMBIGUOUS.get(name), node.args[0], homes):
+                yield node
+
+
+def _other_names_of_frames(module) -> set[str]:
+    """Return the names by which a file imports such functions, when they are not their own."""
+    found = set()
+    for node in module.of(ast.ImportFrom):
+        ambiguous = {name for name, home in AMBIGUOUS.items() if home == node.module}
+        for alias in node.names:
+            if alias.name in FRAMES or alias.name in ambiguous:
+                found.add(alias.asname or alias.name)
+            elif alias.name == "*":
+                found |= ambiguous
+    return found
 
 
 def _names_of_modules(module) -> dict[str, str]:
-    return {
+    """Return {name: the module that it stands for}, by an import or an assignment."""
+    homes = {
         alias.asname or alias.name: alias.name
         for node in module.of(ast.Import)
         for alias in node.names
     }
+    for node in module.of(ast.Assign):
+        if isinstance(node.value, ast.Name) and node.value.id in homes:
+            names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+            homes |= dict.fromkeys(names, homes[node.value.id])
+    return homes
+
+
+def _is_of(home: str | None, node, homes) -> bool:
+    """Return True if an expression stands for this module: its name, or a text that names it."""
+    return home is not None and any(
+        homes.get(getattr(each, "id", None)) == home or getattr(each, "value", None) == home
+        for each in ast.walk(node)
+    )
 
 
 # ---- attributes ----------------------------------------------------------------------------------
@@ -122,7 +154,7 @@ def _whose_names(node) -> ast.expr | None:
 
 
 def _is_own(node, target, own) -> bool:
-    return isinstance(target, ast.Name) and target.id in own.get(node, ("self", "cls"))
+    return isinstance(target, ast.Name) and target.id in own.get(node, ())
 
 
 def _is_part(target) -> bool:
@@ -133,17 +165,56 @@ def _is_part(target) -> bool:
 
 
 def _own_objects(module) -> dict[ast.AST, set[str]]:
-    """Return {node in a function: the names of objects that are its own}."""
+    """Return {node in a function: the names of objects that are its own, whenever it is asked}.
+
+    A name that the function binds to another object too, in a loop for example, is none of them.
+    """
     found: dict[ast.AST, set[str]] = {}
     for function in module.of(*FUNCTIONS):  # outer functions first
-        nodes = list(ast.walk(function))
-        made = {"self", "cls"} | found.get(function, set())
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if _makes(node.value.func):
-                    made |= {each.id for each in node.targets if isinstance(each, ast.Name)}
-        found |= dict.fromkeys(nodes, made)
+        bindings = list(_bindings(function))
+        others = {name for name, is_own in bindings if not is_own}
+        made = {name for name, is_own in bindings if is_own}
+        own = (found.get(function, set()) | made) - others
+        found |= dict.fromkeys(ast.walk(function), own)
     return found
+
+
+def _bindings(function) -> Iterator[tuple[str, bool]]:
+    """Yield (name, whether to an object of the function's own) of each binding in a function."""
+    nodes = list(_scope(function))
+    made = set()
+    for node in nodes:
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            if _is_made(node.value):
+                made |= set(node.targets if isinstance(node, ast.Assign) else [node.target])
+    for node in nodes:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id, node in made or isinstance(node.ctx, ast.Del)
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.arg in ("self", "cls")
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name, False
+        elif isinstance(getattr(node, "name", None), str):  # except ... as name, case name, def
+            yield node.name, False
+
+
+def _scope(function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without the bodies of functions in it."""
+    waiting = list(ast.iter_child_nodes(function))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, FUNCTIONS):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _is_made(value) -> bool:
+    """Return True for an expression whose object is new, or has no attributes to set."""
+    if isinstance(value, ast.IfExp):
+        return _is_made(value.body) and _is_made(value.orelse)
+    if isinstance(value, ast.Call):
+        return _makes(value.func)
+    return value is None or isinstance(value, (ast.Dict, ast.List, ast.Set, ast.Constant))
 
 
 def _makes(function) -> bool:

@@ -7,8 +7,9 @@
 
 tests/pure/test_structure.py fails where a figure is above its limit in benchmarks/limits.json. A
 limit only falls: --lower writes the smaller of both, and the test reads in git's history whether
-one has risen. A figure is what stands in the code now, by its syntax tree: a function that is
-imported under another name is still called, and what a class inherits is still its own.
+one has risen, or went away without a word in RETIRED. A figure is what stands in the code now, by
+its syntax tree: a function that is imported under another name is still called, and what a class
+inherits is still its own.
 """
 
 import argparse
@@ -33,6 +34,9 @@ MOST_ATTRIBUTES = 15
 TORN_OFF = ("Of ", "Those ", "That ", "As ", "The same")
 # The classes that decide how an array is kept: what they say yes or no to, they are not asked for.
 KEEPERS = ("parallel/data/keepers.py", "layout/policy.py")
+# {what was measured once: the figure that is measured instead, or why none is}. Such a successor
+# begins at or below the last limit of the one that went away.
+RETIRED: dict[str, str] = {}
 HERE = Path(__file__).resolve().parents[1]
 LIMITS = Path(__file__).with_name("limits.json")
 CONTRACTS = HERE / "docs/api/models.md"  # tables of members that classes promise

@@ -1,8 +1,8 @@
-"""Checks of a verb's arguments before it communicates; all errors are ValueError.
+"""Checks of a verb's arguments before it communicates, and what a channel takes as it is (PLAIN).
 
-Ranks, tags, counts, and whether two arrays fit. Every check is local. Arguments that must agree
-between ranks (root, counts, op, dtype) are the caller's duty; threads compare them, so that a test
-on threads finds what would hang or corrupt an MPI job.
+All errors are ValueError. Ranks, tags, counts, and whether two arrays fit. Every check is local.
+Arguments that must agree between ranks (root, counts, op, dtype) are the caller's duty; threads
+compare them, so that a test on threads finds what would hang or corrupt an MPI job.
 """
 
 from collections.abc import Callable

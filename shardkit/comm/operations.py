@@ -173,14 +173,6 @@ class Traffic:
         self._bytes[verb] = self._bytes.get(verb, 0) + num_bytes
         self._calls[verb] = self._calls.get(verb, 0) + 1
 
-    def add_ring(self, verb: str, num_ranks: int, num_bytes: int) -> None:
-        """Count one all-reduce of so many bytes."""
-        self.add(verb, 2 * (num_ranks - 1) * num_bytes // num_ranks)
-
-    def add_pieces(self, verb: str, parts, rank: int) -> None:
-        """Count one call in which this rank sends every other one its piece."""
-        self.add(verb, (sum(parts.counts) - parts.counts[rank]) * parts.port.wire.itemsize)
-
     def reset(self) -> None:
         """Start counting from zero."""
         self._bytes.clear()

@@ -15,6 +15,7 @@ from . import checks
 from .collective import COLLECTIVES
 from .operations import ReductionOperation
 from .under_way import check_alive
+from .watch.frames import OF_VERB
 
 SUM = ReductionOperation.SUM
 _UNBOUND = -1  # no stage of a compiled verb: the call must be made in Python
@@ -61,14 +62,15 @@ class PlannedCall:
     def _make(self) -> None:
         group, channel = self._group, self._group.channel
         check_alive(group, self._verb)
-        if channel is not self._channel:
-            self._channel = channel
-            plain = checks.PLAIN[self._verb](group, *self._arguments)
-            self._planned = plain and (plain, channel.plan(self._verb, *plain[0]))
-        if self._planned is None:
+        plain = checks.PLAIN[self._verb](group, *self._arguments)  # an array may be read-only now
+        if plain is None:
+            self._planned = None
             group.make_through_ports(self._verb, self._arguments, self._site)
-        else:
-            group.make_planned(self._verb, *self._planned, self._site)
+            return
+        if self._planned is None or channel is not self._channel:
+            self._channel = channel
+            self._planned = plain, channel.plan(self._verb, *plain[0])
+        group.make_planned(self._verb, *self._planned, self._site)
 
 
 class PlannedVerbs:
@@ -81,7 +83,7 @@ class PlannedVerbs:
         self._group = group
 
     def _planned(self, verb: str, *arguments):
-        site = self._group.progress.names.site(3)
+        site = self._group.progress.names.site(OF_VERB)
         return PlannedCall(self._group, verb, arguments, site)
 
     def barrier(self) -> PlannedCall:

@@ -40,6 +40,7 @@ from .operations import Handle, ReductionOperation, Traffic
 from .plans import PlannedVerbs
 from .transport import GpuTransport, StagedTransport, port_of
 from .under_way import check_alive, handle_of
+from .watch.frames import OF_VERB
 from .watch.progress import Progress, UnderWay
 
 SUM = ReductionOperation.SUM
@@ -221,16 +222,17 @@ class Verbs:
         """Plan a collective and call it."""
         if self.channel is None:
             check_alive(self, verb)
+        site = self.progress.names.site(OF_VERB)
         plain = checks.PLAIN[verb](self, *arguments)
         if plain is None:
-            self.make_through_ports(verb, arguments)
+            self.make_through_ports(verb, arguments, site)
         else:
-            self.make_planned(verb, plain, self.channel.plan(verb, *plain[0]))
+            self.make_planned(verb, plain, self.channel.plan(verb, *plain[0]), site)
 
     def _begin(self, verb: str, *arguments) -> Handle:
         """Begin a collective. All ranks begin their collectives in the same order."""
         name, collective = f"i{verb}", COLLECTIVES[verb]
-        with self.verb(name):
+        with self.verb(name, site=self.progress.names.site(OF_VERB)):
             parts = collective.ports(self, *arguments)
             self.traffic.add(verb, collective.sent(self, *parts))
             return handle_of(self, *self.transport(name, parts).begin(verb, *parts))

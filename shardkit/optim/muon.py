@@ -66,6 +66,9 @@ class Muon(Scheduled):
 
     Parameters
     ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
     weight_decay
         Weight decay, at least 0.
     momentum

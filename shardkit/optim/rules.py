@@ -185,6 +185,9 @@ class SGD(Scheduled):
 
     Parameters
     ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
     weight_decay
         Weight decay, at least 0.
     momentum
@@ -221,6 +224,9 @@ class Momentum(Scheduled):
 
     Parameters
     ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
     beta
         Share of the velocity that is kept, from 0 to below 1.
     nesterov
@@ -257,6 +263,9 @@ class Adam(Scheduled):
 
     Parameters
     ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
     beta1, beta2
         Shares of the running means of the gradient and of its square that are kept, from 0 to below
         1.
@@ -304,6 +313,9 @@ class Lion(Scheduled):
 
     Parameters
     ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
     beta1, beta2
         Shares of the running mean that are kept: in the sign that is taken, and in the mean itself.
     weight_decay

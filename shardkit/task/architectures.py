@@ -11,6 +11,7 @@ Those of images are in images.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from math import prod
 from typing import Any
 
@@ -54,9 +55,12 @@ def built(task: TableTask, kind: Callable[..., Module], *arguments: Any, **more:
     """Return the model of a task, whose sizes are its section [model].
 
     arguments, more   of the model beside the numbers of features and outputs, and these sizes
+    A derived task may add settings to [model]: what `kind` does not take by name is not passed.
     """
-    sizes = {**vars(task.settings.model), **more, "seed": task.settings.run.seed}
-    return kind(task.num_features, task.num_outputs, *arguments, **sizes)
+    given = (task.num_features, task.num_outputs, *arguments)
+    by_name = list(signature(kind).parameters)[len(given) :]
+    sizes = {name: size for name, size in vars(task.settings.model).items() if name in by_name}
+    return kind(*given, **{**sizes, **more, "seed": task.settings.run.seed})
 
 
 @dataclass(frozen=True, kw_only=True)

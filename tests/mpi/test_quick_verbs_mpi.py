@@ -202,6 +202,25 @@ def test_what_does_not_fit_is_refused_there_and_told_by_the_verb(group):
     assert (half == 1).all()
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_prepared_call_on_an_array_that_has_become_read_only_tells_what_the_verb_tells(
+    backend, group, opened
+):
+    on = group if opened else backend.split(0, backend.rank)
+    array = numpy.ones(5)
+    call = on.prepare.all_reduce(array)
+    for _ in range(2):
+        call()
+    array.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        call()
+    array.flags.writeable = True
+    call()
+    assert array[0] == float(on.world_size) ** 3
+    if not opened:
+        on.close()
+
+
 def test_a_prepared_call_of_a_closed_group_is_an_error(backend):
     made = backend.split(0, backend.rank)
     call = made.prepare.all_reduce(numpy.zeros(1))

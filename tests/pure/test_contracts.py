@@ -58,6 +58,10 @@ def made(backend, kind):
     return kind(sk.SGD(), config, model=net)
 
 
+def test_the_page_promises_members_of_these_classes_alone():
+    assert set(structure.contracts()) == set(FACES)
+
+
 @EVERY_FACE
 def test_the_members_are_those_that_the_page_promises(face):
     promised = structure.members_promised(face)

@@ -51,34 +51,84 @@ def test_every_figure_has_a_limit(package):
     assert not without, f"{LOWER} writes them"
 
 
-def test_no_limit_has_ever_risen():
-    """Of what has reached the main line: a merge counts as one change."""
-    command = "git log --first-parent -m -p --unified=0 --format= --".split()
-    path = structure.LIMITS.relative_to(ROOT)
+def git(*command):
+    """Return what a command of git says about this checkout; skip the test where there is none."""
     try:
         done = subprocess.run(
-            [*command, path], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+            ["git", *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this is no checkout of git")
-    lowest = lowest_ever(done.stdout)
-    risen = [name for name in LIMITS if LIMITS[name] > lowest.get(name, LIMITS[name])]
-    assert not risen, f"limits only fall, by {LOWER}"
+    return done.stdout
+
+
+def test_no_limit_has_ever_risen():
+    """Of what has reached the main line: a merge counts as one change."""
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        pytest.skip("this clone is shallow, and so without the history of the limits")
+    command = "log --reverse --first-parent -m -p --unified=0 --format= --".split()
+    changes = git(*command, structure.LIMITS.relative_to(ROOT))
+    wrong = broken(limits_in(changes), LIMITS, structure.RETIRED)
+    assert not wrong, f"limits only fall, by {LOWER}"
+
+
+def limits_in(changes):
+    """Return {name: its limits} that lines of a diff have added, in their order."""
+    found = {}
+    for name, limit in re.findall(r'^\+  "(.*)": ([\d.]+),?$', changes, re.M):
+        found.setdefault(name, []).append(float(limit))
+    return found
+
+
+def broken(history, limits, retired):
+    """Return in words where limits have risen, or went away.
+
+    history   {name: its limits}, oldest first
+    limits    {name: limit} of now
+    retired   {name: its successor, or why it has none}
+    """
+    ever = {name: [*history.get(name, ()), limit] for name, limit in limits.items()}
+    wrong = [
+        f"{name} rose to {ever[name][-1]}" for name in ever if ever[name][-1] > min(ever[name])
+    ]
+    gone = set(history) - set(limits)
+    wrong += [f"{name} went away without a word in RETIRED" for name in sorted(gone - set(retired))]
+    wrong += [f"{name} is in RETIRED and has a limit" for name in retired if name in limits]
+    ever = history | ever
+    for name, successor in retired.items():
+        if name not in history:
+            wrong.append(f"{name} is in RETIRED and never had a limit")
+        elif successor in ever and ever[successor][0] > min(history[name]):
+            wrong.append(f"{successor} began at {ever[successor][0]}, above {name}")
+    return wrong
 
 
 def test_the_history_of_a_limit_is_read():
-    assert lowest_ever('-  "a: b": 7,\n+  "a: b": 5,\n+  "c": 9.5\n+++ b/x\n+  "c": 11\n') == {
-        "a: b": 5,
-        "c": 9.5,
-    }
+    changes = '-  "a: b": 7,\n+  "a: b": 5,\n+  "c": 9.5\n+++ b/x\n+  "c": 11\n'
+    assert limits_in(changes) == {"a: b": [5], "c": [9.5, 11]}
 
 
-def lowest_ever(changes):
-    """Return {name: the lowest limit} that lines of a diff have added."""
-    lowest = {}
-    for name, limit in re.findall(r'^\+  "(.*)": ([\d.]+),?$', changes, re.M):
-        lowest[name] = min(float(limit), lowest.get(name, float(limit)))
-    return lowest
+@pytest.mark.parametrize(
+    "history, limits, retired, found",
+    [
+        ({"a": [5, 4]}, {"a": 4}, {}, []),
+        ({"a": [5, 4]}, {"a": 3, "new": 9}, {}, []),
+        ({"a": [5, 4]}, {"a": 5}, {}, ["a rose to 5"]),
+        ({"a": [5, 6]}, {"a": 6}, {}, ["a rose to 6"]),
+        ({"a": [5]}, {"b": 7}, {}, ["a went away without a word in RETIRED"]),
+        ({"a": [5]}, {}, {"a": "its files are gone"}, []),
+        ({"a": [5]}, {"b": 5}, {"a": "b"}, []),
+        ({"a": [5, 4]}, {"b": 5}, {"a": "b"}, ["b began at 5, above a"]),
+        ({"a": [5], "b": [7, 3]}, {"b": 3}, {"a": "b"}, ["b began at 7, above a"]),
+        ({"a": [5], "b": [4]}, {"c": 4}, {"a": "b", "b": "c"}, []),
+        ({"a": [5], "b": [6]}, {"c": 6}, {"a": "b", "b": "c"}, ["b began at 6, above a"]),
+        ({"a": [5, 9]}, {"b": 9}, {"a": "b"}, ["b began at 9, above a"]),  # raised before
+        ({"a": [5], "b": [4]}, {"b": 4}, {"a": "b", "b": "c"}, ["b is in RETIRED and has a limit"]),
+        ({}, {"b": 4}, {"a": "b"}, ["a is in RETIRED and never had a limit"]),
+    ],
+)
+def test_limits_that_rise_or_go_away_are_found(history, limits, retired, found):
+    assert broken(history, limits, retired) == found
 
 
 def test_limits_fall_and_never_rise(tmp_path, monkeypatch, capsys):
@@ -202,9 +252,22 @@ def test_methods_that_are_installed_are_those_of_a_class(package):
         ("import numpy\nnumpy.stack([])", 0),
         ("from numpy import stack\nstack([])", 0),
         ("from sys import _getframe", 0),
+        ("import sys\ns = sys\ns._getframe()", 1),
+        ("import sys\nsys.modules['sys']._getframe()", 1),
+        ("__import__('sys')._getframe()", 1),
+        ("import sys\nsys.__dict__['_getframe']()", 1),
+        ("from sys import *\n_getframe()", 1),
+        ("from operator import attrgetter\nattrgetter('modules.sys._getframe')", 1),
+        ("import traceback as t\nt.walk_stack(None)", 1),
+        ("def f():\n    'See sys._getframe.'\n    return '_get_frames'", 0),
+        ("import inspect\nlook = inspect\nlook.stack()", 1),
+        ("from inspect import *\nstack()", 1),
+        ("__import__('inspect').stack()", 1),
+        ("import inspect\ngetattr(inspect, 'stack')()", 1),
+        ("import inspect, numpy\ngetattr(numpy, 'stack')([inspect])", 0),
     ],
 )
-def test_frames_are_counted_by_calls(tmp_path, code, found):
+def test_frames_are_counted_however_they_are_reached(tmp_path, code, found):
     assert len(foreign.frames(made_of(tmp_path, a=code))) == found
 
 
@@ -232,6 +295,24 @@ def test_frames_are_counted_by_calls(tmp_path, code, found):
         ("made = cls.__new__(cls)\n    made.x = 1", 0, 0),
         ("made = Thing()\n    made.x = 1", 0, 0),
         ("made = find()\n    made.x = 1", 1, 0),
+        ("self = other\n    self.x = 1", 1, 0),
+        ("for self in other: self.x = 1", 1, 0),
+        ("for cls in y: cls.x = 1", 1, 0),
+        ("self, y = y, self\n    self.x = 1", 1, 0),
+        ("with y as self: self.x = 1", 1, 0),
+        ("import numpy as self\n    self.x = 1", 1, 0),
+        ("(self := other).y\n    self.x = 1", 1, 0),
+        ("made = Thing()\n    made = other\n    made.x = 1", 1, 0),
+        ("made = Thing()\n    for made in y: made.x = 1", 1, 0),
+        ("made = None\n    made = Thing()\n    made.x = 1", 0, 0),
+        ("made = {} if y else Thing()\n    made.x = 1", 0, 0),
+        ("made = y if y else Thing()\n    made.x = 1", 1, 0),
+        ("made: Thing = Thing()\n    made.x = 1", 0, 0),
+        ("other = other or y\n    other = Thing()\n    other.x = 1", 1, 0),
+        ("made = Thing()\n    def late(made): made.x = 1", 1, 0),
+        ("made = Thing()\n    def late(): made.x = self.x = 1", 0, 0),
+        ("def late(self): self = other; self.x = 1", 1, 0),
+        ("pass\nself = 1\nself.x = 1", 1, 0),  # in no function
         ("array.flags.writeable = False", 0, 0),
     ],
 )

@@ -9,6 +9,7 @@ import shutil
 
 import numpy
 import pytest
+from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit import CheckpointError, ConfigurationError
@@ -94,7 +95,7 @@ def curve(losses):
 
 def kept_by_definition(losses, steps, validate, every, patience, keep, keep_every, minimum):
     """Return (steps that stay, the best of them or None, the last step)."""
-    there, waited, lowest = {}, 0, math.inf
+    there, named, waited, lowest = {}, {}, 0, math.inf  # named: as the best, by each checkpoint
     for step in range(1, steps + 1):
         is_last, loss, is_best = step == steps, None, False
         best = min(((v, s) for s, v in there.items() if v is not None), default=None)
@@ -107,11 +108,10 @@ def kept_by_definition(losses, steps, validate, every, patience, keep, keep_ever
         if step % every == 0 or is_last or is_best and patience is not None or is_over:
             there[step] = loss
             best = min(((v, s) for s, v in there.items() if v is not None), default=(0, 0))
-            newest = sorted(there)[-keep:]
+            named[step] = best[1]
+            stay = {s for new in sorted(there)[-keep:] for s in (new, named[new])}
             there = {
-                s: v
-                for s, v in there.items()
-                if s in newest or s == best[1] or keep_every and s % keep_every == 0
+                s: v for s, v in there.items() if s in stay or keep_every and s % keep_every == 0
             }
         if is_over:
             break
@@ -296,6 +296,21 @@ def test_a_best_one_that_is_damaged_or_gone_is_passed_over(tmp_path, monkeypatch
     shutil.rmtree(best)
     assert sk.run_ranks(2, load)[0]["skipped"] == []
     assert describe(tmp_path).text.splitlines()[2].endswith("best")  # of step 4
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_a_run_whose_newest_was_the_best_and_is_damaged_has_the_best_of_before(
+    tmp_path, monkeypatch
+):
+    scripted(monkeypatch, curve([5.0, 4.0, 1.0, 3.0, 2.0, 0.5]))
+    every = {"run__validate_every": 1, "run__checkpoint_every": 1, "run__keep_checkpoints": 2}
+    trained(tmp_path, **every, run__steps=6)
+    assert steps_in(tmp_path) == [3, 5, 6]
+    flip_bit(tmp_path / "checkpoints" / "step-00000006" / "rank-00000.h5")
+    scripted(monkeypatch, curve([5.0, 4.0, 1.0, 3.0, 2.0, 1.5, 1.5]))
+    trained(tmp_path, 2, **every, run__steps=7)
+    manifest = json.loads((tmp_path / "checkpoints/step-00000007/manifest.json").read_text())
+    assert manifest["validation"]["best_step"] == 3 and steps_in(tmp_path) == [3, 6, 7]
 
 
 def test_a_longer_run_goes_on_from_the_newest_and_keeps_the_best_of_before(tmp_path, monkeypatch):

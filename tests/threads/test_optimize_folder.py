@@ -10,6 +10,7 @@ from collections import Counter
 import numpy
 import pytest
 from builders import sha256
+from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit import CheckpointError, StopVoted
@@ -176,6 +177,7 @@ def scripted(monkeypatch):
         (LOSSES, 6, [6, 15, 18]),
         ([3.0, 3.0, 3.0, 3.0, 3.0, 3.0], 3, [3, 15, 18]),  # the earlier of equal ones
         ([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 18, [15, 18]),
+        ([5.0, 4.0, 1.0, 3.0, 2.0, 0.5], 18, [9, 15, 18]),  # 9: the best one when 15 was saved
         ([NAN, 3.0, NAN, 4.0, 5.0, 6.0], 6, [6, 15, 18]),
         ([NAN] * 6, None, [3, 15, 18]),
     ],
@@ -204,6 +206,16 @@ def test_the_checkpoint_of_the_best_epoch_stays_beside_the_newest(
     if best is not None:
         for which in ("best", None):  # None: the best, since there was a patience
             assert sk.run_ranks(1, lambda backend, which=which: load(backend, which))[0][0] == best
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_a_run_whose_last_checkpoint_was_the_best_and_is_damaged_goes_on(tmp_path, scripted):
+    scripted([5.0, 4.0, 1.0, 3.0, 2.0, 0.5])
+    (whole,) = set(optimized(2, given=data(epochs=6), folder=tmp_path))
+    flip_bit(tmp_path / "checkpoints" / "step-00000018" / "rank-00000.h5")
+    for ranks in (2, 1):  # from step 15, whose best epoch is that of step 9; then it is read
+        assert set(optimized(ranks, given=data(epochs=6), folder=tmp_path)) == {whole}
+    assert steps_in(tmp_path / "checkpoints") == [9, 15, 18]
 
 
 def test_a_folder_in_which_the_best_epoch_lies_apart_goes_on(tmp_path, scripted):

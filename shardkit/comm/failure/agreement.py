@@ -90,7 +90,7 @@ def collectively(backend, *ballots: Ballot | CommonNumber | None):
         error = caught
     ballots = [ballot for ballot in ballots if ballot is not None]
     votes, caught = _votes_on(ballots)
-    error = error or caught
+    error = caught if error is None else error  # which may be false, as any object
     has_failed, *decided = _largest(backend, [error is not None, *votes])
     if has_failed:
         raise_together(backend, error)

@@ -15,6 +15,7 @@ from ...array.cpu.signatures import BYTES, READ_ONLY_BYTES
 from ...array.machine_code import MACHINE_CODE
 from ..channel import NotedCalls
 from ..operations import COMPILED_VERBS, ReductionOperation
+from ..watch.frames import OF_VERB
 from . import mailbox as at
 from .mailbox import (
     ALL_GATHER,
@@ -47,7 +48,6 @@ PARTS = {
 KINDS = {numpy.dtype(char): number for number, char in enumerate(DTYPES)}
 NO_PLACES = 0  # of slices: the loop writes those of equal ones
 _NUMBER, _TABLE = "int64", "int64[1]"  # parts of signatures (array/cpu/signatures.py)
-_FIRST_OUTSIDE = 3  # the depth of whoever called the verb of the group that called one of these
 
 
 @cache
@@ -123,11 +123,11 @@ class NotedLoops(NotedCalls):
     # ---- verbs, with arguments as given to the verb of that name, which calls it -----------------
 
     def _barrier(self) -> bool:
-        stage = loop_of(BARRIER)(self._table, self._site(_FIRST_OUTSIDE), START)
+        stage = loop_of(BARRIER)(self._table, self._site(OF_VERB), START)
         return stage == DONE or self._go_on(BARRIER, (), None, stage)
 
     def _all_reduce(self, array, op) -> bool:
-        site = self._site(_FIRST_OUTSIDE)
+        site = self._site(OF_VERB)
         operation = SUM if op is SUM_OF_RANKS else OPERATIONS.get(op)
         if type(array) is not numpy.ndarray or array.ndim != 1 or operation is None:
             return False
@@ -138,7 +138,7 @@ class NotedLoops(NotedCalls):
         return stage == DONE or self._go_on(ALL_REDUCE, (array,), op, stage)
 
     def _broadcast(self, array, root) -> bool:
-        site = self._site(_FIRST_OUTSIDE)
+        site = self._site(OF_VERB)
         if type(array) is not numpy.ndarray or array.ndim != 1 or type(root) is not int:
             return False
         kind = KINDS.get(array.dtype)
@@ -148,7 +148,7 @@ class NotedLoops(NotedCalls):
         return stage == DONE or self._go_on(BROADCAST, (array,), root, stage)
 
     def _all_gather(self, send, receive) -> bool:
-        site = self._site(_FIRST_OUTSIDE)
+        site = self._site(OF_VERB)
         kind = kind_of(send, receive)
         if kind is None:
             return False
@@ -156,7 +156,7 @@ class NotedLoops(NotedCalls):
         return stage == DONE or self._go_on(ALL_GATHER, (send, receive), None, stage)
 
     def _reduce_scatter(self, send, receive, op, in_place: bool) -> bool:
-        site = self._site(_FIRST_OUTSIDE)
+        site = self._site(OF_VERB)
         operation = SUM if op is SUM_OF_RANKS else OPERATIONS.get(op)
         kind = kind_of(send, receive)
         if operation is None or kind is None:

@@ -7,6 +7,7 @@ import threading
 from functools import cache
 from types import FrameType
 
+OF_VERB = 3  # depth, for Names.site(), of the caller of a verb whose body asks by one function
 _LOCK = threading.Lock()
 _ROOM = os.path.dirname(os.path.dirname(__file__))
 

@@ -115,7 +115,10 @@ class Names:
         Known ones are found by the id of their code: a code object is hashed anew every time.
         depth   of the nearest caller that may be outside; 1: whoever calls this
         """
-        frame = _getframe(depth)
+        try:
+            frame = _getframe(depth)
+        except ValueError:  # native code calls: there is no such frame
+            return 0
         known = self._sites.get((id(frame.f_code), frame.f_lasti))
         return self._site(first_frame(frame, of_room=False)) if known is None else known
 

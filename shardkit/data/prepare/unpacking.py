@@ -150,8 +150,15 @@ class _GzipDecoder:
     def __init__(self):
         self._decoder = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
-    def __getattr__(self, name: str):
-        return getattr(self._decoder, name)  # eof, unused_data
+    @property
+    def eof(self) -> bool:
+        """True behind the end of the stream."""
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was read behind the end."""
+        return self._decoder.unused_data
 
     @property
     def needs_input(self) -> bool:

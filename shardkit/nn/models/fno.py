@@ -85,6 +85,15 @@ class FNO(ReadyModel):
         Channels of the layers.
     layers
         Fourier layers, each a block.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
 
     Notes
     -----

@@ -53,6 +53,15 @@ class LSTMModel(ReadyModel):
         "last": from the last step; "steps": one answer for each.
     dropout
         Probability, on the outputs of all layers but the last.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
 
     Notes
     -----

@@ -157,6 +157,15 @@ class MessagePassing(ReadyModel):
         Rounds of messages, each a block.
     readout
         "nodes", or "sum" over the nodes of a graph.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
 
     Notes
     -----

@@ -159,6 +159,15 @@ class ResNet(ReadyModel):
         The stem is a convolution of 3 with stride 1, as for images of 32 x 32.
     norm
         "batch"; or "group", of 8 groups, with which a sample does not depend on its batch.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On anything else; it is a ValueError.
 
     Notes
     -----

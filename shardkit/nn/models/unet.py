@@ -67,9 +67,15 @@ class UNet(ReadyModel):
         How often the grid is halved; its sizes are multiples of 2^depth.
     groups
         Of the norms; they divide the width.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
 
     Raises
     ------
+    ConfigurationError
+        On anything else; it is a ValueError.
     ShapeError
         On another x.
 

@@ -95,6 +95,15 @@ class ViT(ReadyModel):
         Of the transformer blocks, whose feed-forward has 4 width units.
     dropout
         Probability, after the embedding and after each attention and feed-forward.
+    seed
+        Of the initial weights.
+    dtype
+        Of the parameters, such as "float32".
+
+    Raises
+    ------
+    ConfigurationError
+        On sizes that do not fit together; it is a ValueError.
 
     Notes
     -----

@@ -61,7 +61,7 @@ class Unit:
 
     parameters   the keeper of what this rank trains of them
     lent         the keeper of what blocks read: the same, unless that is rounded
-    freshness     what they would read now
+    freshness    what they would read now
     gradients    None if the unit is frozen; then its optimizer has no state
     """
 

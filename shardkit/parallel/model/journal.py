@@ -1,7 +1,7 @@
 """The folder of an optimize(): what it has done so far, so that it can go on after an end.
 
-    folder/checkpoints/step-...    the newest two, and that of the best epoch so far; each has the
-                                   EpochProgress that belongs to it
+    folder/checkpoints/step-...    the newest two, and that of the best epoch so far of each of
+                                   them; each has the EpochProgress that belongs to it
 
 A run that is told to stop between two steps of an epoch goes on with the next batch of that epoch,
 on any mesh, and ends with the result that an uninterrupted one has.

@@ -166,10 +166,10 @@ class ShardedModel:
 
         Notes
         -----
-        With auto_synchronize_gradients=False gradients are only accumulated, on this rank;
-        synchronize_gradients() and step() complete the step. A step whose loss or gradients are NaN
-        or infinite is skipped on all ranks, as is one in which no label counts; the loss is NaN
-        then.
+        With auto_synchronize_gradients=False ranks agree on the batch as ever, but gradients are
+        only accumulated, on this rank; synchronize_gradients() and step() complete the step. A step
+        whose loss or gradients are NaN or infinite is skipped on all ranks, as is one in which no
+        label counts; the loss is NaN then.
 
         Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
         written, before anything else is done.
@@ -269,7 +269,23 @@ class ShardedModel:
         self._open.state.use_rule(rule)
 
     def compile(self) -> None:
-        """Compile a step: see ShardedModel."""
+        """Capture what a step computes on a GPU as CUDA graphs, and replay them: the same bits,
+        less time in Python. Collective.
+
+        Of batches of equal shapes, the first trains as without, the next is captured, the next is
+        computed both ways and compared bit for bit, which takes the memory of activations twice;
+        from then on graphs are replayed. If a step cannot be captured, or the replay differs, a
+        warning says why and the model goes on uncompiled: a step with dropout is one, and one that
+        sends numbers to the GPU or waits for some. Attributes of modules that are changed later,
+        other than parameters and active features, do not change a graph. As with
+        torch.nn.Module.compile, the model itself is changed and nothing is returned.
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if supports_compilation is False, as it is on CPUs, where replaying a step
+            gained nothing that was worth its code.
+        """
         self._parts.engine.compilation.start()
 
     @property

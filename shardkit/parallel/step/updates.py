@@ -32,8 +32,9 @@ class Updates:
     def __init__(self, units: Units, stages: Stages, mesh: Mesh, movement: Movement, transfers):
         self._units = units
         self._stages = stages
-        self._mesh, self._movement = mesh, movement
+        self._movement = movement
         self._transfers = transfers
+        self._apart = [mesh.group(axis) for axis in reversed(apart(Held.PARAMETERS))]
 
     @property
     def table(self) -> dict:
@@ -97,7 +98,7 @@ class Updates:
         for place, total in zip(units, sums):
             counts = place in self._units.own.at
             of_units[self._stages.places.index(place)] += total if counts else 0.0
-        for group in map(self._mesh.group, reversed(apart(Held.PARAMETERS))):
+        for group in self._apart:
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)
             of_units = of_ranks.sum(0)
