@@ -337,7 +337,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         PeerError
             If a rank cannot pickle its object.
         """
-        with self.verb("all_gather_object", site=self.progress.names.site(2)):
+        with self.verb("all_gather_object", site=self.progress.site(2)):
             values, num_bytes = objects.all_gather(self.channel, value)
             self.traffic.add("all_gather_object", (self.world_size - 1) * num_bytes)
             return values

@@ -222,7 +222,7 @@ class Verbs:
         """Plan a collective and call it."""
         if self.channel is None:
             check_alive(self, verb)
-        site = self.progress.names.site(OF_VERB)
+        site = self.progress.site(OF_VERB)
         plain = checks.PLAIN[verb](self, *arguments)
         if plain is None:
             self.make_through_ports(verb, arguments, site)
@@ -232,7 +232,7 @@ class Verbs:
     def _begin(self, verb: str, *arguments) -> Handle:
         """Begin a collective. All ranks begin their collectives in the same order."""
         name, collective = f"i{verb}", COLLECTIVES[verb]
-        with self.verb(name, site=self.progress.names.site(OF_VERB)):
+        with self.verb(name, site=self.progress.site(OF_VERB)):
             parts = collective.ports(self, *arguments)
             self.traffic.add(verb, collective.sent(self, *parts))
             return handle_of(self, *self.transport(name, parts).begin(verb, *parts))

@@ -174,18 +174,18 @@ def test_rows_that_do_not_fit_are_refused_on_all_ranks(case, data, tmp_path):
 OWN = """
 from dataclasses import dataclass
 
-from shardkit.settings import fixed
-from shardkit.task.{module} import {task}, {sizes}
+from shardkit.testing.base import fixed
+from shardkit.testing.task import architectures, images
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes({sizes}):
+class Sizes({module}.{sizes}):
     share: float = fixed("it scales the first weights", 0.5, "of the weights of a user's own")
     in_channels: int = fixed("it is the user's", 77, "what the model gets from the rows")
 
 
-class Own({task}):
-    sections = {{**{task}.sections, "model": Sizes}}
+class Own({module}.{task}):
+    sections = {{**{module}.{task}.sections, "model": Sizes}}
 
     def make_model(self):
         model = super().make_model()

@@ -171,6 +171,10 @@ class Progress:
         """Count seconds that were spent in verbs of this group."""
         self.tallies[group][NANOSECONDS] += int(seconds * 1e9)
 
+    def site(self, depth: int) -> int:
+        """Return the number of a caller's place, as Names.site(); 0 if no ledger notes it."""
+        return 0 if self._ledger is None else self.names.site(depth + 1)
+
     def begin_collective(
         self,
         verb: str,
