@@ -18,6 +18,7 @@ from .under_way import check_alive
 from .watch.frames import OF_VERB
 
 SUM = ReductionOperation.SUM
+_DONE = 0  # as compiled verbs return it; they return NotImplemented on arrays that they do not take
 _UNBOUND = -1  # no stage of a compiled verb: the call must be made in Python
 
 
@@ -42,7 +43,7 @@ class PlannedCall:
 
     def __call__(self) -> None:
         stage = self._run()
-        if stage:
+        if stage != _DONE:
             self._rest(stage)
 
     def _rest(self, stage: int) -> None:
