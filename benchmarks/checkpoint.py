@@ -24,6 +24,7 @@ import numpy
 
 import shardkit as sk
 from shardkit.checkpoint import CheckpointStore
+from shardkit.parallel.model.sharded_model import parts_of
 
 CHUNK = 1 << 20
 
@@ -77,10 +78,10 @@ class State:
             sk.models.GPT(256, 64, width=1024, layers=options.layers, heads=16), config
         )
         for number, (_, _, array) in enumerate(
-            self.model.engine.state.owned_boxes()
+            parts_of(self.model).state.owned_boxes()
         ):  # moments that are not zero
             array += numpy.float32(number % 7)
-        self.owned = self.model.engine.state.owned_boxes()
+        self.owned = parts_of(self.model).state.owned_boxes()
         self.own_bytes = sum(array.nbytes for _, _, array in self.owned)
 
     def settle(self, cold=False):
@@ -180,7 +181,7 @@ def torch_ways(state, options):
     mesh = init_device_mesh("cpu", (size,))
     shards = {
         name: torch.from_numpy(numpy.full((shape[0] // size, *shape[1:]), 0.5, numpy.float32))
-        for name, shape in state.model.engine.state.shapes().items()
+        for name, shape in parts_of(state.model).state.shapes().items()
     }
 
     class TorchSave:

@@ -37,6 +37,7 @@ from shardkit.array import kernels, products
 from shardkit.array.adjacent import stacked
 from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named
+from shardkit.parallel.model.sharded_model import parts_of
 
 PARTS = ("step", "products", "kernels", "copies")
 TOLERANCES = {
@@ -180,10 +181,10 @@ class Shardkit:
 
     def peak_bytes(self) -> int:
         """Return the size of the pool, which holds the most that was in use at any time."""
-        return self._model.engine.device.memory().pool_held
+        return parts_of(self._model).engine.device.memory().pool_held
 
     def close(self):
-        device = self._model.engine.device
+        device = parts_of(self._model).engine.device
         self._model.close()
         self._backend.shutdown()
         self._model = None

@@ -1,27 +1,45 @@
-"""Measure how the package is built: sizes, imports, classes, density, and what one step enters.
+"""Measure how the package is built, and lower the limits on it.
 
     python benchmarks/structure.py                     a table of this checkout
     python benchmarks/structure.py --base ../before    another checkout beside it
+    python benchmarks/structure.py --list "attributes set on foreign objects"    the places
+    python benchmarks/structure.py --lower             write figures that fell into limits.json
 
-tests/pure/test_structure.py holds the limits. An import inside of a function counts like any other;
-a class has the methods of its own body and, for `inherited`, those of the classes of the package
-that it derives from.
+tests/pure/test_structure.py fails where a figure is above its limit in benchmarks/limits.json. A
+limit only falls: --lower writes the smaller of both, and the test reads in git's history whether
+one has risen, or went away without a word in RETIRED. A figure is what stands in the code now, by
+its syntax tree: a function that is imported under another name is still called, and what a class
+inherits is still its own.
 """
 
 import argparse
 import ast
+import json
+import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 
+from foreign import frames, set_elsewhere, set_on_parts_of_others
+from parsed import FUNCTIONS, Package
+from repeats import repeats
+from roads import ROADS, read_roads
+
 MOST_COLUMNS = 100
-MOST_METHODS = 25
-POLICY_TESTS = ("shard_parameters", "shard_gradients", "shard_optimizer_state")
+MOST_METHODS = 25  # of one class, or of all from which it derives, and public members
+MOST_ATTRIBUTES = 15
 TORN_OFF = ("Of ", "Those ", "That ", "As ", "The same")
+# The classes that decide how an array is kept: what they say yes or no to, they are not asked for.
+KEEPERS = ("parallel/data/keepers.py", "layout/policy.py")
+# {what was measured once: the figure that is measured instead, or why none is}. Such a successor
+# begins at or below the last limit of the one that went away.
+RETIRED: dict[str, str] = {}
 HERE = Path(__file__).resolve().parents[1]
+LIMITS = Path(__file__).with_name("limits.json")
+CONTRACTS = HERE / "docs/api/models.md"  # tables of members that classes promise
 
 STEP = """
 import json, sys, threading
@@ -53,242 +71,299 @@ print(json.dumps([len(files), len(files) - len(models), len(functions)]))
 """
 
 
-@dataclass(frozen=True)
-class Import:
-    """One module of the package imports another."""
-
-    source: str
-    target: str
+# {what is measured: function (package) -> the places that count, {place: how often}, or a number}
+FIGURES: dict[str, Callable[[Package], list[str] | dict[str, int] | float]] = {}
+OF_A_STEP = ("files that an FSDP step enters", "files of the engine among them")
 
 
-@dataclass
-class Module:
-    """One file of the package: its dotted name, its text and its syntax tree."""
+def figure(name: str):
+    """Enter a function into FIGURES."""
 
-    name: str
-    path: Path
-    text: str
-    is_package: bool
-    tree: ast.Module = field(init=False)
-    names: ast.Module = field(init=False)  # of a room, its __init__.pyi: what its table imports
+    def enter(measure):
+        FIGURES[name] = measure
+        return measure
 
-    def __post_init__(self):
-        self.tree = ast.parse(self.text)
-        stub = self.path.with_suffix(".pyi")
-        self.names = ast.parse(stub.read_text() if stub.exists() else "")
+    return enter
 
-    @cached_property
-    def nodes(self) -> list[ast.AST]:
-        """The nodes of its syntax tree."""
-        return list(ast.walk(self.tree))
 
-    def docstrings(self):
-        """Yield (line, node) of every docstring."""
-        for node in self.nodes:
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body:
-                first = node.body[0]
-                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                    if isinstance(first.value.value, str):
-                        yield first.lineno, first
+# ---- lines and files -----------------------------------------------------------------------------
 
-    @cached_property
-    def code_lines(self) -> int:
-        """Lines that are neither blank nor a comment nor part of a docstring."""
-        prose = {
-            number
-            for _, node in self.docstrings()
-            for number in range(node.lineno, node.end_lineno + 1)
-        }
-        lines = enumerate(self.text.splitlines(), 1)
-        return sum(
-            bool(line.strip()) and not line.strip().startswith("#") and number not in prose
-            for number, line in lines
+
+@figure(f"lines over {MOST_COLUMNS} columns")
+def long_lines(package) -> list[str]:
+    """Return file:line of lines that are too long."""
+    return [
+        f"{module.path.relative_to(package.folder)}:{number}"
+        for module in package.modules.values()
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if len(line) > MOST_COLUMNS
+    ]
+
+
+@figure("syntax nodes per line of code")
+def nodes_per_line(package) -> float:
+    """Return the nodes of the syntax trees per line of code."""
+    modules = package.modules.values()
+    return _ratio(sum(len(m.nodes) for m in modules), sum(len(m.code) for m in modules))
+
+
+@figure("the same without imports")
+def nodes_per_line_without_imports(package) -> float:
+    """Return the nodes per line of code, those of imports left out."""
+    nodes = lines = 0
+    for module in package.modules.values():
+        imports = module.of(ast.Import, ast.ImportFrom)
+        nodes += len(module.nodes) - sum(1 + len(node.names) for node in imports)
+        lines += sum(number not in module.imported for number in module.code)
+    return _ratio(nodes, lines)
+
+
+def _ratio(nodes: int, lines: int) -> float:
+    return ceil(10 * nodes / lines) / 10
+
+
+@figure("packed assignments")
+def packed_assignments(package) -> list[str]:
+    """Return file:line of `a, b, c = x, y, z`: more assignments than a pair or a swap."""
+    return [
+        package.place(module, node)
+        for module in package.modules.values()
+        for node in module.of(ast.Assign)
+        if isinstance(node.value, ast.Tuple)
+        and isinstance(node.targets[0], ast.Tuple)
+        and len(node.value.elts) > 2
+    ]
+
+
+@figure("docstrings that begin mid-sentence")
+def torn_off_docstrings(package) -> list[str]:
+    """Return file:line of docstrings that begin in the middle of a sentence."""
+    return [
+        package.place(module, node)
+        for module in package.modules.values()
+        for _, node in module.docstrings()
+        if node.value.value.strip().startswith(TORN_OFF)
+    ]
+
+
+FIGURES["near-duplicates, pairs of files"] = repeats
+
+# ---- imports -------------------------------------------------------------------------------------
+
+
+@figure("modules in import cycles")
+def modules_in_cycles(package) -> list[str]:
+    """Return the modules that import each other."""
+    return [name for cycle in package.cycles for name in cycle]
+
+
+@figure("longest import path")
+def longest_import_path(package) -> float:
+    """Return the number of modules on the longest chain of imports."""
+    return len(package.longest_import_path)
+
+
+@figure("imports between wings that import each other")
+def mutual_wings(package) -> list[str]:
+    """Return the imports of folders beside each other that need each other, directly or round."""
+    return [
+        text
+        for group in package.circles_of_wings
+        for one in group
+        for other in group
+        if one != other
+        for text in package.imports_between(one, other)
+    ]
+
+
+# ---- classes -------------------------------------------------------------------------------------
+
+
+def contracts() -> dict[str, set[str]]:
+    """Return {class: the members that the documentation promises of it in a table of their own}."""
+    found = {}
+    for part in CONTRACTS.read_text().split("## Members of ")[1:]:
+        table = re.split(r"\n(?=#|:::)", part, maxsplit=1)[0]
+        rows = re.findall(r"^\|[^|]*\|(.*)\|$", table, re.M)
+        found[part.split("`")[1]] = {each for row in rows for each in re.findall(r"`(\w+)`", row)}
+    return found
+
+
+def members_promised(name: str) -> set[str]:
+    """Return the members that the documentation promises of a class; none without a table."""
+    return contracts().get(name, set())
+
+
+def _beyond(package, names_of, most: int) -> dict[str, int]:
+    """Return {class: how many names beyond `most` it has}, those that a base has too left out.
+
+    What a class or one of its bases promises is no choice of its code, and does not count.
+    """
+    promised = contracts()
+    beyond = {}
+    for name in package.classes:
+        contract = set().union(*(promised.get(each, ()) for each in package.ancestors(name)))
+        beyond[name] = max(0, len(names_of(name) - contract) - most)
+    own = {
+        name: count - max((beyond[base] for base in package.bases(name)), default=0)
+        for name, count in beyond.items()
+    }
+    return {name: count for name, count in own.items() if count > 0}
+
+
+@figure(f"methods beyond {MOST_METHODS} of a class")
+def methods_of_large_classes(package) -> dict[str, int]:
+    """Return {class: how many functions too many its body defines}."""
+    return _beyond(package, package.own_methods, MOST_METHODS)
+
+
+@figure(f"the same with inherited ones ({MOST_METHODS})")
+def methods_of_large_families(package) -> dict[str, int]:
+    """Return {class: how many functions too many it has with those of the classes above it}."""
+    return _beyond(package, package.methods, MOST_METHODS)
+
+
+@figure(f"public members beyond {MOST_METHODS} of a class, inherited ones too")
+def members_of_wide_classes(package) -> dict[str, int]:
+    """Return {class: how many things too many a user can ask of it}."""
+    return _beyond(package, package.public_members, MOST_METHODS)
+
+
+@figure("public members of ShardedModel")
+def members_of_sharded_model(package) -> list[str]:
+    """Return what a user can ask of a sharded model."""
+    return sorted(package.public_members("ShardedModel"))
+
+
+@figure("members of a channel")
+def members_of_a_channel(package) -> float:
+    """Return the most that a channel has, functions and attributes, private ones too."""
+    return max(
+        len(package.methods(name) | package.attributes(name))
+        for name in package.classes
+        if "Channel" in package.ancestors(name)
+    )
+
+
+@figure(f"attributes beyond {MOST_ATTRIBUTES} of a class")
+def attributes_of_large_classes(package) -> dict[str, int]:
+    """Return {class: how many attributes too many it holds, with what its bases set}."""
+    return _beyond(package, package.attributes, MOST_ATTRIBUTES)
+
+
+@figure("deepest inheritance")
+def deepest_inheritance(package) -> float:
+    """Return how many classes of the package derive from each other."""
+    return package.deepest_class[0]
+
+
+@figure("names of several classes")
+def names_of_several_classes(package) -> list[str]:
+    """Return the names that several classes have."""
+    return package.duplicate_classes
+
+
+# ---- who does what -------------------------------------------------------------------------------
+
+FIGURES["calls for a frame"] = frames
+FIGURES["attributes set on foreign objects"] = set_elsewhere
+FIGURES["attributes set on parts of others"] = set_on_parts_of_others
+
+
+@figure("functions that walk frames")
+def walks_of_frames(package) -> list[str]:
+    """Return the functions that go from a frame to its caller."""
+    return [
+        package.place(module, node)
+        for module in package.modules.values()
+        for node in module.of(*FUNCTIONS)
+        if any(
+            getattr(each, "attr", None) == "f_back" or getattr(each, "value", None) == "f_back"
+            for each in ast.walk(node)
         )
-
-    def imports(self, known):
-        """Yield the modules of the package that this one imports, at any level."""
-        for node in [*self.nodes, *ast.walk(self.names)]:
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names if alias.name in known)
-            elif isinstance(node, ast.ImportFrom):
-                base = self._base(node)
-                names = [f"{base}.{alias.name}" for alias in node.names]
-                yield from (name for name in names if name in known)
-                if base in known and any(name not in known for name in names):
-                    yield base
-
-    def _base(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        parts = self.name.split(".")
-        parts = parts[: len(parts) - node.level + self.is_package]
-        return ".".join([*parts, *([node.module] if node.module else [])])
+    ]
 
 
-class Package:
-    """All modules of a package and what can be measured about them."""
+@figure("classes that answer for names they do not define")
+def answers_for_others(package) -> list[str]:
+    """Return where a class has __getattr__ or __getattribute__: its members cannot be counted."""
+    return [
+        package.place(module, item)
+        for module in package.modules.values()
+        for body in module.of(ast.ClassDef)
+        for item in body.body
+        if isinstance(item, FUNCTIONS) and item.name in ("__getattr__", "__getattribute__")
+    ]
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.modules = {}
-        for path in sorted(folder.rglob("*.py")):
-            parts = [folder.name, *path.relative_to(folder).with_suffix("").parts]
-            is_package = parts[-1] == "__init__"
-            name = ".".join(parts[:-1] if is_package else parts)
-            self.modules[name] = Module(name, path, path.read_text(), is_package)
 
-    @cached_property
-    def imports(self) -> dict[str, set[str]]:
-        """{module: the modules of the package that it imports}."""
-        return {
-            name: set(module.imports(self.modules)) - {name}
-            for name, module in self.modules.items()
-        }
+@figure("definitions of all_reduce in comm/")
+def definitions_of_all_reduce(package) -> list[str]:
+    """Return where a function of comm/ is named after the verb."""
+    return [
+        f"{package.place(module, node)} {node.name}"
+        for module in package.modules.values()
+        if str(module.path.relative_to(package.folder)).startswith("comm/")
+        for node in module.of(*FUNCTIONS)
+        if "all_reduce" in node.name
+    ]
 
-    @cached_property
-    def components(self) -> list[list[str]]:
-        """Strongly connected components, each after what it imports (Tarjan's algorithm)."""
-        order = {}
-        low = {}
-        stack = []
-        found = []
 
-        def visit(name):
-            order[name] = low[name] = len(order)
-            stack.append(name)
-            for target in sorted(self.imports[name]):
-                if target not in order:
-                    visit(target)
-                    low[name] = min(low[name], low[target])
-                elif target in stack:
-                    low[name] = min(low[name], order[target])
-            if low[name] == order[name]:
-                at = stack.index(name)
-                found.append(stack[at:])
-                del stack[at:]
+@figure("keepers asked how they keep")
+def keepers_asked(package) -> list[str]:
+    """Return file:line where parallel/ decides by a flag of a keeper or a policy."""
+    flags = flags_of(package)
+    found = []
+    for module in package.modules.values():
+        path = str(module.path.relative_to(package.folder))
+        if path.startswith("parallel/") and path not in KEEPERS:
+            for test in tests_in(module):
+                asked = {each.attr for each in ast.walk(test) if isinstance(each, ast.Attribute)}
+                if asked & flags:
+                    found.append(f"{package.place(module, test)} {', '.join(asked & flags)}")
+    return sorted(set(found))
 
-        for name in self.modules:
-            if name not in order:
-                visit(name)
-        return found
 
-    @property
-    def cycles(self) -> list[list[str]]:
-        """Groups of modules that import each other."""
-        return [sorted(component) for component in self.components if len(component) > 1]
+def flags_of(package) -> set[str]:
+    """Return the names of what the classes in KEEPERS answer with True or False."""
+    flags = set()
+    for module in package.modules.values():
+        if str(module.path.relative_to(package.folder)) in KEEPERS:
+            for body in module.of(ast.ClassDef):
+                for item in body.body:
+                    flags |= set(_flags_in(item))
+    return flags
 
-    @property
-    def longest_import_path(self) -> list[str]:
-        """The longest chain of modules of which each imports the next; a cycle counts whole."""
-        best: dict[str, list[str]] = {}
-        for component in self.components:
-            targets = {t for name in component for t in self.imports[name]} - set(component)
-            longest = max((best[target] for target in targets), key=len, default=[])
-            for name in component:
-                best[name] = [*component, *longest]
-        return max(best.values(), key=len)
 
-    @cached_property
-    def classes(self) -> dict[str, list[tuple[Module, ast.ClassDef]]]:
-        """{name: where classes of this name are defined}."""
-        found = defaultdict(list)
-        for module in self.modules.values():
-            for node in module.nodes:
-                if isinstance(node, ast.ClassDef):
-                    found[node.name].append((module, node))
-        return found
+def _flags_in(item):
+    """Yield the names that a line in the body of a class makes True, False or bool."""
+    if isinstance(item, FUNCTIONS) and item.returns is not None:
+        if ast.unparse(item.returns) == "bool":
+            yield item.name
+    elif isinstance(item, ast.AnnAssign) and ast.unparse(item.annotation) == "bool":
+        yield ast.unparse(item.target)
+    elif isinstance(item, ast.Assign) and isinstance(item.value, ast.Constant):
+        if isinstance(item.value.value, bool):
+            yield from map(ast.unparse, item.targets)
 
-    @property
-    def duplicate_classes(self) -> list[str]:
-        """Names that several classes have."""
-        return sorted(name for name, places in self.classes.items() if len(places) > 1)
 
-    def bases(self, name: str) -> list[str]:
-        """Return the names of the classes of the package that this one derives from directly."""
-        found = []
-        for _, node in self.classes[name]:
-            for base in node.bases:
-                text = ast.unparse(base).split(".")[-1].split("[")[0]
-                if text in self.classes and text != name:
-                    found.append(text)
-        return found
+def tests_in(module) -> list[ast.expr]:
+    """Return the expressions by which a module decides."""
+    tests = [node.test for node in module.of(ast.If, ast.IfExp, ast.While)]
+    tests += [test for node in module.of(ast.comprehension) for test in node.ifs]
+    tests += [value for node in module.of(ast.BoolOp) for value in node.values]
+    return tests + [n.operand for n in module.of(ast.UnaryOp) if isinstance(n.op, ast.Not)]
 
-    def depth(self, name: str) -> int:
-        """Return how many classes of the package lie on the longest way up, this one included."""
-        return 1 + max(map(self.depth, self.bases(name)), default=0)
 
-    def own_methods(self, name: str) -> int:
-        """Return how many functions the body of this class defines."""
-        return max(
-            sum(isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) for item in node.body)
-            for _, node in self.classes[name]
-        )
+# ---- roads ---------------------------------------------------------------------------------------
 
-    def all_methods(self, name: str) -> int:
-        """Return the same with those of the classes of the package that it derives from."""
-        return self.own_methods(name) + sum(map(self.all_methods, self.bases(name)))
 
-    @property
-    def large_classes(self) -> dict[str, int]:
-        """{class: its own methods} of classes with more than MOST_METHODS."""
-        counts = {name: self.own_methods(name) for name in self.classes}
-        return {name: count for name, count in counts.items() if count > MOST_METHODS}
-
-    @property
-    def deepest_class(self) -> tuple[int, str]:
-        """(depth, name) of the class with the longest way up inside of the package."""
-        return max((self.depth(name), name) for name in self.classes)
-
-    @property
-    def nodes_per_line(self) -> float:
-        """Nodes of the syntax trees per line of code."""
-        nodes = sum(len(module.nodes) for module in self.modules.values())
-        return nodes / sum(module.code_lines for module in self.modules.values())
-
-    def long_lines(self) -> list[str]:
-        """Return file:line of lines with more than MOST_COLUMNS columns."""
-        return [
-            f"{module.path.relative_to(self.folder)}:{number}"
-            for module in self.modules.values()
-            for number, line in enumerate(module.text.splitlines(), 1)
-            if len(line) > MOST_COLUMNS
-        ]
-
-    def torn_off_docstrings(self) -> list[str]:
-        """Return file:line of docstrings that begin in the middle of a sentence."""
-        return [
-            f"{module.path.relative_to(self.folder)}:{line}"
-            for module in self.modules.values()
-            for line, node in module.docstrings()
-            if node.value.value.strip().startswith(TORN_OFF)
-        ]
-
-    def policy_tests(self) -> list[str]:
-        """Return file:line where parallel/ asks what a policy shards."""
-        return self._attributes(POLICY_TESTS, "parallel/")
-
-    def counted_frames(self) -> list[str]:
-        """Return file:line of sys._getframe."""
-        return self._attributes(("_getframe",), "")
-
-    def _attributes(self, names, folder) -> list[str]:
-        return [
-            f"{module.path.relative_to(self.folder)}:{node.lineno}"
-            for module in self.modules.values()
-            if str(module.path.relative_to(self.folder)).startswith(folder)
-            for node in module.nodes
-            if isinstance(node, ast.Attribute) and node.attr in names
-        ]
-
-    def packed_assignments(self) -> list[str]:
-        """Return file:line of `a, b, c = x, y, z`: more assignments than a pair or a swap."""
-        found = []
-        for module in self.modules.values():
-            for node in module.nodes:
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-                    if isinstance(node.targets[0], ast.Tuple) and len(node.value.elts) > 2:
-                        found.append(f"{module.path.relative_to(self.folder)}:{node.lineno}")
-        return found
+def measures_of_roads(checkout: Path) -> dict[str, Callable[[Package], float]]:
+    """Return {"ROAD: files", "ROAD: definitions", "ROAD: nodes"} of the roads in docs/hops.md."""
+    return {
+        f"{title}: {what}": lambda package, road=road, what=what: road.measured(package)[what]
+        for title, road in read_roads(checkout / ROADS).items()
+        for what in ("files", "definitions", "nodes")
+    }
 
 
 def step_entries(checkout: Path) -> list[int]:
@@ -309,57 +384,95 @@ def step_entries(checkout: Path) -> list[int]:
     return [int(number) for number in done.stdout.strip().strip("[]").split(",")]
 
 
+# ---- limits --------------------------------------------------------------------------------------
+
+
+def measures(package) -> dict[str, Callable]:
+    """Return {what is measured: the function} of all that has a limit, but for OF_A_STEP."""
+    return FIGURES | measures_of_roads(package.folder.parent)
+
+
+def places(found) -> list[str]:
+    """Return what a figure counts, in words; [] if it is a number."""
+    if isinstance(found, dict):
+        return [f"{place}: {count}" for place, count in found.items()]
+    return found if isinstance(found, list) else []
+
+
+def number_of(found) -> float:
+    """Return the figure: of places their number, of counts their sum."""
+    if isinstance(found, dict):
+        return sum(found.values())
+    return len(found) if isinstance(found, list) else found
+
+
+def measured(package) -> dict[str, float]:
+    """Return {what is measured: its figure}."""
+    return {name: number_of(measure(package)) for name, measure in measures(package).items()}
+
+
+def read_limits() -> dict[str, float]:
+    """Return {what is measured: the most that it may be}."""
+    return json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
+
+
+def lowered(limits: dict[str, float], figures: dict[str, float]) -> dict[str, float]:
+    """Return the limits after these figures: none above its limit, none that is not measured."""
+    return {name: min(count, limits.get(name, count)) for name, count in figures.items()}
+
+
+def lower(figures: dict[str, float]) -> int:
+    """Write the limits, say what has fallen, and return how many figures are above their limits."""
+    before = read_limits()
+    after = lowered(before, figures)
+    LIMITS.write_text(json.dumps(after, indent=2) + "\n")
+    for name, limit in after.items():
+        if limit != before.get(name):
+            print(f"{name}: {before.get(name, 'no limit')} -> {limit}")
+    above = [name for name, count in figures.items() if count > after[name]]
+    for name in above:
+        print(f"{name}: {figures[name]}, above its limit {after[name]}, which stays")
+    return len(above)
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
 def figures(checkout: Path) -> dict[str, object]:
     """Return {what is measured: its figure} of one checkout."""
     package = Package(checkout / "shardkit")
     modules = package.modules.values()
-    files, engine, functions = step_entries(checkout)
     flat = Counter(str(module.path.parent.relative_to(package.folder)) for module in modules)
     folder, most = flat.most_common(1)[0]
-    large = package.large_classes
-    inherited = {name: package.all_methods(name) for name in package.classes}
-    tower = max(inherited, key=inherited.get)
     return {
         "files": len(package.modules),
         "lines": sum(len(module.text.splitlines()) for module in modules),
-        "lines of code": sum(module.code_lines for module in modules),
-        "syntax nodes per line of code": round(package.nodes_per_line, 2),
-        f"lines over {MOST_COLUMNS} columns": len(package.long_lines()),
+        "lines of code": sum(len(module.code) for module in modules),
         "most files in one folder": f"{most} ({folder})",
-        "modules in import cycles": sum(map(len, package.cycles)),
-        "longest import path": len(package.longest_import_path),
-        f"classes over {MOST_METHODS} methods": ", ".join(f"{n} {c}" for n, c in large.items()),
-        "most methods with inherited ones": f"{tower} {inherited[tower]}",
-        "deepest inheritance": "{} ({})".format(*package.deepest_class),
-        "names of several classes": len(package.duplicate_classes),
-        "tests of a policy in parallel/": len(package.policy_tests()),
-        "sys._getframe": len(package.counted_frames()),
-        "packed assignments": len(package.packed_assignments()),
-        "docstrings that begin mid-sentence": len(package.torn_off_docstrings()),
-        "files that an FSDP step enters": files,
-        "files of the engine among them": engine,
-        "functions that an FSDP step enters": functions,
+        **measured(package),
+        **dict(zip([*OF_A_STEP, "functions that an FSDP step enters"], step_entries(checkout))),
     }
 
 
-def main() -> None:
-    """Print the table."""
+def main() -> int:
+    """Print the table, the places behind a figure, or what fell."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--base", type=Path, help="another checkout, to compare with")
-    parser.add_argument("--list", action="store_true", help="name the places behind the figures")
+    parser.add_argument("--list", choices=list(FIGURES), help="name the places behind a figure")
+    parser.add_argument("--lower", action="store_true", help="write limits.json; none rises")
     options = parser.parse_args()
-    checkouts = [path for path in (options.base, HERE) if path is not None]
-    columns = [figures(path.resolve()) for path in checkouts]
-    for name in columns[0]:
-        print(f"{name:38s}" + "".join(f"{column[name]!s:>28s}" for column in columns))
     if options.list:
-        package = Package(HERE / "shardkit")
-        print("cycles:", *package.cycles, sep="\n  ")
-        print("longest import path:", *package.longest_import_path, sep="\n  ")
-        print("names of several classes:", *package.duplicate_classes, sep="\n  ")
-        for places in (package.policy_tests(), package.long_lines(), package.packed_assignments()):
-            print(*places, sep="\n  ")
+        print(*places(FIGURES[options.list](Package(HERE / "shardkit"))), sep="\n")
+        return 0
+    if options.lower:
+        of_a_step = dict(zip(OF_A_STEP, step_entries(HERE)))
+        return min(1, lower(measured(Package(HERE / "shardkit")) | of_a_step))
+    checkouts = [path.resolve() for path in (options.base, HERE) if path is not None]
+    columns = [figures(path) for path in checkouts]
+    for name in columns[-1]:
+        print(f"{name:60s}" + "".join(f"{column.get(name, '-')!s:>24s}" for column in columns))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

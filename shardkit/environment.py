@@ -35,6 +35,15 @@ def _text(variable: str) -> str:
     return os.environ.get(variable, "").strip().lower()
 
 
+def _one_of(variable: str, *known: str) -> str:
+    """Return the value, the first of these if it is not set. Errors: ConfigurationError."""
+    value = _text(variable) or known[0]
+    if value not in known:
+        wanted = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise ConfigurationError(f"{variable} = {value!r}; wanted {wanted}")
+    return value
+
+
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else None
@@ -205,10 +214,7 @@ def progress_wanted() -> str:
 
     Errors: ConfigurationError on another value.
     """
-    value = _text("SHARDKIT_PROGRESS") or "auto"
-    if value not in ("auto", "bar", "lines"):
-        raise ConfigurationError(f"SHARDKIT_PROGRESS = {value!r}; wanted auto, bar or lines")
-    return value
+    return _one_of("SHARDKIT_PROGRESS", "auto", "bar", "lines")
 
 
 def is_terminal_plain() -> bool:
@@ -242,10 +248,7 @@ def gpu_aware_mpi() -> str:
     "no"     the library gets none
     Errors: ConfigurationError on another value.
     """
-    value = _text("SHARDKIT_GPU_AWARE_MPI") or "probe"
-    if value not in ("probe", "yes", "no"):
-        raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {value!r}; wanted probe, yes or no")
-    return value
+    return _one_of("SHARDKIT_GPU_AWARE_MPI", "probe", "yes", "no")
 
 
 def has_hdf5_plugins() -> bool:

@@ -56,7 +56,6 @@ class Structure:
 
 
 LEAF = Structure(None)
-EMPTY = Structure(type(None))
 
 
 def is_tree(value) -> bool:

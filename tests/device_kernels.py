@@ -15,7 +15,7 @@ from kernel_table import (
     reference,
 )
 
-from shardkit.testing.array import ACTIVATIONS, KERNELS, is_device_array, kernels, real_dtype
+from shardkit.testing.array import KERNELS, is_device_array, kernels, real_dtype, registry
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
 STAY_FLOAT32 = {
@@ -31,8 +31,9 @@ STAY_FLOAT32 = {
     "rms_norm": (1,),
     "rms_norm_backward": (1,),
 }  # results of half floats, by number
+ALL_KINDS = "".join(registry.CHARACTERS.values())
 OF_HALVES = [
-    name for name in TABLE if KERNELS[name].cuda_dtypes == ACTIVATIONS and name != "dropout_mask"
+    name for name in TABLE if KERNELS[name].cuda_kinds == ALL_KINDS and name != "dropout_mask"
 ]
 
 

@@ -1,20 +1,11 @@
 """The files of the package, read and parsed once in a process: for the tests that look at all."""
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 
+import structure
+
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def _structure():
-    spec = importlib.util.spec_from_file_location("structure", ROOT / "benchmarks/structure.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-structure = _structure()
 
 
 @cache

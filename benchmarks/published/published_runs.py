@@ -259,12 +259,11 @@ def zero_paper() -> list[tuple[str, float, float]]:
     """Return figure 1 of arXiv 1910.02054, GB per device of 7.5e9 parameters on 64 devices:
     (policy, published, predicted).
     """
-    of_one = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12}
     return [
         (
             POLICIES[policy].name,
             published,
-            POLICIES[policy].bytes_per_rank(7.5e9, 64, **of_one) / 1e9,
+            POLICIES[policy].bytes_per_rank(7.5e9, 64, (2, 2, 12)) / 1e9,
         )
         for policy, published in (("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9))
     ]

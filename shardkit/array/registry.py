@@ -55,7 +55,6 @@ class Kernel:
         self.cuda = None if has_cuda_twin else reference
         self.half: Callable | None = None
         self.implementations = {"cpu": reference, "cuda": reference}  # as far as they are imported
-        self.cuda_dtypes: tuple[str, ...] = ()
         self.cuda_kinds = ""  # their characters
         self.fits: Callable | None = None
         self.dispatch = _dispatcher(self, deciding, kinds)
@@ -147,7 +146,6 @@ def on_cuda(*, dtypes=ACTIVATIONS, fits=None):
     def enter(launcher):
         entry = KERNELS[launcher.__name__]
         entry.implementations["cuda"] = launcher
-        entry.cuda_dtypes = dtypes
         entry.cuda_kinds = "".join([CHARACTERS[name] for name in dtypes])
         entry.fits = fits
         return launcher

@@ -218,12 +218,12 @@ class Saver:
             self._end(self.pending.poll)
 
     def wait(self) -> None:
-        """Return when nothing is being written any more. Collective."""
+        """Wait until nothing is being written any more. Collective."""
         if self.pending is not None:
             self._end(self.pending.wait)
 
     def abandon(self) -> None:
-        """Return when this rank writes nothing any more. No communication: ranks may be gone."""
+        """Wait until this rank writes nothing any more. No communication: ranks may be gone."""
         if self.pending is not None:
             self.pending.abandon()
             self.pending = None

@@ -12,6 +12,7 @@ truth about what is there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,16 +42,21 @@ def validation_loss(manifest: dict) -> float | None:
 
 @dataclass(frozen=True)
 class Validated:
-    """A checkpoint whose step was validated, the better the smaller."""
+    """A checkpoint whose step was validated."""
 
     loss: float
     step: int
     folder: Path
 
     @property
-    def rank(self) -> tuple[float, int]:
-        """The lowest loss first, then the earliest step."""
-        return self.loss, self.step
+    def rank(self) -> tuple[bool, float, int]:
+        """The lowest loss first, NaN last; of equal ones the earliest step."""
+        is_number = not isnan(self.loss)
+        return not is_number, self.loss if is_number else 0.0, self.step
+
+    def leads(self, other: "Validated | None") -> bool:
+        """Return True if it is better than the other, or there is no other."""
+        return other is None or self.rank < other.rank
 
 
 def best_of(folders: Sequence[Path], most_steps: int | None = None) -> Validated | None:

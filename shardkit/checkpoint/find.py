@@ -17,15 +17,14 @@ from .load import Checkpoint
 from .store import CheckpointStore, locate, store_at, taken_from
 
 
-def find_checkpoint(path, which: Which = NEWEST) -> tuple[Checkpoint, list[str]]:
+def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
     """Find the checkpoint at this path, or the newest valid one in a folder of them.
 
     path     a checkpoint, a folder of checkpoints or a run folder
-    which    of several, see choice.py
     returns  the checkpoint, whose checksums hold, and why newer ones were passed over
     Errors: FileNotFoundError, PermissionError, CheckpointError.
     """
-    checkpoint, skipped, _ = find_chosen(path, which)
+    checkpoint, skipped, _ = find_chosen(path, NEWEST)
     return checkpoint, skipped
 
 

@@ -287,15 +287,15 @@ class Fit:
         }
 
     def warn(self) -> None:
-        """Warn the caller's caller of other settings of the model and other optimizer state."""
+        """Warn the user of load_model() of other settings and other optimizer state."""
         for difference in (self._model_difference(), self._rule_difference()):
             if difference:
-                warnings.warn(f"{self.where} was written under {difference}", stacklevel=4)
+                warnings.warn(f"{self.where} was written under {difference}", stacklevel=5)
         if self.missing_buffers:
             names = ", ".join(tensor.removeprefix(BUFFERS) for tensor in self.missing_buffers)
             warnings.warn(
                 f"{self.where} holds no buffers; {names} begin with their initial values",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _model_difference(self) -> str:

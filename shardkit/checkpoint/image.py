@@ -123,7 +123,7 @@ def _view(content: memoryview, tensor: str, entry: dict):
 
 
 def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend) -> Fit:
-    """Fill the owned arrays from an image and return how it goes with the model. Collective.
+    """Fill the owned arrays from an image and return the fit with the model. Collective.
 
     Optimizer state that it does not hold becomes zero, as at the first step.
     Errors, on all ranks: CheckpointError if the bytes are damaged or of another model; nothing is

@@ -55,7 +55,7 @@ class Checkpoint:
         return cls(folder, backend.broadcast_object(manifest, 0))
 
     def fit(self, wanted: Wanted) -> Fit:
-        """Return how it goes with a model. Errors: CheckpointError if it does not."""
+        """Return the fit with a model. Errors: CheckpointError if they do not fit."""
         dtypes = {tensor: entry["dtype"] for tensor, entry in self.manifest["tensors"].items()}
         return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
 

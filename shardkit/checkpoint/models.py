@@ -96,10 +96,7 @@ def without_weights(model: Module, path, kept=()) -> Module:
 def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> Module:
     """Build the GPT that a checkpoint describes and whose parameters it holds, without weights.
 
-    Raises
-    ------
-    CheckpointError
-        If it is no GPT, or the description does not fit what is stored.
+    Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.
     """
     folder, described = checkpoint.folder, checkpoint.manifest["model"]
     if described["class"] != "GPT":

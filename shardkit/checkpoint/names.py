@@ -51,10 +51,7 @@ class CodeNames:
     def module_class(self, path: str) -> type[Module]:
         """Return the class of modules of this name, "module:Class".
 
-        Raises
-        ------
-        CheckpointError
-            If it is not trusted, not there, or no class of modules.
+        Errors: CheckpointError if it is not trusted, not there, or no class of modules.
         """
         found = self._class(path, "as the class of its model")
         if not is_class_of(found, Module):
@@ -109,10 +106,7 @@ class CodeNames:
     def thing(self, path: str, base: type | None = None) -> Any:
         """Return the function or class of this name; with `base`, a class that derives from it.
 
-        Raises
-        ------
-        CheckpointError
-            If it is not trusted, not there, or something else.
+        Errors: CheckpointError if it is not trusted, not there, or something else.
         """
         module, _, qualified = str(path).partition(":")
         own = self.trust.class_named(path)

@@ -56,7 +56,7 @@ class Retention:
     """A rule for which older checkpoints stay when a new one is there.
 
     keep        the newest ones, the new one counted; None: all
-    every       and those whose step it divides; None: none besides
+    every       those whose step is a multiple of it stay too; None: no others
     """
 
     keep: int | None = None

@@ -143,8 +143,8 @@ class CheckpointStore:
         owned        (tensor path, Piece, 1-D array) each: over all ranks these must tile every
                      tensor exactly once
         description  goes into the manifest (see check_description); "step" names the folder
-        keep         delete older ones but this many
-        keep_every   and but those of steps that this divides
+        keep         number of checkpoints to keep; None: all
+        keep_every   steps that are multiples of this are kept too
         Errors, on all ranks: OSError, CheckpointError. The folder of this step is then as it was
         before.
         """
@@ -229,19 +229,20 @@ class CheckpointStore:
 
         Only what is older than `newest`, which was just written and compared, is looked at. A
         damaged one does not count as one that is kept, so that valid ones are not deleted for it.
-        Those of other models are left alone, and so is the best one that `newest` names.
+        Those of other models are left alone, and so is the best one that `newest` or another of the
+        `keep` newest names: a run goes on from that one if `newest` turns out to be damaged.
         """
         if retention.keep is None:
             return
-        num_kept = 1
         new = Checkpoint(newest)
-        best = (new.manifest.get("validation") or {}).get("best_step")
+        kept = [new]
         older = [folder for folder in self.steps() if step_of(folder) < step_of(newest)]
         for folder in reversed(older):
-            if num_kept < retention.keep:
+            if len(kept) < retention.keep:
                 old = _complete(folder)
-                num_kept += old is not None and _are_of_one_model(old, new)
-            elif step_of(folder) != best and not retention.spares(step_of(folder)):
+                if old is not None and _are_of_one_model(old, new):
+                    kept.append(old)
+            elif not _is_best_of(kept, folder) and not retention.spares(step_of(folder)):
                 self._delete(folder, new)
 
     def _delete(self, folder: Path, new: Checkpoint) -> None:
@@ -423,10 +424,10 @@ def taken_from(store: CheckpointStore, checkpoint: Checkpoint) -> Taken:
 
 
 def warn_of_skipped(checkpoint: Any, skipped: list[str]) -> None:
-    """Warn the caller's caller if newer checkpoints were passed over."""
+    """Warn the user of load_model() if newer checkpoints were passed over."""
     if skipped:
         reasons = "; ".join(skipped)
-        warnings.warn(f"{checkpoint.folder} is taken; passed over: {reasons}", stacklevel=3)
+        warnings.warn(f"{checkpoint.folder} is taken; passed over: {reasons}", stacklevel=4)
 
 
 def _refusal(
@@ -447,6 +448,12 @@ def _complete(folder: Path) -> Checkpoint | None:
         return Checkpoint(folder)
     except (CheckpointError, OSError):
         return None
+
+
+def _is_best_of(checkpoints: list[Checkpoint], folder: Path) -> bool:
+    """Return True if one of these names the checkpoint in the folder as the best of its run."""
+    validations = [checkpoint.manifest.get("validation") or {} for checkpoint in checkpoints]
+    return step_of(folder) in [validation.get("best_step") for validation in validations]
 
 
 def _are_of_one_model(a: Checkpoint, b: Checkpoint) -> bool:

@@ -257,10 +257,8 @@ class DataReader:
     def value(self, data: Any) -> Any:
         """Return the value.
 
-        Raises
-        ------
-        CheckpointError
-            If it holds what is lost, what may not be looked up, or no data of this form.
+        Errors: CheckpointError if it holds what is lost, what may not be looked up, or no data of
+        this form.
         """
         if isinstance(data, list):
             return list(map(self.value, data))

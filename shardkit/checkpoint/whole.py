@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..annotations import FilePath
-from ..errors import CheckpointError, ShardkitError
+from ..errors import CheckpointError
 from ..files.notes import tell
+from ..files.reading import FAULTS
 from ..files.trust import Trust
 from ..nn.building import at_most
 from ..nn.features import input_features
@@ -34,16 +35,6 @@ from .sources import find_model
 from .values import DataReader
 
 _OWN_ROOM = GPT.__module__.rpartition(".")[0]
-_OF_CONSTRUCTION = (  # what a constructor may raise about its arguments
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    MemoryError,
-    ShardkitError,
-)
 
 
 def load(
@@ -148,7 +139,7 @@ def _made(described: dict, maker, names: CodeNames, *, advises_factory: bool) ->
             DataReader(names).arguments(configuration, maker) if takes_configuration else ([], {})
         )
         model = maker(*args, **named)
-    except _OF_CONSTRUCTION as error:
+    except FAULTS as error:
         advice = "; pass factory=, a function that builds the same model" if advises_factory else ""
         raise CheckpointError(
             f"the {name} of {where} cannot be built from its configuration "

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from importlib import import_module
 
 from .. import __version__
@@ -11,6 +12,7 @@ from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from ..files.notes import replaced_characters, settle_output, tell
+from .arguments import add_command
 from .settings import without_settings
 
 _FILES = {  # {first word of a command: the file that adds it}; the others are not imported
@@ -100,5 +102,5 @@ def make_parser(word: str = "") -> tuple[argparse.ArgumentParser, dict]:
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for file in dict.fromkeys([_FILES[word]] if word in _FILES else _FILES.values()):
-        import_module(f".{file}", __name__).add_commands(commands)
+        import_module(f".{file}", __name__).add_commands(partial(add_command, commands))
     return parser, commands.choices

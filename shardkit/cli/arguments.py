@@ -1,11 +1,33 @@
-"""Types of command-line arguments; argparse shows what they refuse."""
+"""Commands and the types of their arguments; argparse shows what they refuse."""
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter, RawDescriptionHelpFormatter
 from math import inf
 
 from ..checkpoint.choice import BEST, NEWEST
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
+
+
+def add_command(
+    commands, name: str, run, text: str, *, takes_settings=False, **more
+) -> ArgumentParser:
+    """Return the parser of a new command.
+
+    run              (arguments, settings) -> exit code
+    text             its line in the list of commands, and what stands above its options: as it is
+                     written if a line in it is indented
+    takes_settings   --section.key=value are its arguments too
+    more             for argparse
+    """
+    brief, _, description = text.partition("\n\n")
+    is_written = "\n  " in description
+    how = {
+        "allow_abbrev": not takes_settings,
+        "formatter_class": RawDescriptionHelpFormatter if is_written else HelpFormatter,
+    }
+    parser = commands.add_parser(name, help=brief, description=description, **{**how, **more})
+    parser.set_defaults(run=run, takes_settings=takes_settings)
+    return parser
 
 
 def add_averaged(parser: ArgumentParser) -> None:
@@ -67,32 +89,24 @@ def count(text: str) -> int:
 
 def tokens(text: str) -> float:
     """Return a number above 0, such as 300e9. Errors: ArgumentTypeError."""
-    number = _number(text)
-    if not 0 < number < inf:
-        raise ArgumentTypeError(f"{text} is not a number of tokens; wanted one like 300e9")
-    return number
+    return _number(text, "a number of tokens; wanted one like 300e9")
 
 
 def seconds(text: str) -> float:
     """Return a finite number of seconds above 0. Errors: ArgumentTypeError."""
-    number = _number(text)
-    if not 0 < number < inf:
-        raise ArgumentTypeError(f"{text} is not a time; wanted a number of seconds, above 0")
-    return number
+    return _number(text, "a time; wanted a number of seconds, above 0")
 
 
 def tolerance(text: str) -> float:
     """Return a finite number >= 0. Errors: ArgumentTypeError."""
-    number = _number(text)
-    if not 0 <= number < inf:
-        raise ArgumentTypeError(
-            f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6"
-        )
-    return number
+    return _number(text, "a tolerance; wanted a number, at least 0, such as 1e-6", takes_0=True)
 
 
-def _number(text: str) -> float:
+def _number(text: str, wanted: str, *, takes_0: bool = False) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        return -1.0
+        number = -1.0
+    if not 0 <= number < inf or number == 0 and not takes_0:
+        raise ArgumentTypeError(f"{text} is not {wanted}")
+    return number

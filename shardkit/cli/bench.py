@@ -1,6 +1,5 @@
 """`shardkit bench` and `shardkit bench hardware`."""
 
-import argparse
 from pathlib import Path
 
 from ..comm.same import alike, facts_of
@@ -12,18 +11,20 @@ from .arguments import count, local_path
 from .job import job, mpi_backend
 from .settings import Given, parsed
 
+_BENCH = """show where the time of a training step goes
 
-def add_commands(commands) -> None:
+Take a few steps and show where their time goes:
+  mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]
+The settings are those of `shardkit train`. No result is kept."""
+_BENCH_HARDWARE = """measure this machine for `shardkit plan`
+
+Measure this machine, for `shardkit plan`:
+  mpiexec -n 4 shardkit bench hardware --output my-node.toml [--parallel.blas=mkl]"""
+
+
+def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
-    bench = commands.add_parser(
-        "bench",
-        help="show where the time of a training step goes",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Take a few steps and show where their time goes:\n"
-        "  mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
-        "The settings are those of `shardkit train`. No result is kept.",
-    )
+    bench = add_command("bench", _bench, _BENCH, takes_settings=True)
     bench.add_argument(
         "settings",
         nargs="?",
@@ -39,15 +40,7 @@ def add_commands(commands) -> None:
     bench.add_argument(
         "--json", type=local_path, metavar="FILE", help="also write all figures to this file"
     )
-    bench.set_defaults(run=_bench, takes_settings=True)
-    hardware = commands.add_parser(
-        "bench hardware",
-        help="measure this machine for `shardkit plan`",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure this machine, for `shardkit plan`:\n"
-        "  mpiexec -n 4 shardkit bench hardware --output my-node.toml [--parallel.blas=mkl]",
-    )
+    hardware = add_command("bench hardware", _hardware, _BENCH_HARDWARE, takes_settings=True)
     hardware.add_argument(
         "--output",
         type=local_path,
@@ -55,7 +48,6 @@ def add_commands(commands) -> None:
         default="hardware.toml",
         help="hardware file to write; default: %(default)s",
     )
-    hardware.set_defaults(run=_hardware, takes_settings=True)
 
 
 def _bench(known, overrides) -> int:

@@ -15,29 +15,33 @@ _CONVERSIONS = {
     "shardkit": from_safetensors,
     "adapter": to_adapter,
 }
+_DIFF = """compare two checkpoints number by number
+
+Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 wrong usage, or one
+of the two cannot be read."""
+_CONVERT = f"""convert to and from model folders of Hugging Face's transformers
+
+Convert models of the families {", ".join(FAMILIES)}. The optimizer state of a checkpoint is
+not converted. `shardkit train --model.start=FOLDER` takes such a folder as it is."""
 
 
-def add_commands(commands) -> None:
+def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
-    _add_diff(commands)
-    _add_convert(commands)
+    _add_diff(add_command)
+    _add_convert(add_command)
 
 
-def _add_diff(commands) -> None:
-    diff = commands.add_parser(
-        "diff",
-        help="compare two checkpoints number by number",
-        description="Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 "
-        "wrong usage, or one of the two cannot be read.",
-    )
+def _add_diff(add_command) -> None:
+    diff = add_command("diff", _diff, _DIFF)
+    add = diff.add_argument
     for name in ("first", "second"):
-        diff.add_argument(
+        add(
             name,
             type=local_path,
             help="one checkpoint; or a run folder or folder of checkpoints, which stands for its "
             "newest valid checkpoint",
         )
-    diff.add_argument(
+    add(
         "--tolerance",
         type=tolerance,
         default=0.0,
@@ -45,23 +49,17 @@ def _add_diff(commands) -> None:
         help="differences up to X times the largest magnitude in a tensor count as equal; default: "
         "%(default)s",
     )
-    diff.add_argument(
+    add(
         "--model-only",
         action="store_true",
         help="compare parameters only: no optimizer state, step or seeds",
     )
-    diff.set_defaults(run=_diff, takes_settings=False)
 
 
-def _add_convert(commands) -> None:
-    convert = commands.add_parser(
-        "convert",
-        help="convert to and from model folders of Hugging Face's transformers",
-        description=f"Convert models of the families {', '.join(FAMILIES)}. The optimizer state "
-        "of a checkpoint is not converted. `shardkit train --model.start=FOLDER` takes such a "
-        "folder as it is.",
-    )
-    convert.add_argument(
+def _add_convert(add_command) -> None:
+    convert = add_command("convert", _convert, _CONVERT)
+    add = convert.add_argument
+    add(
         "--to",
         choices=_CONVERSIONS,
         required=True,
@@ -69,28 +67,26 @@ def _add_convert(commands) -> None:
         "write a folder of checkpoints with step 0 from such files; adapter: write the updates "
         "of a model with LoRA (model.lora_rank) as the library PEFT reads them",
     )
-    convert.add_argument(
+    add(
         "source",
         type=local_path,
         help="one checkpoint, or a run folder or folder of checkpoints; or the folder that holds "
         "config.json and safetensors files",
     )
-    convert.add_argument(
-        "target", type=local_path, help="folder to write; it must not hold a model yet"
-    )
-    convert.add_argument(
+    add("target", type=local_path, help="folder to write; it must not hold a model yet")
+    add(
         "--dtype",
         choices=("float32", "float64"),
         help="dtype of the numbers written; default: float32 to shardkit, that of the checkpoint "
         "to safetensors",
     )
-    convert.add_argument(
+    add(
         "--sequence-length",
         type=int,
         metavar="N",
         help="longest sequences of the model, to shardkit; default: those that config.json says",
     )
-    convert.add_argument(
+    add(
         "--renew",
         action="store_true",
         help="to safetensors: replace a model that was written there of another checkpoint, and "
@@ -98,7 +94,6 @@ def _add_convert(commands) -> None:
     )
     add_checkpoint(convert)
     add_averaged(convert)
-    convert.set_defaults(run=_convert, takes_settings=False)
 
 
 def _diff(known, overrides) -> int:

@@ -10,18 +10,17 @@ from ..array.cpu.targets import target
 from ..files.paths import spelled_out
 from .arguments import count, local_path
 
+_COMPILE = """compile what common runs need, before the first of them
 
-def add_commands(commands) -> None:
+Compile the kernels that common runs ask for and that are in no file yet, for images of
+machines and module trees: shardkit compile --folder /opt/kernels, and
+NUMBA_CACHE_DIR=/opt/kernels for the runs. Compile on the kind of CPU that runs them, or name
+its target (SHARDKIT_KERNELS)."""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    parser = commands.add_parser(
-        "compile",
-        help="compile what common runs need, before the first of them",
-        allow_abbrev=False,
-        description="Compile the kernels that common runs ask for and that are in no file yet, for "
-        "images of machines and module trees: shardkit compile --folder /opt/kernels, and "
-        "NUMBA_CACHE_DIR=/opt/kernels for the runs. Compile on the kind of CPU that runs them, or "
-        "name its target (SHARDKIT_KERNELS).",
-    )
+    parser = add_command("compile", _compile, _COMPILE, allow_abbrev=False)
     parser.add_argument(
         "--folder",
         type=local_path,
@@ -33,7 +32,6 @@ def add_commands(commands) -> None:
         default=len(os.sched_getaffinity(0)),
         help="that compile at a time, 250 MB each; default: the number of cores",
     )
-    parser.set_defaults(run=_compile, takes_settings=False)
 
 
 def _compile(known, overrides) -> int:

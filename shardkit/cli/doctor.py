@@ -13,17 +13,15 @@ from .arguments import local_path
 from .job import job, mpi_backend
 from .settings import configuration
 
+_DOCTOR = """check whether this machine is fit for a run
 
-def add_commands(commands) -> None:
+Examine MPI, cores, files and network, alone or under mpiexec or srun. Exit code 1 if something
+does not work. --mesh.pipeline=P --mesh.tensor=T choose the mesh axes to measure."""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    doctor = commands.add_parser(
-        "doctor",
-        help="check whether this machine is fit for a run",
-        allow_abbrev=False,
-        description="Examine MPI, cores, files and network, alone or under mpiexec or srun. Exit "
-        "code 1 if something does not work. --mesh.pipeline=P --mesh.tensor=T choose the mesh axes "
-        "to measure.",
-    )
+    doctor = add_command("doctor", _doctor, _DOCTOR, takes_settings=True)
     doctor.add_argument(
         "--folder",
         type=local_path,
@@ -31,7 +29,6 @@ def add_commands(commands) -> None:
         help="folder of the run; default: the current folder",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON for programs")
-    doctor.set_defaults(run=_doctor, takes_settings=True)
 
 
 def _doctor(known, overrides) -> int:
@@ -45,13 +42,7 @@ def _doctor(known, overrides) -> int:
         backend = InMemoryCommunicationBackend(0, 1, environment_id="doctor")
         problem = str(error)
     with job(backend):
-        findings = examine(
-            backend,
-            Path(known.folder),
-            pipeline=mesh.pipeline,
-            tensor=mesh.tensor,
-            mpi_problem=problem,
-        )
+        findings = examine(backend, Path(known.folder), sizes=mesh.sizes, mpi_problem=problem)
         if backend.rank == 0:
             is_colored = console_of(sys.stdout).is_terminal
             text = as_text(findings, is_colored=is_colored)

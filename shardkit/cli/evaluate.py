@@ -22,8 +22,17 @@ from .arguments import add_averaged, add_checkpoint, add_trust, local_path
 from .job import job, mpi_backend
 from .settings import parsed, texts_of, trust_in
 
+_EVALUATE = """measure loss and metrics of a run on any data
 
-def add_commands(commands) -> None:
+Measure loss and metrics of a checkpoint of a run:
+  mpiexec -n 4 shardkit evaluate RUN --data test.h5 [--mesh.pipeline=2 ...]"""
+_PREDICT = """write what a run predicts for each row
+
+Write the predictions of a checkpoint of a run, in the order of the rows:
+  mpiexec -n 4 shardkit predict RUN --data new.h5 --output out.h5"""
+
+
+def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
     both = argparse.ArgumentParser(add_help=False)
     both.add_argument("path", type=local_path, help="run folder")
@@ -33,32 +42,14 @@ def add_commands(commands) -> None:
     add_checkpoint(both)
     add_averaged(both)
     add_trust(both)
-    measure = commands.add_parser(
-        "evaluate",
-        parents=[both],
-        help="measure loss and metrics of a run on any data",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure loss and metrics of a checkpoint of a run:\n"
-        "  mpiexec -n 4 shardkit evaluate RUN --data test.h5 [--mesh.pipeline=2 ...]",
-    )
+    measure = add_command("evaluate", _evaluate, _EVALUATE, takes_settings=True, parents=[both])
     measure.add_argument(
         "--json", type=local_path, metavar="FILE", help="also write the figures to this file"
     )
-    measure.set_defaults(run=_evaluate, takes_settings=True)
-    write = commands.add_parser(
-        "predict",
-        parents=[both],
-        help="write what a run predicts for each row",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Write the predictions of a checkpoint of a run, in the order of the "
-        "rows:\n  mpiexec -n 4 shardkit predict RUN --data new.h5 --output out.h5",
-    )
+    write = add_command("predict", _predict, _PREDICT, takes_settings=True, parents=[both])
     write.add_argument(
         "--output", type=local_path, metavar="FILE", required=True, help="HDF5 file to write"
     )
-    write.set_defaults(run=_predict, takes_settings=True)
 
 
 def _trust(known, overrides) -> Trust:

@@ -1,6 +1,5 @@
 """`shardkit generate`."""
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ..errors import ConfigurationError
 from ..files.notes import tell
 from ..files.paths import spelled_out
 from ..files.shown import shown
+from ..layout.axes import parallel_sizes
 from ..nn.generation import checked_prompt
 from ..nn.models.gpt import GPT
 from ..optim.rules import SGD
@@ -27,6 +27,12 @@ from .arguments import add_averaged, add_checkpoint, count, local_path
 from .job import job, mpi_backend
 from .settings import parsed
 
+_GENERATE = """continue texts with a trained model
+
+Continue texts with a trained language model, alone or on many ranks:
+  mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]
+A text depends on its prompt and its seed, not on the ranks."""
+
 
 @dataclass(frozen=True)
 class GenerationConfiguration(Sections):
@@ -36,71 +42,53 @@ class GenerationConfiguration(Sections):
     parallel: Parallel = Parallel()
 
 
-def add_commands(commands) -> None:
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    generate = commands.add_parser(
-        "generate",
-        help="continue texts with a trained model",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Continue texts with a trained language model, alone or on many ranks:\n"
-        "  mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]\n"
-        "A text depends on its prompt and its seed, not on the ranks.",
-    )
-    generate.add_argument(
+    generate = add_command("generate", _generate, _GENERATE, takes_settings=True)
+    add = generate.add_argument
+    add(
         "path",
         type=local_path,
         help="run folder, checkpoint, folder of checkpoints, or folder of transformers",
     )
-    generate.add_argument(
+    add(
         "--prompt",
         action="append",
         type=spelled_out,
         help="text to continue, may be given again; default: 'def '",
     )
-    generate.add_argument(
-        "--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line"
-    )
-    generate.add_argument(
-        "--tokens", type=int, default=200, help="most tokens to add; default: %(default)s"
-    )
-    generate.add_argument(
+    add("--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line")
+    add("--tokens", type=int, default=200, help="most tokens to add; default: %(default)s")
+    add(
         "--temperature",
         type=float,
         default=0.8,
         help="0 takes the most probable token; default: %(default)s",
     )
-    generate.add_argument("--top-k", type=count, help="draw among the k likeliest tokens")
-    generate.add_argument(
-        "--top-p", type=float, help="draw among the likeliest tokens of this probability together"
-    )
-    generate.add_argument(
+    add("--top-k", type=count, help="draw among the k likeliest tokens")
+    add("--top-p", type=float, help="draw among the likeliest tokens of this probability together")
+    add(
         "--stop",
         action="append",
         default=[],
         type=spelled_out,
         help="text that ends a text, may be given again",
     )
-    generate.add_argument(
-        "--seed", type=int, default=0, help="of the first prompt; default: %(default)s"
-    )
-    generate.add_argument(
+    add("--seed", type=int, default=0, help="of the first prompt; default: %(default)s")
+    add(
         "--tokenizer",
         type=local_path,
         metavar="PATH",
         help="tokenizer.json, where none is beside the weights",
     )
-    generate.add_argument(
+    add(
         "--numbers",
         action="store_true",
         help="prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer",
     )
-    generate.add_argument(
-        "--json", action="store_true", help="print an object of prompt and text in each line"
-    )
+    add("--json", action="store_true", help="print an object of prompt and text in each line")
     add_checkpoint(generate)
     add_averaged(generate)
-    generate.set_defaults(run=_generate, takes_settings=True)
 
 
 def _generate(known, overrides) -> int:
@@ -176,13 +164,13 @@ def _check_numbers(known) -> None:
 
 def _sharded(gpt: GPT, settings: GenerationConfiguration, backend) -> ShardedModel:
     parallel = settings.parallel
-    mesh = settings.mesh
+    sizes = parallel_sizes(settings.mesh.sizes)
     with collectively(backend):
         if parallel.stage_balance == "measured":
             raise ConfigurationError("parallel.stage_balance = 'measured' is of training")
         rule = SGD(lr=1.0)  # which never takes a step
         config = ShardingConfiguration(backend, optimizer=rule, **parallel.shared())
-    return HybridShardedModel(gpt, config, mesh.pipeline, mesh.tensor, policy=parallel.policy)
+    return HybridShardedModel(gpt, config, **sizes, policy=parallel.policy)
 
 
 def _continued_numbers(model: ShardedModel, prompts: list[str], known, how: dict) -> list[str]:

@@ -11,15 +11,20 @@ from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
 from .arguments import local_path
 
+_INSPECT = """show what a checkpoint or run folder holds
 
-def add_commands(commands) -> None:
+Show what a checkpoint or run folder holds. Exit code 1 if a checkpoint is damaged."""
+_INSPECT_HANG = """show what the ranks of a run wait for
+
+Show what the ranks of a run wait for, or what they did when they were ended."""
+_INSPECT_SCHEDULE = """draw a pipeline schedule
+
+Draw the timeline of a pipeline schedule."""
+
+
+def add_commands(add_command) -> None:
     """Add the parsers of the three commands."""
-    inspect = commands.add_parser(
-        "inspect",
-        help="show what a checkpoint or run folder holds",
-        description="Show what a checkpoint or run folder holds. Exit code 1 if a checkpoint is "
-        "damaged.",
-    )
+    inspect = add_command("inspect", _inspect, _INSPECT)
     inspect.add_argument(
         "path",
         type=local_path,
@@ -29,45 +34,29 @@ def add_commands(commands) -> None:
     inspect.add_argument(
         "--verify", action="store_true", help="read every file and compare its checksum"
     )
-    inspect.set_defaults(run=_inspect, takes_settings=False)
-    _add_schedule(commands)
-    hang = commands.add_parser(
-        "inspect hang",
-        help="show what the ranks of a run wait for",
-        description="Show what the ranks of a run wait for, or what they did when they were ended.",
-    )
+    _add_schedule(add_command)
+    hang = add_command("inspect hang", _inspect_hang, _INSPECT_HANG)
     hang.add_argument("run_folder", type=local_path, metavar="run", help="run folder")
-    hang.set_defaults(run=_inspect_hang, takes_settings=False)
 
 
-def _add_schedule(commands) -> None:
-    schedule = commands.add_parser(
-        "inspect schedule",
-        help="draw a pipeline schedule",
-        description="Draw the timeline of a pipeline schedule.",
-    )
-    schedule.add_argument(
+def _add_schedule(add_command) -> None:
+    schedule = add_command("inspect schedule", _inspect_schedule, _INSPECT_SCHEDULE)
+    add = schedule.add_argument
+    add(
         "--order",
         metavar="NAME",
         default="1f1b",
         help=f"one of {', '.join(ORDERS)}; default: %(default)s",
     )
-    schedule.add_argument(
-        "--stages", type=int, metavar="N", default=4, help="pipeline ranks; default: %(default)s"
-    )
-    schedule.add_argument(
-        "--micro-batches", type=int, metavar="N", default=8, help="default: %(default)s"
-    )
-    schedule.add_argument(
+    add("--stages", type=int, metavar="N", default=4, help="pipeline ranks; default: %(default)s")
+    add("--micro-batches", type=int, metavar="N", default=8, help="default: %(default)s")
+    add(
         "--virtual",
         type=int,
         metavar="N",
         help="stages on each rank; default: as many as the order runs",
     )
-    schedule.add_argument(
-        "--svg", type=local_path, metavar="FILE", help="also draw the timeline into this file"
-    )
-    schedule.set_defaults(run=_inspect_schedule, takes_settings=False)
+    add("--svg", type=local_path, metavar="FILE", help="also draw the timeline into this file")
 
 
 def _inspect(known, overrides) -> int:

@@ -4,7 +4,6 @@ shardkit plan model.toml a100-80gb-hdr --devices 512 --batch 1536 --software mix
 shardkit plan run.toml my-cluster.toml --devices 256 --batch 512 --explain 3 --script job.sh
 """
 
-import argparse
 import json
 import shlex
 import sys
@@ -29,26 +28,21 @@ from ..slurm.planned import script_of_plan
 from .arguments import count, local_path, tokens
 from .settings import Given, parsed
 
+_PLAN = """find the best layout for a model, a cluster and a batch
 
-def add_commands(commands) -> None:
+Rank all layouts by the predicted time of a step:
+  shardkit plan model.toml cluster.toml --devices 512 --batch 1536
+Exit code 1 if none fits. shardkit/plan/VALIDATION.md shows how close predictions are."""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    plan = commands.add_parser(
-        "plan",
-        help="find the best layout for a model, a cluster and a batch",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Rank all layouts by the predicted time of a step:\n"
-        "  shardkit plan model.toml cluster.toml --devices 512 --batch 1536\n"
-        "Exit code 1 if none fits. shardkit/plan/VALIDATION.md shows how close predictions are.",
-        epilog=f"hardware that comes with shardkit: {', '.join(known_clusters())}\n"
-        f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison",
-    )
+    hardware = f"hardware that comes with shardkit: {', '.join(known_clusters())}"
+    software = f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison"
+    how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
+    plan = add_command("plan", _plan, _PLAN, **how)
     add = plan.add_argument
-    add(
-        "model",
-        type=local_path,
-        help="settings file of `shardkit train`",
-    )
+    add("model", type=local_path, help="settings file of `shardkit train`")
     add(
         "cluster",
         type=local_path,
@@ -57,11 +51,7 @@ def add_commands(commands) -> None:
     )
     add("--devices", type=count, required=True, help="ranks: GPUs, or cores of CPU nodes")
     add("--batch", type=count, help="samples in a step; default: batch.sequences of the settings")
-    add(
-        "--micro-batch",
-        type=count,
-        help="samples in a micro-batch; default: the best number",
-    )
+    add("--micro-batch", type=count, help="samples in a micro-batch; default: the best number")
     add(
         "--tokens",
         type=tokens,
@@ -94,7 +84,6 @@ def add_commands(commands) -> None:
     )
     add("--time", default="24:00:00", help="limit of that job, [D-]HH:MM:SS; default: %(default)s")
     add("--json", action="store_true", help="print JSON for programs")
-    plan.set_defaults(run=_plan, takes_settings=True)
 
 
 def _plan(known, overrides) -> int:

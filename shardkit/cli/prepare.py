@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..comm.mpi.launch import all_seats, share_cores
+from ..comm.seats import all_seats, share_cores
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
@@ -17,20 +17,19 @@ from .job import job, mpi_backend
 
 _TIMEOUT_SECONDS = 120.0  # less than for a step: what is done stays, and work is in small pieces
 _REPORT_SECONDS = 10.0  # between two lines where there is no terminal
+_PREPARE = """make a token file of text, JSON lines or Parquet
+
+Make a token file, which `shardkit train --data.path=FILE` reads in place: mpiexec -n 4
+shardkit prepare corpus/ --tokenizer=tokenizer.json --output=tokens.h5. The file is the same
+for any number of ranks. A job that was killed is started again with the same command, and
+keeps what is done (in FILE.parts)."""
 
 
-def add_commands(commands) -> None:
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    prepare = commands.add_parser(
-        "prepare",
-        help="make a token file of text, JSON lines or Parquet",
-        allow_abbrev=False,
-        description="Make a token file, which `shardkit train --data.path=FILE` reads in place: "
-        "mpiexec -n 4 shardkit prepare corpus/ --tokenizer=tokenizer.json --output=tokens.h5. The "
-        "file is the same for any number of ranks. A job that was killed is started again with the "
-        "same command, and keeps what is done (in FILE.parts).",
-    )
-    prepare.add_argument(
+    prepare = add_command("prepare", _prepare, _PREPARE, allow_abbrev=False)
+    add = prepare.add_argument
+    add(
         "inputs",
         nargs="+",
         type=local_path,
@@ -52,28 +51,26 @@ def add_commands(commands) -> None:
         help="train a byte-level BPE of N tokens on the inputs first; it is written beside the "
         "output as tokenizer.json",
     )
-    prepare.add_argument(
-        "--output", type=local_path, required=True, metavar="FILE", help="token file to write"
-    )
-    prepare.add_argument(
+    add("--output", type=local_path, required=True, metavar="FILE", help="token file to write")
+    add(
         "--reuse",
         action="store_true",
         help="leave the output as it is where it is there already, made from the same texts, "
         "tokenizer and field; one that was made from others is refused",
     )
-    prepare.add_argument(
+    add(
         "--field",
         type=spelled_out,
         metavar="NAME",
         help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
     )
-    prepare.add_argument(
+    add(
         "--threads",
         type=count,
         metavar="N",
         help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
     )
-    prepare.add_argument(
+    add(
         "--timeout",
         type=seconds,
         default=_TIMEOUT_SECONDS,
@@ -81,7 +78,6 @@ def add_commands(commands) -> None:
         help="longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
         f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
     )
-    prepare.set_defaults(run=_prepare, takes_settings=False)
 
 
 def _prepare(known, overrides) -> int:

@@ -1,25 +1,21 @@
 """`shardkit render`."""
 
-import argparse
-
 from ..files.writing import write_whole
 from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
 from .arguments import local_path
 from .settings import configuration
 
+_RENDER = """write a job script
 
-def add_commands(commands) -> None:
+Fill in a job template (jobs/README.md):
+  shardkit render --template multi_node --nodes 2 --ranks-per-node 32 --output job.sh
+    [settings.toml] [--section.key=value ...]
+  shardkit render ... -- python my_script.py     (a script with sk.Training)"""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    parser = commands.add_parser(
-        "render",
-        help="write a job script",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Fill in a job template (jobs/README.md):\n"
-        "  shardkit render --template multi_node --nodes 2 --ranks-per-node 32 --output job.sh\n"
-        "    [settings.toml] [--section.key=value ...]\n"
-        "  shardkit render ... -- python my_script.py     (a script with sk.Training)",
-    )
+    parser = add_command("render", _render, _RENDER, takes_settings=True)
     add = parser.add_argument
     add("settings", nargs="?", type=local_path, help="TOML file, as for `shardkit train`")
     add("--template", choices=TEMPLATES, required=True, help="template to fill in")
@@ -63,7 +59,7 @@ def add_commands(commands) -> None:
         "before the ranks start, for jobs of many ranks (SLURM)",
     )
     add("--output", type=local_path, metavar="FILE", help="file to write; default: standard output")
-    parser.set_defaults(run=_render, takes_settings=True, takes_command=True)
+    parser.set_defaults(takes_command=True)
 
 
 def _render(known, arguments) -> int:

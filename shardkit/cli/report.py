@@ -7,22 +7,21 @@ from ..files.writing import write_whole
 from ..report import describe_run, page_of, read_run_folder
 from .arguments import local_path
 
+_REPORT = """draw a run, or several side by side, in one HTML file
 
-def add_commands(commands) -> None:
+Write one HTML file with the curves, memory, mesh, timeline and settings of a run, or of
+several side by side. It needs no network and no other file."""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    report = commands.add_parser(
-        "report",
-        help="draw a run, or several side by side, in one HTML file",
-        description="Write one HTML file with the curves, memory, mesh, timeline and settings of a "
-        "run, or of several side by side. It needs no network and no other file.",
-    )
+    report = add_command("report", _report, _REPORT)
     report.add_argument("path", nargs="+", type=local_path, help="run folder")
     report.add_argument(
         "--output",
         type=local_path,
         help="file to write; default: report.html in the (first) run folder",
     )
-    report.set_defaults(run=_report, takes_settings=False)
 
 
 def _report(known, overrides) -> int:

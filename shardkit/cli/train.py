@@ -1,6 +1,5 @@
 """`shardkit train`."""
 
-import argparse
 import os
 
 from ..comm.failure.signals import StopSignals
@@ -17,48 +16,47 @@ from .arguments import add_trust, local_path
 from .job import job, mpi_backend
 from .settings import Given, trust_in
 
+_TRAIN = """train a task: a language model on text, or one of your own
 
-def add_commands(commands) -> None:
+Train a task: a language model on text, or one of your own:
+  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]
+  mpiexec -n 4 shardkit train --task my_model.py:Surrogate [...]"""
+
+
+def add_commands(add_command) -> None:
     """Add the parser of the command."""
-    train = commands.add_parser(
-        "train",
-        help="train a task: a language model on text, or one of your own",
-        allow_abbrev=False,
-        add_help=False,  # the settings that it lists are those of the task
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train a task: a language model on text, or one of your own:\n"
-        "  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]\n"
-        "  mpiexec -n 4 shardkit train --task my_model.py:Surrogate [...]",
-    )
-    train.add_argument(
+    # add_help: the settings that it lists are those of the task
+    train = add_command("train", _train, _TRAIN, takes_settings=True, add_help=False)
+    add = train.add_argument
+    add(
         "-h",
         "--help",
         action="store_true",
         help="show this, with every setting of the task, and leave",
     )
-    train.add_argument(
+    add(
         "--print-settings",
         action="store_true",
         help="print the settings that the run would have, as a TOML file, and leave",
     )
-    train.add_argument(
+    add(
         "settings",
         nargs="?",
         type=local_path,
         help="TOML file with a [section] for each group of the settings below",
     )
-    train.add_argument(
+    add(
         "--resume",
         action="store_true",
         help="continue the run in run.folder from its newest valid checkpoint",
     )
-    train.add_argument(
+    add(
         "--resume-if-any",
         action="store_true",
         help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
     )
     add_trust(train)
-    train.set_defaults(run=_train, takes_settings=True, parser=train)
+    train.set_defaults(parser=train)
 
 
 def _train(known, overrides) -> int:

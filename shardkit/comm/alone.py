@@ -4,7 +4,7 @@ AloneChannel      of host arrays, around the channel that carries such messages
 AloneTransport    of GPU arrays
 """
 
-from .channel import WrappedChannel
+from .channel import ChannelCall, WrappedChannel
 from .operations import CompleteHandle
 
 _VERBS = (
@@ -22,44 +22,44 @@ _VERBS = (
 class AloneChannel(WrappedChannel):
     """All verbs but messages to itself. A sum over one rank is what it has, in any order."""
 
+    def plan(self, verb, *arguments):
+        return AloneCall(verb, arguments)
+
     def adds_in_tree_order(self, num_bytes, dtype):
         return True
 
-    def barrier(self):
-        pass
 
-    def all_reduce(self, array, op):
-        pass
+class AloneCall(ChannelCall):
+    """A collective of one rank: it moves what it has to where it should be."""
 
-    def broadcast(self, array, root):
-        pass
+    def __init__(self, verb: str, arguments: tuple):
+        self._move, self._arguments = _MOVES.get(verb, _leave), arguments
 
-    def all_gather(self, send, receive, counts):
-        receive[...] = send
+    def __call__(self):
+        self._move(*self._arguments)
 
-    def reduce_scatter(self, send, receive, counts, op):
-        receive[...] = send
-
-    def scatter(self, send, receive, root, counts):
-        receive[...] = send
-
-    def gather(self, send, receive, root, counts):
-        receive[...] = send
-
-    def all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
-        (count,), (source,), (target,) = send_counts, send_starts, receive_starts
-        receive[target : target + count] = send[source : source + count]
-
-    def iall_reduce(self, array, op):
+    def begin(self):
+        self()
         return CompleteHandle()
 
-    def iall_gather(self, send, receive, counts):
-        receive[...] = send
-        return CompleteHandle()
 
-    def ireduce_scatter(self, send, receive, counts, op):
-        receive[...] = send
-        return CompleteHandle()
+def _leave(*arguments):
+    """Leave the array as it is."""
+
+
+def _copy(send, receive, *rest):
+    receive[...] = send
+
+
+def _copy_piece(send, receive, send_counts, receive_counts, send_starts, receive_starts):
+    (count,), (source,), (target,) = send_counts, send_starts, receive_starts
+    receive[target : target + count] = send[source : source + count]
+
+
+_MOVES = {
+    **dict.fromkeys(("all_gather", "reduce_scatter", "scatter", "gather"), _copy),
+    "all_to_all": _copy_piece,
+}
 
 
 class AloneTransport:
@@ -77,10 +77,11 @@ class AloneTransport:
     def adds_in_tree_order(self, array):
         return True
 
-    def all_reduce(self, port, op):
+    def leave(self, port, option):
+        """Leave the array as it is."""
         return CompleteHandle()
 
-    broadcast = all_reduce
+    all_reduce = broadcast = leave
 
     def all_to_all(self, outgoing, incoming):
         source, target = outgoing.port, incoming.port
@@ -98,14 +99,8 @@ class AloneTransport:
     def reduce_scatter(self, whole, own, op):
         return self.all_to_all(whole, own)
 
-    def iall_reduce(self, port, op):
-        return self.all_reduce(port, op), None
-
-    def iall_gather(self, own, whole):
-        return self.all_to_all(own, whole), None
-
-    def ireduce_scatter(self, whole, own, op):
-        return self.all_to_all(whole, own), None
+    def begin(self, verb, *parts):
+        return getattr(self, verb)(*parts), None
 
     def close(self):
         """Do nothing: nothing is held."""

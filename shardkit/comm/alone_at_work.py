@@ -40,7 +40,7 @@ def native_work(backend: CommunicationBackend, seconds: float) -> Iterator[None]
 
 
 def wait_until(backend: CommunicationBackend, is_done: Callable[[], bool], rank: int) -> None:
-    """Return once something is done that another rank brings about without a message.
+    """Wait until something is done that another rank brings about without a message.
 
     Sleeps meanwhile: a rank that waits in MPI would take a core. Watched as a verb is.
     is_done   function (), called several times a second

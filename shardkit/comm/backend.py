@@ -20,12 +20,12 @@ from typing import Any
 from ..annotations import Array, DTypeLike, FilePath
 from ..files.notes import tell
 from . import checks, objects
-from .channel import Channel
+from .channel import Channel, NotedCalls
 from .staging import Staging
 from .under_way import check_alive
 from .verbs import Verbs
 from .watch.ledger import LEDGER_NAME, Ledger
-from .watch.progress import Progress
+from .watch.progress import Progress, UnderWay
 
 
 class CommunicationBackend(Verbs, metaclass=ABCMeta):
@@ -119,19 +119,20 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             Time limit; None: there is none.
         """
 
-    def use(self, channel: Channel | None) -> None:
+    def use(self, channel: Channel | None, under_way: UnderWay | None = None) -> None:
         """Carry the verbs over this channel from now on. On all ranks, between two calls.
 
         Parameters
         ----------
         channel
             An open one; None: the verbs cannot be called.
+        under_way
+            Context manager around verbs, from now on; None: as before.
         """
-        if self.quick is not None:
-            self.quick.close()
-        self.channel, self.quick = channel, None
-        if channel is not None:
-            channel.serve(self)
+        self.noted.close()
+        self.channel = channel
+        self.noted = NotedCalls() if channel is None else channel.noted_calls(self)
+        self.under_way = self.under_way if under_way is None else under_way
 
     def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":
         """Return the group of the ranks that gave the same color, ordered by (key, rank).
@@ -336,7 +337,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         PeerError
             If a rank cannot pickle its object.
         """
-        with self.verb("all_gather_object"):
+        with self.verb("all_gather_object", site=self.progress.site(2)):
             values, num_bytes = objects.all_gather(self.channel, value)
             self.traffic.add("all_gather_object", (self.world_size - 1) * num_bytes)
             return values

@@ -1,4 +1,4 @@
-"""What carries the verbs of a group: a few of them, on flat host arrays.
+"""What carries the verbs of a group, on flat host arrays.
 
     CommunicationBackend        checks, parts of arrays, GPU memory, traffic, the ledger
         holds a Channel
@@ -8,14 +8,38 @@
             LevelsChannel       the memory of nodes, messages between them  node/levels.py
             ComparedChannel     around another one: calls are compared      compared.py
 
+A collective is planned, and then called or begun:
+
+    verb             arguments
+    barrier
+    all_reduce       array, op
+    broadcast        array, root
+    all_gather       send, receive, counts
+    reduce_scatter   send, receive, counts, op
+    scatter, gather  send, receive, root, counts
+    all_to_all       send, receive, counts to send, to receive, starts to send, to receive
+
 Arrays are NumPy's, 1-D and contiguous; counts and starts are lists of elements, one per rank;
 roots, tags and counts have been checked. AVERAGE is a SUM for a channel; the backend divides. The
 `send` of all_gather and gather, and `receive` of scatter, may be the own slice of the other array.
 """
 
 from abc import ABCMeta, abstractmethod
+from collections.abc import Callable
 
 from .operations import Handle, SeveralHandles
+
+
+class ChannelCall(metaclass=ABCMeta):
+    """A collective with its arguments, planned. Calling it, and beginning it, is collective."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Make the call: once on the arrays as they are now."""
+
+    @abstractmethod
+    def begin(self) -> Handle:
+        """Begin it, to be awaited; no other call on the arrays meanwhile."""
 
 
 class Channel(metaclass=ABCMeta):
@@ -34,6 +58,21 @@ class Channel(metaclass=ABCMeta):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
 
+    @abstractmethod
+    def plan(self, verb: str, *arguments) -> ChannelCall:
+        """Return a collective with its arguments; code that it needs is loaded now.
+
+        No communication.
+        """
+
+    def run(self, verb: str, *arguments) -> None:
+        """Make a collective call that is made once."""
+        self.plan(verb, *arguments)()
+
+    def noted_calls(self, group) -> "NotedCalls":
+        """Return the verbs that the channel makes with their notes for this group."""
+        return NotedCalls()
+
     def address(self, array) -> int:
         """Return the address of the first byte of the array."""
         return array.ctypes.data
@@ -42,15 +81,6 @@ class Channel(metaclass=ABCMeta):
         """Return True if sums of such arrays are added as the tree of ordered.py."""
         return False
 
-    def serve(self, group) -> None:
-        """Give the group's verbs a short road (node/quick.py), now or later, if there is one."""
-
-    def load(self, verb: str, num_bytes: int, dtype=None) -> None:
-        """Load the code of a call that comes next, before it begins and others wait in it.
-
-        num_bytes, dtype   of an array of this rank, if the verb has one
-        """
-
     def common(self, size: int, dtype):
         """Return an array [size] that all ranks see, or None on all of them. Collective."""
         return None
@@ -58,32 +88,6 @@ class Channel(metaclass=ABCMeta):
     @abstractmethod
     def split(self, color: int | None, key: int):
         """Return this rank's place in the group of its color; None for color None. Collective."""
-
-    @abstractmethod
-    def barrier(self) -> None: ...
-
-    @abstractmethod
-    def all_reduce(self, array, op) -> None: ...
-
-    @abstractmethod
-    def broadcast(self, array, root) -> None: ...
-
-    @abstractmethod
-    def all_gather(self, send, receive, counts) -> None: ...
-
-    @abstractmethod
-    def reduce_scatter(self, send, receive, counts, op) -> None: ...
-
-    @abstractmethod
-    def scatter(self, send, receive, root, counts) -> None: ...
-
-    @abstractmethod
-    def gather(self, send, receive, root, counts) -> None: ...
-
-    @abstractmethod
-    def all_to_all(
-        self, send, receive, send_counts, receive_counts, send_starts, receive_starts
-    ) -> None: ...
 
     @abstractmethod
     def isend(self, array, destination, tag) -> Handle: ...
@@ -98,21 +102,37 @@ class Channel(metaclass=ABCMeta):
             + [self.isend(array, rank, tag) for rank, array in outgoing]
         )
 
-    @abstractmethod
-    def iall_reduce(self, array, op) -> Handle: ...
-
-    @abstractmethod
-    def iall_gather(self, send, receive, counts) -> Handle: ...
-
-    @abstractmethod
-    def ireduce_scatter(self, send, receive, counts, op) -> Handle: ...
-
     def close(self) -> None:
         """Free what the channel holds; no verb follows. Collective."""
 
 
+class NotedCalls:
+    """Verbs of a group that a channel makes with all that belongs to them: record, count, bytes.
+
+    Each is a function that returns False, and has done nothing, if the group must make the call;
+    here all do so. Arguments: array and op, array and root, send and receive, these and op.
+    """
+
+    barrier = all_reduce = broadcast = all_gather = reduce_scatter = staticmethod(
+        lambda *arguments: False
+    )
+
+    def bind(self, verb: str, arguments: tuple, site: int) -> tuple | None:
+        """Return a call as two functions, () -> stage and (stage) -> bool; None: it is not made.
+
+        The first makes it, and returns 0; or else the second goes on with it, and returns False if
+        nothing was done.
+        arguments   as for Channel.plan(); slices are equal
+        site        number of the place that is recorded as its caller
+        """
+        return None
+
+    def close(self) -> None:
+        """Make no calls from now on, also none that were bound."""
+
+
 class WrappedChannel(Channel):
-    """A channel around another one, which does every verb; a wrapper overrides some of them."""
+    """A channel around another one, which does all; a wrapper overrides some of it."""
 
     def __init__(self, inside: Channel):
         super().__init__(inside.rank, inside.size)
@@ -123,41 +143,17 @@ class WrappedChannel(Channel):
         self.shares_memory = inside.shares_memory
         self.address = inside.address
 
+    def plan(self, verb, *arguments):
+        return self.inside.plan(verb, *arguments)
+
     def adds_in_tree_order(self, num_bytes, dtype):
         return self.inside.adds_in_tree_order(num_bytes, dtype)
-
-    def load(self, verb, num_bytes, dtype=None):
-        self.inside.load(verb, num_bytes, dtype)
 
     def common(self, size, dtype):
         return self.inside.common(size, dtype)
 
     def split(self, color, key):
         return self.inside.split(color, key)
-
-    def barrier(self):
-        self.inside.barrier()
-
-    def all_reduce(self, array, op):
-        self.inside.all_reduce(array, op)
-
-    def broadcast(self, array, root):
-        self.inside.broadcast(array, root)
-
-    def all_gather(self, send, receive, counts):
-        self.inside.all_gather(send, receive, counts)
-
-    def reduce_scatter(self, send, receive, counts, op):
-        self.inside.reduce_scatter(send, receive, counts, op)
-
-    def scatter(self, send, receive, root, counts):
-        self.inside.scatter(send, receive, root, counts)
-
-    def gather(self, send, receive, root, counts):
-        self.inside.gather(send, receive, root, counts)
-
-    def all_to_all(self, *arguments):
-        self.inside.all_to_all(*arguments)
 
     def isend(self, array, destination, tag):
         return self.inside.isend(array, destination, tag)
@@ -168,17 +164,27 @@ class WrappedChannel(Channel):
     def exchange(self, outgoing, incoming, tag):
         return self.inside.exchange(outgoing, incoming, tag)
 
-    def iall_reduce(self, array, op):
-        return self.inside.iall_reduce(array, op)
-
-    def iall_gather(self, send, receive, counts):
-        return self.inside.iall_gather(send, receive, counts)
-
-    def ireduce_scatter(self, send, receive, counts, op):
-        return self.inside.ireduce_scatter(send, receive, counts, op)
-
     def close(self):
         self.inside.close()
+
+
+class ShortCall(ChannelCall):
+    """A call that goes another way than through the channel inside, if that takes it.
+
+    way      function () -> bool; False, and nothing was done: the channel inside makes the call
+    inside   that channel; it begins every call that is begun
+    """
+
+    def __init__(self, way: Callable[[], bool], inside: Channel, verb: str, arguments: tuple):
+        self._way, self._inside = way, inside
+        self._verb, self._arguments = verb, arguments
+
+    def __call__(self):
+        if not self._way():
+            self._inside.run(self._verb, *self._arguments)
+
+    def begin(self):
+        return self._inside.plan(self._verb, *self._arguments).begin()
 
 
 def counts_text(counts) -> str:
@@ -186,23 +192,15 @@ def counts_text(counts) -> str:
     return f"{len(counts)} x {counts[0]}" if len(set(counts)) == 1 else str(counts)
 
 
-# What all ranks of a call must pass alike, as text, from the arguments of the verb.
-SIGNATURES = {
+_SIGNATURES = {
     "barrier": lambda: "barrier",
     "all_reduce": lambda array, op: f"all_reduce({op.value}, {array.size} {array.dtype})",
-    "iall_reduce": lambda array, op: f"iall_reduce({op.value}, {array.size} {array.dtype})",
     "broadcast": lambda array, root: f"broadcast(root {root}, {array.size} {array.dtype})",
     "all_gather": lambda send, receive, counts: (
         f"all_gather({counts_text(counts)} {receive.dtype})"
     ),
-    "iall_gather": lambda send, receive, counts: (
-        f"iall_gather({counts_text(counts)} {receive.dtype})"
-    ),
     "reduce_scatter": lambda send, receive, counts, op: (
         f"reduce_scatter({op.value}, {counts_text(counts)} {receive.dtype})"
-    ),
-    "ireduce_scatter": lambda send, receive, counts, op: (
-        f"ireduce_scatter({op.value}, {counts_text(counts)} {receive.dtype})"
     ),
     "scatter": lambda send, receive, root, counts: (
         f"scatter(root {root}, {counts_text(counts)} {receive.dtype})"
@@ -213,3 +211,8 @@ SIGNATURES = {
     "all_to_all": lambda send, *rest: f"all_to_all({send.dtype})",
     "split": lambda color, key: "split",
 }
+
+
+def signature(verb: str, arguments: tuple, *, begins: bool = False) -> str:
+    """Return what all ranks of a call must pass alike, as text; begins: the call is begun."""
+    return ("i" if begins else "") + _SIGNATURES[verb](*arguments)

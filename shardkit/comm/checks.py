@@ -1,25 +1,29 @@
-"""Checks of a verb's arguments before it communicates; all errors are ValueError.
+"""Checks of a verb's arguments before it communicates, and what a channel takes as it is (PLAIN).
 
-Ranks, tags, counts, and whether two arrays fit. Every check is local. Arguments that must agree
-between ranks (root, counts, op, dtype) are the caller's duty; threads compare them, so that a test
-on threads finds what would hang or corrupt an MPI job.
+All errors are ValueError. Ranks, tags, counts, and whether two arrays fit. Every check is local.
+Arguments that must agree between ranks (root, counts, op, dtype) are the caller's duty; threads
+compare them, so that a test on threads finds what would hang or corrupt an MPI job.
 """
 
+from collections.abc import Callable
 from itertools import accumulate
 from numbers import Real
 from operator import index
+from types import SimpleNamespace
 
 import numpy
 
 from .operations import ReductionOperation
 
 MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backend's own messages
+_NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
 PLAIN_DTYPES = frozenset(
     map(
         numpy.dtype,
         "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(),
     )
 )
+PIECE_TAG = MAX_TAG + 1
 
 
 # ---- what a channel takes as it is ---------------------------------------------------------------
@@ -71,6 +75,84 @@ def pieces_of_plain(
     except ValueError:
         return None
     return (sent, received, first, at) if sent[rank] == received[rank] else None
+
+
+def _flat(array):
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def ring_bytes(group, num_bytes: int) -> int:
+    """Return what a rank sends in an all-reduce of so many bytes."""
+    return 2 * (group.world_size - 1) * num_bytes // group.world_size
+
+
+def bytes_of_root(group, root: int, num_bytes: int) -> int:
+    """Return what a rank sends that only the root sends."""
+    return num_bytes if group.rank == root else 0
+
+
+def _never(group, *arguments):
+    """Return None: the other ranks cannot see what is plain on the root."""
+
+
+def _plain_barrier(group):
+    return (), _NOTHING, None
+
+
+def _plain_all_reduce(group, array, op):
+    if not (is_plain(array) and is_carried(op)):
+        return None
+    return (_flat(array), op), array, ring_bytes(group, array.nbytes)
+
+
+def _plain_broadcast(group, array, root):
+    n = group.world_size
+    if not (is_plain(array) and type(root) is int and 0 <= root < n):
+        return None
+    return (_flat(array), root), array, bytes_of_root(group, root, (n - 1) * array.nbytes)
+
+
+def _plain_all_gather(group, send, receive, counts):
+    n, address = group.world_size, group.channel.address
+    if counts is not None or not (is_plain(send) and is_plain(receive)):
+        return None
+    if not is_slice(send, receive, n, group.rank, address):
+        return None
+    return (_flat(send), _flat(receive), [send.size] * n), receive, (n - 1) * send.nbytes
+
+
+def _plain_reduce_scatter(group, send, receive, counts, op, in_place):
+    n, address = group.world_size, group.channel.address
+    if counts is not None or not (is_plain(send) and is_plain(receive) and is_carried(op)):
+        return None
+    place = group.rank if in_place and group.adds_in_tree_order(send) else None
+    if not is_slice(receive, send, n, place, address):
+        return None
+    arguments = _flat(send), _flat(receive), [receive.size] * n, op
+    return arguments, receive, send.nbytes - receive.nbytes
+
+
+def _plain_all_to_all(group, send, receive, *counts):
+    pieces = pieces_of_plain(send, receive, *counts, group.world_size, group.rank)
+    if pieces is None:
+        return None
+    sent = (sum(pieces[0]) - pieces[0][group.rank]) * send.itemsize
+    return (_flat(send), _flat(receive), *pieces), receive, sent
+
+
+# Functions (group, arguments of the group's verb) -> arguments of the channel's; the array whose
+# dtype and size the ledger names; the bytes that this rank sends, None if they are not counted.
+# Or else None: not all is plain.
+PLAIN: dict[str, Callable[..., tuple | None]] = {
+    "barrier": _plain_barrier,
+    "all_reduce": _plain_all_reduce,
+    "broadcast": _plain_broadcast,
+    "all_gather": _plain_all_gather,
+    "reduce_scatter": _plain_reduce_scatter,
+    "all_to_all": _plain_all_to_all,
+    "scatter": _never,
+    "gather": _never,
+}
 
 
 # ---- what is wrong with the others ---------------------------------------------------------------

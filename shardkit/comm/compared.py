@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..errors import CommunicationError
-from .channel import SIGNATURES, WrappedChannel
+from .channel import ChannelCall, WrappedChannel, signature
 from .watch.progress import UnderWay
 
 
@@ -29,38 +29,38 @@ class Members:
     world_ranks: tuple[int, ...]
 
 
-def _compared(verb: str):
-    """Return the method of a ComparedChannel that compares a call, and makes it."""
-
-    def run(self, *arguments):
-        self.compare(verb, arguments)
-        return getattr(self.inside, verb)(*arguments)
-
-    return run
-
-
 class ComparedChannel(WrappedChannel):
     """A channel whose collectives begin once all ranks have come with equal arguments.
 
-    compare   function (verb, its arguments); collective; raises on all ranks if they differ
+    compare   function (verb, its arguments, begins); collective; raises on all ranks if they differ
     """
 
     def __init__(self, inside, compare):
         super().__init__(inside)
         self.compare = compare
 
-    split = _compared("split")
-    barrier = _compared("barrier")
-    all_reduce = _compared("all_reduce")
-    broadcast = _compared("broadcast")
-    all_gather = _compared("all_gather")
-    reduce_scatter = _compared("reduce_scatter")
-    scatter = _compared("scatter")
-    gather = _compared("gather")
-    all_to_all = _compared("all_to_all")
-    iall_reduce = _compared("iall_reduce")
-    iall_gather = _compared("iall_gather")
-    ireduce_scatter = _compared("ireduce_scatter")
+    def plan(self, verb, *arguments):
+        return ComparedCall(self.inside.plan(verb, *arguments), self.compare, verb, arguments)
+
+    def split(self, color, key):
+        self.compare("split", (color, key), False)
+        return self.inside.split(color, key)
+
+
+class ComparedCall(ChannelCall):
+    """A call that is made, or begun, when all ranks have come with equal arguments."""
+
+    def __init__(self, inside: ChannelCall, compare, verb: str, arguments: tuple):
+        self._inside, self._compare = inside, compare
+        self._verb, self._arguments = verb, arguments
+
+    def __call__(self):
+        self._compare(self._verb, self._arguments, False)
+        self._inside()
+
+    def begin(self):
+        self._compare(self._verb, self._arguments, True)
+        return self._inside.begin()
 
 
 class CallComparison:
@@ -73,14 +73,14 @@ class CallComparison:
         self._members, self._exchange = members, exchange
         self.num_made = 0
 
-    def compare(self, verb, arguments) -> None:
-        """Return if all ranks call the same, and pieces fit together.
+    def compare(self, verb: str, arguments: tuple, begins: bool) -> None:
+        """Check that all ranks call the same, and that pieces fit together; begins: it is begun.
 
         Errors, on all ranks: CommunicationError naming the ranks that call something else than
         most, or whose own arguments were refused.
         """
         pieces = arguments[2:4] if verb == "all_to_all" else None
-        notes = self.exchange((SIGNATURES[verb](*arguments), pieces))
+        notes = self.exchange((signature(verb, arguments, begins=begins), pieces))
         texts = [text for text, _ in notes]
         if len(set(texts)) > 1:
             raise CommunicationError(difference(texts, self._members))

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..environment import checked_mode
 from ..errors import MeshError
-from ..layout.mesh_shape import AXES, Coordinates, MeshShape
+from ..layout.axes import AXES, ORDER
+from ..layout.mesh_shape import Coordinates, MeshShape
 from .backend import CommunicationBackend
 from .failure.agreement import collectively
 
@@ -47,7 +48,7 @@ class Mesh:
         pipeline: int = 1,
         tensor: int = 1,
         data: int = -1,
-        order: Sequence[str] = AXES,
+        order: Sequence[str] = ORDER,
     ) -> None:
         backend.initialize()
         with collectively(backend):
@@ -82,6 +83,11 @@ class Mesh:
     def coordinates(self) -> Coordinates:
         """Where this rank stands along each axis; also its rank in each group."""
         return self.shape.coordinates(self.rank)
+
+    @property
+    def sample_part(self) -> tuple[int, int]:
+        """Which part of a global batch this rank sees, and of how many. No communication."""
+        return self.shape.part_of(self.rank), self.shape.num_parts
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along the axis.
@@ -246,7 +252,7 @@ class Mesh:
             self._cuts.clear()
 
     def _split(self, axis):
-        return self._part(self.world, self.ranks(axis)[0], getattr(self.coordinates, axis))
+        return self._part(self.world, self.ranks(axis)[0], self.coordinates.along[axis])
 
     @staticmethod
     def _part(backend: CommunicationBackend, color: int, key: int) -> CommunicationBackend:
@@ -256,7 +262,7 @@ class Mesh:
 
     def _row(self, rank, host):
         coordinates = self.shape.coordinates(rank)
-        return [str(rank), *(str(getattr(coordinates, axis)) for axis in self.shape.order), host]
+        return [str(rank), *(str(coordinates.along[axis]) for axis in self.shape.order), host]
 
     def __repr__(self) -> str:
         return f"Mesh({self.shape}, rank {self.rank})"

@@ -19,10 +19,10 @@ def broadcast(channel, value, root: int):
     is_root = channel.rank == root
     payload, error = _pickled(value) if is_root else (numpy.empty(0, numpy.uint8), None)
     size = numpy.array([_UNPICKLABLE if error else payload.size], numpy.int64)
-    channel.broadcast(size, root)
+    channel.run("broadcast", size, root)
     _raise_unpicklable(error, [0] if is_root else size.tolist(), what=f"rank {root}")
     payload = payload if is_root else numpy.empty(size[0], numpy.uint8)
-    channel.broadcast(payload, root)
+    channel.run("broadcast", payload, root)
     return pickle.loads(payload), payload.nbytes
 
 
@@ -30,10 +30,10 @@ def gather(channel, value, root: int):
     """Return the objects of all ranks in rank order on the root, None elsewhere. Collective."""
     payload, counts = _payload_and_counts(channel, value)
     if channel.rank != root:
-        channel.gather(payload, None, root, counts)
+        channel.run("gather", payload, None, root, counts)
         return None, payload.nbytes
     everything = numpy.empty(sum(counts), numpy.uint8)
-    channel.gather(payload, everything, root, counts)
+    channel.run("gather", payload, everything, root, counts)
     return _unpickled(everything, counts), payload.nbytes
 
 
@@ -41,7 +41,7 @@ def all_gather(channel, value):
     """Return the objects of all ranks in rank order. Collective."""
     payload, counts = _payload_and_counts(channel, value)
     everything = numpy.empty(sum(counts), numpy.uint8)
-    channel.all_gather(payload, everything, counts)
+    channel.run("all_gather", payload, everything, counts)
     return _unpickled(everything, counts), payload.nbytes
 
 
@@ -50,7 +50,7 @@ def _payload_and_counts(channel, value):
     payload, error = _pickled(value)
     sizes = numpy.empty(channel.size, numpy.int64)
     own = numpy.array([_UNPICKLABLE if error else payload.size], numpy.int64)
-    channel.all_gather(own, sizes, [1] * channel.size)
+    channel.run("all_gather", own, sizes, [1] * channel.size)
     _raise_unpicklable(error, sizes.tolist())
     return payload, sizes.tolist()
 

@@ -104,7 +104,7 @@ class CompleteHandle(Handle):
     """The handle of what is done already."""
 
     def wait(self) -> None:
-        """Return: nothing is under way."""
+        """Do nothing: nothing is under way."""
 
     def test(self) -> bool:
         return True
@@ -172,14 +172,6 @@ class Traffic:
         """Count one call of this verb."""
         self._bytes[verb] = self._bytes.get(verb, 0) + num_bytes
         self._calls[verb] = self._calls.get(verb, 0) + 1
-
-    def add_ring(self, verb: str, num_ranks: int, num_bytes: int) -> None:
-        """Count one all-reduce of so many bytes."""
-        self.add(verb, 2 * (num_ranks - 1) * num_bytes // num_ranks)
-
-    def add_pieces(self, verb: str, parts, rank: int) -> None:
-        """Count one call in which this rank sends every other one its piece."""
-        self.add(verb, (sum(parts.counts) - parts.counts[rank]) * parts.port.wire.itemsize)
 
     def reset(self) -> None:
         """Start counting from zero."""

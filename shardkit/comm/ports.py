@@ -18,7 +18,7 @@ from .wire import wire_dtypes
 
 
 def _nothing():
-    """Return: there is nothing to wait for."""
+    """Do nothing: there is nothing to wait for."""
 
 
 class HostPort:
@@ -40,7 +40,7 @@ class HostPort:
         return self._flat.ctypes.data
 
     def settle(self):
-        """Return: there is nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def begin_load(self, pieces):
         """Fill the scratch of each (start, scratch [n]) with elements [start, start + n).
@@ -72,7 +72,7 @@ class NoPort:
         self.host = numpy.empty(0, like.wire)
 
     def settle(self):
-        """Return: there is nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def begin_load(self, pieces):
         """Do nothing."""

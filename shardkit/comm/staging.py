@@ -96,6 +96,7 @@ class Staging:
             from .gpu.device import CudaCopies  # only where a GPU array has come
 
             self._copies = CudaCopies()
+            self._scratch.clear()  # it is ordinary memory, and copies want page-locked one
         return self._copies
 
     def scratch(self, slot: int, size: int, dtype):

@@ -26,7 +26,7 @@ _LONGEST = ReductionOperation.MAX
 class GpuTransport(Protocol):
     """A way for GPU arrays. Ports are DevicePorts; every method is collective like its verb.
 
-    Only the verbs that takes() accepts need to exist, under the names of StagedTransport.
+    Each verb that takes() accepts is a method with the name and the arguments of StagedTransport's.
     """
 
     def takes(self, verb: str, num_bytes: int, dtype, op: ReductionOperation | None) -> bool:
@@ -38,15 +38,11 @@ class GpuTransport(Protocol):
     def adds_in_tree_order(self, array) -> bool:
         """Return True if sums of such an array are added here as the tree of ordered.py."""
 
-    def all_reduce(self, port, op) -> Handle: ...
+    def begin(self, verb: str, *parts) -> tuple:
+        """Begin a collective: what takes() accepted with an i before its name.
 
-    def broadcast(self, port, root) -> Handle: ...
-
-    def all_gather(self, own: Pieces, whole: Pieces) -> Handle: ...
-
-    def reduce_scatter(self, whole: Pieces, own: Pieces, op) -> Handle: ...
-
-    def all_to_all(self, outgoing: Pieces, incoming: Pieces) -> Handle: ...
+        Return its handle, and what to do once it is complete, or None.
+        """
 
     def close(self) -> None:
         """Free what it holds. Collective over the group."""
@@ -67,7 +63,7 @@ class StagedTransport:
         channel = self._group.channel
 
         def run(host):
-            channel.all_reduce(host, op)
+            channel.run("all_reduce", host, op)
             self._scale(host, op)
 
         self._group.staging.in_place(port, run)
@@ -77,7 +73,10 @@ class StagedTransport:
         channel = self._group.channel
         is_root = channel.rank == root
         self._group.staging.in_place(
-            port, lambda host: channel.broadcast(host, root), loads=is_root, stores=not is_root
+            port,
+            lambda host: channel.run("broadcast", host, root),
+            loads=is_root,
+            stores=not is_root,
         )
         return _COMPLETE
 
@@ -85,7 +84,7 @@ class StagedTransport:
         channel = self._group.channel
 
         def run(send, receive, _, part):
-            channel.all_gather(send, receive, part.counts)
+            channel.run("all_gather", send, receive, part.counts)
 
         return self._exchange(own, whole, run, max(whole.counts))
 
@@ -93,7 +92,7 @@ class StagedTransport:
         channel = self._group.channel
 
         def run(send, receive, part, _):
-            channel.reduce_scatter(send, receive, part.counts, op)
+            channel.run("reduce_scatter", send, receive, part.counts, op)
             self._scale(receive, op)
 
         return self._exchange(whole, own, run, max(whole.counts))
@@ -102,7 +101,7 @@ class StagedTransport:
         channel = self._group.channel
 
         def run(send, receive, part, _):
-            channel.scatter(send, receive, root, part.counts)
+            channel.run("scatter", send, receive, root, part.counts)
 
         return self._exchange(whole, own, run, max(whole.counts))
 
@@ -110,7 +109,7 @@ class StagedTransport:
         channel = self._group.channel
 
         def run(send, receive, _, part):
-            channel.gather(send, receive, root, part.counts)
+            channel.run("gather", send, receive, root, part.counts)
 
         return self._exchange(own, whole, run, max(whole.counts))
 
@@ -118,7 +117,9 @@ class StagedTransport:
         channel = self._group.channel
 
         def run(send, receive, out, into):
-            channel.all_to_all(send, receive, out.counts, into.counts, out.starts, into.starts)
+            channel.run(
+                "all_to_all", send, receive, out.counts, into.counts, out.starts, into.starts
+            )
 
         source, target = outgoing.port.host, incoming.port.host
         if source is not None and target is not None:
@@ -149,7 +150,7 @@ class StagedTransport:
     def _longest_anywhere(self, outgoing, incoming) -> int:
         """Return the longest piece of any rank: all go through the same number of windows."""
         agreed = numpy.array([max(outgoing.counts + incoming.counts)], numpy.int64)
-        self._group.channel.all_reduce(agreed, _LONGEST)
+        self._group.channel.run("all_reduce", agreed, _LONGEST)
         return int(agreed[0])
 
     def _scale(self, host, op) -> None:
@@ -170,32 +171,31 @@ class StagedTransport:
         parts = [channel.irecv(part, source, tag) for part in staging.messages(port, host)]
         return together(parts), lambda: unstage(port, host)
 
-    def iall_reduce(self, port, op):
-        host = self._group.staging.whole(port, load=True)
-
-        def finish():
-            self._scale(host, op)
-            unstage(port, host)
-
-        return self._group.channel.iall_reduce(host, op), finish
-
-    def iall_gather(self, own: Pieces, whole: Pieces):
+    def begin(self, verb, *parts):
         staging = self._group.staging
-        source = staging.whole(own.port, load=True)
-        target = staging.whole(whole.port, load=False)
-        handle = self._group.channel.iall_gather(source, target, whole.counts)
-        return handle, lambda: unstage(whole.port, target)
+        if verb == "all_reduce":
+            port, op = parts
+            host = staging.whole(port, load=True)
+            return self._begun(verb, (host, op), port, host, op)
+        first, second, *op = parts
+        source = staging.whole(first.port, load=True)
+        target = staging.whole(second.port, load=False)
+        counts = (first if verb == "reduce_scatter" else second).counts
+        return self._begun(verb, (source, target, counts, *op), second.port, target, *op)
 
-    def ireduce_scatter(self, whole: Pieces, own: Pieces, op):
-        staging = self._group.staging
-        source = staging.whole(whole.port, load=True)
-        target = staging.whole(own.port, load=False)
-
+    def _begun(self, verb, arguments, port, target, op=None):
         def finish():
             self._scale(target, op)
-            unstage(own.port, target)
+            unstage(port, target)
 
-        return self._group.channel.ireduce_scatter(source, target, whole.counts, op), finish
+        return self._group.channel.plan(verb, *arguments).begin(), finish
+
+
+def port_of(part):
+    """Return the port of an argument of a transport; None: it is a rank or an operation."""
+    if isinstance(part, Pieces):
+        return part.port
+    return None if isinstance(part, (int, ReductionOperation)) else part
 
 
 def unstage(port, host) -> None:

@@ -9,17 +9,22 @@
                                  scatter          a on rank 0, b on rank 1, c on rank 2
     [a0 b0 c0] on each rank      all_to_all       [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
 
-A verb notes the call (watch/progress.py, watch/ledger.py), checks its arguments (arguments.py),
-lets a transport move the arrays (transport.py), and counts the bytes. The five verbs that training
-calls most hand plain arrays straight to the channel: around a small message the rest takes longer
-than the message.
+A collective is planned, then called or begun:
+
+    plan    plain arrays: the channel plans the call, with all that it needs; nothing is sent
+            others (half floats to be summed, GPU arrays, averages, counts): only noted
+    call    noted (watch/progress.py), made, counted; others through ports (collective.py) and a
+            transport (transport.py), window by window
+    begin   the same to be awaited; always through a transport
+
+Where the channel makes a verb with its notes (`noted`), that comes first: around a small message
+all else takes longer than the message.
 
 Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero
 counts are legal everywhere. `counts`, `root` and `op` must be the same on all ranks.
 """
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -29,15 +34,17 @@ from ..array.backend import is_device_array
 from . import checks
 from .alone import AloneTransport
 from .arguments import Arguments
-from .checks import is_carried, is_plain, is_slice, pieces_of_plain
+from .channel import ChannelCall, NotedCalls
+from .collective import COLLECTIVES
 from .operations import Handle, ReductionOperation, Traffic
-from .prepared import PreparedVerbs
-from .transport import GpuTransport, StagedTransport
+from .plans import PlannedVerbs
+from .transport import GpuTransport, StagedTransport, port_of
 from .under_way import check_alive, handle_of
+from .watch.frames import OF_VERB
 from .watch.progress import Progress, UnderWay
 
 SUM = ReductionOperation.SUM
-_NOTHING = SimpleNamespace(dtype=None, size=-1, nbytes=0)  # what a barrier carries
+_MAY_DIFFER = ("scatter", "gather", "all_to_all")  # in bytes, from rank to rank
 
 
 class Verbs:
@@ -46,7 +53,7 @@ class Verbs:
     Parameters
     ----------
     rank
-        Position in this group, and the number of its ranks.
+        Position in this group.
     world_ranks
         Of this group's ranks, in the first backend.
     group_key
@@ -55,15 +62,17 @@ class Verbs:
     Attributes
     ----------
     world_size
-        Position in this group, and the number of its ranks.
+        Number of ranks of this group.
     channel
         What carries the verbs; None before initialize() and after shutdown().
     gpu_transport
         Of GPU arrays beside the staged one; None: there is no other.
     arguments
         Opens ports on arrays.
+    noted
+        The verbs that the channel makes with their notes.
     prepare
-        The collectives that are called again and again (prepared.py).
+        The collectives that are called again and again (plans.py).
 
     Notes
     -----
@@ -85,8 +94,8 @@ class Verbs:
         self.staging, self.progress = staging, progress
         self.traffic = Traffic()
         self.channel: Any = None  # a Channel
-        self.quick = None  # the short road of plain arrays, if the channel has one
-        self.prepare = PreparedVerbs(self)
+        self.noted = NotedCalls()
+        self.prepare = PlannedVerbs(self)
         self.arguments = Arguments(self)
         self.gpu_transport: GpuTransport | None = None
         if self.world_size == 1:
@@ -96,34 +105,26 @@ class Verbs:
 
     # ---- around every verb -----------------------------------------------------------------------
 
-    def verb(self, name: str, dtype: DTypeLike | None = None, count: int = -1) -> UnderWay:
+    def verb(
+        self,
+        name: str,
+        dtype: DTypeLike | None = None,
+        count: int = -1,
+        site: int | None = None,
+    ) -> UnderWay:
         """Note a collective call; return the context manager to do it in.
 
         Parameters
         ----------
         dtype, count
             What it carries, in elements, if that is known.
+        site
+            Number of the place that called it; None: the nearest caller outside of this room.
         """
         if self.channel is None:
             check_alive(self, name)
-        self.progress.begin_collective(name, self.group_key, self.world_ranks, dtype, count)
+        self.progress.begin_collective(name, self.group_key, self.world_ranks, dtype, count, site)
         return self.under_way
-
-    def _carry(self, name: str, whole, verb, *arguments) -> None:
-        """Do a verb of the channel whose arguments are checked, with nothing between.
-
-        whole   the array whose dtype and size the ledger names
-        """
-        self.channel.load(name, whole.nbytes, whole.dtype)
-        self.progress.begin_collective(
-            name, self.group_key, self.world_ranks, whole.dtype, whole.size
-        )
-        try:
-            verb(*arguments)
-        except BaseException:
-            self.progress.fail()
-            raise
-        self.progress.end()
 
     def _message(self, name, what, peer, tag):
         """Note a message; return the context manager that gives the checked peer and tag."""
@@ -133,11 +134,32 @@ class Verbs:
         self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
         return UnderWay(self.progress, (peer, tag))
 
-    def _transport(self, verb, num_bytes, port, other=None, op=None):
-        """Return the transport that takes this call."""
-        if port.is_on_device and (other is None or other.is_on_device):
-            gpu = self.gpu_transport
-            if gpu is not None and gpu.takes(verb, num_bytes, port.dtype, op):
+    def use_gpu_transport(self, transport: GpuTransport) -> None:
+        """Carry GPU arrays this way from now on. On all ranks, between two calls.
+
+        Parameters
+        ----------
+        transport
+            Takes some verbs; the others are staged.
+        """
+        self.gpu_transport = transport
+
+    def transport(self, verb: str, parts: Sequence[Any]) -> Any:
+        """Return the transport that takes this call.
+
+        Parameters
+        ----------
+        parts
+            Its arguments: ports, or pieces of ports, and others.
+        """
+        gpu = self.gpu_transport
+        if gpu is None or not port_of(parts[0]).is_on_device:
+            return self._staged
+        ports = [port for port in map(port_of, parts) if port is not None]
+        if all(port.is_on_device for port in ports):
+            op = parts[-1] if isinstance(parts[-1], ReductionOperation) else None
+            num_bytes = 0 if verb in _MAY_DIFFER else max(port.num_bytes for port in ports)
+            if gpu.takes(verb, num_bytes, ports[0].dtype, op):
                 return gpu
         return self._staged
 
@@ -152,14 +174,75 @@ class Verbs:
         transport = self.gpu_transport if is_device_array(array) else None
         return transport is not None and transport.adds_in_tree_order(array)
 
+    def make_planned(
+        self, verb: str, plain: tuple, call: ChannelCall, site: int | None = None
+    ) -> None:
+        """Make a call that the channel has planned.
+
+        Parameters
+        ----------
+        plain
+            What checks.PLAIN gave for it.
+        call
+            The channel's.
+        site
+            As of verb().
+        """
+        _, whole, sent = plain
+        progress = self.progress
+        progress.begin_collective(
+            verb, self.group_key, self.world_ranks, whole.dtype, whole.size, site
+        )
+        try:
+            call()
+        except BaseException:
+            progress.fail()
+            raise
+        progress.end()
+        if sent is not None:
+            self.traffic.add(verb, sent)
+
+    def make_through_ports(self, verb: str, arguments: tuple, site: int | None = None) -> None:
+        """Make a call that a transport carries.
+
+        Parameters
+        ----------
+        arguments
+            All that the verb takes.
+        site
+            As of verb().
+        """
+        collective = COLLECTIVES[verb]
+        with self.verb(verb, site=site):
+            parts = collective.ports(self, *arguments)
+            getattr(self.transport(verb, parts), verb)(*parts).wait()
+            self.traffic.add(verb, collective.sent(self, *parts))
+
+    def _make(self, verb: str, *arguments) -> None:
+        """Plan a collective and call it."""
+        if self.channel is None:
+            check_alive(self, verb)
+        site = self.progress.site(OF_VERB)
+        plain = checks.PLAIN[verb](self, *arguments)
+        if plain is None:
+            self.make_through_ports(verb, arguments, site)
+        else:
+            self.make_planned(verb, plain, self.channel.plan(verb, *plain[0]), site)
+
+    def _begin(self, verb: str, *arguments) -> Handle:
+        """Begin a collective. All ranks begin their collectives in the same order."""
+        name, collective = f"i{verb}", COLLECTIVES[verb]
+        with self.verb(name, site=self.progress.site(OF_VERB)):
+            parts = collective.ports(self, *arguments)
+            self.traffic.add(verb, collective.sent(self, *parts))
+            return handle_of(self, *self.transport(name, parts).begin(verb, *parts))
+
     # ---- collectives -----------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Return once every rank has called it. Collective."""
-        if self.quick is not None and self.quick.barrier():
-            return
-        check_alive(self, "barrier")
-        self._carry("barrier", _NOTHING, self.channel.barrier)
+        """Wait until every rank has called it. Collective."""
+        if not self.noted.barrier():
+            self._make("barrier")
 
     def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
@@ -169,37 +252,13 @@ class Verbs:
         array
             Any shape, the same on all ranks. Half floats are summed as float32.
         """
-        if self.quick is not None and self.quick.all_reduce(array, op):
-            return
-        channel, n = self.channel, self.world_size
-        if is_plain(array) and is_carried(op) and channel is not None:
-            flat = array if array.ndim == 1 else array.reshape(-1)
-            channel.load("all_reduce", array.nbytes, array.dtype)
-            with self.verb("all_reduce", array.dtype, array.size):
-                channel.all_reduce(flat, op)
-                self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)
-            return
-        with self.verb("all_reduce"):
-            port = self.arguments.reduction("array", array, op, writes=True)
-            self._transport("all_reduce", port.num_bytes, port, op=op).all_reduce(port, op).wait()
-            self.traffic.add_ring("all_reduce", self.world_size, port.size * port.wire.itemsize)
+        if not self.noted.all_reduce(array, op):
+            self._make("all_reduce", array, op)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Leave the root's elements in `array`, on every rank. Collective, in place."""
-        if self.quick is not None and self.quick.broadcast(array, root):
-            return
-        channel, n = self.channel, self.world_size
-        if is_plain(array) and type(root) is int and 0 <= root < n and channel is not None:
-            flat = array if array.ndim == 1 else array.reshape(-1)
-            self._carry("broadcast", array, channel.broadcast, flat, root)
-            self.traffic.add("broadcast", (n - 1) * array.nbytes * (self.rank == root))
-            return
-        with self.verb("broadcast"):
-            root = checks.check_rank("root", root, self.world_size)
-            is_root = self.rank == root
-            port = self.arguments.port("array", array, writes=not is_root)
-            self._transport("broadcast", port.num_bytes, port).broadcast(port, root).wait()
-            self.traffic.add("broadcast", (self.world_size - 1) * port.num_bytes * is_root)
+        if not self.noted.broadcast(array, root):
+            self._make("broadcast", array, root)
 
     def all_gather(self, send: Array, receive: Array, counts: Sequence[int] | None = None) -> None:
         """Leave the slices of all ranks, in rank order, in `receive`. Collective.
@@ -214,23 +273,8 @@ class Verbs:
         counts
             Elements per rank; None: equal.
         """
-        quick = self.quick if counts is None else None
-        if quick is not None and quick.all_gather(send, receive):
-            return
-        channel, n = self.channel, self.world_size
-        if counts is None and is_plain(send) and is_plain(receive) and channel is not None:
-            if is_slice(send, receive, n, self.rank, channel.address):
-                own = send if send.ndim == 1 else send.reshape(-1)
-                whole = receive if receive.ndim == 1 else receive.reshape(-1)
-                self._carry("all_gather", whole, channel.all_gather, own, whole, [own.size] * n)
-                self.traffic.add("all_gather", (n - 1) * send.nbytes)
-                return
-        with self.verb("all_gather"):
-            part, total = self.arguments.all_gather(send, receive, counts)
-            num_bytes = total.port.num_bytes
-            transport = self._transport("all_gather", num_bytes, part.port, total.port)
-            transport.all_gather(part, total).wait()
-            self.traffic.add("all_gather", (self.world_size - 1) * part.port.num_bytes)
+        if counts is not None or not self.noted.all_gather(send, receive):
+            self._make("all_gather", send, receive, counts)
 
     def reduce_scatter(
         self,
@@ -254,26 +298,8 @@ class Verbs:
         in_place
             `receive` may be this rank's own slice of `send`; only if adds_in_tree_order.
         """
-        quick = self.quick if counts is None else None
-        if quick is not None and quick.reduce_scatter(send, receive, op, in_place):
-            return
-        in_place = in_place and self.adds_in_tree_order(send)
-        channel, n = self.channel, self.world_size
-        plain = counts is None and is_plain(send) and is_plain(receive) and is_carried(op)
-        if plain and channel is not None:
-            if is_slice(receive, send, n, self.rank if in_place else None, channel.address):
-                whole = send if send.ndim == 1 else send.reshape(-1)
-                own = receive if receive.ndim == 1 else receive.reshape(-1)
-                counts = [own.size] * n
-                self._carry("reduce_scatter", own, channel.reduce_scatter, whole, own, counts, op)
-                self.traffic.add("reduce_scatter", send.nbytes - receive.nbytes)
-                return
-        with self.verb("reduce_scatter"):
-            total, part = self.arguments.reduce_scatter(send, receive, counts, op, in_place)
-            num_bytes = total.port.num_bytes
-            transport = self._transport("reduce_scatter", num_bytes, total.port, part.port, op)
-            transport.reduce_scatter(total, part, op).wait()
-            self.traffic.add_pieces("reduce_scatter", total, self.rank)
+        if counts is not None or not self.noted.reduce_scatter(send, receive, op, in_place):
+            self._make("reduce_scatter", send, receive, counts, op, in_place)
 
     def scatter(
         self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
@@ -287,14 +313,7 @@ class Verbs:
         receive
             counts[rank] elements; on the root it may be its own place in `send`.
         """
-        with self.verb("scatter"):
-            root = checks.check_rank("root", root, self.world_size)
-            whole, own = self.arguments.scatter(send, receive, root, counts)
-            transport = self._transport("scatter", 0, whole.port, own.port)
-            transport.scatter(whole, own, root).wait()
-            is_root = self.rank == root
-            rest = whole.port.num_bytes - own.port.num_bytes
-            self.traffic.add("scatter", rest if is_root else 0)
+        self._make("scatter", send, receive, root, counts)
 
     def gather(
         self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
@@ -308,11 +327,7 @@ class Verbs:
         receive
             On the root: sum of counts elements; ignored elsewhere (pass None).
         """
-        with self.verb("gather"):
-            root = checks.check_rank("root", root, self.world_size)
-            whole, own = self.arguments.gather(send, receive, root, counts)
-            self._transport("gather", 0, own.port, whole.port).gather(own, whole, root).wait()
-            self.traffic.add("gather", 0 if self.rank == root else own.port.num_bytes)
+        self._make("gather", send, receive, root, counts)
 
     def all_to_all(
         self,
@@ -330,18 +345,7 @@ class Verbs:
         covering the array. The two arrays do not overlap.
         """
         counts = send_counts, receive_counts, send_displacements, receive_displacements
-        pieces = pieces_of_plain(send, receive, *counts, self.world_size, self.rank)
-        if pieces is not None and self.channel is not None:
-            source = send if send.ndim == 1 else send.reshape(-1)
-            target = receive if receive.ndim == 1 else receive.reshape(-1)
-            self._carry("all_to_all", target, self.channel.all_to_all, source, target, *pieces)
-            self.traffic.add("all_to_all", (sum(pieces[0]) - pieces[0][self.rank]) * send.itemsize)
-            return
-        with self.verb("all_to_all"):
-            outgoing, incoming = self.arguments.all_to_all(send, receive, *counts)
-            transport = self._transport("all_to_all", 0, outgoing.port, incoming.port)
-            transport.all_to_all(outgoing, incoming).wait()
-            self.traffic.add_pieces("all_to_all", outgoing, self.rank)
+        self._make("all_to_all", send, receive, *counts)
 
     # ---- between two ranks -----------------------------------------------------------------------
 
@@ -352,7 +356,7 @@ class Verbs:
         """
         with self._message("send", "destination", destination, tag) as (destination, tag):
             port = self.arguments.port("array", array)
-            transport = self._transport("send", port.num_bytes, port)
+            transport = self.transport("send", [port])
             transport.send(port, destination, tag).wait()
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
 
@@ -360,43 +364,34 @@ class Verbs:
         """Receive the next message of this source and tag in `array`, which must have its size."""
         with self._message("receive", "source", source, tag) as (source, tag):
             port = self.arguments.port("array", array, writes=True)
-            self._transport("receive", port.num_bytes, port).receive(port, source, tag).wait()
+            self.transport("receive", [port]).receive(port, source, tag).wait()
 
     def isend(self, array: Array, destination: int, tag: int = 0) -> Handle:
         """Begin a send; the array must not change before wait()."""
         with self._message("isend", "destination", destination, tag) as (destination, tag):
             port = self.arguments.port("array", array)
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
-            transport = self._transport("send", port.num_bytes, port)
+            transport = self.transport("send", [port])
             return handle_of(self, *transport.isend(port, destination, tag))
 
     def irecv(self, array: Array, source: int, tag: int = 0) -> Handle:
         """Post a receive; the array holds the message after wait()."""
         with self._message("irecv", "source", source, tag) as (source, tag):
             port = self.arguments.port("array", array, writes=True)
-            transport = self._transport("receive", port.num_bytes, port)
+            transport = self.transport("receive", [port])
             return handle_of(self, *transport.irecv(port, source, tag))
 
     # ---- non-blocking collectives ----------------------------------------------------------------
 
     def iall_reduce(self, array: Array, op: ReductionOperation = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
-        with self.verb("iall_reduce"):
-            port = self.arguments.reduction("array", array, op, writes=True)
-            self.traffic.add_ring("all_reduce", self.world_size, port.size * port.wire.itemsize)
-            transport = self._transport("iall_reduce", port.num_bytes, port, op=op)
-            return handle_of(self, *transport.iall_reduce(port, op))
+        return self._begin("all_reduce", array, op)
 
     def iall_gather(
         self, send: Array, receive: Array, counts: Sequence[int] | None = None
     ) -> Handle:
         """Begin an all_gather."""
-        with self.verb("iall_gather"):
-            own, whole = self.arguments.all_gather(send, receive, counts)
-            self.traffic.add("all_gather", (self.world_size - 1) * own.port.num_bytes)
-            num_bytes = whole.port.num_bytes
-            transport = self._transport("iall_gather", num_bytes, own.port, whole.port)
-            return handle_of(self, *transport.iall_gather(own, whole))
+        return self._begin("all_gather", send, receive, counts)
 
     def ireduce_scatter(
         self,
@@ -406,9 +401,4 @@ class Verbs:
         op: ReductionOperation = SUM,
     ) -> Handle:
         """Begin a reduce_scatter."""
-        with self.verb("ireduce_scatter"):
-            whole, own = self.arguments.reduce_scatter(send, receive, counts, op)
-            self.traffic.add_pieces("reduce_scatter", whole, self.rank)
-            num_bytes = whole.port.num_bytes
-            transport = self._transport("ireduce_scatter", num_bytes, whole.port, own.port, op)
-            return handle_of(self, *transport.ireduce_scatter(whole, own, op))
+        return self._begin("reduce_scatter", send, receive, counts, op, False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from ..checkpoint.format.hdf5 import LIBRARY_VERSIONS, contiguous
 from ..errors import FileError, InputError
 from ..files.reading import library, size_of
 from ..files.writing import open_new
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 else:
     h5py = LateModule("h5py")
 
-_LIBRARY_VERSIONS = ("v110", "v110")  # what the tools of HDF5 1.10 open
 _MOST_DEPTH = 64  # of groups in groups
 _MOST_OBJECTS = 1 << 20
 _MOST_TEXT = 1 << 16  # bytes of an attribute
@@ -43,7 +43,7 @@ def lay_out(path: Path, datasets: dict, attributes: dict) -> dict[str, int]:
     The bytes of the file depend on the arguments alone. Errors: OSError.
     """
     open_new(path).close()  # the library would follow a link
-    with h5py.File(path, "w", libver=_LIBRARY_VERSIONS) as file:
+    with h5py.File(path, "w", libver=LIBRARY_VERSIONS) as file:
         for name, value in attributes.items():
             file.attrs.create(name, value if isinstance(value, str) else numpy.int64(value))
         return {
@@ -53,10 +53,7 @@ def lay_out(path: Path, datasets: dict, attributes: dict) -> dict[str, int]:
 
 
 def _make_contiguous(file, name: str, shape: tuple[int, ...], dtype) -> int:
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties = contiguous()
     properties.set_obj_track_times(False)  # the same bytes whenever it is made
     above, _, last = name.rpartition("/")
     group = file.require_group(above) if above else file

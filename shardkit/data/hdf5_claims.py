@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from ..environment import has_hdf5_plugins
-from ..errors import FileError, InputError
+from ..errors import InputError
 from ..files.reading import checked_bytes, is_plain, library, size_of
 from ..public import LateModule
 
@@ -33,28 +33,26 @@ _SPARSE = 100  # times as large as what was written
 _COMPRESSED = 2000  # times: deflate reaches 1032
 
 
-def check_claims(
-    dataset: "h5py.Dataset", path: Path, field: str, *, error: type[FileError] = InputError
-) -> None:
+def check_claims(dataset: "h5py.Dataset", path: Path, field: str) -> None:
     """Refuse a dataset whose values are not numbers that lie in this file, or beside it.
 
-    Errors: `error` with path and field.
+    Errors: InputError with path and field.
     """
-    with library(path, field, error=error):
-        _Claims(dataset, path, field, error).check()
+    with library(path, field):
+        _Claims(dataset, path, field).check()
 
 
 class _Claims:
     """A dataset, and what is known of it."""
 
-    def __init__(self, dataset: "h5py.Dataset", path: Path, field: str, error):
-        self._dataset, self._path, self._field, self._error = dataset, path, field, error
-        self._size = size_of(path, error=error)
+    def __init__(self, dataset: "h5py.Dataset", path: Path, field: str):
+        self._dataset, self._path, self._field = dataset, path, field
+        self._size = size_of(path)
         self._row_bytes = prod(dataset.shape[1:]) * dataset.dtype.itemsize
         self._num_bytes = dataset.shape[0] * self._row_bytes
 
     def _refuse(self, what: str):
-        raise self._error(f"{self._field} of {self._path} {what}", self._path, self._field)
+        raise InputError(f"{self._field} of {self._path} {what}", self._path, self._field)
 
     def check(self) -> None:
         """Check it all."""
@@ -81,9 +79,7 @@ class _Claims:
         offset = self._dataset.id.get_offset() or 0
         plain = numpy.dtype("u1")
         shape = (self._num_bytes,)
-        checked_bytes(
-            self._path, plain, offset, shape, self._size, field=self._field, error=self._error
-        )
+        checked_bytes(self._path, plain, offset, shape, self._size, field=self._field)
 
     def _check_chunks(self, properties) -> None:
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]

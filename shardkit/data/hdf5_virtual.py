@@ -11,10 +11,11 @@ Source: HDF5 File Format Specification 3.0, IV.A.2.i and VII.
 from dataclasses import dataclass
 from math import prod
 
+from ..files.reading import MOST_DIMS
+
 _HYPERSLAB, _ALL = 2, 3  # selections
 _WORD = 0xFFFFFFFF
 _MOST_ENTRIES = 1 << 20
-_MOST_DIMS = 32
 
 Box = tuple[tuple[int, int], ...]  # [start, stop) of each dim
 
@@ -38,7 +39,7 @@ def shape_of(message: bytes) -> tuple[int, ...]:
     """Return the shape that a dataspace message means. Errors: ValueError."""
     version, rank = message[0], message[1]
     at = {1: 8, 2: 4}.get(version)
-    if at is None or not 0 < rank <= _MOST_DIMS or len(message) < at + 8 * rank:
+    if at is None or not 0 < rank <= MOST_DIMS or len(message) < at + 8 * rank:
         raise ValueError(f"a dataspace of version {version} has {rank} dims")
     return tuple(_number(message, at + 8 * dim, 8) for dim in range(rank))
 
@@ -123,7 +124,7 @@ class _Reader:
 
     def _rank(self) -> int:
         rank = self.number(4)
-        if not 0 < rank <= _MOST_DIMS:
+        if not 0 < rank <= MOST_DIMS:
             raise ValueError(f"its mapping has a selection of {rank} dims")
         return rank
 

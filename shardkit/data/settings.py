@@ -37,7 +37,7 @@ class TextData:
         above=0.0,
     )
     token_dtype: str | None = fixed(
-        _KEPT, None, "of nanogpt files that no meta.pkl describes", among=TOKEN_DTYPES
+        _KEPT, None, "dtype of nanogpt files that no meta.pkl describes", among=TOKEN_DTYPES
     )
     validation_percent: float = fixed(
         _KEPT, 5.0, "part of the data held out for validation", "percent", above=0.0, below=100.0

@@ -6,7 +6,9 @@
 Rank 0 broadcasts what it finds, so all ranks return the same findings.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..comm.backend import CommunicationBackend
 from .files import check_folder, check_python_files
@@ -28,15 +30,14 @@ def examine(
     backend: CommunicationBackend,
     folder: Path,
     *,
-    pipeline: int = 1,
-    tensor: int = 1,
+    sizes: Mapping[str, Any] = {},
     mpi_problem: str | None = None,
 ) -> list[Finding]:
     """Return all findings, the same on all ranks. Collective over the backend.
 
-    folder            of the run; the check writes to it, or to the nearest folder above it
-    pipeline, tensor  sizes of the mesh whose axes are measured
-    mpi_problem       why there is no MPI; the backend is then one rank without it
+    folder       of the run; the check writes to it, or to the nearest folder above it
+    sizes        {axis: its ranks} of the mesh whose axes are measured
+    mpi_problem  why there is no MPI; the backend is then one rank without it
     """
     findings = check_versions() + check_python_files()
     findings += check_library(mpi_problem)
@@ -54,5 +55,5 @@ def examine(
     return (
         backend.broadcast_object(findings, 0)
         + check_folder(backend, folder)
-        + check_axes(backend, pipeline, tensor)
+        + check_axes(backend, sizes)
     )

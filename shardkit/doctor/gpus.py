@@ -4,7 +4,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
 from ..comm.gpu.ipc import why_no_ipc
 from ..comm.gpu.probe import agreed_verdict
-from ..comm.mpi.launch import ranks_text
+from ..comm.seats import ranks_text
 from ..environment import visible_gpus
 from ..errors import DeviceError
 from .finding import Finding, ok, warning
@@ -102,7 +102,7 @@ def _ipc_text(backend, seats) -> str:
     group.close()
     problems = [problem for problem in backend.all_gather_object(problem) if problem]
     if len(hosts) == backend.world_size:
-        return "one rank on each node: nobody to share GPU memory with"
+        return "one rank on each node: GPU memory is not shared"
     if problems:
         return f"no: {problems[0]}"
     return "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"

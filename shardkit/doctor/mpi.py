@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from ..comm.failure.elastic import why_not_elastic
+from ..comm.mpi.elastic import why_not_elastic
 from ..comm.mpi.facts import mpi_facts
 from ..comm.mpi.launch import find_mpiexec, launch_warnings
 from ..environment import environment_without_launcher, launcher

@@ -1,13 +1,15 @@
 """Latency and bandwidth between the ranks of each axis of the mesh."""
 
 import time
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 import numpy
 
 from ..comm.backend import CommunicationBackend
 from ..comm.mesh import Mesh
-from ..layout.mesh_shape import AXES
+from ..layout.axes import AXES
 from .finding import Finding, ok, warning
 
 _BYTES = 8 * 2**20
@@ -16,12 +18,12 @@ _SLOW_SECONDS = 1e-3  # for 8 bytes: sockets or crowded cores, not a fabric
 _SLOW_BYTES_PER_SECOND = 2e8
 
 
-def check_axes(backend: CommunicationBackend, pipeline: int, tensor: int) -> list[Finding]:
+def check_axes(backend: CommunicationBackend, sizes: Mapping[str, Any]) -> list[Finding]:
     """Measure each axis that has several ranks, a line for each. Collective.
 
     Errors, on all ranks: MeshError.
     """
-    mesh = Mesh(backend, pipeline=pipeline, tensor=tensor)
+    mesh = Mesh(backend, **sizes)
     findings = [
         _judge(axis, mesh.size(axis), *_measure(backend, mesh.group(axis)))
         for axis in AXES
@@ -29,7 +31,7 @@ def check_axes(backend: CommunicationBackend, pipeline: int, tensor: int) -> lis
     ]
     mesh.close()
     return findings or [
-        ok("network", "one rank, nobody to talk to; start it with mpiexec or srun to measure")
+        ok("network", "only one rank; run under mpiexec or srun to measure the network")
     ]
 
 

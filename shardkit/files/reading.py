@@ -26,6 +26,16 @@ from ..errors import ConfigurationError, FileError, InputError, ShardkitError
 
 MOST_TABLE_BYTES = 1 << 25  # of JSON and TOML: parsed, they take twenty times as much memory
 MOST_DIMS = 32
+FAULTS = (  # what code may raise about values that are missing or of another kind
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    ShardkitError,
+)
 LARGEST = (1 << 63) - 1  # that sizes and offsets of files can be
 _READ_BYTES = 1 << 26  # arrays up to here are read, larger ones mapped
 _PLAIN = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}  # kind: bytes of an item
@@ -100,15 +110,10 @@ def read_bytes(
 
 
 def read_json(
-    path,
-    most: int = MOST_TABLE_BYTES,
-    *,
-    error: type[FileError] = InputError,
-    follows_links: bool = True,
+    path, most: int = MOST_TABLE_BYTES, *, error: type[FileError] = InputError
 ) -> dict[str, Any]:
     """Return the JSON object in a file. Errors: as open_regular, and as parsed_json."""
-    content = read_bytes(path, most, error=error, follows_links=follows_links)
-    return parsed_json(content, path, error=error)
+    return parsed_json(read_bytes(path, most, error=error), path, error=error)
 
 
 def parsed_json(content: bytes, path, *, error: type[FileError] = InputError) -> dict[str, Any]:
@@ -189,16 +194,7 @@ def understood(path, field: str = "", *, error: type[FileError] = InputError):
         yield
     except FileError:
         raise
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-        RecursionError,
-        MemoryError,
-        ShardkitError,
-    ) as fault:
+    except FAULTS as fault:
         if isinstance(fault, ShardkitError) and str(path) in str(fault):
             raise
         raise error(f"{where} is damaged: {_said(fault)}", path, field) from None

@@ -1,6 +1,7 @@
 """SPACE: who owns which elements of which tensor. Pure integer arithmetic, without an array library
 or MPI.
 
+axes        the axes of the mesh: what each cuts, who has what alike
 box         an N-D rectangle of a tensor, and the test that boxes tile a tensor exactly once
 piece       a named box and where its owner keeps its elements
 flat        many tensors in one flat buffer, cut into equal shards; read it first
@@ -14,10 +15,11 @@ from ..public import import_names
 __all__ = import_names(
     __name__,
     {
+        "axes": "AXES Axis Held alike apart",
         "box": "Box flat_range_to_boxes tiles_exactly",
         "cuts": "balanced_stages even_span merged_blocks minimum_for_stages",
         "flat": "FlatLayout Slot",
-        "mesh_shape": "AXES Coordinates MeshShape",
+        "mesh_shape": "Coordinates MeshShape",
         "piece": "Piece",
         "policy": "POLICIES Policy policy_named",
     },

@@ -1,4 +1,11 @@
 # Written by packaging/stubs.py, from the table in __init__.py.
+from .axes import (
+    AXES as AXES,
+    Axis as Axis,
+    Held as Held,
+    alike as alike,
+    apart as apart,
+)
 from .box import (
     Box as Box,
     flat_range_to_boxes as flat_range_to_boxes,
@@ -15,7 +22,6 @@ from .flat import (
     Slot as Slot,
 )
 from .mesh_shape import (
-    AXES as AXES,
     Coordinates as Coordinates,
     MeshShape as MeshShape,
 )

@@ -22,7 +22,8 @@ parameter.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from ..errors import LayoutError
@@ -63,7 +64,7 @@ class Slot:
         return pieces
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlatLayout:
     """Slots in one declared order without gaps, in `num_shards` equal shards; `of` makes one."""
 
@@ -71,10 +72,10 @@ class FlatLayout:
     num_shards: int
     alignment: int
     dtype: str
-    _slot_named: dict[str, Slot] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self):
-        object.__setattr__(self, "_slot_named", {slot.name: slot for slot in self.slots})
+    @cached_property
+    def _slot_named(self) -> dict[str, Slot]:
+        return {slot.name: slot for slot in self.slots}
 
     @classmethod
     def of(
@@ -98,17 +99,17 @@ class FlatLayout:
             offset = slots[-1].stop
         return cls(tuple(slots), num_shards, alignment, dtype)
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Elements in use: all slots, no padding."""
         return self.slots[-1].stop if self.slots else 0
 
-    @property
+    @cached_property
     def shard(self) -> int:
         """Elements per rank: an equal part of the length, rounded up to the alignment."""
         return _round_up(_round_up(self.length, self.num_shards) // self.num_shards, self.alignment)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Elements of the whole buffer, padding included."""
         return self.shard * self.num_shards
@@ -142,18 +143,6 @@ class FlatLayout:
     def item_bytes(self) -> int:
         """Bytes of one element."""
         return ITEM_BYTES[self.dtype]
-
-    @property
-    def length_bytes(self) -> int:
-        return self.length * self.item_bytes
-
-    @property
-    def shard_bytes(self) -> int:
-        return self.shard * self.item_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return self.size * self.item_bytes
 
     def __str__(self) -> str:
         return (

@@ -14,13 +14,13 @@ Ranks are placed on nodes in order, so the axis that varies fastest stays within
 be the one with the most messages: tensor. Source: Megatron-LM (arXiv 2104.04473), section 3.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from ..arguments import is_integer
 from ..errors import MeshError
-
-AXES = ("pipeline", "data", "tensor")
+from .axes import AXES, LEFT_OVER, ORDER, REMAINDER, Held, alike, apart
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,6 +31,18 @@ class Coordinates:
     data: int = 0
     tensor: int = 0
 
+    @property
+    def along(self) -> dict[str, int]:
+        """{axis: the place along it}."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    def is_first(self, axes: Iterable[str]) -> bool:
+        """Return True for the first rank along all of these axes."""
+        return not any(self.along[axis] for axis in axes)
+
+    def __str__(self) -> str:
+        return in_words(self.along, ", ")
+
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
@@ -39,7 +51,7 @@ class MeshShape:
     pipeline: int = 1
     data: int = 1
     tensor: int = 1
-    order: tuple[str, str, str] = AXES
+    order: tuple[str, ...] = ORDER
 
     def __post_init__(self):
         if sorted(self.order) != sorted(AXES):
@@ -48,25 +60,28 @@ class MeshShape:
             _check_size(axis, getattr(self, axis))
 
     @classmethod
-    def infer(
-        cls, world_size: int, *, pipeline: int = 1, tensor: int = 1, data: int = -1, order=AXES
-    ) -> "MeshShape":
+    def infer(cls, world_size: int, *, order=ORDER, **sizes: int) -> "MeshShape":
         """Return the mesh that uses all `world_size` ranks; data = -1 takes those that remain.
 
+        sizes   ranks of axes by their names; else the defaults of the table of axes
         Errors: MeshError, with the arithmetic, if the sizes do not multiply to world_size.
         """
-        _check_size("pipeline", pipeline)
-        _check_size("tensor", tensor)
-        replica = pipeline * tensor
-        if data == -1 and world_size % replica:
-            raise MeshError(
-                f"pipeline {pipeline} x tensor {tensor} = {replica} ranks per data replica do not "
-                f"divide the {world_size} that were started; run mpiexec -n "
-                f"{-(-world_size // replica) * replica} or choose other sizes"
-            )
-        if data == -1:
-            data = world_size // replica
-        shape = cls(pipeline, data, tensor, tuple(order))
+        for axis in sizes:
+            _check_axis(axis)
+        sizes = {axis: entry.default for axis, entry in AXES.items()} | sizes
+        others = {axis: size for axis, size in sizes.items() if axis != REMAINDER}
+        for axis, size in others.items():
+            _check_size(axis, size)
+        if sizes[REMAINDER] == LEFT_OVER:
+            replica = prod(others.values())
+            if world_size % replica:
+                raise MeshError(
+                    f"{in_words(others)} = {replica} ranks per {REMAINDER} replica do not divide "
+                    f"the {world_size} that were started; run mpiexec -n "
+                    f"{-(-world_size // replica) * replica} or choose other sizes"
+                )
+            sizes[REMAINDER] = world_size // replica
+        shape = cls(**sizes, order=tuple(order))
         shape.check(world_size)
         return shape
 
@@ -74,18 +89,39 @@ class MeshShape:
         """Check that the mesh has this many ranks. Errors: MeshError with the arithmetic."""
         if self.size == world_size:
             return
-        data, rest = divmod(world_size, self.pipeline * self.tensor)
-        advice = f"set data = {data} or " if data >= 1 and rest == 0 else ""
-        product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
+        size, rest = divmod(world_size, self.size // getattr(self, REMAINDER))
+        advice = f"set {REMAINDER} = {size} or " if size >= 1 and rest == 0 else ""
         raise MeshError(
-            f"{product} = {self.size} ranks, but {world_size} were started; {advice}run "
-            f"mpiexec -n {self.size}"
+            f"{in_words(self.sizes)} = {self.size} ranks, but {world_size} were started; {advice}"
+            f"run mpiexec -n {self.size}"
         )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """{axis: its ranks}."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def replica(self) -> int:
+        """Number of ranks that see the same samples."""
+        return prod(self.sizes[axis] for axis in alike(Held.SAMPLES))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that a global batch is cut into."""
+        return prod(self.sizes[axis] for axis in apart(Held.SAMPLES))
+
+    def part_of(self, rank: int) -> int:
+        """Return which of these parts a rank sees."""
+        part, here = 0, self.coordinates(rank).along
+        for axis in apart(Held.SAMPLES):
+            part = part * self.sizes[axis] + here[axis]
+        return part
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return prod(getattr(self, axis) for axis in AXES)
+        return prod(self.sizes.values())
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return where a rank stands: its number in the mixed base of the axis sizes."""
@@ -122,7 +158,12 @@ class MeshShape:
         return [self.group(axis, rank) for rank in first]
 
     def __str__(self) -> str:
-        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in self.order)
+        return in_words({axis: getattr(self, axis) for axis in self.order})
+
+
+def in_words(numbers: Mapping[str, int], between: str = " x ") -> str:
+    """Return the axes with their numbers: "pipeline 2 x data 4 x tensor 1"."""
+    return between.join(f"{axis} {number}" for axis, number in numbers.items())
 
 
 def _check_size(axis: str, size: int) -> None:

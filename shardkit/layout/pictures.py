@@ -13,7 +13,7 @@ from html import escape
 from .box import Box
 from .flat import FlatLayout
 from .mesh_shape import MeshShape
-from .policy import POLICIES, Kept, Policy, policy_named
+from .policy import POLICIES, SIZES, Kept, Policy, policy_named
 
 COLORS = ("#568ed2", "#e68a32", "#62aa6a", "#c05c6e", "#8a6fb8", "#4aa5a5", "#a88b45", "#777f8c")
 _EMPTY = "#eeeeee"
@@ -30,12 +30,12 @@ class Drawing:
         self.width, self.height = width, height
         self._lines: list[str] = []
 
-    def rectangle(self, x, y, width, height, color, title="", line="white") -> None:
+    def rectangle(self, x, y, width, height, color, title="") -> None:
         """Draw a filled rectangle; the title is shown where the pointer rests."""
         about = f"<title>{escape(title)}</title>" if title else ""
         self._lines.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}" '
-            f'stroke="{line}">{about}</rect>'
+            f'stroke="white">{about}</rect>'
         )
 
     def words(self, x, y, text, *, size=12, anchor="start", color="#222", bold=False) -> None:
@@ -155,20 +155,16 @@ def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) 
     drawing = Drawing(700, 70 + 34 * len(policies))
     title = f"{parameter_count:,} parameters on {num_ranks} ranks: MB on each rank"
     drawing.words(12, 24, title, size=15, bold=True)
-    nothing = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0}
-    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
-    scale = 500 / (parameter_count * sum(sizes.values()))
+    scale = 500 / (parameter_count * sum(SIZES))
     for at, policy in enumerate(map(policy_named, policies)):
         left, top = 80.0, 40 + 34 * at
         drawing.words(70, top + 17, policy.name, anchor="end")
-        for color, part in zip(COLORS, sizes):
-            of_one = {**nothing, part: sizes[part]}
-            part_bytes = policy.bytes_per_rank(parameter_count, num_ranks, **of_one)
-            about = f"{part.removesuffix('_bytes')}: {part_bytes / 1e6:.1f} MB"
+        parts = policy.parts_per_rank(parameter_count, num_ranks)
+        for color, part, part_bytes in zip(COLORS, ("parameter", "gradient", "optimizer"), parts):
+            about = f"{part}: {part_bytes / 1e6:.1f} MB"
             drawing.rectangle(left, top, part_bytes * scale, 24, color, about)
             left += part_bytes * scale
-        whole = policy.bytes_per_rank(parameter_count, num_ranks, **sizes)
-        drawing.words(left + 8, top + 17, f"{whole / 1e6:,.1f}")
+        drawing.words(left + 8, top + 17, f"{sum(parts) / 1e6:,.1f}")
     x = 80.0
     for color, part in zip(COLORS, ("parameters", "gradients", "optimizer state")):
         drawing.rectangle(x, drawing.height - 22, 12, 12, color)

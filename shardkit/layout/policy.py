@@ -19,6 +19,8 @@ from enum import Enum
 from ..arguments import is_among, is_integer, require
 from ..errors import ConfigurationError, MeshError
 
+SIZES = (4, 4, 8)  # bytes of a parameter, its gradient and its state: float32, and AdamW's moments
+
 
 class Kept(Enum):
     """How much of an array each data rank keeps between two steps."""
@@ -47,24 +49,20 @@ class Policy:
     state: Kept
     in_groups: bool = False
 
-    def bytes_per_rank(
-        self,
-        parameter_count: int,
-        num_ranks: int,
-        *,
-        parameter_bytes: int = 4,
-        gradient_bytes: int = 4,
-        optimizer_bytes: int = 8,
-    ) -> float:
-        """Return the bytes of parameters, gradients and optimizer state that stay on each rank.
+    def parts_per_rank(self, parameter_count: int, num_ranks: int, sizes=SIZES) -> list[float]:
+        """Return the bytes of parameters, of gradients and of optimizer state that each rank keeps.
 
         num_ranks   that share one copy: sharing() of the data ranks
+        sizes       bytes of one parameter, of its gradient and of its state
         """
-        return parameter_count * (
-            self.parameters.bytes_of(parameter_bytes, num_ranks)
-            + self.gradients.bytes_of(gradient_bytes, num_ranks)
-            + self.state.bytes_of(optimizer_bytes, num_ranks)
-        )
+        parts = (self.parameters, self.gradients, self.state)
+        return [
+            parameter_count * kept.bytes_of(size, num_ranks) for kept, size in zip(parts, sizes)
+        ]
+
+    def bytes_per_rank(self, parameter_count: int, num_ranks: int, sizes=SIZES) -> float:
+        """Return the sum of parts_per_rank()."""
+        return sum(self.parts_per_rank(parameter_count, num_ranks, sizes))
 
     def sharing(
         self, num_ranks: int, shard_ranks: int | None = None, per_node: int | None = None

@@ -384,10 +384,7 @@ def wants_gradient(value):
 def constant_of(value, what):
     """Return the array of a Tensor; any other value as it is: what a function knows no gradient of.
 
-    Raises
-    ------
-    AutogradError
-        If one is wanted, which would be lost.
+    Errors: AutogradError if one is wanted, which would be lost.
     """
     if wants_gradient(value):
         raise AutogradError(

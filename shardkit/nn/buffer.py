@@ -223,7 +223,7 @@ class Buffer(Tensor):
         self._is_released = self._is_sharded = True
 
     def renew(self) -> None:
-        """Return to the initial values, where it is held. On other ranks nothing changes."""
+        """Set it back to its initial values, where it is held. On other ranks nothing changes."""
         if self._array is not None:
             self.array = self.initial_values()
 

@@ -58,7 +58,7 @@ def grad(
 
     References
     ----------
-    the interface of torch.autograd.grad.
+    The interface is that of torch.autograd.grad.
     """
     inputs = _several(inputs)
     starts = _starts(_several(outputs), gradient, create_graph)

@@ -77,9 +77,10 @@ class InputFeatures(Module):
     def activate(self, indices: Sequence[int]) -> None:
         """Make exactly these features active.
 
-        Notes
-        -----
-        Errors: as `checked`.
+        Raises
+        ------
+        FeatureError
+            As checked().
         """
         self._active = self.checked(indices)
         self._mask = None

@@ -54,7 +54,7 @@ class LoRALinear(Module):
 
     Notes
     -----
-    x [..., in_features] -> [..., out_features]
+    x [..., in_features] -> [..., out_features].
     """
 
     def __init__(self, layer: Linear, rank: int, alpha: float) -> None:
@@ -117,7 +117,7 @@ def low_rank_update(x, lora_A, lora_B, scale: float):
 
 
 def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.0) -> list[str]:
-    """Give linear layers an update of low rank, and freeze all but such updates. In place.
+    """Give linear layers an update of low rank, freeze all else, and return their names.
 
     Parameters
     ----------
@@ -126,11 +126,6 @@ def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.
         that matches gets its own lora_A and lora_B.
     alpha
         The update counts alpha / rank.
-
-    Returns
-    -------
-    list[str]
-        The names of the layers.
 
     Raises
     ------
@@ -142,10 +137,8 @@ def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.
 
     Notes
     -----
-    Nothing has changed then.
-
-    Call it before the model is sharded; then requires_grad = True thaws what shall be trained too,
-    such as norms.
+    It works in place; if it raises, nothing has changed. Call it before the model is sharded; then
+    requires_grad = True thaws what shall be trained too, such as norms.
     """
     require(is_integer(rank, at_least=1), "apply_lora with rank", rank, "an integer from 1 on")
     require(is_number(alpha, above=0), "apply_lora with alpha", alpha, "a number above 0")
@@ -168,15 +161,10 @@ def apply_lora(module: Module, *patterns: str, rank: int = 8, alpha: float = 16.
 
 
 def merge_lora(module: Module) -> list[str]:
-    """Add each update to its weight, and put the plain layers back. In place.
+    """Add each update to its weight, put the plain layers back, and return their names.
 
     A sharded model has no weights in its module: take sk.load() of its checkpoint. What was frozen
     stays frozen.
-
-    Returns
-    -------
-    list[str]
-        The names of the layers.
 
     Raises
     ------
@@ -206,12 +194,7 @@ def update_names(module: Module) -> list[str]:
 
 
 def chosen_layers(module: Module, patterns) -> dict[str, Linear]:
-    """Return {path: linear layer} of what matches.
-
-    Notes
-    -----
-    Errors: those of apply_lora.
-    """
+    """Return {path: linear layer} of what matches. Errors: those of apply_lora."""
     modules = module.named_modules()
     layers: dict[str, Any] = {
         path: layer for path, layer in modules.items() if path and type(layer) in _KINDS

@@ -21,7 +21,7 @@ from ..errors import ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, num_samples, structure
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .ops.loss import WEIGHTS, binary_cross_entropy, cross_entropy, mse
+from .ops.loss import IGNORED, WEIGHTS, binary_cross_entropy, cross_entropy, mse
 from .recorded import recorded
 
 
@@ -70,9 +70,6 @@ class Loss:
         return self.total(prediction, y) / (self.count(y) or 1)
 
 
-IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLoss
-
-
 def is_ignored(y, ignore_index: int | None):
     """Return which elements of an array y do not count: booleans of its shape."""
     return y == ignore_index if ignore_index is not None else y != y
@@ -87,10 +84,7 @@ def num_counted(y: Any, ignore_index: int | None) -> int:
 def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
     """Return weights [samples], or of each item, as an array of this shape: of each item.
 
-    Raises
-    ------
-    ShapeError
-        If they are neither.
+    Errors: ShapeError if they are neither.
     """
     weights = fresh.placed(constant_of(weights, WEIGHTS), xp)
     if weights.shape == shape:
@@ -111,7 +105,7 @@ def check_equal_shapes(y: Any, prediction_shape: Shape | None) -> None:
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
-    The prediction is logits [..., classes]; y [...] class numbers
+    The prediction is logits [..., classes]; y [...] are class numbers.
 
     Parameters
     ----------
@@ -191,7 +185,7 @@ class MeanSquaredError(Loss):
 class BinaryCrossEntropy(Loss):
     """Negative log probability of the right one of two classes, in nats, per sample.
 
-    The prediction is logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
+    The prediction is logits [samples, 1] of class 1; y [samples] are class numbers, 0 or 1.
 
     Parameters
     ----------
@@ -334,9 +328,7 @@ def as_loss(loss: Any) -> Loss:
 def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) -> None:
     """Ask the loss whether y, an array or a tree of arrays, can be its targets.
 
-    Raises
-    ------
-    ShapeError
+    Errors: ShapeError.
     """
     if not (loss.takes_trees or is_array(y)) and is_tree(y):
         raise ShapeError(
@@ -347,13 +339,7 @@ def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) ->
 
 
 def one_array(owner: str, what: str, value):
-    """Return the value, which is one array or Tensor.
-
-    Raises
-    ------
-    ShapeError
-        On a tree.
-    """
+    """Return the value, which is one array or Tensor. Errors: ShapeError on a tree."""
     if not isinstance(value, Tensor) and is_tree(value):
         raise ShapeError(
             f"{owner} wants one array of {what}, but got {structure(value)}; give a loss of your "

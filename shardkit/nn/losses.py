@@ -23,14 +23,8 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .loss import (
-    IGNORED,
-    Loss,
-    check_equal_shapes,
-    is_ignored,
-    one_array,
-    weights_of_items,
-)
+from .loss import Loss, check_equal_shapes, is_ignored, one_array, weights_of_items
+from .ops.loss import IGNORED
 from .ops.operands import check_floating
 
 
@@ -39,10 +33,19 @@ class PointwiseLoss(Loss):
 
     A subclass writes items(prediction, target) -> Tensor. Prediction and target have one shape;
     where the prediction is a tuple or list of Tensors, items() gets a tuple of them.
+
+    Parameters
+    ----------
+    reduction
+        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
+        refused.
     """
 
     takes_trees = False
     gives_targets_gradients = False  # True: a target that wants a gradient is a Tensor in items()
+
+    def __init__(self, reduction: str = "mean") -> None:
+        _check_reduction(type(self).__name__, reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         """Return the loss of each item, [samples, ...]."""
@@ -80,38 +83,18 @@ class PointwiseLoss(Loss):
 
 
 class L1Loss(PointwiseLoss):
-    """|prediction - y| per element.
-
-    Parameters
-    ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
-    """
+    """|prediction - y| per element."""
 
     gives_targets_gradients = True
-
-    def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("L1Loss", reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         return ops.abs(_difference(prediction, target))
 
 
 class MSELoss(PointwiseLoss):
-    """(prediction - y)^2 per element.
-
-    Parameters
-    ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
-    """
+    """(prediction - y)^2 per element."""
 
     gives_targets_gradients = True
-
-    def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("MSELoss", reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         return ops.square(_difference(prediction, target))
@@ -122,9 +105,6 @@ class HuberLoss(PointwiseLoss):
 
     Parameters
     ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     delta
         Where the square ends, above 0.
     """
@@ -132,7 +112,7 @@ class HuberLoss(PointwiseLoss):
     gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        _check_reduction("HuberLoss", reduction)
+        super().__init__(reduction)
         require(is_number(delta, above=0), "HuberLoss with delta", delta, "a number above 0")
         self.delta = delta
 
@@ -149,9 +129,6 @@ class SmoothL1Loss(PointwiseLoss):
 
     Parameters
     ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     beta
         Where the square ends, above 0.
     """
@@ -159,7 +136,7 @@ class SmoothL1Loss(PointwiseLoss):
     gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        _check_reduction("SmoothL1Loss", reduction)
+        super().__init__(reduction)
         require(is_number(beta, at_least=0), "SmoothL1Loss with beta", beta, "a number, at least 0")
         self.beta = beta
 
@@ -178,9 +155,6 @@ class BCEWithLogitsLoss(PointwiseLoss):
 
     Parameters
     ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     pos_weight
         Factor of the part of y that is 1, a number or an array that broadcasts to the predictions;
         None: 1.
@@ -189,7 +163,7 @@ class BCEWithLogitsLoss(PointwiseLoss):
     gives_targets_gradients = True
 
     def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
-        _check_reduction("BCEWithLogitsLoss", reduction)
+        super().__init__(reduction)
         self.pos_weight = None if pos_weight is None else _constant(pos_weight, "pos_weight")
 
     def items(self, prediction: Any, target: Any) -> Tensor:
@@ -242,15 +216,12 @@ class GaussianNLLLoss(PointwiseLoss):
         With the constant log(2 pi) / 2.
     eps
         Smallest variance; a smaller one counts as this, and takes its gradient all the same.
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     """
 
     gives_targets_gradients = True
 
     def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
-        _check_reduction("GaussianNLLLoss", reduction)
+        super().__init__(reduction)
         require(is_number(eps, above=0), "GaussianNLLLoss with eps", eps, "a number above 0")
         self.full = full
         self.eps = eps
@@ -280,13 +251,10 @@ class CosineEmbeddingLoss(PointwiseLoss):
     ----------
     margin
         Cosines up to this cost nothing for pairs with y = -1.
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
-        _check_reduction("CosineEmbeddingLoss", reduction)
+        super().__init__(reduction)
         require(is_number(margin), "CosineEmbeddingLoss with margin", margin, "a number")
         self.margin = margin
 
@@ -315,17 +283,8 @@ class CosineEmbeddingLoss(PointwiseLoss):
 class RelativeL2Loss(PointwiseLoss):
     """The norm of prediction - y, divided by that of y, for each sample (arXiv 2010.08895).
 
-    y is [samples, ...], with no sample of zeros alone: that would be divided by 0
-
-    Parameters
-    ----------
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
+    y is [samples, ...], with no sample of zeros alone: that would be divided by 0.
     """
-
-    def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("RelativeL2Loss", reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         rows = ops.flatten(_difference(prediction, target), 1)
@@ -339,7 +298,7 @@ class RelativeL2Loss(PointwiseLoss):
 class NLLLoss(Loss):
     """Negative log probability of the right class, for log probabilities as the prediction.
 
-    The prediction is [samples, classes, ...], y [samples, ...] class numbers
+    The prediction is [samples, classes, ...]; y [samples, ...] are class numbers.
 
     Parameters
     ----------
@@ -435,15 +394,12 @@ class NLLLoss(Loss):
 class CrossEntropyLoss(NLLLoss):
     """Negative log probability of the right class under softmax(prediction), in nats.
 
-    The prediction is logits [samples, classes, ...], y [samples, ...] class numbers
+    The prediction is logits [samples, classes, ...]; y [samples, ...] are class numbers.
 
     Parameters
     ----------
-    weight, ignore_index
+    weight, ignore_index, reduction
         As of NLLLoss.
-    reduction
-        "mean", since means are made of sums and counts over micro-batches and ranks; any other is
-        refused.
     label_smoothing
         Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
     """

@@ -21,7 +21,7 @@ import numpy
 
 from ..annotations import Array
 from ..errors import ConfigurationError, ShapeError
-from .loss import IGNORED
+from .ops.loss import IGNORED
 from .recorded import recorded
 
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
@@ -111,10 +111,7 @@ def metrics_of(module) -> dict[str, Metric]:
 
     {} if that is something of the module's own.
 
-    Raises
-    ------
-    ConfigurationError
-        If only some of its values are metrics.
+    Errors: ConfigurationError if only some of its values are metrics.
     """
     metrics = module.metrics
     if not isinstance(metrics, dict):
@@ -274,15 +271,7 @@ class _OfClasses(Metric):
 
 
 class Accuracy(_OfClasses, _Mean):
-    """Share of targets whose most probable class is the right one.
-
-    Parameters
-    ----------
-    ignore_index
-        Targets of this value do not count, as in the losses; None: all do.
-    dim
-        Of the predictions, where the classes are: -1 or 1; None: where the shape of y says.
-    """
+    """Share of targets whose most probable class is the right one."""
 
     def items(self, prediction, y):
         predicted, right = self._pairs(prediction, y)
@@ -293,11 +282,6 @@ class MacroF1(_OfClasses):
     """F1 = 2 hits / (predicted + present) of each class, and their mean.
 
     Classes that are neither present nor predicted do not count.
-
-    Parameters
-    ----------
-    ignore_index, dim
-        As of Accuracy.
     """
 
     def __init__(

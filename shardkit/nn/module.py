@@ -306,10 +306,7 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
 
     A class that says forward() and derives from one that says blocks() is one block.
 
-    Raises
-    ------
-    ConfigurationError
-        If they are no list of (name, module).
+    Errors: ConfigurationError if they are no list of (name, module).
     """
     return [("", module)] if _redefines_forward(type(module)) else _said_blocks(module)
 
@@ -335,10 +332,7 @@ def _said_blocks(module: Module) -> "list[tuple[str, Module]]":
 def check_input_of(module: Module, x) -> None:
     """Ask the class whether forward() takes x, whatever the attribute `check_input` is.
 
-    Raises
-    ------
-    ShapeError
-        Also where the class takes a tree for one array.
+    Errors: ShapeError also where the class takes a tree for one array.
     """
     try:
         type(module).check_input(module, x)

@@ -277,7 +277,7 @@ class Parameter(Tensor):
         self._is_sharded = True
 
     def renew(self) -> None:
-        """Return to the state at creation: initial values, no memory, no gradient."""
+        """Set it back to its state at creation: initial values, no memory, no gradient."""
         self.release()
         self._is_released = False
         self._is_sharded = False

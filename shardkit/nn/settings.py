@@ -87,9 +87,7 @@ class Model:
         "rank of updates (LoRA) that are trained while all else is frozen; 0: all is trained",
         minimum=0,
     )
-    lora_alpha: float = fixed(
-        _KEPT, LORA_ALPHA, "the updates count alpha / rank of themselves", above=0.0
-    )
+    lora_alpha: float = fixed(_KEPT, LORA_ALPHA, "scale of the updates is alpha / rank", above=0.0)
     lora_layers: tuple[str, ...] = fixed(
         _KEPT, LORA_LAYERS, "patterns of the names of linear layers that get updates"
     )

@@ -356,22 +356,8 @@ class FeedForward(Module):
         return self.dropout(self.down(self.up(x, gelu)))
 
 
-class GatedFeedForward(Module):
-    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units.
-
-    Parameters
-    ----------
-    width, hidden
-        Elements of x, and units inside.
-    bias
-        Whether the projections have one.
-    dropout
-        Probability, on the output.
-    init, output_init
-        Initial values of the projections, and of the one to the output.
-    dtype
-        Of the parameters, such as "float32".
-    """
+class GatedFeedForward(FeedForward):
+    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
 
     def __init__(
         self,
@@ -385,9 +371,8 @@ class GatedFeedForward(Module):
         dtype: DTypeLike = "float32",
     ) -> None:
         self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
-        self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
-        self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
-        self.dropout = Dropout(dropout, sample_dim=0)
+        more = {"init": init, "output_init": output_init}
+        super().__init__(width, hidden, bias=bias, dropout=dropout, dtype=dtype, **more)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(swiglu(self.gate(x), self.up(x))))

@@ -66,10 +66,7 @@ def as_tensors(x: Any, *, takes_gradient: bool = False) -> Any:
 def arrays_of(output):
     """Return the arrays of what blocks returned: a Tensor, or a tree of Tensors and arrays.
 
-    Raises
-    ------
-    TypeError
-        On anything else, and on a parameter, whose memory is not the block's to give.
+    Errors: TypeError on anything else, and on a parameter, whose memory is not the block's to give.
     """
     return output.array if isinstance(output, Tensor) else map_tree(_array_of, output)
 

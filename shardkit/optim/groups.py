@@ -172,10 +172,7 @@ def groups_by_name(
 ) -> dict[str, ParameterGroup]:
     """Return {name of a parameter: its group}, without those of none.
 
-    Raises
-    ------
-    ConfigurationError
-        On a pattern that matches no name, or what the rule does not have.
+    Errors: ConfigurationError on a pattern that matches no name, or what the rule does not have.
     """
     names = list(names)
     for group in groups:

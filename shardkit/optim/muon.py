@@ -158,17 +158,12 @@ class Muon(Scheduled):
             return 0.2 * sqrt(max(num_rows, num_columns))
         return sqrt(max(1.0, num_rows / num_columns))
 
-    def update(
-        self,
-        parameters: Array,
-        gradients: Array,
-        state: dict[str, Array],
-        step: int,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-    ) -> None:
-        """Apply the updates of matrices, which stand in place of gradients, to a span."""
-        rate = self.rate(step, learning_rate)
-        for span in spans(parameters):
-            parameters[span] *= 1.0 - rate * self.weight_decay
-            parameters[span] -= (rate * gradient_scale) * gradients[span]
+    def _kernel(self, step):
+        return _move, self._constants("weight_decay")
+
+
+def _move(parameters, updates, _momentum, *, weight_decay, lr, gradient_scale):
+    """Apply the updates of matrices to a span."""
+    for span in spans(parameters):
+        parameters[span] *= 1.0 - lr * weight_decay
+        parameters[span] -= (lr * gradient_scale) * updates[span]

@@ -4,13 +4,13 @@
     @dataclass(frozen=True)
     class SGD(Scheduled):
         state_names = ()                    arrays that the rule keeps for each span
-        def _apply(self, ...): ...          calls its kernel
+        def _kernel(self, step): ...        its kernel, and what that takes of the rule
 
 A rule sees no names, no shapes and no ranks: the owner of elements [start, stop) of the flat
 parameters passes that span of parameters, gradients and state. Every rule here works element by
 element, so the result does not depend on how the parameters are cut; muon.py has one that needs
-whole matrices. A new rule is one such class and its
-test: settings, checkpoints and `shardkit plan` learn from the class what it takes and keeps.
+whole matrices. A new rule is one such class and its test: settings, checkpoints and `shardkit plan`
+learn from the class what it takes and keeps.
 """
 
 from dataclasses import dataclass
@@ -106,9 +106,17 @@ def require_share(name: str, value) -> None:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A learning rate that is a number or a function of the step number (0 for the first step)."""
+    """A rule with a learning rate that may change from step to step.
+
+    Parameters
+    ----------
+    lr
+        Learning rate: a number of at least 0, or a function of the step number, which counts from
+        0: see sk.schedules.
+    """
 
     refusal: ClassVar[ConfigurationError | None] = None  # see check_made
+    state_names: ClassVar[tuple[str, ...]] = ()
     lr: LearningRate = 0.01
 
     def __post_init__(self) -> None:
@@ -156,12 +164,18 @@ class Scheduled:
         gradient_scale: float = 1.0,
     ) -> None:
         """Apply step number `step` to a span, in place: see Rule."""
+        kernel, constants = self._kernel(step)
+        arrays = [state[name] for name in self.state_names]
         rate = self.rate(step, learning_rate)
-        self._apply(parameters, gradients, state, step, rate, gradient_scale)
+        how = {"lr": rate, "gradient_scale": gradient_scale}
+        kernel(parameters, gradients, *arrays, **constants, **how)
 
-    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
-        """Call the kernel of the rule, with this learning rate."""
+    def _kernel(self, step: int) -> tuple[Callable, dict]:
+        """Return the kernel of the rule, and its constants in this step, by their names."""
         raise NotImplementedError
+
+    def _constants(self, *names: str) -> dict:
+        return {name: getattr(self, name) for name in names}
 
 
 @rule("sgd", settings={"weight_decay": "weight_decay"})
@@ -177,7 +191,7 @@ class SGD(Scheduled):
     weight_decay
         Weight decay, at least 0.
     momentum
-        From 0 to below 1; above 0 the rule is Momentum.
+        From 0 to below 1; above 0 the rule is that of Momentum.
     nesterov
         As of Momentum.
     """
@@ -185,7 +199,6 @@ class SGD(Scheduled):
     weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
-    state_names: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
         super().check()
@@ -195,18 +208,13 @@ class SGD(Scheduled):
         wanted = "False where momentum = 0: there is none to look ahead with"
         require(self.momentum > 0 or not self.nesterov, "nesterov", self.nesterov, wanted)
         if self.momentum:
-            rule = Momentum(self.lr, self.momentum, self.nesterov, self.weight_decay)
-            object.__setattr__(self, "state_names", rule.state_names)
-            object.__setattr__(self, "update", rule.update)
+            object.__setattr__(self, "state_names", Momentum.state_names)
 
-    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
-        kernels.sgd(
-            parameters,
-            gradients,
-            weight_decay=self.weight_decay,
-            lr=lr,
-            gradient_scale=gradient_scale,
-        )
+    def _kernel(self, step):
+        if not self.momentum:
+            return kernels.sgd, self._constants("weight_decay")
+        constants = self._constants("nesterov", "weight_decay")
+        return kernels.momentum, {"beta": self.momentum, **constants}
 
 
 @rule("momentum", settings={"beta": "momentum", "weight_decay": "weight_decay"})
@@ -244,17 +252,8 @@ class Momentum(Scheduled):
         )
         require_weight_decay(self.weight_decay)
 
-    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
-        kernels.momentum(
-            parameters,
-            gradients,
-            state["velocity"],
-            beta=self.beta,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            lr=lr,
-            gradient_scale=gradient_scale,
-        )
+    def _kernel(self, step):
+        return kernels.momentum, self._constants("beta", "nesterov", "weight_decay")
 
 
 @rule("adam", settings=_OF_ADAM)
@@ -291,21 +290,9 @@ class Adam(Scheduled):
         require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
         require_weight_decay(self.weight_decay)
 
-    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
-        kernels.adam(
-            parameters,
-            gradients,
-            state["first_moment"],
-            state["second_moment"],
-            step=step,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            decoupled=self.decoupled,
-            lr=lr,
-            gradient_scale=gradient_scale,
-        )
+    def _kernel(self, step):
+        names = ("beta1", "beta2", "eps", "weight_decay", "decoupled")
+        return kernels.adam, {"step": step, **self._constants(*names)}
 
 
 @rule("adamw", settings=_OF_ADAM)
@@ -347,14 +334,5 @@ class Lion(Scheduled):
         require_share("beta2", self.beta2)
         require_weight_decay(self.weight_decay)
 
-    def _apply(self, parameters, gradients, state, step, lr, gradient_scale):
-        kernels.lion(
-            parameters,
-            gradients,
-            state["first_moment"],
-            beta1=self.beta1,
-            beta2=self.beta2,
-            weight_decay=self.weight_decay,
-            lr=lr,
-            gradient_scale=gradient_scale,
-        )
+    def _kernel(self, step):
+        return kernels.lion, self._constants("beta1", "beta2", "weight_decay")

@@ -97,13 +97,7 @@ class Schedule(ABC):
 @_schedule("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """`peak` after the warm-up.
-
-    Parameters
-    ----------
-    peak, warmup_steps
-        As of Schedule.
-    """
+    """`peak` after the warm-up."""
 
     @classmethod
     def of_settings(
@@ -122,8 +116,6 @@ class Linear(Schedule):
 
     Parameters
     ----------
-    peak, warmup_steps
-        As of Schedule.
     decay_steps
         Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
     floor
@@ -165,15 +157,6 @@ class Cosine(Linear):
 
     Equal to torch.optim.lr_scheduler.CosineAnnealingLR with T_max = decay_steps and
     eta_min = peak * floor, up to its first minimum.
-
-    Parameters
-    ----------
-    peak, warmup_steps
-        As of Schedule.
-    decay_steps
-        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
-    floor
-        The last rate as a share of the peak.
     """
 
     def _shape(self, part):
@@ -187,12 +170,6 @@ class WarmupStableDecay(Linear):
 
     Parameters
     ----------
-    peak, warmup_steps
-        As of Schedule.
-    decay_steps
-        Number of the step, counted from 0, at which the floor is reached; above warmup_steps.
-    floor
-        The last rate as a share of the peak.
     decay_part
         Of decay_steps that the fall takes, above 0 and at most 1; it begins after the warm-up at
         the earliest.

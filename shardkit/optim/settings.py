@@ -28,7 +28,7 @@ class Optimizer:
         at_resume=_OTHER_RATES,
     )
     warmup_steps: int = setting(
-        20, "the learning rate grows linearly", "steps", minimum=0, at_resume=_OTHER_RATES
+        20, "steps of linear warm-up", "steps", minimum=0, at_resume=_OTHER_RATES
     )
     decay: str = setting(
         "cosine",
@@ -45,7 +45,7 @@ class Optimizer:
     )
     decay_steps: int | None = setting(
         None,
-        "when the learning rate reaches its floor; none: run.steps of the first start",
+        "step at which the learning rate reaches its floor; none: run.steps of the first start",
         "steps",
         minimum=1,
         at_resume=_OTHER_RATES,

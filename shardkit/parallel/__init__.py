@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = public_names(
             "TensorParallelModel ZeRO1Model ZeRO2Model ZeRO3Model"
         ),
         "pipeline.balance": "measure_blocks",
-        "step.profile": "StepProfile profile_steps",
+        "model.profile": "StepProfile profile_steps",
         "tensor.default_plans": "default_plan",
         "tensor.plan": "apply_plan",
     },

@@ -32,7 +32,7 @@ from .model.strategies import (
     ZeRO3Model as ZeRO3Model,
 )
 from .pipeline.balance import measure_blocks as measure_blocks
-from .step.profile import (
+from .model.profile import (
     StepProfile as StepProfile,
     profile_steps as profile_steps,
 )

@@ -64,7 +64,7 @@ def band_of(layout: RunLayout, shape: Shape, cluster: Cluster) -> Band:
     known = bands()
     if cluster.cores or not set(HALVES) & set(cluster.device.peak):  # without: a core
         family = OWN
-    elif layout.pipeline * layout.tensor > 1:
+    elif layout.mesh.replica > 1:
         family = CUT
     else:
         family = SHARDED

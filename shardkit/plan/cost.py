@@ -31,7 +31,7 @@ from .shape import Shape
 from .software import Software
 from .stage_cost import Exposed, StageCost, data_seconds, exposed_of, reduces_each, stage_cost
 from .stages import order_ranks, recomputed_of_stages, stage_units
-from .timeline import StageSeconds, estimated, replayed
+from .timeline import PipelineRun, StageSeconds
 
 PARTS = {
     "compute": "computing",
@@ -102,10 +102,10 @@ def step_cost(
     }
     exposed = [open_of[stage] for stage in zip(units, again)]
     seconds = _stage_seconds(stages, exposed, software, busy)
-    run = replayed if is_exact else estimated
-    pipeline = run(
+    run = PipelineRun(
         layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, seconds, latency
     )
+    pipeline = run.replayed() if is_exact else run.estimated()
     pipeline = max(pipeline, _shared_cores(layout, seconds, latency + busy, cluster))
     parts = _parts(layout, stages, exposed, busy, pipeline)
     if once:

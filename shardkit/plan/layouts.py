@@ -8,8 +8,10 @@ refuses what is refused here; the tests build what is not.
 """
 
 from dataclasses import dataclass, field
+from math import prod
 
 from ..errors import ConfigurationError
+from ..layout.axes import AXES
 from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
@@ -51,11 +53,11 @@ class RunLayout:
     devices: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self):
-        object.__setattr__(self, "devices", self.pipeline * self.data * self.tensor)
+        object.__setattr__(self, "devices", prod(getattr(self, axis) for axis in AXES))
 
     @property
     def mesh(self) -> MeshShape:
-        return MeshShape(self.pipeline, self.data, self.tensor)
+        return MeshShape(**{axis: getattr(self, axis) for axis in AXES})
 
     @property
     def sharing(self) -> int:
@@ -88,7 +90,7 @@ class RunLayout:
         extras = [f"recomputation: {self.recomputed_words}"] if self.recomputation != "none" else []
         extras += ["sequence parallel"] if self.is_sequence_parallel else []
         parts = [
-            f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor}",
+            str(self.mesh),
             self.policy_words,
             f"{self.schedule}{virtual}",
             f"{self.micro_batches} micro-batches of {self.micro_batch}",

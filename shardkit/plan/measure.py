@@ -32,7 +32,7 @@ from ..array import kernels, products
 from ..array.blas import Library, library_named
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..comm.mpi.launch import all_seats
+from ..comm.seats import all_seats
 from ..files.writing import check_can_write, write_whole
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
@@ -133,9 +133,7 @@ def _lines(table: dict) -> list[str]:
     return [f"{key} = {_value(value)}" for key, value in table.items()]
 
 
-def hardware_run(
-    backend: CommunicationBackend, output: str, folder: str = ".", blas: str = "numpy"
-) -> Cluster:
+def hardware_run(backend: CommunicationBackend, output: str, blas: str = "numpy") -> Cluster:
     """Measure this machine, write the file on rank 0, and return its cluster. Collective.
 
     blas   the library of matrix products, as in settings
@@ -145,7 +143,7 @@ def hardware_run(
         library = library_named(blas)
         if backend.rank == 0:
             check_can_write(output)  # before the work, not after it
-    tables = measure_hardware(backend, Path(folder), library)
+    tables = measure_hardware(backend, Path("."), library)
     with collectively(backend):
         if backend.rank == 0:
             write_whole(output, to_toml(tables).encode())

@@ -111,7 +111,7 @@ def _steps_at_once(
 
 
 def _meet_asleep(backend: CommunicationBackend) -> None:
-    """Return when all ranks have come; those that wait leave the cores to the others."""
+    """Wait until all ranks have come; those that wait leave the cores to the others."""
     handle = backend.iall_reduce(numpy.zeros(1))
     while not handle.test():
         time.sleep(_NAP_SECONDS)

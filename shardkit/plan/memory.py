@@ -151,17 +151,11 @@ def _formula_state(
     """
     elements = [unit for stage in stages for unit in stage]
     policy = POLICIES[layout.policy]
-    count = sum(elements)
-
-    def part(**of_one):
-        sizes = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, **of_one}
-        return policy.bytes_per_rank(count, layout.sharing, **sizes)
-
+    sizes = (software.parameter_bytes, software.gradient_bytes, software.state_bytes)
+    parts = policy.parts_per_rank(sum(elements), layout.sharing, sizes)
     largest = sorted(elements)[-2:]
     return {
-        "parameters": part(parameter_bytes=software.parameter_bytes),
-        "gradients": part(gradient_bytes=software.gradient_bytes),
-        "optimizer": part(optimizer_bytes=software.state_bytes),
+        **dict(zip(("parameters", "gradients", "optimizer"), parts)),
         "gathered": sum(largest) * software.parameter_bytes if policy.parameters is SHARD else 0.0,
         "in_flight": sum(largest) * software.gradient_bytes if policy.gradients is SHARD else 0.0,
     }

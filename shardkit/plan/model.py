@@ -9,13 +9,13 @@ A model is a row of blocks, as in nn.GPT: embedding, layer, layer, ..., head. Th
 of this with nn.GPT and the default tensor plan.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, prod
 
 from ..nn.models.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
-from .shape import Shape, division
+from .shape import Shape, division, hashed_once
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Weight:
         return self.size // self.shape[self.cut] * along
 
 
+@hashed_once
 @dataclass(frozen=True)
 class ModelShape(Shape):
     """A GPT by its sizes; the names are those of nn.GPT.
@@ -83,13 +84,6 @@ class ModelShape(Shape):
             None,
             10000.0,
         )  # refuses what nn.GPT refuses
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, f.name) for f in fields(self)))
-
-    def __hash__(self):  # cached, since caches look it up all the time
-        return self._hash
 
     @property
     def num_kv_heads(self) -> int:

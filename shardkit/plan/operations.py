@@ -10,14 +10,14 @@ Backward has two parts: the gradient of the input, which the stage before waits 
 the weights. Inside and outside of a region count as in arXiv 2205.05198, section 4.
 """
 
-from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache, singledispatch
+from dataclasses import dataclass
+from functools import lru_cache, singledispatch
 
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
 from .overlap import exposed_seconds
-from .shape import Shape
+from .shape import Shape, hashed_once
 from .software import Software
 
 
@@ -35,6 +35,7 @@ class BlockSeconds:
     communication: float = 0.0
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Setting:
     """What the seconds of a block depend on besides the block."""
@@ -89,13 +90,6 @@ class Setting:
 
     def calls(self, count: float) -> float:
         return count * self.cluster.device.call_seconds
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, f.name) for f in fields(self)))
-
-    def __hash__(self):  # cached, since caches look it up all the time
-        return self._hash
 
 
 def cast_seconds(cluster: Cluster, software: Software, count: float) -> float:

@@ -17,7 +17,7 @@ from .band import band_of
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .stages import blocks_per_stage
-from .timeline import simulated
+from .timeline import PipelineRun
 from .whole_run import Interruptions, interruptions_of
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _table(training: PlannedTraining, count: int) -> "rich_table.Table":
         layout = candidate.layout
         table.add_row(
             str(number),
-            f"{layout.pipeline} x {layout.data} x {layout.tensor}"
+            " x ".join(map(str, layout.mesh.sizes.values()))
             + " sequence" * layout.is_sequence_parallel,
             layout.policy_words,
             f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
@@ -278,14 +278,9 @@ def write_timeline(candidate: Candidate, path) -> str:
         layout.micro_batches,
         max(fitting, layout.pipeline) // layout.pipeline * layout.pipeline or fitting,
     )
-    timeline = simulated(
-        layout.schedule,
-        layout.pipeline,
-        layout.virtual,
-        shown,
-        candidate.cost.stages,
-        candidate.cost.transfer_seconds,
-    )
+    cost = candidate.cost
+    form = (layout.schedule, layout.pipeline, layout.virtual)
+    timeline = PipelineRun(*form, shown, cost.stages, cost.transfer_seconds).simulated()
     part = ""
     if shown < layout.micro_batches:
         part = f", {shown} of {layout.micro_batches} micro-batches"

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from ..arguments import require
 from ..array.dtypes import FLOAT8
+from ..layout.axes import CHOSEN
 from ..layout.flat import ITEM_BYTES
 from ..optim.rules import RULES
 from ..train.settings import RunConfiguration
@@ -176,8 +177,7 @@ def settings_of(layout: RunLayout, shape: Shape, software: Software) -> dict:
         "parallel.activation_checkpointing": layout.recomputation == "full",
     }
     return {
-        "mesh.pipeline": layout.pipeline,
-        "mesh.tensor": layout.tensor,
+        **{f"mesh.{axis}": layout.mesh.sizes[axis] for axis in CHOSEN},
         "parallel.policy": layout.policy,
         "parallel.shard_ranks": layout.shard_ranks,
         "parallel.schedule": layout.schedule,

@@ -9,6 +9,21 @@ the kind of shape too: `tables` and `seconds` there have one function for each k
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import fields
+
+
+def hashed_once(kind):
+    """Let the values of a frozen dataclass keep their hash: caches look them up all the time."""
+    names = [each.name for each in fields(kind)]
+
+    def keeping(self):
+        kept = vars(self)
+        if "_hash" not in kept:
+            kept["_hash"] = hash(tuple(getattr(self, name) for name in names))
+        return kept["_hash"]
+
+    kind.__hash__ = keeping
+    return kind
 
 
 class Shape(ABC):

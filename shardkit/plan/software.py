@@ -11,15 +11,16 @@ The values are for AdamW with clipping; settings.py has them for other settings.
 which published times are for, are in benchmarks/published.
 """
 
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
+from .shape import hashed_once
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Software:
     """The properties of a program that memory and time depend on. Bytes are of one element.
@@ -128,13 +129,6 @@ class Software:
         sharing   ranks of a node that see each other's memory
         """
         return not (self.shares_parameters and 1 < data <= sharing // tensor)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, f.name) for f in fields(self)))
-
-    def __hash__(self):  # cached, since caches look it up all the time
-        return self._hash
 
 
 SHARDKIT = Software(

@@ -131,13 +131,14 @@ def _timeline(path: Path) -> dict | None:
 
 
 def _points(records, name) -> list:
-    return [[record["step"], record[name]] for record in records if name in record]
+    return [[each["step"], each[name]] for each in records if each.get(name) is not None]
 
 
 def _curves(records) -> dict:
     left_out = _NO_CURVES | _OF_CHECKPOINTS.keys()
     names = dict.fromkeys(name for record in records for name in record if name not in left_out)
-    return {name: _points(records, name) for name in names}
+    curves = {name: _points(records, name) for name in names}
+    return {name: points for name, points in curves.items() if points}
 
 
 def _checkpoints(records) -> list:

@@ -9,8 +9,11 @@ Each is a section [model], a form of rows, and a call of the model's class; the 
 Those of images are in images.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from math import prod
+from typing import Any
 
 import numpy
 
@@ -20,6 +23,7 @@ from ..errors import ConfigurationError
 from ..nn.models.fno import FNO
 from ..nn.models.lstm import LSTMModel as LSTM
 from ..nn.models.message_passing import MessagePassing
+from ..nn.module import Module
 from ..settings import fixed
 from .form import Arrays, check_on_grid
 from .table import TableData, TableTask
@@ -41,6 +45,24 @@ def flops(model, places) -> float:
     return 6.0 * sum(places(name) * parameter.size for name, parameter in parameters)
 
 
+def defaults_of(name: str, **batch: int) -> dict[str, Any]:
+    """Return the defaults of a task of this name, and with these of its section [batch]."""
+    batch = {f"batch.{key}": size for key, size in batch.items()}
+    return {**TableTask.defaults, "run.folder": f"runs/{name}", **batch}
+
+
+def built(task: TableTask, kind: Callable[..., Module], *arguments: Any, **more: Any) -> Module:
+    """Return the model of a task, whose sizes are its section [model].
+
+    arguments, more   of the model beside the numbers of features and outputs, and these sizes
+    A derived task may add settings to [model]: what `kind` does not take by name is not passed.
+    """
+    given = (task.num_features, task.num_outputs, *arguments)
+    by_name = list(signature(kind).parameters)[len(given) :]
+    sizes = {name: size for name, size in vars(task.settings.model).items() if name in by_name}
+    return kind(*given, **{**sizes, **more, "seed": task.settings.run.seed})
+
+
 @dataclass(frozen=True, kw_only=True)
 class FNOSizes:
     """The FNO of a run."""
@@ -57,12 +79,7 @@ class FNOTask(TableTask):
 
     rows = _ON_GRIDS
     sections = {"model": FNOSizes, "data": TableData}
-    defaults = {
-        **TableTask.defaults,
-        "run.folder": "runs/fno",
-        "batch.sequences": 32,
-        "batch.micro_batch": 8,
-    }
+    defaults = defaults_of("fno", sequences=32, micro_batch=8)
 
     def make_model(self):
         x, y = self.described.x_shape, self.described.y_shape
@@ -74,14 +91,7 @@ class FNOTask(TableTask):
                 f"model.modes = {list(model.modes)} on a grid of {grid}; wanted one number, or one "
                 "for each dimension, each at most half of its points"
             )
-        return FNO(
-            self.num_features,
-            self.num_outputs,
-            modes,
-            width=model.width,
-            layers=model.layers,
-            seed=self.settings.run.seed,
-        )
+        return built(self, FNO, modes=modes)
 
     def num_flops_per_sample(self, model):
         points = prod(self.described.x_shape[1:])
@@ -104,19 +114,10 @@ class LSTMTask(TableTask):
 
     rows = _IN_TIME
     sections = {"model": LSTMSizes, "data": TableData}
-    defaults = {**TableTask.defaults, "run.folder": "runs/lstm"}
+    defaults = defaults_of("lstm")
 
     def make_model(self):
-        model = self.settings.model
-        return LSTM(
-            self.num_features,
-            self.num_outputs,
-            width=model.width,
-            layers=model.layers,
-            readout="steps" if len(self.described.y_shape) == 2 else "last",
-            dropout=model.dropout,
-            seed=self.settings.run.seed,
-        )
+        return built(self, LSTM, readout="steps" if len(self.described.y_shape) == 2 else "last")
 
     def num_flops_per_sample(self, model):
         return flops(model, lambda name: self.described.x_shape[0])
@@ -146,21 +147,12 @@ class MessagePassingTask(TableTask):
 
     rows = _OF_NODES
     sections = {"model": GraphSizes, "data": GraphData}
-    defaults = {**TableTask.defaults, "run.folder": "runs/message_passing"}
+    defaults = defaults_of("message_passing")
 
     def make_model(self):
-        model = self.settings.model
-        senders, receivers = _edges(self.settings.data, self.described.x_shape[0])
-        return MessagePassing(
-            self.num_features,
-            self.num_outputs,
-            senders,
-            receivers,
-            width=model.width,
-            steps=model.steps,
-            readout="nodes" if len(self.described.y_shape) == 2 else "sum",
-            seed=self.settings.run.seed,
-        )
+        edges = _edges(self.settings.data, self.described.x_shape[0])
+        readout = "nodes" if len(self.described.y_shape) == 2 else "sum"
+        return built(self, MessagePassing, *edges, readout=readout)
 
     def num_flops_per_sample(self, model):
         return flops(model, lambda name: self.described.x_shape[0])

@@ -16,14 +16,13 @@ from ..nn.models.resnet import NORMS, ResNet
 from ..nn.models.unet import UNet
 from ..nn.models.vit import ViT
 from ..settings import fixed
-from .architectures import SIZES, flops
+from .architectures import SIZES, built, defaults_of, flops
 from .form import Arrays, check_on_grid
 from .table import KINDS, TableData, TableTask
 
 _ON_GRIDS = "(channels, x), (channels, x, y) or (channels, x, y, z)"
 _OF_IMAGES = Arrays((2, 3, 4), _ON_GRIDS)
 _TO_FIELDS = Arrays((2, 3, 4), _ON_GRIDS, kinds=("regression",))
-_DEFAULTS = {**TableTask.defaults, "batch.sequences": 64, "batch.micro_batch": 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +53,10 @@ class ResNetTask(TableTask):
 
     rows = _OF_IMAGES
     sections = {"model": ResNetSizes, "data": ImageData}
-    defaults = {**_DEFAULTS, "run.folder": "runs/resnet"}
+    defaults = defaults_of("resnet", sequences=64, micro_batch=16)
 
     def make_model(self):
-        model = self.settings.model
-        return ResNet(
-            self.num_features,
-            self.num_outputs,
-            model.layers,
-            dims=len(self.described.x_shape) - 1,
-            width=model.width,
-            bottleneck=model.bottleneck,
-            small_images=model.small_images,
-            norm=model.norm,
-            seed=self.settings.run.seed,
-        )
+        return built(self, ResNet, dims=len(self.described.x_shape) - 1)
 
     def num_flops_per_sample(self, model):
         grid = self.described.x_shape[1:]
@@ -104,7 +92,7 @@ class ViTTask(TableTask):
 
     rows = _OF_IMAGES
     sections = {"model": ViTSizes, "data": ImageData}
-    defaults = {**_DEFAULTS, "run.folder": "runs/vit"}
+    defaults = defaults_of("vit", sequences=64, micro_batch=16)
 
     def make_model(self):
         model = self.settings.model
@@ -144,12 +132,7 @@ class UNetTask(TableTask):
 
     rows = _TO_FIELDS
     sections = {"model": UNetSizes, "data": TableData}
-    defaults = {
-        **TableTask.defaults,
-        "run.folder": "runs/unet",
-        "batch.sequences": 32,
-        "batch.micro_batch": 8,
-    }
+    defaults = defaults_of("unet", sequences=32, micro_batch=8)
 
     def make_model(self):
         x, y, model = self.described.x_shape, self.described.y_shape, self.settings.model
@@ -160,15 +143,7 @@ class UNetTask(TableTask):
                 f"model.depth = {model.depth} on a grid of {x[1:]}; wanted sizes that {step} "
                 "divides, or less depth"
             )
-        return UNet(
-            self.num_features,
-            self.num_outputs,
-            dims=len(x) - 1,
-            width=model.width,
-            depth=model.depth,
-            groups=model.groups,
-            seed=self.settings.run.seed,
-        )
+        return built(self, UNet, dims=len(x) - 1)
 
     def num_flops_per_sample(self, model):
         grid = self.described.x_shape[1:]

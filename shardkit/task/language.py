@@ -20,6 +20,7 @@ from ..nn.lora import update_names
 from ..nn.loss import CrossEntropy
 from ..nn.models.gpt import GPT
 from ..nn.settings import Model
+from ..parallel.model.sharded_model import parts_of
 from .generation import Sample, write_texts
 from .task import Task
 
@@ -107,7 +108,7 @@ class Language(Task):
         if not path:
             return ""
         stored = model.load_model(path, only="model", strict=not self._adds_updates())
-        theirs = model.companions.get(MAIN_FILE)
+        theirs = parts_of(model).checkpoints.companions.get(MAIN_FILE)
         ours = self._data.tokenizer_files.get(MAIN_FILE)
         if None not in (theirs, ours) and theirs != ours:
             raise ConfigurationError(
@@ -211,8 +212,8 @@ class Language(Task):
         if sample.tokens == 0:
             return ""
         tokenizer = self._data.tokenizer()
-        if tokenizer is None and MAIN_FILE in model.companions:
-            tokenizer = tokenizer_of(model.companions)
+        if tokenizer is None and MAIN_FILE in parts_of(model).checkpoints.companions:
+            tokenizer = tokenizer_of(parts_of(model).checkpoints.companions)
         if tokenizer is None:
             return "no sample of text: there is no tokenizer beside the tokens or the model"
         prompt = sample.prompt.replace("\\n", "\n")

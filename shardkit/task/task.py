@@ -143,9 +143,10 @@ class Task(ABC):
         resume
             The run goes on.
 
-        Notes
-        -----
-        Errors: those of prepare().
+        Raises
+        ------
+        Exception
+            As prepare().
         """
         return 0
 

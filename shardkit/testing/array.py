@@ -34,7 +34,7 @@ NAMES = {
     "machine_code": "MACHINE_CODE MachineCode",
     "random": "key_of",
     "reference.chunks": "CHUNK_ELEMENTS",
-    "registry": "ACTIVATIONS KERNELS",
+    "registry": "KERNELS",
     "scatter": "add_at",
     "window": "ConvolutionWindow",
 }

@@ -8,29 +8,28 @@ NAMES = {
         "Ballot Handle abort_on_error agree check_same collectively ordered_all_reduce "
         "ordered_reduce_scatter ordered_sum"
     ),
-    "channel": "Channel WrappedChannel",
+    "channel": "Channel NotedCalls WrappedChannel",
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
     "collectives.asynchronous": (
         "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter"
     ),
-    "failure.guard": "JobGuard",
     "failure.signals": "StopSignals",
     "gpu.ipc": "open_gpu_ipc",
     "gpu.mpi": "MPITransport open_gpu_mpi",
     "gpu.nccl": "open_nccl",
     "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
     "mpi.channel": "COMPARED_CALLS",
-    "mpi.launch": (
-        "Seat check_launch check_library crowding have_cores launch_warnings ranks_text share_cores"
-    ),
-    "mpi.quotas": "own_quotas",
+    "mpi.guard": "JobGuard",
+    "mpi.launch": "check_launch check_library launch_warnings",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",
     "node.mailbox": "SLOT_BYTES new_mailbox table_of",
     "node.streams": "STREAM_BYTES stream_bytes",
     "operations": "CompleteHandle",
+    "quotas": "own_quotas",
     "same": "alike versions",
+    "seats": "Seat crowding have_cores ranks_text share_cores",
     "staging": "Staging",
     "threads.channel": "ThreadChannel",
     "threads.rendezvous": "Environment",
@@ -62,7 +61,6 @@ MODULES = {
     "own_warden": "watch.own_warden",
     "same": "same",
     "threads_backend": "threads.backend",
-    "verbs": "verbs",
 }
 
 open_door(__name__)

@@ -8,11 +8,15 @@ ROOM = "shardkit.parallel"
 NAMES = {
     "": "apply_plan default_plan profile_steps",
     "data.gradients": "NORM_BLOCK",
+    "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
-    "model.epochs": "epochs_since_improvement evaluate_set",
+    "model.optimizing": "evaluate_set",
+    "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
     "pipeline.neighbors": "Neighbors redistribute restore",
+    "step.calls": "AtCalls",
+    "step.gathering": "ByProgram Gathering",
     "step.numerics": "LARGEST_SCALE LossScale Numerics SMALLEST_SCALE",
     "step.stopwatch": "MESSAGE_WAIT Product Record Stopwatch Waiting",
     "step.recorder": "COMMUNICATION Recorder",
@@ -25,7 +29,8 @@ NAMES = {
 MODULES = {
     "conjugate": "tensor.conjugate",
     "cuda_work": "step.cuda_work",
-    "profile": "step.profile",
+    "optimizing": "model.optimizing",
+    "profile": "model.profile",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }
@@ -34,49 +39,68 @@ MODULES = {
 # ---- questions to a sharded model ----------------------------------------------------------------
 
 
+def parts_of(model: Any) -> Any:
+    """Return its parts: engine, checkpoints, history, policy and others."""
+    from ..parallel.model.sharded_model import parts_of
+
+    return parts_of(model)
+
+
 def units_of(model: Any) -> Any:
     """Return the units of this rank: blocks of the model, each with its buffers."""
-    return model.engine.units
+    return parts_of(model).engine.units
+
+
+def is_in_a_window(unit: Any) -> bool:
+    """Return True if its parameters lie once in memory that ranks share."""
+    from ..parallel.data.keepers import Window
+
+    return isinstance(unit.lent, Window)
 
 
 def own_units_of(model: Any) -> Any:
     """Return those that are not copies of another pipeline rank's."""
-    return model.engine.own_units
+    return parts_of(model).engine.units.own
 
 
 def trained_units_of(model: Any) -> Any:
     """Return those that have parameters that are not frozen."""
-    return model.engine.trained_units
+    return parts_of(model).engine.units.trained
 
 
 def unit_places_of(model: Any) -> Any:
     """Return {(stage, number of the unit): unit} of this rank."""
-    return model.engine.units_by_place
+    return parts_of(model).engine.units.at
 
 
 def stages_of(model: Any) -> Any:
     """Return which blocks this rank computes, and which of them are frozen."""
-    return model.engine.stages
+    return parts_of(model).engine.parts.stages
 
 
 def program_of(model: Any) -> Any:
     """Return the actions of the next step on this pipeline rank."""
-    return model.engine.program
+    return parts_of(model).engine.program
 
 
 def runtime_of(model: Any) -> Any:
     """Return what carries them out."""
-    return model.engine.runtime
+    return parts_of(model).engine.runtime
+
+
+def gathering_of(model: Any) -> Any:
+    """Return what makes its parameters whole before they are read."""
+    return runtime_of(model).flow.plain_work.gathering
 
 
 def overlap_of(model: Any) -> Any:
     """Return whether messages travel while the step computes, or the trial of it."""
-    return model.engine.overlap
+    return parts_of(model).engine.overlap
 
 
 def compilation_of(model: Any) -> Any:
     """Return the recorded step, or the reason why there is none."""
-    return model.engine.compilation
+    return parts_of(model).engine.compilation
 
 
 def traced_parts_of(model: Any) -> Any:
@@ -87,7 +111,7 @@ def traced_parts_of(model: Any) -> Any:
 
 def listening_of(model: Any) -> Any:
     """Return who is told what its steps do."""
-    return model.engine.listening
+    return parts_of(model).engine.listening
 
 
 def watching(stopwatch: Any, runtime: Any, _progress: Any) -> Any:
@@ -99,54 +123,54 @@ def watching(stopwatch: Any, runtime: Any, _progress: Any) -> Any:
 
 def device_of(model: Any) -> Any:
     """Return its device, with the accounts of bytes in use."""
-    return model.engine.device
+    return parts_of(model).engine.device
 
 
 def pools_of(model: Any) -> Any:
     """Return the memory for activations, and the pools of whole parameters and gradients."""
-    return model.engine.memory
+    return parts_of(model).engine.parts.pools
 
 
 def own_buffers_of(model: Any) -> Any:
     """Return {name: buffer} of what this rank computes, such as running means."""
-    return model.engine.buffers.own
+    return parts_of(model).engine.state.buffers.own
 
 
 def training_state_of(model: Any) -> Any:
     """Return what a checkpoint stores: boxes of this rank, the rule, the steps and the samples."""
-    return model.engine.state
+    return parts_of(model).state
 
 
 def skips_of(model: Any) -> Any:
     """Return which steps were skipped: the last, in a row, in total."""
-    return model.engine.state.skips
+    return parts_of(model).state.skips
 
 
 def loss_scale_of(model: Any) -> Any:
     """Return the factor of the loss in half floats."""
-    return model.engine.loss_scale
+    return parts_of(model).engine.state.loss_scale
 
 
 def gradient_norm_of(model: Any) -> Any:
     """Return the norm of the last step's gradient before clipping; None if nothing clips."""
-    return model.engine.gradient_norm
+    return parts_of(model).engine.gradient_norm
 
 
 def has_pending_gradients(model: Any) -> Any:
     """Return True if local gradients wait for their reduction."""
-    return model.engine.has_pending_gradients
+    return parts_of(model).engine.has_pending_gradients
 
 
 def set_ballot(model: Any, ballot: Any) -> None:
     """Ask the ranks before each step, with this ballot, whether to stop; None: nobody asks."""
-    model.engine.ballot = ballot
+    parts_of(model).engine.ballot = ballot
 
 
 def synchronize_replicas(model: Any) -> Any:
     """Make copies of one parameter the same again; return how far they had drifted. Collective."""
     from ..parallel.model.replicas import synchronize_replicas as synchronize
 
-    return synchronize(model.engine)
+    return synchronize(parts_of(model).engine)
 
 
 open_door(__name__)

@@ -22,7 +22,7 @@ NAMES = {
     "settings": "left_out others_software settings_of software_of",
     "software": "in_float8",
     "stages": "blocks_per_stage stage_units",
-    "timeline": "StageSeconds _replay estimated replayed simulated",
+    "timeline": "PipelineRun StageSeconds",
     "whole_run": "Interruptions interruptions_of",
 }
 MODULES = {

@@ -13,6 +13,6 @@ NAMES = {
     "streaming": "TextStream continuation until",
     "table": "TableMLP",
 }
-MODULES = {"survey": "survey"}
+MODULES = {"architectures": "architectures", "images": "images", "survey": "survey"}
 
 open_door(__name__)

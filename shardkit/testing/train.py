@@ -17,7 +17,7 @@ NAMES = {
     "ranks": "bits_text check_batch",
     "resuming": "changes schedule_line told_settings",
     "settings": "Parallel Run configuration_of first_settings resumed settled with_steps",
-    "stopping": "Clock Patience end_of_slurm_job",
+    "stopping": "Clock end_of_slurm_job",
     "terminal": "console_of output_of_launcher",
     "tracking": "_known_id make_tracker",
     "validation": "Validation",

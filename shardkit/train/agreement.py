@@ -17,8 +17,8 @@ from pathlib import Path
 from ..comm.backend import CommunicationBackend
 from ..comm.same import alike, facts_of, versions
 from ..data.samples import Samples
+from ..parallel.fingerprint import describe
 from ..parallel.model.callback import Callback
-from ..parallel.model.fingerprint import describe
 from ..task.task import Task
 from .settings import RunConfiguration
 
@@ -33,7 +33,7 @@ SAME_DATA = (
 def facts_of_place(folder: str | Path) -> dict[str, str]:
     """Return {name: text} of where the folder of a run is, in the first message of all ranks.
 
-    Those of an elastic run say so in theirs (comm/failure/elastic.py).
+    Those of an elastic run say so in theirs (comm/mpi/elastic.py).
     """
     return {"run.elastic": "False", FOLDER: repr(str(Path(folder).resolve()))}
 

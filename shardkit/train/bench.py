@@ -21,9 +21,9 @@ from ..comm.failure.agreement import collectively
 from ..comm.same import alike, facts_of
 from ..files.removing import remove_trial
 from ..files.writing import check_can_write, write_whole
-from ..parallel.model.sharded_model import ShardedModel
-from ..parallel.step.profile import PARTS as MEASURED_PARTS
-from ..parallel.step.profile import StepProfile, least_parts, profile_steps
+from ..parallel.model.profile import PARTS as MEASURED_PARTS
+from ..parallel.model.profile import StepProfile, least_parts, profile_steps
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..parallel.step.stopwatch import large_product_speed
 from ..task.task import Task
 from .advice import advise
@@ -102,8 +102,8 @@ def _opened(settings: RunConfiguration, backend: CommunicationBackend):
 
 def _batch(task: Task, model: ShardedModel):
     """Return this data rank's part of a batch: x, y."""
-    part = task.settings.batch.sequences // model.mesh.size("data")
-    return task.example(part, seed=model.mesh.coordinates.data)
+    number, parts = model.mesh.sample_part
+    return task.example(task.settings.batch.sequences // parts, seed=number)
 
 
 def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:
@@ -117,7 +117,7 @@ def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:
     settings, smallest = task.settings, task.smallest()
     if smallest is None:
         return [dict.fromkeys(MEASURED_PARTS, 0.0)] * model.world_size
-    stages = model.engine.stages
+    stages = parts_of(model).engine.parts.stages
     blocks = [
         sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
         for stage in range(len(stages.units_per_stage))
@@ -143,9 +143,10 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
 
     All ranks at the same time, as in a step.
     """
-    device, dtype = model.engine.device, model.engine.units[0].dtype
+    engine = parts_of(model).engine
+    device, dtype = engine.device, engine.units[0].dtype
     model.mesh.world.barrier()
-    with model.engine.numerics.in_use():
+    with engine.parts.numerics.in_use():
         return {
             None: large_product_speed(device, dtype),
             **{product: product.seconds_alone(device) for product in profile.products},
@@ -154,7 +155,7 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
 
 def _seconds_by_others(model: ShardedModel, profile: StepProfile) -> dict[str, float]:
     """Return {name: seconds of all products of a step, alone} for the libraries not in use."""
-    device = model.engine.device
+    device = parts_of(model).engine.device
     if device.kind != "cpu":
         return {}
     found = {}

@@ -6,7 +6,8 @@ profiles, products alone, the step without work --> parts of the step, kernels, 
 import os
 import platform
 
-from ..parallel.step.profile import StepProfile
+from ..parallel.model.profile import StepProfile
+from ..parallel.model.sharded_model import parts_of
 from ..parallel.step.stopwatch import Product
 from ..task.task import Task
 
@@ -36,7 +37,7 @@ def figures_of(
         task.num_flops_per_sample(model.wrapped_model) * samples
     )  # of the whole model, whatever this rank holds
     return {
-        "strategy": model.policy.name,
+        "strategy": parts_of(model).policy.name,
         "mesh": str(model.mesh.shape),
         "ranks": len(ranks),
         "parameter_count": model.parameter_count,
@@ -59,7 +60,7 @@ def figures_of(
         "sent_bytes_per_rank": [profile.sent_bytes for profile in ranks],
         "sent_calls_per_rank": [profile.sent_calls for profile in ranks],
         "peak_bytes_per_rank": [profile.peak_bytes for profile in ranks],
-        "bubble_fraction": model.engine.bubble_fraction,
+        "bubble_fraction": parts_of(model).engine.bubble_fraction,
         **_places(settings, model),
     }
 

@@ -48,8 +48,8 @@ class Best:
         return (
             self._run.patience is not None
             and self._measured is not None
-            and _leads(self._measured, self.found)
-            and _leads(self._measured, self._coming)
+            and self._measured.leads(self.found)
+            and self._measured.leads(self._coming)
         )
 
     def description(self, step: int) -> dict:
@@ -57,7 +57,7 @@ class Best:
         once it is there. It is being written from now on, and no other.
         """
         own = self._measured if self._measured and self._measured.step == step else None
-        best = own if own is not None and _leads(own, self.found) else self.found
+        best = own if own is not None and own.leads(self.found) else self.found
         self._coming = own
         return {
             "loss": own and own.loss,
@@ -68,7 +68,7 @@ class Best:
     def is_saved(self, step: int, folder: str) -> None:
         """Note that a checkpoint is on disk."""
         own, self._coming = self._coming, None
-        if own is not None and _leads(own, self.found):
+        if own is not None and own.leads(self.found):
             self.found = Validated(own.loss, step, Path(folder))
 
     def text(self, newest: tuple[int, str] | None, lowest: tuple[float, int] | None) -> str:
@@ -90,7 +90,3 @@ class Best:
                 "that step is there (run.checkpoint_every; with run.patience each best is saved)"
             )
         return text
-
-
-def _leads(one: Validated, other: Validated | None) -> bool:
-    return other is None or one.rank < other.rank

@@ -16,13 +16,13 @@ from typing import Any
 from ..annotations import FilePath
 from ..arguments import is_integer, is_number, require
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.elastic import LivingRanks
 from ..comm.failure.program import Program, report_failure
-from ..comm.mpi.launch import ranks_text
+from ..comm.mpi.elastic import LivingRanks
+from ..comm.seats import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..files.paths import usable_path
 from ..layout.mesh_shape import MeshShape
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..parallel.pipeline.neighbors import Neighbors, restore
 from .log import seconds_text
 
@@ -38,7 +38,9 @@ class Recovery:
     num_living
         Ranks; num_training of them make the new mesh, the others are spares.
     step
-        That the model is at now; source: "memory" or "checkpoint".
+        Of the model now.
+    source
+        "memory" or "checkpoint".
     seconds
         From when this rank noticed it to when training went on.
     """
@@ -221,7 +223,7 @@ class ElasticTraining:
 
     def _recover(self, living, model, num):
         """Restore the state. Collective over the survivors."""
-        step, source = restore(living, self._copies, model), "memory"
+        step, source = restore(living, self._copies, model and parts_of(model)), "memory"
         if step is None:
             step, source = self._load(model), "checkpoint"
         if model is not None:
@@ -248,7 +250,7 @@ class ElasticTraining:
     def _train(self, model):
         if self.why_not:
             return self._work(model, lambda: None)
-        copies = Neighbors(model, self._life)
+        copies = Neighbors(parts_of(model), self._life)
         copies.commit()
         self._copies.append(copies)
         model.mesh.world.barrier()  # all have the new copies: nobody needs the old ones
@@ -261,4 +263,4 @@ class ElasticTraining:
         try:
             return self._work(model, commit)
         finally:
-            model.abandon_saving()
+            parts_of(model).checkpoints.saver.abandon()

@@ -21,8 +21,10 @@ from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
 from ..files.trust import Trust
+from ..layout.axes import CHOSEN
+from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .folder import has_checkpoints, stored_places, stored_settings
@@ -122,7 +124,7 @@ class TrainedRun:
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:
         """Yield the windows of this rank, as many on every rank. Collective."""
         size, mesh = self.window_samples, self.model.mesh
-        replica, replicas = mesh.coordinates.data, mesh.size("data")
+        replica, replicas = mesh.sample_part
         num_windows = -(-len(samples) // size)
         for begin in range(0, num_windows, replicas):
             number = min(begin + replica, num_windows - 1)
@@ -144,8 +146,8 @@ def on_these_ranks(
     Stages and tensor ranks of the run are kept if they divide the ranks, or were given; so are its
     groups of data ranks, else all data ranks share one copy.
     """
-    axes = ("mesh.pipeline", "mesh.tensor")
-    if num_ranks % (settings.mesh.pipeline * settings.mesh.tensor) and not given.keys() & set(axes):
+    axes = [f"mesh.{axis}" for axis in CHOSEN]
+    if num_ranks % MeshShape(**settings.mesh.sizes).size and not given.keys() & set(axes):
         settings = settings.replace(dict.fromkeys(axes, 1))
     replicas = num_replicas(settings, num_ranks)
     chosen = "parallel.policy", "parallel.shard_ranks"
@@ -156,7 +158,7 @@ def on_these_ranks(
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:
     """Return loss and metrics of all samples, the same on all ranks. Collective."""
-    with Measurement(run.model.engine, run.task.metrics, run.task.loss) as measured:
+    with Measurement(parts_of(run.model).engine, run.task.metrics, run.task.loss) as measured:
         for window in run.windows(samples):
             measured.add(*((window.x, window.y) if window.is_counted else (None, None)))
     return Figures(run.step, measured.samples, measured.loss, measured.metrics)

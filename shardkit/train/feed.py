@@ -9,14 +9,15 @@ from ..task.task import Task
 def training_stream(task: Task, model: ShardedModel, samples: Samples) -> Stream:
     """Return the batches of this data rank, in the order of the run's seed."""
     settings = task.settings
-    part = settings.batch.sequences // model.mesh.size("data")
+    number, parts = model.mesh.sample_part
+    count = settings.batch.sequences // parts
     return Stream(
         samples,
         settings.run.seed,
         TRAINING,
         global_batch=settings.batch.sequences,
-        first=model.mesh.coordinates.data * part,
-        count=part,
+        first=number * count,
+        count=count,
     )
 
 

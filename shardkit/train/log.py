@@ -20,7 +20,8 @@ from .terminal import console_of
 
 _MOST_BYTES = 1 << 30
 _MOST_LINE = 1 << 22  # bytes
-_NUMBERS = "time", "validation_loss"  # what a run or its report counts with
+_LOSS = "validation_loss"
+_NUMBERS = "time", _LOSS  # what a run or its report counts with
 
 
 class RankLog:
@@ -104,14 +105,15 @@ class Reporter:
             self._bar.update(self._task, total=steps)
 
     def record(self, **values):
-        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks.
+        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks; a validation
+        whose loss is one is null.
 
         time   Unix seconds, is added
         """
         values = {
-            name: value
+            name: value if _is_finite(value) else None
             for name, value in {**plain(values), "time": round(time.time(), 3)}.items()
-            if not isinstance(value, float) or math.isfinite(value)
+            if _is_finite(value) or name == _LOSS
         }
         if self._is_writer:
             self._log.notes.add(self._metrics_path, json.dumps(values))
@@ -121,16 +123,18 @@ class Reporter:
         if self._is_writer:
             self._log.notes.write(self._folder / name, text)
 
-    def recorded(self, name: str) -> list:
-        """Return the values of this name in metrics.jsonl, in their order."""
-        return [record[name] for record in self._records() if name in record]
+    def validation_losses(self) -> list[float]:
+        """Return the loss of each validation in metrics.jsonl, in their order; NaN for null."""
+        losses = [record[_LOSS] for record in self._records() if _LOSS in record]
+        return [math.nan if loss is None else loss for loss in losses]
 
-    def lowest(self, name: str) -> tuple[float, int] | None:
-        """Return (value, step) of the lowest value of this name in metrics.jsonl, if this rank is
-        the writer; None without one.
+    def lowest_validation(self) -> tuple[float, int] | None:
+        """Return (loss, step) of the lowest validation in metrics.jsonl, if this rank is the
+        writer; None without one.
         """
         records = self._records() if self._is_writer else []
-        return min(((each[name], each["step"]) for each in records if name in each), default=None)
+        measured = [each for each in records if each.get(_LOSS) is not None]
+        return min(((each[_LOSS], each["step"]) for each in measured), default=None)
 
     def drop_records_after(self, step: int):
         """Remove the records after this step: a resumed run writes them again."""
@@ -195,10 +199,14 @@ def _record_of(line: bytes, path: Path, number: int) -> dict | None:
     for name, value in wanted(record, dict, path, where).items():
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{path}, {where}: {name} = {value!r:.100}", path, name)
-        if type(value) is int or name in _NUMBERS:
+        if type(value) is int or name in _NUMBERS and (name, value) != (_LOSS, None):
             wanted(value, float, path, f"{where}, {name}")
     wanted_count(record.get("step"), path, f"{where}, step")
     return record
+
+
+def _is_finite(value) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def duration_text(seconds: float) -> str:

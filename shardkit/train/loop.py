@@ -24,13 +24,15 @@ from threadpoolctl import threadpool_limits
 
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
 from ..comm.failure.signals import StopSignals
 from ..comm.same import alike
 from ..data.samples import TRAINING, VALIDATION
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
+from ..parallel.model.loop import RunLoop
+from ..parallel.model.patience import Patience
+from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
 from .agreement import (
     SAME_DATA,
@@ -60,7 +62,7 @@ from .resuming import (
 from .saves import Saves
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
-from .stopping import Clock, Patience
+from .stopping import Clock
 from .tracing import Tracing
 from .tracking import make_tracker
 from .validation import Validation
@@ -95,8 +97,6 @@ def train_run(
     start: StartClock | None = None,
 ) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
-
-    settings of configuration_of(a task)
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ class TrainingRun:
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
             tracing = Tracing(run)
         self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
-        self.model.checkpoints.check()
+        parts_of(self.model).checkpoints.check()
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model, held_out)
@@ -288,6 +288,9 @@ class TrainingRun:
         own = [self.report, RanksRecord(), tracing]
         self.callbacks = Callbacks([*own, *tracked, *callbacks], is_first=is_first)
         self.clock = Clock(None, settings.run.stop_margin_seconds)
+        patience = Patience(run.patience, (), run.minimum_improvement)
+        asked = {"signal": signals.is_raised, "time": lambda: self.clock.is_short()}
+        self.loop = RunLoop(self.model, self.callbacks, patience, **asked)
         self.best = Best(settings.run)
         self.saves = Saves(
             self.model,
@@ -337,7 +340,7 @@ class TrainingRun:
         Collective.
         """
         with collectively(self.backend):
-            self.stream.go_on_from(self.model.checkpoints.data_position)
+            self.stream.go_on_from(parts_of(self.model).checkpoints.data_position)
             if self.settings.run.epochs is None:
                 return
             step, epochs = self.model.step_number, self.settings.run.epochs
@@ -380,7 +383,7 @@ class TrainingRun:
     def _compare_companions(self):
         """Refuse other companions than those of the checkpoint: a scaling of other rows, say."""
         with collectively(self.backend):
-            stored = self.model.companions
+            stored = parts_of(self.model).checkpoints.companions
             for name, content in self.task.companions().items():
                 if stored.get(name, content) != content:
                     raise CheckpointError(
@@ -390,7 +393,7 @@ class TrainingRun:
 
     def _take_companions(self):
         with collectively(self.backend):
-            self.model.add_companions(self.task.companions())
+            parts_of(self.model).checkpoints.add_companions(self.task.companions())
 
     def be_at_step(self, why: str):
         """Report that the model is at another step now, and end the curve there.
@@ -401,33 +404,23 @@ class TrainingRun:
         self.reporter.line(why)
 
     def _listen(self):
-        """From now on every step begins with the question whether to stop."""
+        """From now on time and validations count, with those before a run that goes on."""
         run, is_first = self.settings.run, self.backend.rank == 0
-        losses = self.reporter.recorded("validation_loss") if is_first else None
+        losses = self.reporter.validation_losses() if is_first else None
         if is_first:
             self.clock = Clock.of_run(run)
         if not run.time_limit_seconds:  # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
         self.best.find(self.checkpoints, self.model.step_number, self.backend)
-        self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
-        self.model.engine.ballot = Ballot(
-            signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over
-        )
+        self.loop.go_on_after(self.backend.broadcast_object(losses, 0))
 
     def go(self) -> RunResult:
         """Train to the last step, then let the task show it; or stop before, as the ranks vote."""
         self._listen()
         self.callbacks.at_start(self)
         self._kept.remember()
-        train_loss = validation_loss = stop = None
         with self.stream, self.reporter:
-            while self.model.step_number < self.settings.run.steps:
-                try:
-                    train_loss = self._step()
-                except StopVoted as vote:
-                    stop = vote
-                    break
-                validation_loss = self._after_step(train_loss, validation_loss)
+            stop = self.loop.go(self)
             if stop is not None:
                 self._say_why(stop)
                 self._save()
@@ -440,48 +433,49 @@ class TrainingRun:
                 "train --resume "
                 f"--run.folder={self.folder}"
             )
-        if validation_loss is None and not is_interrupted:
-            validation_loss = self._validate(self.model.step_number)
+        if self.loop.validation_loss is None and not is_interrupted:
+            self._validate()
         self.report.report_memory()
         shown = "" if is_interrupted else self._finish()
-        result = RunResult(
-            self.model.step_number, train_loss, validation_loss, shown, is_interrupted
-        )
+        losses = self.loop.train_loss, self.loop.validation_loss
+        result = RunResult(self.model.step_number, *losses, shown, is_interrupted)
         self.callbacks.at_end(result)
         self.reporter.close()
         return result
 
-    def _step(self) -> float:
+    @property
+    def is_over(self) -> bool:
+        """True after the last step."""
+        return self.model.step_number >= self.settings.run.steps
+
+    def step(self) -> float:
         """Train one step and return its loss. Errors: StopVoted, on all ranks."""
         loss = self.model.train(*self._batch(self.model.step_number))
         self.commit()
         self.saves.look()
-        self.callbacks.after_step(self.model.step_number, loss)
         return loss
 
     def _batch(self, step: int):
         """Return this rank's part of a batch; one that cannot be read fails inside of the step."""
         try:
-            with self.model.engine.listening.span("data"):
+            with parts_of(self.model).engine.listening.span("data"):
                 return self.stream.batch(step)
         except Exception as error:
             unreadable = Unreadable(error)
             return unreadable, unreadable
 
-    def _after_step(self, train_loss: float, validation_loss: float | None) -> float | None:
-        """Report, validate and save where it is time for it; return the last validation loss."""
+    def after_step(self, loss: float) -> None:
+        """Report, validate and save where it is time for it."""
         run, step = self.settings.run, self.model.step_number
         is_last = step == run.steps
         if step % run.report_every == 0 or is_last:
-            self.callbacks.after_report(step, self.report.speed(step, train_loss))
+            self.callbacks.after_report(step, self.report.speed(step, loss))
         began, is_best = time.perf_counter(), False
         if step % run.validate_every == 0 or is_last:
-            validation_loss = self._validate(step)
-            is_best = self.best.note(step, validation_loss)
+            is_best = self.best.note(step, self._validate())
         if step % run.checkpoint_every == 0 or is_last or is_best:
             self._save()
         self.report.leave_out(time.perf_counter() - began)
-        return validation_loss
 
     def _save(self):
         """Write a checkpoint, into a folder that is whole. Collective."""
@@ -491,14 +485,13 @@ class TrainingRun:
 
     def _name_checkpoints(self):
         """Say which checkpoints are the best and the newest."""
-        self.say(self.best.text(self.saves.written, self.reporter.lowest("validation_loss")))
+        self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
 
-    def _validate(self, step: int) -> float:
-        with self.model.engine.listening.span("validation"):
+    def _validate(self) -> float:
+        with parts_of(self.model).engine.listening.span("validation"):
             loss, metrics = self.validation.measure()
-        self.patience.note(loss)
         values = {"validation_loss": loss, **self.task.loss_record(loss), **metrics}
-        self.callbacks.after_validation(step, values)
+        self.loop.judge(loss, values)
         return loss
 
     def _finish(self) -> str:
@@ -515,7 +508,7 @@ class TrainingRun:
                 f"{name} on rank {rank}" for rank, name in enumerate(names) if name
             )[:100],
             "time": self.clock.left(),
-            "patience": f"{self.settings.run.patience} validations without a lower loss",
+            "patience": str(self.loop.patience),
         }
         self.reporter.line(
             f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "

@@ -6,6 +6,7 @@ from ..checkpoint.models import without_weights
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.same import alike
+from ..layout.axes import parallel_sizes
 from ..nn.module import blocks_of
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel
@@ -48,9 +49,8 @@ def make_model(
             seed=settings.run.seed,
             **{**parallel.shared(), "stage_balance": balance},
         )
-    sharded = HybridShardedModel(
-        model, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy
-    )
+    sizes = parallel_sizes(settings.mesh.sizes)
+    sharded = HybridShardedModel(model, config, **sizes, policy=parallel.policy)
     if parallel.compile:
         sharded.compile()
     return sharded

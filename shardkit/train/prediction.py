@@ -19,6 +19,7 @@ from ..data.samples import Samples
 from ..errors import ConfigurationError
 from ..files.removing import remove_file
 from ..files.writing import fresh_file, give_name
+from ..layout.axes import Held, alike
 from ..tree import num_samples
 from .evaluation import SampleWindow, TrainedRun
 
@@ -79,12 +80,11 @@ def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int
 class _Writer:
     """This rank's hand on the file. The constructor is collective.
 
-    Of the ranks that have the same predictions, the first in pipeline and tensor writes.
+    Of the ranks that have the same predictions, the first writes.
     """
 
     def __init__(self, run: TrainedRun, path: Path, outputs: dict, rows: int):
-        at = run.model.mesh.coordinates
-        self._is_writer = at.pipeline == at.tensor == 0
+        self._is_writer = run.model.mesh.coordinates.is_first(alike(Held.SAMPLES))
         self.shapes = {name: (rows, *values.shape[1:]) for name, values in outputs.items()}
         layout = {name: (self.shapes[name], values.dtype) for name, values in outputs.items()}
         offsets = None

@@ -6,12 +6,13 @@ import time
 
 import numpy
 
-from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..comm.mpi.launch import launch_warnings
+from ..comm.seats import all_seats, crowding, ranks_text
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
 from ..parallel.model.callback import Callback
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 from .log import RankLog, Reporter, duration_text
 from .ranks import bits_text
@@ -32,7 +33,8 @@ class RunReport(Callback):
         log: RankLog,
     ):
         self._task = task
-        self._model, self._backend, self._stream = model, model.mesh.world, stream
+        self._model, self._parts = model, parts_of(model)
+        self._backend, self._stream = model.mesh.world, stream
         self._reporter, self._log = reporter, log
         self._unit = task.unit or task.sample
         self._knows_overlap = False  # the log says what was chosen
@@ -51,12 +53,12 @@ class RunReport(Callback):
         """Say what is trained, where, and which ranks do it; start the clock. Collective."""
         about, settings = self._model.get_model_metadata(), self._settings
         computed, multiplied = about["compute_dtype"], about["product_dtype"]
-        mixed = f", computed in {computed}" if self._model.engine.numerics.is_mixed else ""
+        mixed = f", computed in {computed}" if self._parts.engine.parts.numerics.is_mixed else ""
         if multiplied != computed:
             mixed += f" with products in {multiplied}"
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self._reporter.line(
-            f"shardkit: {about['parameter_count']:,} parameters as {self._model.policy.name} on "
+            f"shardkit: {about['parameter_count']:,} parameters as {self._parts.policy.name} on "
             f"{self._backend.world_size} ranks "
             f"({self._model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"{self._task.describe_data()}; "
@@ -72,9 +74,8 @@ class RunReport(Callback):
         at, rank = self._model.mesh.coordinates, self._backend.rank
         seat, node = seats[rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
         self._log.line(
-            f"rank {rank} of {self._backend.world_size} at pipeline {at.pipeline}, "
-            f"data {at.data}, tensor "
-            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores "
+            f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, "
+            f"process {os.getpid()}, cores "
             f"{ranks_text(seat.cores)}, "
             f"{seat.threads} BLAS threads"
         )
@@ -102,8 +103,8 @@ class RunReport(Callback):
         speed = samples * self._task.units_per_sample / (now - self._reported_at)
         self._reported_at, self._reported_step = now, step
         self._reported_wait = self._stream.waited_seconds
-        engine = self._model.engine
-        exposed = sum(engine.listening.exposed.values())
+        engine = self._parts.engine
+        exposed, scale = sum(engine.listening.exposed.values()), engine.state.loss_scale
         text = (
             f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {exposed * 1e3:.1f} ms exposed "
             f"communication{left}"
@@ -117,7 +118,7 @@ class RunReport(Callback):
             "gradient_norm": engine.gradient_norm,
             "exposed_communication_seconds": exposed,
             "data_wait_seconds": waited / num_steps,
-            **({"loss_scale": engine.loss_scale.value} if engine.loss_scale.is_dynamic else {}),
+            **({"loss_scale": scale.value} if scale.is_dynamic else {}),
         }
 
     def _left_text(self, now: float, step: int) -> str:
@@ -155,17 +156,17 @@ class RunReport(Callback):
 
     def _report_overlap(self):
         """Say what was chosen, once it has been measured."""
-        overlap = self._model.engine.overlap
+        overlap = self._parts.engine.overlap
         if overlap.is_settled and overlap.medians and not self._knows_overlap:
             self._knows_overlap = True
             self._reporter.line(f"overlap of communication and computation is {overlap}")
 
     def _look_at_skip(self):
         """Say so if the step was skipped."""
-        skips, limit = self._model.engine.state.skips, self._settings.run.stop_after_bad_steps
+        skips, limit = self._parts.state.skips, self._settings.run.stop_after_bad_steps
         if skips.last is None:
             return
-        scale = self._model.engine.loss_scale
+        scale = self._parts.engine.state.loss_scale
         rescaled = (
             f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
         )

@@ -8,9 +8,7 @@ from .settings import RunConfiguration
 
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
     """Return how many data replicas so many ranks make. Errors: MeshError if there is a rest."""
-    return MeshShape.infer(
-        num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor
-    ).data
+    return MeshShape.infer(num_ranks, **settings.mesh.sizes).num_parts
 
 
 def bits_text(settings: RunConfiguration, num_ranks: int) -> str:

@@ -8,10 +8,10 @@ import json
 import resource
 import time
 
-from ..comm.mpi.launch import all_seats, ranks_text
+from ..comm.seats import all_seats, ranks_text
 from ..environment import slurm_node
-from ..layout.mesh_shape import AXES
 from ..parallel.model.callback import Callback
+from ..parallel.model.sharded_model import parts_of
 
 RANKS = "ranks.json"
 ALL_AT_ONCE = "all at once"  # the peak of all purposes together
@@ -41,7 +41,7 @@ class RanksRecord(Callback):
         self._record_memory(self._run.model.step_number)
 
     def _record_memory(self, step):
-        accounts = self._run.model.engine.device.accounts
+        accounts = parts_of(self._run.model).engine.device.accounts
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         mine = {**accounts.peaks(), ALL_AT_ONCE: accounts.peak_bytes(), RESIDENT: resident}
         everyones = self._run.backend.all_gather_object(mine)
@@ -52,17 +52,17 @@ class RanksRecord(Callback):
 
 def _ranks(run, seats, nodes) -> dict:
     """Return what ranks.json holds."""
-    model = run.model
+    model, parts = run.model, parts_of(run.model)
     shape = model.mesh.shape
     return {
         "started": round(time.time(), 3),
         "first_step": model.step_number,
         "parameter_count": model.parameter_count,
-        "policy": model.policy.name,
+        "policy": parts.policy.name,
         "schedule": model.sharding_configuration.schedule,
         "micro_batches": model.sharding_configuration.micro_batches,
-        "bubble_fraction": model.engine.bubble_fraction,
-        "device": model.engine.device.kind,
+        "bubble_fraction": parts.engine.bubble_fraction,
+        "device": parts.engine.device.kind,
         "mesh": {axis: model.mesh.size(axis) for axis in shape.order},
         "ranks": [
             {
@@ -70,7 +70,7 @@ def _ranks(run, seats, nodes) -> dict:
                 "node": node or seat.host,
                 "cores": ranks_text(seat.cores),
                 "threads": seat.threads,
-                **{axis: getattr(shape.coordinates(rank), axis) for axis in AXES},
+                **shape.coordinates(rank).along,
             }
             for rank, (seat, node) in enumerate(zip(seats, nodes))
         ],

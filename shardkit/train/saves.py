@@ -1,4 +1,4 @@
-"""The checkpoints of a run: one is written while training goes on, and told of when it is there.
+"""The checkpoints of a run: written in the background, reported when complete.
 
     save --> run.folder --> run.fallback_folder --> again after some seconds --> ...
                 |               |                                    the last one: until its time
@@ -96,7 +96,7 @@ class Saves:
             self._begin(0)
 
     def finish(self) -> None:
-        """Return when the newest state is on disk, after as many tries as there is time for.
+        """Wait until the newest state is on disk, after as many tries as there is time for.
 
         Errors, on all ranks: CheckpointError, which says what is lost.
         """

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ..array.blas import LIBRARIES
 from ..data.position import Position
 from ..errors import ConfigurationError
+from ..layout.axes import CHOSEN
 from ..layout.policy import POLICIES
 from ..optim.settings import Optimizer
 from ..parallel.settings import ParallelSettings
@@ -84,13 +85,13 @@ class Run:
     )
     keep_checkpoints: int = setting(
         3,
-        "older ones are deleted, but that of the best validation",
+        "how many of the newest to keep, beside that of the best validation",
         "checkpoints",
         minimum=1,
     )
     keep_every: int | None = setting(
         None,
-        "never delete checkpoints of steps that this divides; none: delete old ones",
+        "also keep every checkpoint whose step is a multiple of this; none: no others",
         "steps",
         minimum=1,
     )
@@ -128,6 +129,11 @@ class Run:
         "validations",
         minimum=1,
     )
+    minimum_improvement: float = setting(
+        0.0,
+        "for run.patience: a loss counts as lower if it is lower by more than this",
+        minimum=0.0,
+    )
     stop_after_bad_steps: int = setting(
         10,
         "end the run after so many steps in a row whose loss or gradients are NaN or infinite; "
@@ -137,7 +143,7 @@ class Run:
     )
     time_limit_seconds: float | None = setting(
         None,
-        "save and stop before this; none: before the batch system ends the job",
+        "limit of the run, before which it saves and stops; none: that of the batch system",
         "seconds",
         above=0.0,
     )
@@ -165,7 +171,7 @@ class Run:
     )
     stop_margin_seconds: float = setting(
         15.0,
-        "time to spare then, beside twice the time of a save and the longest step",
+        "stop this long before the limit, plus twice the longest save and the longest step",
         "seconds",
         minimum=0.0,
     )
@@ -231,6 +237,11 @@ class MeshAxes:
         1, "stages that the blocks of the model are cut into", "ranks", minimum=1, is_common=True
     )
     tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1, is_common=True)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """{axis: its ranks}, for a mesh."""
+        return {axis: getattr(self, axis) for axis in CHOSEN}
 
 
 @dataclass(frozen=True)

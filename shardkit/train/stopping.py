@@ -1,5 +1,5 @@
 """Why a run stops before its last step: a signal (comm/failure/signals.py), the end of its
-allocation, or its patience.
+allocation, or its patience (parallel/model/patience.py).
 
     rank 0   time is short?    --+
     rank k   signal arrived?   --+--> Ballot, before each step --> all ranks save the same step and
@@ -26,8 +26,8 @@ class Clock:
     """The rest of the job's time: is it enough for another step and a save? For one rank.
 
     end             Unix time, in seconds; None: the job has no end
-    margin_seconds  to spare beside twice the longest save, and the longest way from one boundary to
-                    the next
+    margin_seconds  how long before the end to stop, plus twice the longest save and the longest way
+                    from one boundary to the next
     ask_again       function () -> Unix time or None: asked before the answer is that time is short,
                     since limits are extended
     """
@@ -106,27 +106,3 @@ def end_of_slurm_job() -> float | None:
         return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-
-
-class Patience:
-    """A limit on the validations without a lower loss.
-
-    patience  validations without a lower loss than all before; None: endless
-    losses    of validations so far
-    """
-
-    def __init__(self, patience: int | None, losses=()):
-        self._patience = patience
-        self._best = inf
-        self._waited = 0
-        for loss in losses:
-            self.note(loss)
-
-    def note(self, loss: float) -> None:
-        """Record a validation; NaN is no improvement."""
-        improves = loss < self._best
-        self._best, self._waited = (loss, 0) if improves else (self._best, self._waited + 1)
-
-    def is_over(self) -> bool:
-        """Return True if the run should end."""
-        return bool(self._patience) and self._patience <= self._waited

@@ -57,12 +57,10 @@ class SurvivingRun:
         self._kept = KeptFolder(self._folder)
         self._run: TrainingRun | None = None
         self._log: RankLog | None = None
-        mesh = settings.mesh
         self.training = ElasticTraining(
             self._make_model,
             self._work,
-            pipeline=mesh.pipeline,
-            tensor=mesh.tensor,
+            **settings.mesh.sizes,
             num_training=self._agreed_fit,
             checkpoints=checkpoint_places(self._folder, settings.run.fallback_folder),
             every=settings.run.elastic_every,

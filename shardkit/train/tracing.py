@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from ..comm.clocks import clock_offset, on_first_clock
 from ..errors import ConfigurationError
+from ..layout.axes import Held, alike
 from ..parallel.model.callback import Callback
+from ..parallel.model.sharded_model import parts_of
 from ..parallel.model.tracing import Trace
 from ..parallel.step.recorder import STEP, Recorder
 from .settings import Run
@@ -92,12 +94,14 @@ class Tracing(Callback):
         if self._steps.is_whole:
             name = f"traces/steps-{self._steps.first}-{self._steps.last}.json"
             self._trace = Trace(
-                model, run.folder / name, write=lambda text: run.reporter.write(name, text)
+                parts_of(model),
+                run.folder / name,
+                write=lambda text: run.reporter.write(name, text),
             )
             self._recorder = self._trace.recorder
         else:
             self._recorder = Recorder()
-            listening = model.engine.listening
+            listening = parts_of(model).engine.listening
             self._recording.enter_context(listening.telling(self._recorder, verbs=False))
         self._before = clock_offset(run.backend)
 
@@ -117,7 +121,7 @@ class Tracing(Callback):
         after, at = clock_offset(run.backend), mesh.coordinates
         step = next((span for span in spans if span.kind == STEP), None)
         mine = None
-        if at.data == at.tensor == 0 and step is not None:
+        if at.is_first(alike(Held.BLOCKS)) and step is not None:
             actions = [
                 [str(span.action), *self._on_clock(span, after)]
                 for span in spans
@@ -141,7 +145,7 @@ def _timeline(everyones: list[tuple], model) -> dict:
         "seconds": max(end for _, _, (_, end), _ in everyones) - origin,
         "schedule": model.sharding_configuration.schedule,
         "micro_batches": model.sharding_configuration.micro_batches,
-        "device": model.engine.device.kind,
+        "device": parts_of(model).engine.device.kind,
         "ranks": {
             str(rank): [
                 [text, round(start - origin, 7), round(end - origin, 7)]

@@ -1,4 +1,4 @@
-"""sk.Training: the road of `shardkit train` for a script of one's own.
+"""sk.Training: run the training loop of `shardkit train` from your own script.
 
     training = sk.Training(model, (training_rows, validation_rows), folder="runs/surrogate",
                            settings={"run.steps": 2000, "batch.sequences": 256, "run.patience": 5})

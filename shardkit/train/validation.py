@@ -10,7 +10,7 @@ from ..comm.failure.agreement import collectively
 from ..data.order import EpochOrder
 from ..data.samples import VALIDATION, Samples
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 
 
@@ -25,16 +25,17 @@ class Validation:
         limit = run.validation_batches
         self._num = num if limit is None else min(num, limit * self._batch)
         self._order = EpochOrder(num, run.seed, VALIDATION, samples.run_length)
-        self._part = self._batch // model.mesh.size("data")
-        self._first = model.mesh.coordinates.data * self._part
+        number, parts = model.mesh.sample_part
+        self._part = self._batch // parts
+        self._first = number * self._part
 
     def measure(self) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the metrics; NaN if nothing counts. Collective."""
         model, task = self._model, self._task
-        with Measurement(model.engine, task.metrics, task.loss) as measured:
+        with Measurement(parts_of(model).engine, task.metrics, task.loss) as measured:
             for start in range(0, self._num, self._batch):
                 measured.add(*self._read(start))
-        model.history.note_evaluation(model.step_number, measured.loss, measured.metrics)
+        parts_of(model).history.note_evaluation(model.step_number, measured.loss, measured.metrics)
         return measured.loss, measured.metrics
 
     def _read(self, start: int):

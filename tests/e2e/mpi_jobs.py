@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("MPICH", "Open MPI")
+LAUNCHES = 3
+NOT_LAUNCHED = "listener thread failed to start"  # Open MPI's, on a busy machine: no rank has run
 OPEN_MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -92,9 +94,13 @@ def run_job(
         script,
         *map(str, arguments),
     ]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder
-    )
+    for _ in range(LAUNCHES):
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder
+        )
+        if NOT_LAUNCHED not in done.stderr:
+            break
+    return done
 
 
 def words_of_shardkit(done):

@@ -11,7 +11,7 @@ from stand_in import pretended_gpu
 import shardkit as sk
 from shardkit.testing.array import Device
 from shardkit.testing.checkpoint import Snapshot, _Task, to_safetensors
-from shardkit.testing.parallel import Neighbors, device_of, restore
+from shardkit.testing.parallel import Neighbors, device_of, parts_of, restore
 
 WAYS = [
     ("cuda", "cpu", "at once"),
@@ -119,11 +119,11 @@ def test_a_tensor_parallel_model_reads_columns_that_were_written_as_rows(gpu, tm
 def test_what_neighbors_keep_comes_from_the_gpu_and_goes_back(gpu):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2, device="cuda")
-        copies, before = Neighbors(model), model.gather_full_parameters()
+        copies, before = Neighbors(parts_of(model)), model.gather_full_parameters()
         copies.commit()
         model.train(*sk.split_batch(model.mesh, *batch()))
         assert (model.gather_full_parameters() != before).any()
-        assert restore(backend, [copies], model) == 2
+        assert restore(backend, [copies], parts_of(model)) == 2
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
 
     sk.run_ranks(2, on_rank)

@@ -11,7 +11,7 @@ from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
 from shardkit.testing.layout import WHOLE
-from shardkit.testing.parallel import device_of
+from shardkit.testing.parallel import device_of, parts_of
 
 POOL_UNIT = 512  # bytes that CuPy's pool rounds an array up to
 
@@ -30,7 +30,7 @@ def test_the_accounts_are_those_of_the_cpu(gpu, mesh, policy):
             model = hybrid(backend, mesh, policy, model=module, micro_batches=1, device=device)
             step_once(model, 0)
             kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
-                model.policy.on(2).gradients is WHOLE
+                parts_of(model).policy.on(2).gradients is WHOLE
             )
             return [device_of(model).bytes_in_use(kind) for kind in kinds]
 

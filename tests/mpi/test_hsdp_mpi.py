@@ -4,7 +4,7 @@ import numpy
 import pytest
 from hybrids import gpt, hybrid, step_once
 
-from shardkit.testing.parallel import synchronize_replicas, units_of
+from shardkit.testing.parallel import is_in_a_window, synchronize_replicas, units_of
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -31,7 +31,7 @@ def test_groups_train_save_and_load_as_ddp_does(backend, tmp_path, pipeline, set
     assert step_once(ours, 2) == step_once(ddp, 2)
     same = numpy.array_equal(ours.get_parameters(), ddp.get_parameters())
     assert all(backend.all_gather_object(same)) and synchronize_replicas(ours).largest == 0
-    windows = [unit.is_common for unit in units_of(ours)]
+    windows = [is_in_a_window(unit) for unit in units_of(ours)]
     sharing = units_of(ours)[0].group
     in_memory = sharing.memory() is not None and sharing.shares_memory and sharing.world_size > 1
     assert windows == [in_memory] * len(windows)

@@ -7,7 +7,7 @@ from builders import sha256, token_batch, train
 from half_floats import EVERY_HALF
 
 import shardkit as sk
-from shardkit.testing.parallel import units_of
+from shardkit.testing.parallel import is_in_a_window, units_of
 
 pytestmark = pytest.mark.mpi
 
@@ -28,7 +28,7 @@ def test_half_floats_end_in_the_bits_of_the_serial_run(backend, on_one_rank, str
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
             model.predict(token_batch(step, 2)[0])
         full = sha256(model.gather_full_parameters())
-        shared = units_of(model)[0].is_common
+        shared = is_in_a_window(units_of(model)[0])
         model.close()
         return full, shared
 

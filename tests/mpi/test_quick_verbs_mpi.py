@@ -1,12 +1,20 @@
-"""The short road of plain arrays, and prepared calls, against the long one: values, traffic, notes,
-refusals.
+"""Verbs that the memory of a node makes with their notes, and planned calls, against those that the
+group makes: values, traffic, notes, refusals.
 """
+
+import re
 
 import numpy
 import pytest
 
 from shardkit import ReductionOperation
-from shardkit.testing.comm import CALLS_BEFORE_OPENING, LEDGER_NAME, collectively, read_ledger
+from shardkit.testing.comm import (
+    CALLS_BEFORE_OPENING,
+    LEDGER_NAME,
+    NotedCalls,
+    collectively,
+    read_ledger,
+)
 
 pytestmark = pytest.mark.mpi(min_size=2)
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
@@ -57,17 +65,17 @@ def outcome(group, call, size, dtype, in_heap):
 
 
 def long_way(group, *arguments):
-    """The same with the short road closed."""
-    quick, group.quick = group.quick, None
+    """The same with every call made by the group."""
+    noted, group.noted = group.noted, NotedCalls()
     try:
         return outcome(group, *arguments)
     finally:
-        group.quick = quick
+        group.noted = noted
 
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.thorough(but=3)
-def test_both_roads_leave_the_same_bits_and_traffic(group, verb):
+def test_both_ways_leave_the_same_bits_and_traffic(group, verb):
     for dtype in DTYPES:
         for size in SIZES:
             for in_heap in (True, False):
@@ -100,13 +108,13 @@ def test_a_prepared_call_is_the_verb_each_time_it_is_called(group, verb):
 PREPARED = VERBS  # the parts of `prepare` have the names of the verbs
 
 
-def test_a_call_on_the_short_road_is_noted_like_another_one(backend, group, tmp_path):
+def test_a_call_of_compiled_code_is_noted_like_another_one(backend, group, tmp_path):
     folder = backend.broadcast_object(tmp_path)
     before = backend.progress.ledger
     backend.keep_ledger(folder)
     whole, own = arrays(group, 6, "float32", False)
     number = backend.progress.num_calls(group.group_key)
-    assert group.quick.all_gather(own, whole) and group.quick.all_reduce(whole, SUM)
+    assert group.noted.all_gather(own, whole) and group.noted.all_reduce(whole, SUM)
     group.prepare.all_gather(own, whole)()
     gathered, reduced, prepared = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls
     assert gathered.carries == prepared.carries == f"all_gather of {whole.size} float32"
@@ -120,42 +128,63 @@ def test_a_call_on_the_short_road_is_noted_like_another_one(backend, group, tmp_
     assert group.progress.current is None and before is not backend.progress.ledger
 
 
+def test_a_planned_call_is_recorded_as_called_where_it_was_planned(backend, tmp_path):
+    """However it is made: by messages, in the memory of a node, through ports."""
+    folder = backend.broadcast_object(tmp_path)
+    backend.keep_ledger(folder)
+    group = backend.split(0, backend.rank)
+    plain = group.prepare.all_reduce(numpy.zeros(4, "float32"))
+    half = group.prepare.all_reduce(numpy.zeros(4, "float16"))
+    backend.barrier()
+    before = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1]
+    group.prepare.broadcast(numpy.zeros(7))  # no call: it leaves the record of the last one alone
+    assert read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1] == before
+    sites = []
+    for _ in range(CALLS_BEFORE_OPENING + 3):
+        for call in (plain, half):
+            call()
+            sites.append(read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1].site)
+    lines = {int(re.search(r"test_quick_verbs_mpi.py:(\d+)", site)[1]) for site in sites}
+    assert len(lines) == 2 and sites[::2] == [sites[0]] * len(sites[::2])
+    group.close()
+
+
 def test_what_does_not_fit_is_refused_there_and_told_by_the_verb(group):
     whole, own = arrays(group, 4, "float32", False)
     frozen = whole.copy()
     frozen.flags.writeable = False
-    quick = group.quick
+    noted = group.noted
     calls = [
-        (lambda: quick.all_reduce(frozen, SUM), lambda: group.all_reduce(frozen), "read-only"),
+        (lambda: noted.all_reduce(frozen, SUM), lambda: group.all_reduce(frozen), "read-only"),
         (
-            lambda: quick.all_reduce(whole[::2], SUM),
+            lambda: noted.all_reduce(whole[::2], SUM),
             lambda: group.all_reduce(whole[::2]),
             "not contiguous",
         ),
         (
-            lambda: quick.all_gather(own[:3], whole),
+            lambda: noted.all_gather(own[:3], whole),
             lambda: group.all_gather(own[:3], whole),
             "3 elements",
         ),
         (
-            lambda: quick.all_gather(own.astype("f8"), whole),
+            lambda: noted.all_gather(own.astype("f8"), whole),
             lambda: group.all_gather(own.astype("f8"), whole),
             "float64",
         ),
         (
-            lambda: quick.all_gather(whole[1:5], whole),
+            lambda: noted.all_gather(whole[1:5], whole),
             lambda: group.all_gather(whole[1:5], whole),
             "overlap",
         ),
         (
-            lambda: quick.reduce_scatter(whole, whole[4 * group.rank :][:4], SUM, False),
+            lambda: noted.reduce_scatter(whole, whole[4 * group.rank :][:4], SUM, False),
             lambda: group.reduce_scatter(whole, whole[4 * group.rank :][:4]),
             "overlap",
         ),
-        (lambda: quick.broadcast(whole, 9), lambda: group.broadcast(whole, 9), "root 9"),
-        (lambda: quick.all_reduce([1], SUM), lambda: group.all_reduce([1]), "list"),
+        (lambda: noted.broadcast(whole, 9), lambda: group.broadcast(whole, 9), "root 9"),
+        (lambda: noted.all_reduce([1], SUM), lambda: group.all_reduce([1]), "list"),
         (
-            lambda: quick.all_reduce(whole.astype(">f4"), AVERAGE),
+            lambda: noted.all_reduce(whole.astype(">f4"), AVERAGE),
             lambda: group.prepare.all_reduce(frozen),
             "read-only",
         ),
@@ -165,12 +194,31 @@ def test_what_does_not_fit_is_refused_there_and_told_by_the_verb(group):
         with pytest.raises(ValueError, match=message):
             verb()
     swapped = numpy.ones(3, ">f4")
-    assert not quick.all_reduce(swapped, SUM)
+    assert not noted.all_reduce(swapped, SUM)
     half = numpy.ones(3, "float16")
     prepared = group.prepare.all_reduce(half, AVERAGE)
     prepared()
     prepared()
     assert (half == 1).all()
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_prepared_call_on_an_array_that_has_become_read_only_tells_what_the_verb_tells(
+    backend, group, opened
+):
+    on = group if opened else backend.split(0, backend.rank)
+    array = numpy.ones(5)
+    call = on.prepare.all_reduce(array)
+    for _ in range(2):
+        call()
+    array.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        call()
+    array.flags.writeable = True
+    call()
+    assert array[0] == float(on.world_size) ** 3
+    if not opened:
+        on.close()
 
 
 def test_a_prepared_call_of_a_closed_group_is_an_error(backend):

@@ -19,7 +19,7 @@ from shardkit.testing.comm import (
     ordered_all_reduce,
     ordered_reduce_scatter,
 )
-from shardkit.testing.parallel import units_of
+from shardkit.testing.parallel import is_in_a_window, units_of
 
 pytestmark = pytest.mark.mpi(min_size=2)
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
@@ -437,7 +437,7 @@ def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, apart, po
                 gradients = model.compute_gradients(x, y)
                 seen.append(model.predict(x))
                 model.apply_gradients(gradients, 1e-2)
-        common += [unit.is_common for unit in units_of(model)]
+        common += [is_in_a_window(unit) for unit in units_of(model)]
         ends.append(numpy.concatenate([model.gather_full_parameters(), *map(numpy.ravel, seen)]))
         model.close()
     units = len(common) // 2

@@ -7,7 +7,7 @@ from hybrids import hybrid
 
 import shardkit as sk
 from shardkit import ShardingError
-from shardkit.testing.parallel import device_of, units_of
+from shardkit.testing.parallel import device_of, is_in_a_window, parts_of, units_of
 
 pytestmark = pytest.mark.mpi
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -147,8 +147,8 @@ def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_
     accounts.reset_peak()
     model.train(*sk.split_batch(model.mesh, *token_batch(1)))
     between = accounts.live_bytes("parameters", "gradients", "optimizer state")
-    formula = model.policy.bytes_per_rank(model.parameter_count, backend.world_size)
-    wholes = 1 if units_of(model)[0].is_common else 2
+    formula = parts_of(model).policy.bytes_per_rank(model.parameter_count, backend.world_size)
+    wholes = 1 if is_in_a_window(units_of(model)[0]) else 2
     unit = wholes * 4 * max(unit.layout.length for unit in units_of(model))
     peak = accounts.peak_bytes() - accounts.peak_bytes(
         "activations"

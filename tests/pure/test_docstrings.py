@@ -1,10 +1,12 @@
 """The docstrings of the public names are in NumPy's sections, and agree with the signatures."""
 
+import ast
 import enum
 import inspect
 import re
 
 import pytest
+import sources
 
 import shardkit as sk
 
@@ -162,5 +164,76 @@ def test_no_list_is_in_another_form():
         for line in lines
         if (entry := re.match(r"(\*{0,2}\w+(?:, \w+)*)  +\S", line))
         and set(entry[1].split(", ")) & set(arguments_of(thing))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def gives_back(function):
+    """Return True if a function, not one inside of it, returns a value, or yields."""
+    found = list(function.body)
+    for node in found:
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if isinstance(node, ast.Return) and node.value is not None:
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            found.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def is_stub(function):
+    """Return True if a function has nothing but a docstring, or raises that it has nothing else."""
+    return all(
+        isinstance(node, ast.Raise)
+        or isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        for node in function.body
+    )
+
+
+def wrong_returns(nodes):
+    """Yield the functions among these nodes that say "Return ..." and return nothing."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "")[:6] == "Return":
+            returns_none = node.returns is not None and ast.unparse(node.returns) == "None"
+            if returns_none or not (gives_back(node) or is_stub(node)):
+                yield node.name
+
+
+@pytest.mark.parametrize(
+    "body, is_wrong",
+    [
+        ("f(x)", True),
+        ("f(x)\n    return", True),
+        ("for y in x:\n        def g():\n            return y\n        g()", True),
+        ("if x:\n        return x", False),
+        ("with x:\n        yield", False),
+        ("raise NotImplementedError", False),
+    ],
+)
+def test_a_function_that_returns_nothing_is_seen(body, is_wrong):
+    code = f'def h(x):\n    """Return when x is there."""\n    {body}\n'
+    assert list(wrong_returns(ast.walk(ast.parse(code)))) == ["h"] * is_wrong
+
+
+def test_what_returns_nothing_says_what_it_does():
+    wrong = [
+        f"{path}: {name}"
+        for path, module in sources.files()
+        if path.parts[:2] != ("array", "cpu")  # what it compiles returns
+        for name in wrong_returns(module.nodes)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_texts_are_sentences():
+    """A list that became a section leaves no text behind that ends in the middle."""
+    wrong = [
+        f"{name}: {title}"
+        for name, _, text in documented_things()
+        for title, lines in sections_of(text).items()
+        if title in ("", "Notes", "References")
+        if (said := [line for line in lines if line.strip() and not line.startswith(" ")])
+        if not said[-1].rstrip().endswith((".", ":", ")", "`"))
     ]
     assert not wrong, "\n".join(wrong)

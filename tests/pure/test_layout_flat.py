@@ -82,17 +82,14 @@ def test_more_ranks_than_elements_leaves_the_last_ranks_with_nothing():
     assert layout.pieces(0) == [Piece("scale", Box((), ()), 0, 1, ())] and layout.pieces(3) == []
 
 
-def test_a_layout_of_nothing_has_no_bytes():
+def test_a_layout_of_nothing_is_empty():
     layout = FlatLayout.of({}, 3)
-    assert (
-        layout.length == layout.shard == layout.size == layout.size_bytes == 0
-        and layout.pieces(2) == []
-    )
+    assert layout.length == layout.shard == layout.size == 0 and layout.pieces(2) == []
 
 
 def test_bytes_follow_the_dtype():
     layout = FlatLayout.of({"a": (300,)}, 2, dtype="float16")
-    assert (layout.length_bytes, layout.shard_bytes, layout.size_bytes) == (600, 512, 1024)
+    assert (layout.length, layout.shard, layout.size, layout.item_bytes) == (300, 256, 512, 2)
     assert FlatLayout.of({"a": (300,)}, 2, dtype="float64").item_bytes == 8
 
 

@@ -2,17 +2,28 @@
 are refused.
 """
 
+from dataclasses import fields
 from itertools import permutations
+from math import prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit import MeshError
-from shardkit.testing.layout import AXES, Coordinates, MeshShape
+from shardkit.testing.layout import (
+    AXES,
+    ORDER,
+    Coordinates,
+    Held,
+    MeshShape,
+    alike,
+    apart,
+    parallel_sizes,
+)
 
 sizes = st.integers(1, 4)
-meshes = st.builds(MeshShape, sizes, sizes, sizes, st.sampled_from(list(permutations(AXES))))
+meshes = st.builds(MeshShape, sizes, sizes, sizes, st.sampled_from(list(permutations(ORDER))))
 
 
 @given(meshes)
@@ -23,7 +34,7 @@ def test_rank_and_coordinates_are_each_others_inverse(mesh):
     assert len({mesh.coordinates(rank) for rank in range(mesh.size)}) == mesh.size
 
 
-@given(meshes, st.sampled_from(AXES))
+@given(meshes, st.sampled_from(ORDER))
 def test_groups_along_an_axis_hold_every_rank_once(mesh, axis):
     groups = mesh.groups(axis)
     assert sorted(rank for group in groups for rank in group) == list(range(mesh.size))
@@ -54,6 +65,39 @@ def test_the_default_order_puts_tensor_peers_side_by_side():
 
 def test_another_order_puts_data_replicas_side_by_side():
     assert MeshShape(1, 2, 2, ("pipeline", "tensor", "data")).group("data", 0) == [0, 1]
+
+
+def test_an_axis_is_a_field_of_both_and_an_entry_of_the_table():
+    assert tuple(AXES) == ORDER == tuple(each.name for each in fields(Coordinates))
+    assert tuple(each.name for each in fields(MeshShape)) == (*ORDER, "order")
+    assert parallel_sizes(dict.fromkeys(AXES, 1)) == {
+        f"{axis}_parallel_size": 1 for axis in ("pipeline", "data", "tensor")
+    }
+
+
+@pytest.mark.parametrize("held", Held)
+def test_ranks_along_an_axis_have_a_thing_apart_or_alike(held):
+    assert sorted(apart(held) + alike(held)) == sorted(AXES) and apart(held)
+
+
+def test_every_axis_cuts_something():
+    assert all(entry.apart and entry.cuts for entry in AXES.values())
+
+
+@given(meshes)
+def test_parts_of_a_batch_go_to_replicas_of_one_size(mesh):
+    parts = [mesh.part_of(rank) for rank in range(mesh.size)]
+    assert sorted(set(parts)) == list(range(mesh.num_parts))
+    assert {parts.count(part) for part in parts} == {mesh.replica}
+    assert parts == [mesh.coordinates(rank).data for rank in range(mesh.size)]
+
+
+@given(meshes, st.sets(st.sampled_from(ORDER)))
+def test_one_rank_of_those_that_are_alike_is_the_first(mesh, axes):
+    first = [mesh.coordinates(rank).is_first(axes) for rank in range(mesh.size)]
+    assert sum(first) == mesh.size // prod(mesh.sizes[axis] for axis in axes)
+    for axis in axes:
+        assert all(sum(first[rank] for rank in group) <= 1 for group in mesh.groups(axis))
 
 
 @given(sizes, sizes, sizes)
@@ -100,6 +144,8 @@ def test_unknown_axes_ranks_and_coordinates_are_refused():
         mesh.group("expert", 0)
     with pytest.raises(MeshError, match="'expert' is not an axis"):
         mesh.groups("expert")
+    with pytest.raises(MeshError, match="'expert' is not an axis"):
+        MeshShape.infer(4, expert=2)
     with pytest.raises(MeshError, match="rank 4 is not on a mesh of 4 ranks"):
         mesh.coordinates(4)
     with pytest.raises(MeshError, match="tensor coordinate 2 is outside the mesh"):

@@ -1,5 +1,6 @@
 """The ledger of one rank, and the report that is made of all."""
 
+import _thread
 import errno
 import os
 import re
@@ -74,6 +75,17 @@ def test_what_is_written_is_read_back(tmp_path):
 def test_only_the_last_calls_are_kept(tmp_path):
     calls = read_ledger(rank_ledger(tmp_path, 0, 3 * NUM_RECORDS + 5).path).calls
     assert [call.number for call in calls] == list(range(2 * NUM_RECORDS + 6, 3 * NUM_RECORDS + 6))
+
+
+def test_a_caller_in_native_code_has_no_place():
+    names, found, done = Progress().names, [], threading.Event()
+
+    def ask():
+        found.append(names.site(9))
+        done.set()
+
+    _thread.start_new_thread(ask, ())
+    assert done.wait(500) and found == [0]
 
 
 def test_names_that_do_not_fit_any_more_are_unknown_and_nothing_breaks(tmp_path):

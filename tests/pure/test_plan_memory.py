@@ -35,9 +35,7 @@ GB = 1e9
 )
 def test_the_figure_of_the_zero_paper(policy, gigabytes):
     """7.5e9 parameters on 64 devices, Adam in mixed precision: figure 1 of arXiv 1910.02054."""
-    bytes_per_rank = POLICIES[policy].bytes_per_rank(
-        7.5e9, 64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
-    )
+    bytes_per_rank = POLICIES[policy].bytes_per_rank(7.5e9, 64, (2, 2, 12))
     assert round(bytes_per_rank / GB, 1) == gigabytes
 
 

@@ -17,19 +17,16 @@ from shardkit.testing.plan import (
     SEND,
     SHARDKIT,
     ModelShape,
+    PipelineRun,
     RankGroup,
     RunLayout,
     StageSeconds,
     SwitchLevel,
-    _replay,
     cluster_from,
     collective_seconds,
-    estimated,
     known_clusters,
     read_cluster,
-    replayed,
     row_of,
-    simulated,
     slowest_of,
     software_named,
     step_cost,
@@ -73,8 +70,8 @@ def test_a_replay_is_the_simulation(
     schedule, virtual, pipeline, micro_batches, seed, transfer_seconds
 ):
     seconds = stage_seconds(pipeline * virtual, seed)
-    arguments = schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds
-    assert _replay(*arguments) == pytest.approx(simulated(*arguments).seconds, rel=1e-12)
+    run = PipelineRun(schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds)
+    assert run.replayed_whole() == pytest.approx(run.simulated().seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule, virtual", SCHEDULES)
@@ -89,7 +86,8 @@ def test_a_replay_that_is_continued_is_the_whole_one(schedule, virtual):
                 stage_seconds(pipeline * virtual, seed),
                 0.1,
             )
-            assert replayed(*arguments) == pytest.approx(_replay(*arguments), rel=0.01)
+            run = PipelineRun(*arguments)
+            assert run.replayed() == pytest.approx(run.replayed_whole(), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,8 @@ def test_a_replay_that_is_continued_is_the_whole_one(schedule, virtual):
 def test_the_closed_form_is_exact_for_equal_stages(schedule, virtual):
     for pipeline, micro_batches in ((1, 4), (2, 4), (3, 6), (4, 16), (8, 16)):
         arguments = schedule, pipeline, virtual, micro_batches, stage_seconds(pipeline * virtual)
-        assert estimated(*arguments) == pytest.approx(replayed(*arguments), rel=1e-9)
+        run = PipelineRun(*arguments)
+        assert run.estimated() == pytest.approx(run.replayed(), rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule, virtual", SCHEDULES)
@@ -112,7 +111,8 @@ def test_the_closed_form_is_near_for_unequal_stages(schedule, virtual):
             stage_seconds(pipeline * virtual, 3),
             0.05,
         )
-        assert estimated(*arguments) == pytest.approx(replayed(*arguments), rel=0.2)
+        run = PipelineRun(*arguments)
+        assert run.estimated() == pytest.approx(run.replayed(), rel=0.2)
 
 
 # ---- collectives ---------------------------------------------------------------------------------

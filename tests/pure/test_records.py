@@ -9,7 +9,7 @@ from shardkit.testing.report import describe_run
 from shardkit.testing.train import has_checkpoints, read_metrics
 
 STRANGE = {
-    "validation_loss": ["x", None, True, [1.0], {}, 10**400, -(10**400)],
+    "validation_loss": ["x", True, [1.0], {}, 10**400, -(10**400)],
     "time": ["x", None, True, [], 10**400],
     "step": [-1, 1.5, "1", None, True, 10**400],
     "loss": [10**400, 1 << 63],

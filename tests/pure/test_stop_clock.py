@@ -10,7 +10,8 @@ import pytest
 
 from shardkit.testing.base import allocation_end
 from shardkit.testing.comm import StopSignals
-from shardkit.testing.train import Clock, Patience, Run, end_of_slurm_job, stopping
+from shardkit.testing.parallel import Patience
+from shardkit.testing.train import Clock, Run, end_of_slurm_job, stopping
 
 
 @pytest.fixture
@@ -89,18 +90,29 @@ def test_squeue_is_asked_where_the_environment_is_silent(monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "patience, losses, is_over",
+    "losses, minimum, waited",
     [
-        (2, [3.0, 2.0, 2.0], False),
-        (2, [3.0, 2.0, 2.0, 2.5], True),
-        (2, [3.0, 4.0, 2.9, 3.0], False),
-        (1, [1.0, nan], True),
-        (0, [1.0] * 50, False),
-        (3, [], False),
+        ([], 0.0, 0),
+        ([3.0], 0.0, 0),
+        ([3.0, 2.0, 2.0], 0.0, 1),
+        ([3.0, 2.0, 2.0, 2.5], 0.0, 2),
+        ([3.0, 4.0, 2.9, 3.0], 0.0, 1),
+        ([3.0, 2.9, 2.8], 0.5, 2),
+        ([3.0, 2.8, 2.6, 2.4], 0.5, 0),
+        ([3.0, 2.5], 0.5, 1),  # lower by no more than this
+        ([nan, nan], 0.0, 2),
+        ([1.0, nan, 0.5], 0.0, 0),
+        ([1.0, inf], 0.0, 1),
+        ([inf, inf, 1e308], 1e300, 0),
+        ([-1.0, -1.5], 0.25, 0),
     ],
+    ids=str,
 )
-def test_patience_ends_after_so_many_validations_without_a_lower_loss(patience, losses, is_over):
-    assert Patience(patience, losses).is_over() == is_over
+def test_patience_is_over_after_so_many_validations_without_improvement(losses, minimum, waited):
+    assert Patience(1, losses, minimum).waited == waited
+    for patience in range(1, len(losses) + 2):
+        assert Patience(patience, losses, minimum).is_over() == (waited >= patience)
+    assert not Patience(None, losses, minimum).is_over()
 
 
 def test_a_signal_is_a_flag_and_the_first_one_is_named():

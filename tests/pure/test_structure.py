@@ -5,24 +5,24 @@ import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 
+import foreign
 import pytest
+import roads
 import sources
-from sources import structure
+import structure
+from repeats import repeats
 
 import shardkit.testing
 from shardkit.testing import comm
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-
-# Limits that may only fall. docs/hops.md says what keeps the last three where they are.
-MOST_SHARED_NAMES = 1  # Linear: a layer, and a learning-rate schedule in sk.schedules
-LONGEST_IMPORT_PATH = 30
-MOST_FILES_OF_A_STEP = 65
-MOST_ENGINE_FILES_OF_A_STEP = 30
+LIMITS = structure.read_limits()
+LOWER = "python benchmarks/structure.py --lower"
 
 
 @pytest.fixture
@@ -30,10 +30,135 @@ def package():
     return sources.package()
 
 
+# ---- the limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in LIMITS if name not in structure.OF_A_STEP])
+def test_no_figure_is_above_its_limit(name, package):
+    measure, limit = structure.measures(package).get(name), LIMITS[name]
+    assert measure is not None, f"{name!r} is not measured any more: {LOWER}"
+    found = measure(package)
+    figure = structure.number_of(found)
+    if figure > limit:
+        places = "\n".join(structure.places(found))
+        pytest.fail(f"{name}: {figure}, at most {limit}\n{places}", pytrace=False)
+    if figure < limit:
+        warnings.warn(f"{name} has fallen from {limit} to {figure}: {LOWER}", stacklevel=1)
+
+
+def test_every_figure_has_a_limit(package):
+    without = {*structure.measures(package), *structure.OF_A_STEP} - set(LIMITS)
+    assert not without, f"{LOWER} writes them"
+
+
+def git(*command):
+    """Return what a command of git says about this checkout; skip the test where there is none."""
+    try:
+        done = subprocess.run(
+            ["git", *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no checkout of git")
+    return done.stdout
+
+
+def test_no_limit_has_ever_risen():
+    """Of what has reached the main line: a merge counts as one change."""
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        pytest.skip("this clone is shallow, and so without the history of the limits")
+    command = "log --reverse --first-parent -m -p --unified=0 --format= --".split()
+    changes = git(*command, structure.LIMITS.relative_to(ROOT))
+    wrong = broken(limits_in(changes), LIMITS, structure.RETIRED)
+    assert not wrong, f"limits only fall, by {LOWER}"
+
+
+def limits_in(changes):
+    """Return {name: its limits} that lines of a diff have added, in their order."""
+    found = {}
+    for name, limit in re.findall(r'^\+  "(.*)": ([\d.]+),?$', changes, re.M):
+        found.setdefault(name, []).append(float(limit))
+    return found
+
+
+def broken(history, limits, retired):
+    """Return in words where limits have risen, or went away.
+
+    history   {name: its limits}, oldest first
+    limits    {name: limit} of now
+    retired   {name: its successor, or why it has none}
+    """
+    ever = {name: [*history.get(name, ()), limit] for name, limit in limits.items()}
+    wrong = [
+        f"{name} rose to {ever[name][-1]}" for name in ever if ever[name][-1] > min(ever[name])
+    ]
+    gone = set(history) - set(limits)
+    wrong += [f"{name} went away without a word in RETIRED" for name in sorted(gone - set(retired))]
+    wrong += [f"{name} is in RETIRED and has a limit" for name in retired if name in limits]
+    ever = history | ever
+    for name, successor in retired.items():
+        if name not in history:
+            wrong.append(f"{name} is in RETIRED and never had a limit")
+        elif successor in ever and ever[successor][0] > min(history[name]):
+            wrong.append(f"{successor} began at {ever[successor][0]}, above {name}")
+    return wrong
+
+
+def test_the_history_of_a_limit_is_read():
+    changes = '-  "a: b": 7,\n+  "a: b": 5,\n+  "c": 9.5\n+++ b/x\n+  "c": 11\n'
+    assert limits_in(changes) == {"a: b": [5], "c": [9.5, 11]}
+
+
+@pytest.mark.parametrize(
+    "history, limits, retired, found",
+    [
+        ({"a": [5, 4]}, {"a": 4}, {}, []),
+        ({"a": [5, 4]}, {"a": 3, "new": 9}, {}, []),
+        ({"a": [5, 4]}, {"a": 5}, {}, ["a rose to 5"]),
+        ({"a": [5, 6]}, {"a": 6}, {}, ["a rose to 6"]),
+        ({"a": [5]}, {"b": 7}, {}, ["a went away without a word in RETIRED"]),
+        ({"a": [5]}, {}, {"a": "its files are gone"}, []),
+        ({"a": [5]}, {"b": 5}, {"a": "b"}, []),
+        ({"a": [5, 4]}, {"b": 5}, {"a": "b"}, ["b began at 5, above a"]),
+        ({"a": [5], "b": [7, 3]}, {"b": 3}, {"a": "b"}, ["b began at 7, above a"]),
+        ({"a": [5], "b": [4]}, {"c": 4}, {"a": "b", "b": "c"}, []),
+        ({"a": [5], "b": [6]}, {"c": 6}, {"a": "b", "b": "c"}, ["b began at 6, above a"]),
+        ({"a": [5, 9]}, {"b": 9}, {"a": "b"}, ["b began at 9, above a"]),  # raised before
+        ({"a": [5], "b": [4]}, {"b": 4}, {"a": "b", "b": "c"}, ["b is in RETIRED and has a limit"]),
+        ({}, {"b": 4}, {"a": "b"}, ["a is in RETIRED and never had a limit"]),
+    ],
+)
+def test_limits_that_rise_or_go_away_are_found(history, limits, retired, found):
+    assert broken(history, limits, retired) == found
+
+
+def test_limits_fall_and_never_rise(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(structure, "LIMITS", tmp_path / "limits.json")
+    assert structure.lower({"a": 3, "b": 9.5}) == 0
+    assert structure.lower({"a": 4, "b": 9.25, "c": 0}) == 1
+    assert structure.read_limits() == {"a": 3, "b": 9.25, "c": 0}
+    said = capsys.readouterr().out
+    assert "b: 9.5 -> 9.25" in said and "a: 4, above its limit 3, which stays" in said
+    assert structure.lower({"a": 3}) == 0 and structure.read_limits() == {"a": 3}
+
+
+@pytest.mark.thorough
+def test_a_step_enters_few_files():
+    for name, figure in zip(structure.OF_A_STEP, structure.step_entries(ROOT)):
+        assert 0 < figure <= LIMITS[name], name
+
+
+# ---- what the figures see ------------------------------------------------------------------------
+
+
 def made_of(folder, **files):
-    """A package whose files have these texts."""
+    """A package whose files have these texts; in__wing is the file `in` of the folder `wing`."""
     for name, text in {"__init__": "", **files}.items():
-        (folder / f"{name}.py").write_text(text)
+        file, _, wing = name.partition("__") if name != "__init__" else (name, "", "")
+        path = folder / "room" / wing / f"{file}.py" if wing else folder / f"{file}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        for above in path.relative_to(folder).parents:
+            (folder / above / "__init__.py").touch()
     return structure.Package(folder)
 
 
@@ -50,58 +175,218 @@ def test_a_cycle_is_found_and_a_chain_is_measured(tmp_path):
     assert found.longest_import_path[-1] == f"{name}.d" and len(found.longest_import_path) == 4
 
 
+@pytest.mark.parametrize(
+    "one, other, third, found",
+    [
+        ("from ..wing.b import x", "from ..other.a import y", "", 2),
+        ("from ..wing.b import x", "def late():\n    from ..other import a", "", 2),
+        ("from ..wing import b", "from ..last.c import x", "import {room}.other.a", 3),  # round
+        ("import importlib\nimportlib.import_module('..wing.b', __package__)", "{back}", "", 2),
+        ("from ..wing.b import x", "", "from ..wing.b import x", 0),
+        ("from ..wing.b import x", "from ... import top", "", 0),
+    ],
+)
+def test_wings_that_import_each_other_are_found(tmp_path, one, other, third, found):
+    third = third.format(room=f"{tmp_path.name}.room")
+    other = other.format(back=f"__import__('{tmp_path.name}.room.other.a')")
+    package = made_of(tmp_path, top="", a__other=one, b__wing=other, c__last=third)
+    assert len(structure.mutual_wings(package)) == found
+
+
 def test_a_tower_of_classes_is_measured(tmp_path):
-    body = "class A:\n    def f(self): pass\n\nclass B(A):\n    def g(self): pass\n"
-    found = made_of(tmp_path, a=body, b="from .a import B\n\nclass C(B):\n    pass\n")
-    assert found.deepest_class == (3, "C") and found.all_methods("C") == 2
+    body = "class A:\n    def f(self): pass\n\nclass B(A):\n    def g(self): self.x = 1\n"
+    found = made_of(
+        tmp_path,
+        a=body,
+        b="from .a import B\n\nclass C(B):\n    y: int\n    def f(self): self._z = 1\n    h = f",
+    )
+    assert found.deepest_class == (3, "C")
+    assert found.methods("C") == {"f", "g"} and found.attributes("C") == {"x", "y", "_z"}
+    assert found.public_members("C") == {"f", "g", "h", "x", "y"}
 
 
-def test_no_policy_is_asked_after_construction(package):
-    assert not package.policy_tests()
+def test_what_a_class_has_too_many_of_counts_once_in_its_family(tmp_path):
+    methods = "\n".join(
+        f"    def f{number}(self): pass" for number in range(structure.MOST_METHODS)
+    )
+    text = f"class A:\n{methods}\n    def g(self): pass\nclass B(A): pass\nclass C(A):\n"
+    found = made_of(tmp_path, a=f"{text}    def h(self): pass")
+    assert structure.methods_of_large_classes(found) == {"A": 1}
+    assert structure.methods_of_large_families(found) == {"A": 1, "C": 1}
 
 
-def test_code_is_not_packed(package):
-    assert package.nodes_per_line <= 10
+def test_what_a_class_promises_is_no_choice_of_its_code(tmp_path, monkeypatch):
+    methods = "\n".join(f"    def f{number}(self): pass" for number in range(27))
+    package = made_of(tmp_path, a=f"class A:\n{methods}\nclass B(A):\n    def g(self): pass")
+    page = tmp_path / "models.md"
+    monkeypatch.setattr(structure, "CONTRACTS", page)
+    page.write_text("## Members of `B`\n\n| for | members |\n|---|---|\n| x | `g` |\n")
+    assert structure.methods_of_large_families(package) == {"A": 2}
+    page.write_text("## Members of `A`\n\n| for | members |\n|---|---|\n| x | `f1`, `f2` |\n\n:::")
+    assert structure.methods_of_large_families(package) == {"B": 1}
+    assert structure.members_promised("A") == {"f1", "f2"}
 
 
-def test_no_modules_import_each_other(package):
-    assert not package.cycles
+def test_channels_have_no_verb_of_their_own(package):
+    """They plan any verb (comm/channel.py), so that one around another forwards one member."""
+    channels = [name for name in package.classes if name.endswith("Channel")]
+    verbs = {"barrier", "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
+    assert {"WrappedChannel", "LevelsChannel", "MPIChannel"} <= set(channels)
+    for name in channels:
+        assert not package.methods(name) & (verbs | {f"i{verb}" for verb in verbs}), name
 
 
-def test_inheritance_is_shallow(package):
-    depth, _ = package.deepest_class
-    assert depth <= 3
+def test_methods_that_are_installed_are_those_of_a_class(package):
+    assert {"exp", "max", "__add__"} <= package.methods("Tensor") <= package.methods("Parameter")
 
 
-def test_no_frame_is_counted(package):
-    assert not package.counted_frames()
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("import sys\nsys._getframe()", 1),
+        ("from sys import _getframe\n_getframe().f_back", 1),
+        ("from sys import _getframe as here\nhere(1)\nhere(2)", 2),
+        ("import sys as system\nsystem._getframe(1)", 1),
+        ("import sys\nlook = getattr(sys, '_getframe')", 1),
+        ("import inspect\ninspect.currentframe()\ninspect.stack()", 2),
+        ("import numpy\nnumpy.stack([])", 0),
+        ("from numpy import stack\nstack([])", 0),
+        ("from sys import _getframe", 0),
+        ("import sys\ns = sys\ns._getframe()", 1),
+        ("import sys\nsys.modules['sys']._getframe()", 1),
+        ("__import__('sys')._getframe()", 1),
+        ("import sys\nsys.__dict__['_getframe']()", 1),
+        ("from sys import *\n_getframe()", 1),
+        ("from operator import attrgetter\nattrgetter('modules.sys._getframe')", 1),
+        ("import traceback as t\nt.walk_stack(None)", 1),
+        ("def f():\n    'See sys._getframe.'\n    return '_get_frames'", 0),
+        ("import inspect\nlook = inspect\nlook.stack()", 1),
+        ("from inspect import *\nstack()", 1),
+        ("__import__('inspect').stack()", 1),
+        ("import inspect\ngetattr(inspect, 'stack')()", 1),
+        ("import inspect, numpy\ngetattr(numpy, 'stack')([inspect])", 0),
+    ],
+)
+def test_frames_are_counted_however_they_are_reached(tmp_path, code, found):
+    assert len(foreign.frames(made_of(tmp_path, a=code))) == found
 
 
-def test_lines_are_short(package):
-    assert not package.long_lines()
+@pytest.mark.parametrize(
+    "body, found, on_parts",
+    [
+        ("self.x = 1", 0, 0),
+        ("cls.x += 1", 0, 0),
+        ("self.part.x = 1", 1, 0),
+        ("self._group.owner.quick = 1", 1, 1),
+        ("other.x = 1", 1, 0),
+        ("other.part.x: int = 1", 1, 1),
+        ("other[0].x, self.y = 1, 2", 1, 0),
+        ("for other.x in y: pass", 1, 0),
+        ("with y as other.x: pass", 1, 0),
+        ("del other.x", 1, 0),
+        ("setattr(other, 'x', 1)", 1, 0),
+        ("object.__setattr__(self.part, 'x', 1)", 1, 0),
+        ("object.__setattr__(self, 'x', 1)", 0, 0),
+        ("super().__setattr__('x', 1)", 0, 0),
+        ("vars(other)['x'] = 1", 1, 0),
+        ("other.part.__dict__['x'] = 1", 1, 1),
+        ("self.part.__dict__.update(x=1)", 1, 0),
+        ("self.__dict__.update(x=1); vars(self)['y'] = 1", 0, 0),
+        ("made = cls.__new__(cls)\n    made.x = 1", 0, 0),
+        ("made = Thing()\n    made.x = 1", 0, 0),
+        ("made = find()\n    made.x = 1", 1, 0),
+        ("self = other\n    self.x = 1", 1, 0),
+        ("for self in other: self.x = 1", 1, 0),
+        ("for cls in y: cls.x = 1", 1, 0),
+        ("self, y = y, self\n    self.x = 1", 1, 0),
+        ("with y as self: self.x = 1", 1, 0),
+        ("import numpy as self\n    self.x = 1", 1, 0),
+        ("(self := other).y\n    self.x = 1", 1, 0),
+        ("made = Thing()\n    made = other\n    made.x = 1", 1, 0),
+        ("made = Thing()\n    for made in y: made.x = 1", 1, 0),
+        ("made = None\n    made = Thing()\n    made.x = 1", 0, 0),
+        ("made = {} if y else Thing()\n    made.x = 1", 0, 0),
+        ("made = y if y else Thing()\n    made.x = 1", 1, 0),
+        ("made: Thing = Thing()\n    made.x = 1", 0, 0),
+        ("other = other or y\n    other = Thing()\n    other.x = 1", 1, 0),
+        ("made = Thing()\n    def late(made): made.x = 1", 1, 0),
+        ("made = Thing()\n    def late(): made.x = self.x = 1", 0, 0),
+        ("def late(self): self = other; self.x = 1", 1, 0),
+        ("pass\nself = 1\nself.x = 1", 1, 0),  # in no function
+        ("array.flags.writeable = False", 0, 0),
+    ],
+)
+def test_attributes_set_on_other_objects_are_found(tmp_path, body, found, on_parts):
+    package = made_of(tmp_path, a=f"def act(self, cls, other, array, y):\n    {body}")
+    assert len(foreign.set_elsewhere(package)) == found
+    assert len(foreign.set_on_parts_of_others(package)) == on_parts
 
 
-def test_docstrings_begin_with_a_sentence(package):
-    assert not package.torn_off_docstrings()
+def test_what_hides_from_the_figures_is_found(tmp_path):
+    walks = "def up(frame): return getattr(frame, 'f_back')\ndef here(frame): return frame.f_code"
+    hides = "class A:\n    def __getattr__(self, name): return 1\nclass B:\n    pass"
+    package = made_of(tmp_path, a=walks, b=hides)
+    assert len(structure.walks_of_frames(package)) == 1
+    assert len(structure.answers_for_others(package)) == 1
 
 
-def test_classes_are_small(package):
-    assert not package.large_classes
+COPIED = """
+def total(rows, weight):
+    found = {}
+    for row in rows:
+        if row.name not in found:
+            found[row.name] = 0.0
+        found[row.name] += weight * row.value
+    return {name: value / len(rows) for name, value in found.items()}
+"""
 
 
-def test_names_of_classes_are_unique(package):
-    assert len(package.duplicate_classes) <= MOST_SHARED_NAMES, package.duplicate_classes
+@pytest.mark.parametrize(
+    "other, found",
+    [
+        (COPIED, 1),
+        (re.sub(r"\b(row|weight|found)\b", r"my_\1", COPIED), 1),
+        (COPIED.replace("0.0", "1"), 1),
+        (COPIED.replace("    for", "    # why\n\n    for"), 1),
+        (COPIED.replace("+=", "-="), 0),
+        ("", 0),
+    ],
+)
+def test_near_duplicates_are_found(tmp_path, other, found):
+    assert len(repeats(made_of(tmp_path, a=COPIED, b=other))) == found
 
 
-def test_import_paths_are_short(package):
-    assert len(package.longest_import_path) <= LONGEST_IMPORT_PATH, package.longest_import_path
+def test_a_copy_in_the_same_file_is_one_and_a_common_form_is_none(tmp_path):
+    assert len(repeats(made_of(tmp_path, a=f"{COPIED}\n{COPIED}"))) == 1
+    fields = "class A:\n" + "".join(f"    {name}: int\n" for name in "abcdefgh")
+    others = "class B:\n" + "".join(f"    {name}: str\n" for name in "ijklmnop")
+    assert not repeats(made_of(tmp_path, a=fields, b=others))
+    many = {f"f{number}": COPIED for number in range(9)}
+    assert not repeats(made_of(tmp_path, a="", b="", **many))
 
 
-@pytest.mark.thorough
-def test_a_step_enters_few_files():
-    files, engine, functions = structure.step_entries(ROOT)
-    assert 0 < files <= MOST_FILES_OF_A_STEP and functions > files
-    assert 0 < engine <= MOST_ENGINE_FILES_OF_A_STEP
+def test_a_road_costs_what_a_reader_opens(tmp_path):
+    folder = tmp_path / "shardkit"
+    folder.mkdir()
+    package = made_of(folder, a="TABLE = {1: 2}\nclass A:\n    def f(self): pass")
+    page = tmp_path / "hops.md"
+    page.write_text(
+        "- `shardkit/a.py`: `B`\n\n**The road.**\n\n- `shardkit/a.py`: `TABLE`, `A.f`\n"
+    )
+    (title, road), *others = roads.read_roads(page).items()
+    assert title == "The road" and not others
+    assert road.measured(package) == {"files": 1, "definitions": 2, "nodes": 6 + 4}
+    whole = roads.Road({"shardkit/a.py": ("TABLE", "A", "A.f")})
+    assert whole.measured(package)["nodes"] == 6 + 5  # A.f stands in A
+    with pytest.raises(LookupError, match="A.g is not defined"):
+        roads.Road({"shardkit/a.py": ("A.g",)}).measured(package)
+
+
+def test_the_flags_of_keepers_are_those_that_they_have(package):
+    flags = structure.flags_of(package)
+    assert {"in_groups", "updates_all"} <= flags
+    for name in structure.KEEPERS:
+        assert (ROOT / "shardkit" / name).exists()
 
 
 # ---- what tests know of the inside ---------------------------------------------------------------
@@ -109,7 +394,7 @@ def test_a_step_enters_few_files():
 PUBLIC = ("shardkit", "shardkit.nn", "shardkit.nn.ops")
 # How often a file of tests goes past the public names and the doors of shardkit.testing.
 PAST_THE_DOORS = {
-    "pure/test_imports.py": 7,  # which files and rooms are imported, and by which name
+    "pure/test_imports.py": 8,  # which files and rooms are imported, and by which name
     "pure/test_packing.py": 1,  # what jobs/launch.sh runs
     "pure/test_roll.py": 1,  # puts an empty package there, so that nothing else is imported
     "threads/test_rebuilt.py": 1,  # what a hostile image names

@@ -13,7 +13,8 @@ import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
-from shardkit.testing.comm import alike, versions
+from shardkit.testing.base import PeerError
+from shardkit.testing.comm import alike, collectively, versions
 from shardkit.testing.data import Preparation, prepare_tokens
 from shardkit.testing.nn import R2, RMSE
 from shardkit.testing.task import Language, task_of
@@ -125,6 +126,11 @@ DIFFERENCES = {
     "the mesh": ({}, with_settings(mesh__pipeline=2), "mesh.pipeline is"),
     "the policy": ({}, with_settings(parallel__policy="ddp"), "parallel.policy is"),
     "the patience": ({}, with_settings(run__patience=2), "run.patience is"),
+    "the improvement": (
+        {},
+        with_settings(run__minimum_improvement=0.5),
+        "run.minimum_improvement is",
+    ),
     "the checkpoints": ({}, with_settings(run__checkpoint_every=1), "checkpoint_every is"),
     "the loss": ({}, {"loss": sk.nn.L1Loss()}, "its loss is"),
     "a constant of the loss": (
@@ -473,3 +479,21 @@ def test_an_error_in_the_block_is_raised_on_all_ranks():
         return True
 
     assert all(sk.run_ranks(3, run, timeout=LIMIT))
+
+
+class Empty(Exception):
+    """An error that is false, as an empty list is."""
+
+    def __len__(self):
+        return 0
+
+
+def test_an_error_that_is_false_is_one():
+    def run(backend):
+        with pytest.raises((Empty, PeerError)) as caught:
+            with collectively(backend):
+                if backend.rank == 1:
+                    raise Empty
+        return caught.type
+
+    assert sk.run_ranks(2, run, timeout=LIMIT) == [PeerError, Empty]

@@ -86,7 +86,7 @@ def settings_of(data, folder, case, **changes):
         **own,
         **changes,
     }
-    return first_settings(configuration_of(load_task(name)), given)
+    return first_settings(configuration_of(load_task(given["run.task"])), given)
 
 
 def run(settings, num_ranks=1):
@@ -169,6 +169,60 @@ def test_rows_that_do_not_fit_are_refused_on_all_ranks(case, data, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
         run(settings_of(data, tmp_path / "run", base, **changes), 2)
     assert not list((tmp_path / "run").glob("checkpoints/step*"))
+
+
+OWN = """
+from dataclasses import dataclass
+
+from shardkit.testing.base import fixed
+from shardkit.testing.task import architectures, images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes({module}.{sizes}):
+    share: float = fixed("it scales the first weights", 0.5, "of the weights of a user's own")
+    in_channels: int = fixed("it is the user's", 77, "what the model gets from the rows")
+
+
+class Own({module}.{task}):
+    sections = {{**{module}.{task}.sections, "model": Sizes}}
+
+    def make_model(self):
+        model = super().make_model()
+        model.share = self.settings.model.share
+        return model
+"""
+
+
+@pytest.mark.parametrize(
+    "case, module, task, sizes",
+    [
+        ("field", "architectures", "FNOTask", "FNOSizes"),
+        ("end", "architectures", "LSTMTask", "LSTMSizes"),
+        ("graph", "architectures", "MessagePassingTask", "GraphSizes"),
+        ("images", "images", "ResNetTask", "ResNetSizes"),
+        ("two", "images", "ViTTask", "ViTSizes"),
+        ("masks", "images", "UNetTask", "UNetSizes"),
+    ],
+)
+def test_a_task_that_derives_from_one_can_add_settings_to_its_model(
+    case, module, task, sizes, data, tmp_path
+):
+    file = tmp_path / f"own_{task}.py"
+    file.write_text(OWN.format(module=module, task=task, sizes=sizes))
+    own = {"run.task": f"{file}:Own", "model.share": 0.25, "run.steps": 1}
+    run(settings_of(data, tmp_path / "run", case, **own))
+    models = []
+    for changes in ({}, own):
+        settings = settings_of(data, tmp_path / "run", case, **changes)
+        made = settings.task_class(settings)
+        made.open(tmp_path / "run")
+        models.append(made.make_model())
+    first, second = [
+        {name: parameter.shape for name, parameter in model.named_parameters().items()}
+        for model in models
+    ]
+    assert first == second and models[1].share == 0.25
 
 
 # parameters by the number of places of a row at which they are applied

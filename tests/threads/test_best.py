@@ -9,6 +9,7 @@ import shutil
 
 import numpy
 import pytest
+from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit import CheckpointError, ConfigurationError
@@ -92,26 +93,25 @@ def curve(losses):
 # ---- the kept ones, against a definition ---------------------------------------------------------
 
 
-def kept_by_definition(losses, steps, validate, every, patience, keep, keep_every):
+def kept_by_definition(losses, steps, validate, every, patience, keep, keep_every, minimum):
     """Return (steps that stay, the best of them or None, the last step)."""
-    there, waited, lowest = {}, 0, math.inf
+    there, named, waited, lowest = {}, {}, 0, math.inf  # named: as the best, by each checkpoint
     for step in range(1, steps + 1):
         is_last, loss, is_best = step == steps, None, False
         best = min(((v, s) for s, v in there.items() if v is not None), default=None)
         if step % validate == 0 or is_last:
             loss = losses.get(step, math.nan)
-            lowest, waited = (loss, 0) if loss < lowest else (lowest, waited + 1)
+            lowest, waited = (loss, 0) if loss < lowest - minimum else (lowest, waited + 1)
             loss = loss if math.isfinite(loss) else None
             is_best = loss is not None and (best is None or (loss, step) < best)
         is_over = patience is not None and waited >= patience
         if step % every == 0 or is_last or is_best and patience is not None or is_over:
             there[step] = loss
             best = min(((v, s) for s, v in there.items() if v is not None), default=(0, 0))
-            newest = sorted(there)[-keep:]
+            named[step] = best[1]
+            stay = {s for new in sorted(there)[-keep:] for s in (new, named[new])}
             there = {
-                s: v
-                for s, v in there.items()
-                if s in newest or s == best[1] or keep_every and s % keep_every == 0
+                s: v for s, v in there.items() if s in stay or keep_every and s % keep_every == 0
             }
         if is_over:
             break
@@ -132,6 +132,7 @@ def any_case(seed):
         "run__keep_checkpoints": draw.randint(1, 3),
         "run__keep_every": draw.choice([None, None, 3, 5]),
         "run__asynchronous_checkpoints": draw.choice([False, False, True]),
+        "run__minimum_improvement": draw.choice([0.0, 0.25, 0.6]),
     }
 
 
@@ -141,13 +142,11 @@ def test_best_and_newest_stay_and_are_found_with_their_own_bits(tmp_path, monkey
     losses, settings = any_case(seed)
     draw = random.Random(seed)
     is_cut = draw.random() < 0.5
-    if is_cut and settings["run__patience"]:  # metrics.jsonl has no NaN to count
-        losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
-        losses = {step: losses.get(step, 9.0) for step in range(1, settings["run__steps"] + 1)}
     scripted(monkeypatch, losses)
     arguments = [settings[f"run__{name}"] for name in ("steps", "validate_every")]
     arguments += [settings[f"run__{name}"] for name in ("checkpoint_every", "patience")]
     arguments += [settings[f"run__{name}"] for name in ("keep_checkpoints", "keep_every")]
+    arguments += [settings["run__minimum_improvement"]]
     kept, best, last = kept_by_definition(losses, *arguments)
     watch = Watch()
     taken = {}
@@ -197,6 +196,43 @@ def interrupted_at(step, folder, settings, watch):
 
 
 # ---- the run that ends by its patience -----------------------------------------------------------
+
+SLOW = [4.0, 3.5, 3.25, math.nan, 2.75, 2.5, 2.4, math.inf, 2.3, 2.2]  # patience 2
+STOPS = {0.0: 10, 0.25: 4, 0.5: 5, 0.75: 3}  # improvement: the step, of 10
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("minimum", STOPS)
+@pytest.mark.thorough(but=4)
+def test_all_ranks_stop_where_no_loss_is_lower_by_enough(tmp_path, monkeypatch, ranks, minimum):
+    scripted(monkeypatch, curve(SLOW))
+    settings = {"run__steps": 10, "run__validate_every": 1, "run__patience": 2}
+    settings |= {"run__minimum_improvement": minimum, "batch__sequences": 12}
+
+    def ends(folder, **changes):
+        def on_rank(backend):
+            training = made(folder, backend, **settings | changes)
+            result = training.run()
+            return result.steps, result.is_interrupted
+
+        (end,) = set(sk.run_ranks(ranks, on_rank))
+        return end
+
+    assert ends(tmp_path / "whole") == (STOPS[minimum], False)
+    for steps in (2, 4, 5, 8, 10):  # whatever was counted before a resume still counts
+        assert ends(tmp_path / "cut", run__steps=steps) == (min(steps, STOPS[minimum]), False)
+
+
+def test_a_stop_says_how_much_lower_the_losses_were_to_be(tmp_path, monkeypatch, capfd):
+    scripted(monkeypatch, curve(SLOW))
+    settings = {"run__steps": 10, "run__validate_every": 1, "run__patience": 2}
+    trained(tmp_path, 2, **settings, run__minimum_improvement=0.75)
+    said = capfd.readouterr().out
+    assert "stopping: 2 validations without a lower loss by more than 0.75" in said
+    assert steps_in(tmp_path)[-1] == 3 and "best checkpoint: step 3" in said
+    losses = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [each["validation_loss"] for each in losses if "validation_loss" in each] == SLOW[:3]
+
 
 OVERFITTING = curve([3.0, 2.0, 1.0, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0])
 IMPATIENT = {
@@ -260,6 +296,21 @@ def test_a_best_one_that_is_damaged_or_gone_is_passed_over(tmp_path, monkeypatch
     shutil.rmtree(best)
     assert sk.run_ranks(2, load)[0]["skipped"] == []
     assert describe(tmp_path).text.splitlines()[2].endswith("best")  # of step 4
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_a_run_whose_newest_was_the_best_and_is_damaged_has_the_best_of_before(
+    tmp_path, monkeypatch
+):
+    scripted(monkeypatch, curve([5.0, 4.0, 1.0, 3.0, 2.0, 0.5]))
+    every = {"run__validate_every": 1, "run__checkpoint_every": 1, "run__keep_checkpoints": 2}
+    trained(tmp_path, **every, run__steps=6)
+    assert steps_in(tmp_path) == [3, 5, 6]
+    flip_bit(tmp_path / "checkpoints" / "step-00000006" / "rank-00000.h5")
+    scripted(monkeypatch, curve([5.0, 4.0, 1.0, 3.0, 2.0, 1.5, 1.5]))
+    trained(tmp_path, 2, **every, run__steps=7)
+    manifest = json.loads((tmp_path / "checkpoints/step-00000007/manifest.json").read_text())
+    assert manifest["validation"]["best_step"] == 3 and steps_in(tmp_path) == [3, 6, 7]
 
 
 def test_a_longer_run_goes_on_from_the_newest_and_keeps_the_best_of_before(tmp_path, monkeypatch):

@@ -9,7 +9,13 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import Buffer
 from shardkit.testing.nn import Fill
-from shardkit.testing.parallel import Neighbors, own_buffers_of, restore, synchronize_replicas
+from shardkit.testing.parallel import (
+    Neighbors,
+    own_buffers_of,
+    parts_of,
+    restore,
+    synchronize_replicas,
+)
 
 MESHES = {"1": (1, 1, 1), "data 2": (1, 2, 1), "data 4": (1, 4, 1), "pipeline 2": (2, 1, 1)}
 MESHES |= {"2 x 2": (2, 2, 1), "tensor 2": (1, 1, 2), "data 3": (1, 3, 1)}
@@ -253,7 +259,7 @@ def test_images_and_copies_have_the_values_and_memory_of_their_own():
 def test_survivors_of_a_dead_rank_have_the_buffers_of_the_last_step(dead, mesh, left):
     def run(backend):
         model = sharded(backend, mesh, "fsdp")
-        copies = Neighbors(model)
+        copies = Neighbors(parts_of(model))
         train(model, 2)
         copies.commit()
         here = bits(model)
@@ -262,7 +268,7 @@ def test_survivors_of_a_dead_rank_have_the_buffers_of_the_last_step(dead, mesh, 
             return None
         group = living.split(0 if living.rank < numpy.prod(MESHES[left]) else None)
         other = None if group is None else sharded(group, left, "zero2")
-        restore(living, [copies], other)
+        restore(living, [copies], other and parts_of(other))
         return None if other is None else bits(other) == here
 
     found = sk.run_ranks(4, run)

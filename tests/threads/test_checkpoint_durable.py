@@ -19,6 +19,7 @@ from clean_fork import exit_code
 import shardkit as sk
 from shardkit.testing.checkpoint import Checkpoint, CheckpointStore, files, saving
 from shardkit.testing.layout import Box
+from shardkit.testing.parallel import parts_of
 
 SHAPE = (40, 30)
 
@@ -302,7 +303,7 @@ def test_what_json_cannot_say_is_refused_before_anything_is_written(tmp_path):
 def test_a_loss_that_is_not_a_number_does_not_prevent_the_checkpoint(tmp_path):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1)
-        model.history.last_loss = float("nan")
+        parts_of(model).history.last_loss = float("nan")
         model.save_model(tmp_path)
         return model.load_model(tmp_path)["last_loss"]
 

@@ -15,7 +15,7 @@ from checkpoints import edit_manifest
 
 import shardkit as sk
 from shardkit.testing.checkpoint import Checkpoint, describe
-from shardkit.testing.parallel import training_state_of, units_of
+from shardkit.testing.parallel import parts_of, training_state_of, units_of
 
 
 def falling(step):
@@ -204,7 +204,7 @@ def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written
         assert (
             used.step_number,
             training_state_of(used).samples_seen,
-            used.checkpoints.describe()["last_loss"],
+            parts_of(used).checkpoints.describe()["last_loss"],
         ) == (
             0,
             0,
@@ -307,7 +307,7 @@ def test_state_of_two_ages_starts_at_zero_and_both_are_said(written):
                 report = model.load_model(written["SGD" if type(rule) is sk.Adam else "AdamW"])
             if backend.rank == 0:
                 assert "starts at zero: first_moment" in str(said[0].message)
-            return report, [unit.rule.since for unit in units_of(model)][:1]
+            return report, [unit.optimizer.rule.since for unit in units_of(model)][:1]
 
         return run
 

@@ -20,7 +20,7 @@ from shardkit.testing.checkpoint import (
     to_safetensors,
 )
 from shardkit.testing.checkpoint import companions as companions_module
-from shardkit.testing.parallel import Neighbors, restore
+from shardkit.testing.parallel import Neighbors, parts_of, restore
 
 FILES = {
     "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}',
@@ -88,10 +88,10 @@ def save_a_copy(model, folder):
 
 def save_after_other_ranks_died(model, folder):
     """As elastic training does: a new model gets its state from copies in memory."""
-    copies = Neighbors(model)
+    copies = Neighbors(parts_of(model))
     copies.commit()
     other, _ = train("FSDP", model.mesh.world, 0)
-    assert restore(model.mesh.world, [copies], other) == 2
+    assert restore(model.mesh.world, [copies], parts_of(other)) == 2
     other.save_model(folder)
 
 
@@ -272,7 +272,7 @@ def test_transformers_reads_ids_settings_and_tokenizer_of_a_model_that_was_train
 def test_a_model_of_ones_own_has_no_such_files(tmp_path):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 0, model=small_gpt())
-        assert model.companions == {}
+        assert parts_of(model).checkpoints.companions == {}
         return model.save_model(tmp_path)
 
     assert set(Checkpoint(sk.run_ranks(2, on_rank)[0]).manifest["files"]) == {

@@ -62,7 +62,7 @@ class Script:
             for array in (
                 unit.whole,
                 unit.parameters.shard,
-                *(state.array for state in unit.state.values()),
+                *(state.array for state in unit.optimizer.state.values()),
             )
             if array is not None
         ]
@@ -96,15 +96,36 @@ class Script:
 def dropping(script):
     """The in-memory backend under this script."""
 
-    def collective(name, received):
-        def verb(self, *arguments):
-            is_vote = name == "all_reduce" and arguments[0].dtype == numpy.uint8
-            if is_vote or not script.drops(self.backend, "all", self.backend.group_key, name):
-                return getattr(self.inside, name)(*arguments)
-            if received is not None:
-                script.leave(self.backend, arguments[received])
+    received = {
+        "all_reduce": None,
+        "broadcast": None,
+        "all_gather": 1,
+        "reduce_scatter": 1,
+        "all_to_all": 1,
+    }
 
-        return verb
+    class DroppingCall:
+        """A collective that is made unless the script drops it."""
+
+        def __init__(self, channel, name, arguments):
+            self.backend, self.name, self.arguments = channel.backend, name, arguments
+            self.inside = channel.inside.plan(name, *arguments)
+
+        def __call__(self):
+            name, arguments, backend = self.name, self.arguments, self.backend
+            is_vote = name == "all_reduce" and arguments[0].dtype == numpy.uint8
+            if is_vote or not script.drops(backend, "all", backend.group_key, name):
+                self.inside()
+            elif received[name] is not None:
+                script.leave(backend, arguments[received[name]])
+
+        def begin(self):
+            return self.inside.begin()
+
+    def plan(self, name, *arguments):
+        if name in received:
+            return DroppingCall(self, name, arguments)
+        return self.inside.plan(name, *arguments)
 
     def message(name, side):
         def verb(self, array, peer, tag):
@@ -117,15 +138,7 @@ def dropping(script):
 
         return verb
 
-    collectives = {
-        "all_reduce": None,
-        "broadcast": None,
-        "all_gather": 1,
-        "reduce_scatter": 1,
-        "all_to_all": 1,
-    }
-    verbs = {name: collective(name, received) for name, received in collectives.items()}
-    verbs |= {"isend": message("isend", "send"), "irecv": message("irecv", "receive")}
+    verbs = {"isend": message("isend", "send"), "irecv": message("irecv", "receive"), "plan": plan}
     verbs["exchange"] = Channel.exchange  # of isend and irecv
     dropping_channel = type("DroppingChannel", (WrappedChannel,), verbs)
 

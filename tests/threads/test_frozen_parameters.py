@@ -158,8 +158,8 @@ def test_a_frozen_half_has_no_bytes_of_state_and_gradients_and_is_not_reduced(st
         model = trained(backend, STRATEGIES[strategy], frozen, steps=1, micro_batches=1)
         model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(0, 16)))
         units = units_of(model)
-        kept = [state.kept for unit in units for state in unit.state.values()]
-        gradients = [unit.gradients.updated for unit in units if unit.is_trained]
+        kept = [state.kept for unit in units for state in unit.optimizer.state.values()]
+        gradients = [unit.gradients.updated for unit in units if unit.gradients is not None]
         kinds = ("REDUCE", "STEP", "BEGIN_REDUCE")
         acts = [a for a in program_of(model) if a.kind.name in kinds]
         at = [(place.stage, place.unit) for place in stages_of(model).frozen]

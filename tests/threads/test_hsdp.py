@@ -139,8 +139,8 @@ def test_drift_between_groups_is_seen_and_mended():
         model = hybrid(backend, (1, 4, 1), "hsdp")
         unit = units_of(model)[0]
         if backend.rank == 3:
-            unit.updated_parameters[-1] += 0.5
-            unit.state["first_moment"].array[0] += 0.25
+            unit.optimizer.parameters[-1] += 0.5
+            unit.optimizer.state["first_moment"].array[0] += 0.25
         found, later = [synchronize_replicas(model) for _ in range(2)]
         return found.largest, found.tensor.partition("/")[0], later.largest
 

@@ -20,7 +20,7 @@ from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
 from shardkit.testing.layout import WHOLE
-from shardkit.testing.parallel import device_of, units_of
+from shardkit.testing.parallel import device_of, parts_of, units_of
 
 MESHES = [
     (1, 4, 1),
@@ -44,7 +44,7 @@ def large_gpt():
 def _sharing(model):
     """The data ranks that share one copy."""
     config = model.sharding_configuration
-    return model.policy.sharing(model.mesh.size("data"), config.shard_ranks)
+    return parts_of(model).policy.sharing(model.mesh.size("data"), config.shard_ranks)
 
 
 def resident_bytes(model):
@@ -52,7 +52,7 @@ def resident_bytes(model):
     was summed in.
     """
     kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
-        model.policy.on(_sharing(model)).gradients is WHOLE
+        parts_of(model).policy.on(_sharing(model)).gradients is WHOLE
     )
     return device_of(model).bytes_in_use(*kinds)
 
@@ -88,7 +88,8 @@ def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):
             step_once(model, step)
         stage = [name for unit in units_of(model) for name in unit.plan.parameters]
         own = sum(sizes[name] for name in stage)
-        return stage, own, resident_bytes(model) / model.policy.bytes_per_rank(own, _sharing(model))
+        formula = parts_of(model).policy.bytes_per_rank(own, _sharing(model))
+        return stage, own, resident_bytes(model) / formula
 
     results = sk.run_ranks(numpy.prod(mesh), run)
     of_stages = results[:: data * tensor]

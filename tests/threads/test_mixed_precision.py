@@ -24,6 +24,7 @@ from shardkit.testing.parallel import (
     gradient_norm_of,
     loss_scale_of,
     own_units_of,
+    parts_of,
     skips_of,
     training_state_of,
     units_of,
@@ -222,7 +223,9 @@ def test_masters_gradients_and_moments_are_float32_and_only_lent_parameters_are_
         for unit in units_of(model):
             unit.gather()
             assert unit.whole.dtype == half and unit.parameters.shard.dtype == "float32"
-            assert {str(state.array.dtype) for state in unit.state.values()} == {"float32"}
+            assert {str(state.array.dtype) for state in unit.optimizer.state.values()} == {
+                "float32"
+            }
             assert all(parameter.dtype == half for parameter in unit.plan.parameters.values())
             lent = unit.whole[: unit.layout.length].astype("float32")
             assert relative_distance(lent, unit.trained_parameters()) < HALF_A_LAST_BIT[half]
@@ -249,11 +252,11 @@ def test_copies_that_were_made_equal_are_what_blocks_are_lent(strategy, half):
             sk.AdamW(), model.sharding_configuration, model=model, **policy
         )
         unit = units_of(model)[0]
-        if unit.parameters.is_whole and backend.rank == 1:
-            unit.parameters.masters.array[:10] += 1
+        if unit.optimizer.updates_all and backend.rank == 1:
+            unit.parameters.array[:10] += 1
             unit.follow_masters()  # without messages, where a rank has all masters
         drift = optimizer.synchronize_optimizer_state()
-        assert (drift.largest > 0.9) == unit.parameters.is_whole
+        assert (drift.largest > 0.9) == unit.optimizer.updates_all
         unit.gather()
         lent = unit.whole[: unit.layout.length].astype("float32")
         return relative_distance(lent, unit.trained_parameters()), sha256(lent)
@@ -481,8 +484,8 @@ def test_a_checkpoint_opens_whatever_blocks_compute_in(tmp_path, first, second):
 def test_a_scale_that_makes_no_sense_is_refused_before_anything_is_read(damage):
     def run(backend):
         model, _ = train("DDP", backend, 1, compute_dtype="float16")
-        state = model.checkpoints.describe()
-        model.checkpoints.describe = lambda: {**state, "loss_scale": damage}
+        state = parts_of(model).checkpoints.describe()
+        parts_of(model).checkpoints.describe = lambda: {**state, "loss_scale": damage}
         with pytest.raises(sk.CheckpointError, match="loss_scale"):
             model.deserialize(model.serialize())
 

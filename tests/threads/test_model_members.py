@@ -160,3 +160,42 @@ def test_computing_and_applying_gradients_is_a_step_of_plain_sgd(strategy):
             model.apply_gradients(gradients[:-1], 0.01)
 
     sk.run_ranks(2, run)
+
+
+def test_a_rule_is_state_that_clones_share_and_the_configuration_that_was_given_stays_as_it_was():
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, learning_rate=0.5)
+        model = sk.FSDPModel(sk.models.MLP([8, 4, 1]), config)
+        clone, before = model.clone(), model.deep_copy()
+        unchanged = [each.sharding_configuration is config for each in (model, clone)]
+        model.use_rule(sk.SGD(lr=0.25))
+        after = model.deep_copy()
+        rules = [each.sharding_configuration.optimizer for each in (model, clone, after, before)]
+        return unchanged, config.optimizer, rules
+
+    changed = sk.SGD(lr=0.25)
+    found = sk.run_ranks(2, run)
+    assert found == [([True, True], None, [changed, changed, changed, None])] * 2
+
+
+def test_copies_keep_what_a_class_of_ones_own_sets_and_their_histories_part():
+    class Named(sk.DDPModel):
+        def __init__(self, module, config, name):
+            super().__init__(module, config)
+            self.name = name
+
+    def run(backend):
+        config = sk.ShardingConfiguration(backend)
+        model = Named(sk.models.MLP([8, 4, 1]), config, "first")
+        x, y = numpy.ones((4, 8)), numpy.ones((4, 1))
+        model.train(x, y)
+        others = model.clone(), model.deep_copy(), copy.copy(model)
+        fresh = model.with_parameters(model.get_parameters())
+        model.train(x, y)
+        losses = [each.get_model_metadata()["history"]["last_loss"] for each in (model, *others)]
+        assert {type(each) for each in (*others, fresh)} == {Named}
+        assert {each.name for each in (*others, fresh)} == {"first"}
+        assert fresh.get_model_metadata()["history"]["last_loss"] is None
+        return losses[0] != losses[1] == losses[2] == losses[3]
+
+    assert sk.run_ranks(2, run) == [True, True]

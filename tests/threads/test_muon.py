@@ -109,7 +109,11 @@ def test_a_rank_keeps_the_state_of_each_rule_for_its_own_parameters_alone():
     def run(backend):
         model = trained(backend, sk.FSDPModel, 1, steps=1)
         return device_of(model).accounts.table()["optimizer state"], {
-            name: sum(unit.state[name].kept.size for unit in units_of(model) if name in unit.state)
+            name: sum(
+                unit.optimizer.state[name].kept.size
+                for unit in units_of(model)
+                if name in unit.optimizer.state
+            )
             for name in training_state_of(model).state_names
         }
 

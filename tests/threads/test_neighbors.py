@@ -11,7 +11,7 @@ from hybrids import groups_of_two
 
 import shardkit as sk
 from shardkit.testing.layout import Box, flat_range_to_boxes
-from shardkit.testing.parallel import Neighbors, redistribute, restore
+from shardkit.testing.parallel import Neighbors, parts_of, redistribute, restore
 
 SAMPLES = 8
 
@@ -44,7 +44,7 @@ def survive(backend, dead, policy, pipeline, tensor, num_left, *, lag=()):
     Returns (step that was restored, all parameters at the end, or None on ranks that do not train).
     """
     model = model_on(backend, policy, pipeline, tensor)
-    copies = Neighbors(model)
+    copies = Neighbors(parts_of(model))
     copies.commit()
     take_steps(model, 3, copies)
     if backend.rank in lag:  # as if the last copies had not come through
@@ -54,7 +54,7 @@ def survive(backend, dead, policy, pipeline, tensor, num_left, *, lag=()):
         return None
     group = living.split(0 if living.rank < num_left else None)
     other = None if group is None else model_on(group, policy, pipeline, tensor)
-    step = restore(living, [copies], other)
+    step = restore(living, [copies], other and parts_of(other))
     if other is None or step is None:
         return step, None
     take_steps(other, 5 - step)
@@ -117,7 +117,7 @@ def survive_three(backend, dead, policy, num_left):
     """
     first = backend.split(0 if backend.rank < 2 else None)
     model = None if first is None else model_on(first, policy)
-    copies = [] if model is None else [Neighbors(model)]
+    copies = [] if model is None else [Neighbors(parts_of(model))]
     if model is not None:
         copies[0].commit()
         take_steps(model, 3, copies[0])
@@ -125,7 +125,7 @@ def survive_three(backend, dead, policy, num_left):
     if living is None:
         return None
     other = model_on(living, policy)
-    step = restore(living, copies, other)
+    step = restore(living, copies, parts_of(other))
     take_steps(other, 5 - step)
     return step, other.gather_full_parameters()
 
@@ -202,14 +202,14 @@ def test_a_rank_that_joins_knows_where_the_data_of_the_run_went_on(stored, tmp_p
         first.save_model(tmp_path, data_position=stored)
         model = model_on(backend, "fsdp")
         model.load_model(tmp_path)
-        copies = Neighbors(model)
+        copies = Neighbors(parts_of(model))
         take_steps(model, 2, copies)
         living = backend.split(None if backend.rank == 0 else 0)
         if living is None:
             return None
         other = model_on(living, "fsdp")
-        assert restore(living, [copies], other) == 3
-        return other.checkpoints.data_position
+        assert restore(living, [copies], parts_of(other)) == 3
+        return parts_of(other).checkpoints.data_position
 
     assert sk.run_ranks(2, run)[1] == stored
 
@@ -220,6 +220,6 @@ def test_a_model_that_takes_weights_alone_has_no_place_in_the_data_of_others(tmp
         first.save_model(tmp_path, data_position={"epoch": 2})
         model = model_on(backend, "fsdp")
         model.load_model(tmp_path, only="model")
-        return model.checkpoints.data_position
+        return parts_of(model).checkpoints.data_position
 
     assert sk.run_ranks(2, run) == [{}] * 2

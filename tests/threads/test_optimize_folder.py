@@ -3,16 +3,21 @@ reports; metrics of models.
 """
 
 import os
+import shutil
 import signal
+from collections import Counter
 
 import numpy
 import pytest
 from builders import sha256
+from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit import CheckpointError, StopVoted
+from shardkit.testing.parallel import evaluate_set, optimizing
 
 RNG = numpy.random.default_rng(3)
+LIMIT = 500  # seconds
 X, Y = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2))
 X_HELD, Y_HELD = RNG.normal(size=(7, 5)), RNG.normal(size=(7, 2))
 
@@ -22,12 +27,12 @@ def data(**changes):
     return sk.OptimizationInputData(X, Y, **{**given, **changes})
 
 
-def optimizer_of(backend, *, auto=True):
+def optimizer_of(backend, *, auto=True, **ends):
     config = sk.ShardingConfiguration(
         backend, minimum_parameter_group_size=1, auto_synchronize_gradients=auto
     )
     model = sk.models.MLP([5, 9, 2], dtype="float64", seed=4)
-    return sk.FSDPOptimizer(sk.AdamW(lr=0.03), config, model=model)
+    return sk.FSDPOptimizer(sk.AdamW(lr=0.03), config, model=model, **ends)
 
 
 def optimized(num_ranks, *, stop_after=None, given=None, auto=True, **arguments):
@@ -89,6 +94,140 @@ def test_without_a_folder_a_stop_is_an_error_on_all_ranks():
             optimizer_of(backend).optimize(data(), stop=lambda: backend.rank == 1)
 
     sk.run_ranks(2, run)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_an_error_of_the_question_whether_to_stop_is_one_of_all_ranks(num_ranks, auto):
+    def run(backend):
+        optimizer, asked = optimizer_of(backend, auto=auto), []
+
+        def stop():
+            asked.append(1)
+            if backend.rank == num_ranks - 1 and len(asked) == 3:
+                raise ValueError("no such file of wishes")
+            return False
+
+        with pytest.raises(ValueError, match="no such file of wishes"):
+            optimizer.optimize(data(batch_size=6), stop=stop)
+        before = optimizer.model.step_number
+        optimizer.zero_gradients()
+        optimizer.model.train(*sk.split_batch(optimizer.model.mesh, X, Y))  # nobody is asked now
+        return before
+
+    assert sk.run_ranks(num_ranks, run, timeout=LIMIT) == [2] * num_ranks
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_to_ask_whether_to_stop_costs_no_message(auto):
+    """An epoch sends what its steps and the measuring of its validation set send."""
+
+    def sent(backend, action):
+        traffic = backend.traffic
+        before = Counter(traffic.calls)
+        action()
+        return Counter(traffic.calls) - before
+
+    def run(backend):
+        def epochs(num):
+            optimizer = optimizer_of(backend, auto=auto, patience=9)
+            how = {"stop": lambda: False}
+            return sent(backend, lambda: optimizer.optimize(data(epochs=num), **how))
+
+        def one_epoch():
+            for batch in data().batches(0):
+                model.train(*sk.split_batch(model.mesh, X[batch], Y[batch]))
+                if not auto:
+                    optimizer.step()
+            evaluate_set(model, (X_HELD, Y_HELD), 8)
+
+        optimizer = optimizer_of(backend, auto=auto)
+        model = optimizer.model
+        sent(backend, one_epoch)  # what is sent once
+        return epochs(3) - epochs(2), sent(backend, one_epoch)
+
+    for of_an_epoch, wanted in sk.run_ranks(2, run):
+        assert of_an_epoch == wanted and wanted["all_reduce"] > 3
+
+
+def steps_in(folder):
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+
+
+LOSSES = [3.0, 1.0, 2.0, 4.0, 5.0, 6.0]
+NAN = float("nan")
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """A function that says what all sets measure after each epoch of three steps."""
+
+    def script(losses):
+        def measure(model, samples, batch_size, metrics=None):
+            return sk.EvaluationResult(losses[model.step_number // 3 - 1], 7)
+
+        monkeypatch.setattr(optimizing, "evaluate_set", measure)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "losses, best, kept",
+    [
+        (LOSSES, 6, [6, 15, 18]),
+        ([3.0, 3.0, 3.0, 3.0, 3.0, 3.0], 3, [3, 15, 18]),  # the earlier of equal ones
+        ([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 18, [15, 18]),
+        ([5.0, 4.0, 1.0, 3.0, 2.0, 0.5], 18, [9, 15, 18]),  # 9: the best one when 15 was saved
+        ([NAN, 3.0, NAN, 4.0, 5.0, 6.0], 6, [6, 15, 18]),
+        ([NAN] * 6, None, [3, 15, 18]),
+    ],
+)
+def test_the_checkpoint_of_the_best_epoch_stays_beside_the_newest(
+    tmp_path, scripted, losses, best, kept
+):
+    scripted(losses)
+
+    def run(backend):
+        optimizer = optimizer_of(backend, patience=9)
+        optimizer.optimize(data(epochs=6), folder=tmp_path)
+        return optimizer.model.gather_full_parameters()
+
+    at_end = sk.run_ranks(2, run)[0]
+    assert steps_in(tmp_path / "checkpoints") == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+    def load(backend, which):
+        model = optimizer_of(backend).model
+        taken = model.load_model(tmp_path / "checkpoints", only="model", checkpoint=which)
+        return taken["step"], model.gather_full_parameters()
+
+    step, parameters = sk.run_ranks(1, lambda backend: load(backend, best or kept[0]))[0]
+    numpy.testing.assert_array_equal(parameters, at_end)
+    if best is not None:
+        for which in ("best", None):  # None: the best, since there was a patience
+            assert sk.run_ranks(1, lambda backend, which=which: load(backend, which))[0][0] == best
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_a_run_whose_last_checkpoint_was_the_best_and_is_damaged_goes_on(tmp_path, scripted):
+    scripted([5.0, 4.0, 1.0, 3.0, 2.0, 0.5])
+    (whole,) = set(optimized(2, given=data(epochs=6), folder=tmp_path))
+    flip_bit(tmp_path / "checkpoints" / "step-00000018" / "rank-00000.h5")
+    for ranks in (2, 1):  # from step 15, whose best epoch is that of step 9; then it is read
+        assert set(optimized(ranks, given=data(epochs=6), folder=tmp_path)) == {whole}
+    assert steps_in(tmp_path / "checkpoints") == [9, 15, 18]
+
+
+def test_a_folder_in_which_the_best_epoch_lies_apart_goes_on(tmp_path, scripted):
+    """So older releases wrote it."""
+    scripted(LOSSES)
+    (whole,) = set(optimized(2))
+    assert set(optimized(2, stop_after=10, folder=tmp_path)) == {"stopped"}
+    assert steps_in(tmp_path / "checkpoints") == [6, 9, 10]
+    (tmp_path / "best").mkdir()
+    shutil.move(tmp_path / "checkpoints" / "step-00000006", tmp_path / "best")
+    assert set(optimized(2, folder=tmp_path)) == {whole}
+    assert set(optimized(1, folder=tmp_path)) == {whole}
 
 
 @pytest.mark.parametrize(

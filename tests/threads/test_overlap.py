@@ -143,7 +143,7 @@ def test_a_run_that_failed_on_all_ranks_leaves_nothing_that_the_next_one_meets()
             sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
         assert not runtime_of(sharded).movement._under_way
         assert all(
-            not unit.parameters.is_on_its_way and unit.gradients._reducing is None
+            getattr(unit.lent, "_gathering", None) is None and unit.gradients._reducing is None
             for unit in units_of(sharded)
         )
         return sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))

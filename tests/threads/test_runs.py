@@ -13,6 +13,7 @@ from shardkit import ConfigurationError, DeviceError
 from shardkit.testing.base import CorpusError
 from shardkit.testing.checkpoint import compare, find_checkpoint, from_safetensors, to_safetensors
 from shardkit.testing.data import ByteTokenizer, tokenizer_of
+from shardkit.testing.parallel import parts_of
 from shardkit.testing.task import Language, write_texts
 from shardkit.testing.train import (
     TrainedRun,
@@ -417,9 +418,9 @@ def test_a_run_in_groups_is_evaluated_in_its_groups_or_as_one(
         def on_rank(backend):
             trained = TrainedRun(folder / "run", given, backend)
             figures = evaluate(trained, trained.samples(str(folder / "other.txt")))
-            facts = trained.model.get_model_metadata()
+            facts, policy = trained.model.get_model_metadata(), parts_of(trained.model).policy
             trained.close()
-            return figures, facts["shard_ranks"] if trained.model.policy.in_groups else None
+            return figures, facts["shard_ranks"] if policy.in_groups else None
 
         (found, *others) = sk.run_ranks(num_ranks, on_rank)
         assert all(other == found for other in others)

@@ -50,7 +50,7 @@ def test_reductions_are_trees_over_the_ranks_wherever_arrays_are(num_ranks, priv
         reduced, scattered = [], []
         for size in SIZES:
             array = placed(heap, rough(rank, size, "float32"), is_private)
-            channel.all_reduce(array, SUM)
+            channel.run("all_reduce", array, SUM)
             reduced.append(array.tobytes())
             counts = [size // 2 * (r % 3) for r in range(num_ranks)]
             send, out = (
@@ -58,11 +58,11 @@ def test_reductions_are_trees_over_the_ranks_wherever_arrays_are(num_ranks, priv
                 numpy.empty(counts[rank], "float32"),
             )
             before = send.tobytes()
-            channel.reduce_scatter(send, out, counts, SUM)
+            channel.run("reduce_scatter", send, out, counts, SUM)
             assert send.tobytes() == before
             start = sum(counts[:rank])
             own = send[start : start + counts[rank]]
-            channel.reduce_scatter(send, own, counts, SUM)
+            channel.run("reduce_scatter", send, own, counts, SUM)
             assert own.tobytes() == out.tobytes()
             scattered.append(out)
         return reduced, scattered
@@ -91,7 +91,7 @@ def test_other_operations_are_those_of_numpy_also_on_nan(op, reference):
     def work(channel, heap, rank):
         arrays = [values(rank), placed(heap, values(rank), False)]
         for array in arrays:
-            channel.all_reduce(array, op)
+            channel.run("all_reduce", array, op)
         return arrays
 
     wanted = reference(reference(values(0), values(1)), values(2))
@@ -110,19 +110,22 @@ def test_gathers_and_broadcasts_move_every_byte_once(num_ranks, private):
                 [numpy.arange(count) + 1000 * r for r, count in enumerate(counts)]
             )
             got = placed(heap, numpy.full(sum(counts), -1), private)
-            channel.all_gather(
-                placed(heap, numpy.arange(counts[rank]) + 1000 * rank, True), got, counts
+            channel.run(
+                "all_gather",
+                placed(heap, numpy.arange(counts[rank]) + 1000 * rank, True),
+                got,
+                counts,
             )
             numpy.testing.assert_array_equal(got, whole)
             start = sum(counts[:rank])
             got[:start], got[start + counts[rank] :] = -1, -1
-            channel.all_gather(got[start : start + counts[rank]], got, counts)
+            channel.run("all_gather", got[start : start + counts[rank]], got, counts)
             numpy.testing.assert_array_equal(got, whole)
             root = num_ranks - 1
             array = placed(heap, numpy.arange(size) * (rank == root), private)
-            channel.broadcast(array, root)
+            channel.run("broadcast", array, root)
             numpy.testing.assert_array_equal(array, numpy.arange(size))
-            channel.barrier()
+            channel.run("barrier")
 
     on_one_node(num_ranks, work)
 
@@ -134,9 +137,9 @@ def test_nobody_leaves_a_barrier_before_all_have_come():
         for turn in range(50):
             time.sleep(0.002 * (rank == turn % 4))
             come.append(turn)
-            channel.barrier()
+            channel.run("barrier")
             assert come.count(turn) == 4
-            channel.barrier()
+            channel.run("barrier")
 
     on_one_node(4, work)
 
@@ -151,7 +154,7 @@ def test_a_rank_that_calls_something_else_is_waited_for():
         array = numpy.ones(10 + rank, "float32")
         channel.inside.probe = lambda: time.sleep(0.001) or (left.is_set() and exit())
         try:
-            channel.all_reduce(array, SUM)
+            channel.run("all_reduce", array, SUM)
         except SystemExit:
             return array
 
@@ -249,7 +252,7 @@ def test_a_large_all_gather_goes_past_the_caches_and_is_whole():
         )
         own = heap.empty(counts[rank], "float32")
         whole[...], own[...] = -1, rank + 1
-        channel.all_gather(own, whole, counts)
+        channel.run("all_gather", own, whole, counts)
         return [int((whole == value).sum()) for value in (1, 2)]
 
     assert on_one_node(2, work, heap_bytes=1 << 28) == [counts, counts]

@@ -7,6 +7,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.testing.parallel import parts_of
 
 X = numpy.random.default_rng(0).standard_normal((6, 8)).astype("float32")
 
@@ -37,9 +38,9 @@ def test_figures_of_an_evaluation_belong_to_the_state(tmp_path):
 def test_a_figure_that_is_not_a_number_is_stored_too():
     def run(backend):
         model = sk.DDPModel(sk.models.MLP([8, 1]), sk.ShardingConfiguration(backend))
-        model.history.note_evaluation(3, math.nan, {"r2": math.nan, "mae": 2.0})
+        parts_of(model).history.note_evaluation(3, math.nan, {"r2": math.nan, "mae": 2.0})
         image = model.serialize()
-        model.history.evaluation = None
+        parts_of(model).history.evaluation = None
         model.deserialize(image)
         return model.get_model_metadata()["evaluation"]
 

@@ -6,7 +6,7 @@ from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, 
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.testing.parallel import device_of, gradient_norm_of, units_of
+from shardkit.testing.parallel import device_of, gradient_norm_of, parts_of, units_of
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -326,7 +326,7 @@ def test_resident_bytes_follow_the_zero_formulas(strategy):
             - in_flight
         )
         sharing = 2 if strategy == "HSDP" else 4
-        return resident, model.policy.bytes_per_rank(model.parameter_count, sharing)
+        return resident, parts_of(model).policy.bytes_per_rank(model.parameter_count, sharing)
 
     for resident, formula in sk.run_ranks(4, run):
         assert abs(resident / formula - 1) < 0.05
@@ -349,7 +349,7 @@ def test_the_peak_of_fsdp_is_the_formula_plus_one_gathered_unit():
         peak = accounts.peak_bytes() - accounts.peak_bytes(
             "activations"
         )  # the arena does not grow any more
-        return peak, model.policy.bytes_per_rank(model.parameter_count, 4) + 2 * largest
+        return peak, parts_of(model).policy.bytes_per_rank(model.parameter_count, 4) + 2 * largest
 
     for peak, formula in sk.run_ranks(4, run):
         assert abs(peak / formula - 1) < 0.05

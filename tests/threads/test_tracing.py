@@ -9,7 +9,7 @@ from trace_rules import check_nesting, check_rules, read_trace, steps_of, thread
 import shardkit as sk
 from shardkit import ConfigurationError
 from shardkit.testing.comm import ClockOffset, clock_offset, on_first_clock
-from shardkit.testing.parallel import Recorder, program_of, traced_parts_of
+from shardkit.testing.parallel import Recorder, parts_of, program_of, traced_parts_of
 from shardkit.testing.task import Language
 from shardkit.testing.train import configuration_of, train_run
 
@@ -21,9 +21,9 @@ def model_on(backend, pipeline=1, tensor=1, **settings):
     return sk.HybridShardedModel(small_gpt(), config, pipeline, tensor)
 
 
-def parts_of(model):
+def wrapped_parts_of(model):
     """What a trace puts wrappers around."""
-    return *traced_parts_of(model), *vars(model.checkpoints)
+    return *traced_parts_of(model), *vars(parts_of(model).checkpoints)
 
 
 def traced_steps(backend, path, num=2, **mesh):
@@ -82,7 +82,7 @@ def test_a_trace_changes_no_bit_and_leaves_nothing_in_the_model(mesh, tmp_path):
         losses = []
         for path in (None, tmp_path / "trace.json"):
             model = model_on(backend, **mesh)
-            parts = parts_of(model)
+            parts = wrapped_parts_of(model)
             trace = None if path is None else model.trace(path)
             losses.append(
                 [model.train(*sk.split_batch(model.mesh, *token_batch(step))) for step in range(3)]
@@ -91,7 +91,7 @@ def test_a_trace_changes_no_bit_and_leaves_nothing_in_the_model(mesh, tmp_path):
                 assert backend.progress.ledger is not None
                 trace.close()
                 trace.close()
-            after = parts_of(model)
+            after = wrapped_parts_of(model)
             assert after == parts
             assert backend.progress.ledger is None
         return losses

@@ -9,6 +9,7 @@ from sabotage import WAYS, sabotage
 
 import shardkit as sk
 from shardkit import OutOfMemoryError, StopVoted
+from shardkit.testing.base import PeerError
 from shardkit.testing.comm import Ballot
 from shardkit.testing.parallel import (
     has_pending_gradients,
@@ -280,6 +281,36 @@ def test_one_ranks_wish_to_stop_stops_all_ranks_before_the_same_step():
         return model.step_number, caught.value.reasons
 
     assert sk.run_ranks(3, run) == [(2, ("signal",))] * 3
+
+
+@pytest.mark.parametrize("auto", [True, False])
+@pytest.mark.parametrize("error", [OSError, KeyError])
+def test_a_question_that_fails_on_one_rank_is_an_error_on_all_and_no_step(error, auto):
+    def run(backend):
+        def fails():
+            if backend.rank == 1 and model.step_number == 1:
+                raise error("no clock")
+            return False
+
+        model = make(backend, "ZeRO-1", auto_synchronize_gradients=auto)
+        set_ballot(model, Ballot(signal=lambda: False, time=fails, patience=lambda: False))
+        train_on(model, 0, auto)
+        with pytest.raises((error, PeerError), match="no clock") as caught:
+            train_on(model, 1, auto)
+        set_ballot(model, None)
+        train_on(model, 1, auto)
+        return model.step_number, type(caught.value)
+
+    other = OSError if error is OSError else PeerError  # KeyError is nobody's to handle
+    results = sk.run_ranks(3, run, timeout=500)
+    assert results == [(2, other), (2, error), (2, other)]
+
+
+def train_on(model, number, auto):
+    model.train(*sk.split_batch(model.mesh, *token_batch(number, 12)))
+    if not auto:
+        model.synchronize_gradients()
+        model.step()
 
 
 def test_the_vote_to_stop_and_a_good_step_cost_no_message():

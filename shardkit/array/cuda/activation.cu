@@ -25,26 +25,6 @@ __device__ __forceinline__ real silu_slope(real x, real s) { return s * fused(x,
 
 // ---- whole arrays [n] ----------------------------------------------------------------------------------------------
 
-template <class Rule> __device__ __forceinline__ void map(const STORED* x, STORED* out, long long n, Rule rule) {
-    for_all_packs(n, [&](long long i, long long count) {
-        real a[PACK];
-        load(a, x + i, count);
-        for (int j = 0; j < PACK; j++) a[j] = rule(a[j]);
-        store(out + i, a, count);
-    });
-}
-
-template <class Rule>
-__device__ __forceinline__ void map(const STORED* x, const STORED* y, STORED* out, long long n, Rule rule) {
-    for_all_packs(n, [&](long long i, long long count) {
-        real a[PACK], b[PACK];
-        load(a, x + i, count);
-        load(b, y + i, count);
-        for (int j = 0; j < PACK; j++) a[j] = rule(a[j], b[j]);
-        store(out + i, a, count);
-    });
-}
-
 extern "C" __global__ void __launch_bounds__(256) gelu(const STORED* x, STORED* out, long long n) {
     map(x, out, n, [](real x) { return gelu_of(x); });
 }

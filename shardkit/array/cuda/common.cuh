@@ -218,3 +218,24 @@ template <class Each> __device__ __forceinline__ void for_all_packs(long long n,
     for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK; i < n; i += step)
         each(i, n - i < PACK ? n - i : (long long)PACK);
 }
+
+// out = rule(x), or rule(x, y), of each of n elements
+template <class Rule> __device__ __forceinline__ void map(const STORED* x, STORED* out, long long n, Rule rule) {
+    for_all_packs(n, [&](long long i, long long count) {
+        real a[PACK];
+        load(a, x + i, count);
+        for (int j = 0; j < PACK; j++) a[j] = rule(a[j]);
+        store(out + i, a, count);
+    });
+}
+
+template <class Rule>
+__device__ __forceinline__ void map(const STORED* x, const STORED* y, STORED* out, long long n, Rule rule) {
+    for_all_packs(n, [&](long long i, long long count) {
+        real a[PACK], b[PACK];
+        load(a, x + i, count);
+        load(b, y + i, count);
+        for (int j = 0; j < PACK; j++) a[j] = rule(a[j], b[j]);
+        store(out + i, a, count);
+    });
+}

@@ -5,15 +5,6 @@ __device__ __forceinline__ double erf_of(double x) { return erf(x); }
 
 constexpr real ROOT_HALF = 0.7071067811865476, SLOPE_AT_0 = 0.3989422804014327;         // sqrt(1/2), 1/sqrt(2 pi)
 
-template <class Rule> __device__ __forceinline__ void map(const STORED* x, STORED* out, long long n, Rule rule) {
-    for_all_packs(n, [&](long long i, long long count) {
-        real a[PACK];
-        load(a, x + i, count);
-        for (int j = 0; j < PACK; j++) a[j] = rule(a[j]);
-        store(out + i, a, count);
-    });
-}
-
 extern "C" __global__ void __launch_bounds__(256) erf_of_all(const STORED* x, STORED* out, long long n) {
     map(x, out, n, [](real x) { return erf_of(x); });
 }

@@ -36,9 +36,9 @@ else:
 INDEX_NAME = "index.h5"
 PAGE_BYTES = 4096
 # What "latest" writes, the tools of HDF5 1.10 and 1.12 cannot open.
-_LIBRARY_VERSIONS = ("v110", "v110")
+LIBRARY_VERSIONS = ("v110", "v110")
 _HOW = {
-    "libver": _LIBRARY_VERSIONS,
+    "libver": LIBRARY_VERSIONS,
     "meta_block_size": 4 * PAGE_BYTES,
     "alignment_threshold": 16 * PAGE_BYTES,  # large boxes begin on a page
     "alignment_interval": PAGE_BYTES,
@@ -121,7 +121,7 @@ class _Pages(io.RawIOBase):
 
 def _make_datasets(file, name: str, boxes) -> list[StoredBox]:
     maker = _Maker(file)
-    contiguous = _contiguous()
+    properties = contiguous()
     num_boxes: dict[str, int] = {}
     stored = []
     for tensor, piece, dtype in boxes:
@@ -131,7 +131,7 @@ def _make_datasets(file, name: str, boxes) -> list[StoredBox]:
         if number == 0:
             maker.attributes(group, {"global_shape": piece.global_shape})
         kind, space = maker.kind(dtype), maker.space(piece.box.shape)
-        dataset = h5py.h5d.create(group, b"%d" % number, kind, space, contiguous)
+        dataset = h5py.h5d.create(group, b"%d" % number, kind, space, properties)
         maker.attributes(dataset, {"offset": piece.box.offset})
         path = f"{tensor}/{number}"
         form = piece.box, piece.global_shape, str(dtype)
@@ -139,7 +139,7 @@ def _make_datasets(file, name: str, boxes) -> list[StoredBox]:
     return stored
 
 
-def _contiguous():
+def contiguous():
     """Return the properties of a dataset whose place is known before it has values."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
@@ -214,7 +214,7 @@ def write_index(
     for box in boxes:
         by_tensor.setdefault(box.tensor, []).append(box)
     memory = _Pages()
-    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS) as file:
+    with h5py.File(memory, "w", libver=LIBRARY_VERSIONS) as file:
         maker = _Maker(file)
         maker.attributes(maker.root, head | attributes)
         for tensor, parts in sorted(by_tensor.items()):
@@ -252,7 +252,7 @@ def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray,
     room     bytes left free at the beginning, HDF5's user block: 512 times a power of two
     """
     memory = io.BytesIO()
-    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS, userblock_size=room) as file:
+    with h5py.File(memory, "w", libver=LIBRARY_VERSIONS, userblock_size=room) as file:
         maker = _Maker(file)
         maker.attributes(maker.root, {"description": json.dumps(description)})
         places = {

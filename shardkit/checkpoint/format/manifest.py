@@ -20,6 +20,7 @@ import re
 from pathlib import Path
 
 from ...errors import CheckpointError, LayoutError
+from ...files.reading import MOST_DIMS
 from ...files.writing import write_whole
 from ...layout.box import Box, tiles_exactly
 from .companions import check_companion
@@ -31,7 +32,6 @@ FORMAT = "shardkit-checkpoint"
 VERSION = 3  # that of release 0.1.0; no release wrote an older one
 MANIFEST_NAME = "manifest.json"
 MOST_BYTES = 1 << 28  # of a manifest: room for two million boxes
-MOST_DIMS = 32
 UNSEALED = '{"crc32": "00000000", '  # the beginning, before its checksum is known
 _SEAL = slice(len('{"crc32": "'), len('{"crc32": "00000000'))
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")

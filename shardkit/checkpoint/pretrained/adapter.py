@@ -114,7 +114,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
 
     Notes
     -----
-    Nothing has changed then.
+    If it raises, nothing has changed.
     """
     folder = Path(usable_path(folder))
     where = folder / SETTINGS_NAME

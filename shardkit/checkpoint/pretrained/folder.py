@@ -22,6 +22,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
 from ...files.reading import read_json, size_of
+from ...layout.axes import AXES
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.init import Unread
@@ -123,7 +124,7 @@ class TransformersFolder:
             "samples_seen": 0,
             "last_loss": None,
             "seed": 0,
-            "mesh": {"pipeline": 1, "data": 1, "tensor": 1},
+            "mesh": dict.fromkeys(AXES, 1),
             "strategy": "converted",
             "active_features": None,
             "optimizer": None,
@@ -136,9 +137,9 @@ class TransformersFolder:
         return found_beside(self.folder)[0]
 
     def fit(self, wanted: Wanted) -> Fit:
-        """Return how it goes with a model, whose length and dropout are its own choice.
+        """Return the fit with a model; its sequence length and dropout may differ.
 
-        Errors: CheckpointError if it does not.
+        Errors: CheckpointError if they do not fit.
         """
         theirs = wanted.model["configuration"]
         model, _, _ = self._described(wanted.dtype, theirs.get("sequence_length"))

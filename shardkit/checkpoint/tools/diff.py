@@ -244,11 +244,11 @@ def comparison_text(found: Comparison) -> str:
     return "\n".join(lines + _values_text(found))
 
 
-def _list(title, tensors, most=8) -> list[str]:
+def _list(title, tensors) -> list[str]:
     if not tensors:
         return []
-    rest = [f"  ... and {len(tensors) - most} more"] if len(tensors) > most else []
-    return [f"{title}: {len(tensors)} tensors", *(f"  {name}" for name in tensors[:most]), *rest]
+    rest = [f"  ... and {len(tensors) - 8} more"] if len(tensors) > 8 else []
+    return [f"{title}: {len(tensors)} tensors", *(f"  {name}" for name in tensors[:8]), *rest]
 
 
 def _values_text(found: Comparison) -> list[str]:

@@ -17,7 +17,7 @@ its ranks together when the collective begins or ends; only what goes between no
 import time
 
 from ...errors import OutOfMemoryError
-from ..checks import equal_counts, pieces_of, shares_of
+from ..checks import equal_counts, pieces_of, ring_bytes, shares_of
 from ..operations import ReductionOperation
 from ..under_way import check_alive, waiting_for
 from ..watch.progress import UnderWay
@@ -49,7 +49,7 @@ class AsyncCollective:
         self._group.progress.add_seconds(self._group.group_key, time.monotonic() - began)
 
     def end(self) -> None:
-        """Return when it is complete; a second call returns immediately.
+        """Wait until it is complete; a second call returns immediately.
 
         All ranks end their collectives in the order in which they began them.
         """
@@ -94,7 +94,7 @@ class InTurn:
             self._current.pump()
 
     def end(self) -> None:
-        """Return when all are complete; as AsyncCollective.end()."""
+        """Wait until all are complete; as AsyncCollective.end()."""
         self._current.end()
         while self._later:
             self._begin_next()
@@ -149,7 +149,7 @@ def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> Async
 def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> AsyncCollective:
     """Begin the sum of ordered_all_reduce; arguments as for begin_ordered_reduce_scatter."""
     with _beginning(group, "begin_all_reduce"):
-        group.traffic.add_ring("all_reduce", group.world_size, buffer.nbytes)
+        group.traffic.add("all_reduce", ring_bytes(group, buffer.nbytes))
         if _adds_in_levels(group, buffer):
             return AsyncCollective(group, *group.levels.begin_all_reduce(buffer, scratch, tag))
         parts = pieces_of(buffer, shares_of(buffer.size, group.world_size))

@@ -4,6 +4,8 @@ Threads run them on the rank that arrives last. They are also the shortest defin
 `given[r]` is what rank r brought. Sums are taken in rank order, so they are the same on every run.
 """
 
+from collections.abc import Callable
+
 import numpy
 
 from ..checks import starts_of
@@ -26,18 +28,23 @@ def reduced(arrays, op):
     return total
 
 
+def barrier(given):
+    """Do nothing: all have come."""
+
+
 def all_reduce(given, op):
-    """Reduce given[r], an array, in place."""
-    total = reduced(given, op)
-    for array in given:
+    """Reduce given[r]: (array,), in place."""
+    total = reduced([array for (array,) in given], op)
+    for (array,) in given:
         array[...] = total
 
 
 def broadcast(given, root):
-    """Copy given[root] to all given[r]."""
-    for rank, array in enumerate(given):
+    """Copy the root's array to all others; given[r]: (array,)."""
+    (source,) = given[root]
+    for rank, (array,) in enumerate(given):
         if rank != root:
-            array[...] = given[root]
+            array[...] = source
 
 
 def all_gather(given, counts):
@@ -96,3 +103,16 @@ def split(given):
         if color is not None
     }
     return [ordered.get(color) for color, _ in given]
+
+
+# What is done, and how many of the first arguments each rank brings to it; all others are equal.
+COLLECTIVES: dict[str, tuple[Callable[..., None], int]] = {
+    "barrier": (barrier, 0),
+    "all_reduce": (all_reduce, 1),
+    "broadcast": (broadcast, 1),
+    "all_gather": (all_gather, 2),
+    "reduce_scatter": (reduce_scatter, 2),
+    "scatter": (scatter, 2),
+    "gather": (gather, 2),
+    "all_to_all": (all_to_all, 6),
+}

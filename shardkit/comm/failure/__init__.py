@@ -1,1 +1,1 @@
-"""What happens when a rank fails: no rank waits for a dead one. Read agreement.py first."""
+"""What happens when a rank fails: its error on all ranks, one message. Read agreement.py first."""

@@ -54,6 +54,9 @@ class CommonNumber:
         self.value = 0
         self.is_common = True
 
+    def __len__(self) -> int:
+        return 8
+
     def cast(self) -> list[int]:
         """Return this rank's votes: four bytes, then their complements."""
         number = self.value.to_bytes(4, "little")
@@ -70,8 +73,8 @@ def collectively(backend, *ballots: Ballot | CommonNumber | None):
 
     Collective over the backend at the end of the block. No verb in the block may follow a line that
     can raise.
-    ballots  decided in the same message if nothing is raised; all ranks pass the same kinds of
-             them, or None
+    ballots  decided in the same message if nothing is raised, by their questions neither; all ranks
+             pass the same kinds of them, or None
     Errors: if callers handle its type (ShardkitError, OSError, ValueError, TypeError), the error of
     the first rank that has one, on all ranks; its message names the ranks that have it unless all
     have. Otherwise the rank's own error where it happened, and elsewhere a PeerError.
@@ -86,13 +89,22 @@ def collectively(backend, *ballots: Ballot | CommonNumber | None):
     except Exception as caught:
         error = caught
     ballots = [ballot for ballot in ballots if ballot is not None]
-    cast = [ballot.cast() for ballot in ballots]
-    has_failed, *decided = _largest(backend, [error is not None, *chain.from_iterable(cast)])
+    votes, caught = _votes_on(ballots)
+    error = caught if error is None else error  # which may be false, as any object
+    has_failed, *decided = _largest(backend, [error is not None, *votes])
     if has_failed:
         raise_together(backend, error)
     decided = iter(decided)
-    for ballot, votes in zip(ballots, cast):
-        ballot.count(list(islice(decided, len(votes))))
+    for ballot in ballots:
+        ballot.count(list(islice(decided, len(ballot))))
+
+
+def _votes_on(ballots: list[Ballot | CommonNumber]) -> tuple[list[int], Exception | None]:
+    """Return this rank's votes on all ballots, and the error of a question that raised one."""
+    try:
+        return [*chain.from_iterable(ballot.cast() for ballot in ballots)], None
+    except Exception as error:
+        return [0] * sum(map(len, ballots)), error
 
 
 def raise_together(backend, error):

@@ -15,14 +15,16 @@ from collections.abc import Callable
 class Ballot:
     """Questions that every rank answers for itself; one yes decides a question.
 
-    questions   {name: function () -> bool} with the same names and order on all ranks; the
-                functions must not raise
+    questions   {name: function () -> bool} with the same names and order on all ranks
     outcome     names of what the last vote decided, the same on all ranks
     """
 
     def __init__(self, **questions: Callable[[], bool]):
         self._questions = questions
         self.outcome: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._questions)
 
     def cast(self) -> list[bool]:
         """Return this rank's votes, in the order of the questions."""

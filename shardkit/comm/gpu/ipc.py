@@ -46,7 +46,7 @@ def open_gpu_ipc(world, groups) -> None:
                     "staged through host memory"
                 )
             if not problem:
-                group.gpu_transport = IpcTransport(group, blocks)
+                group.use_gpu_transport(IpcTransport(group, blocks))
 
 
 def why_no_ipc(group) -> str:
@@ -148,7 +148,7 @@ class IpcTransport(HostSwapTransport):
 
     def _swap_others(self, outgoing, incoming):
         longest = numpy.array([max(size for _, size in outgoing)], numpy.int64)
-        self._group.channel.all_reduce(longest, _MAX)
+        self._group.channel.run("all_reduce", longest, _MAX)
         self._through_blocks(outgoing, incoming, int(longest[0]))
 
     def _through_blocks(self, outgoing, incoming, longest: int) -> None:
@@ -170,7 +170,7 @@ class IpcTransport(HostSwapTransport):
                     self._block.address + half + place * slot, address + first, size - first, slot
                 )
             self._copies.copied().synchronize()
-            self._group.channel.barrier()
+            self._group.channel.run("barrier")
             for rank, (address, size) in enumerate(incoming):
                 if rank != self._group.rank:
                     self._copy(
@@ -184,7 +184,7 @@ class IpcTransport(HostSwapTransport):
 
     def close(self):
         """Close the transport. Collective over the group."""
-        self._group.channel.barrier()  # no rank reads any more
+        self._group.channel.run("barrier")  # no rank reads any more
         self._block.close_others()
-        self._group.channel.barrier()  # no rank has it open any more
+        self._group.channel.run("barrier")  # no rank has it open any more
         self._block.close()

@@ -6,8 +6,7 @@ GPU by their owners (swaps.py), so no reduction of the library sees GPU memory, 
 non-blocking one. Everything larger, and every other verb, is staged.
 """
 
-from ..checks import MAX_TAG
-from ..mpi.channel import PIECE_TAG
+from ..checks import MAX_TAG, PIECE_TAG
 from ..mpi.requests import RequestsHandle
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
@@ -37,7 +36,7 @@ def open_gpu_mpi(world, groups) -> None:
     if verdict.takes_anything:
         for group in groups:
             if group.world_size > 1:
-                group.gpu_transport = MPITransport(group, verdict)
+                group.use_gpu_transport(MPITransport(group, verdict))
 
 
 class MPITransport(HostSwapTransport):

@@ -58,7 +58,7 @@ def open_nccl(world, groups, *, fixed_order: bool) -> None:
     _check_seats(world.all_gather_object((seat, problem)))
     for group in groups:
         if group.world_size > 1:
-            group.gpu_transport = NcclTransport(group, module, fixed_order=fixed_order)
+            group.use_gpu_transport(NcclTransport(group, module, fixed_order=fixed_order))
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
@@ -184,15 +184,6 @@ class NcclTransport(SwapTransport):
         with self._work("reduce_scatter", whole.port, own.port):
             self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
         return self._handle(whole.port, own.port)
-
-    def iall_reduce(self, port, op):
-        return self.all_reduce(port, op), None
-
-    def iall_gather(self, own, whole):
-        return self.all_gather(own, whole), None
-
-    def ireduce_scatter(self, whole, own, op):
-        return self.reduce_scatter(whole, own, op), None
 
     def _reduce_slices(self, whole, own, dtype, op):
         if len(set(whole.counts)) == 1:

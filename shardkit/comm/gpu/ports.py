@@ -33,7 +33,7 @@ class DevicePort:
         self._copies = copies
 
     def settle(self):
-        """Return when the kernels that were launched on the array's stream are done."""
+        """Wait until the kernels that were launched on the array's stream are done."""
         if self.stream is not None:
             self._copies.synchronize(self.stream)
 

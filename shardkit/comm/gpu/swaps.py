@@ -58,6 +58,9 @@ class SwapTransport:
         """Return the handle of all that was done with these ports."""
         raise NotImplementedError
 
+    def begin(self, verb, *parts):
+        return getattr(self, verb)(*parts), None
+
     def all_to_all(self, outgoing, incoming):
         with self._work("all_to_all", outgoing.port, incoming.port):
             self._swap(spans(outgoing), spans(incoming))

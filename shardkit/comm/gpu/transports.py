@@ -5,6 +5,7 @@ A transport is imported when a model asks for it: runs on NumPy need nothing of 
 
 from dataclasses import dataclass
 
+from ...layout.axes import Held, alike
 from ...settings import setting
 
 
@@ -27,7 +28,8 @@ def _ipc(world, groups: dict, deterministic: bool) -> None:
 def _nccl(world, groups: dict, deterministic: bool) -> None:
     from .nccl import open_nccl
 
-    open_nccl(world, [*groups["data"], *groups["tensor"]], fixed_order=deterministic)
+    carried = [group for axis in alike(Held.BLOCKS) for group in groups[axis]]  # others send
+    open_nccl(world, carried, fixed_order=deterministic)
 
 
 def _all(groups: dict) -> list:

@@ -19,7 +19,7 @@ def _try_here(trials: list[str]) -> None:
     backend = MPICommunicationBackend(timeout=LIMIT_SECONDS)
     backend.initialize()
     xp = Device("cuda", ordinal=backend.local_rank).xp
-    backend.gpu_transport = MPITransport(backend, Verdict.everything())
+    backend.use_gpu_transport(MPITransport(backend, Verdict.everything()))
     for trial in trials:
         verb, _, num_bytes = trial.partition(":")
         _TRIALS[verb](backend, xp, int(num_bytes) // 4)

@@ -14,13 +14,13 @@ from typing import Any
 from ...annotations import FilePath
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
-from ..failure.guard import SILENT_SECONDS
 from ..under_way import check_alive
 from ..watch.attendance import attendance
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from ..watch.watchdog import Watchdog
 from .ending import FORWARDING_SECONDS, end_mpi
 from .exits import exits
+from .guard import SILENT_SECONDS
 from .job import Job, compare_calls, shared_folder
 from .launch import check_launch
 from .library import import_mpi
@@ -42,7 +42,7 @@ class MPICommunicationBackend(CommunicationBackend):
         with a report; also at the start (MPI_Init, initialize()) and at the end (shutdown(),
         MPI_Finalize). May be set at any time.
     outlives_ranks
-        The ranks that live go on when others die (failure/elastic.py): all calls go through MPI,
+        The ranks that live go on when others die (elastic.py): all calls go through MPI,
         which reports deaths.
 
     Attributes

@@ -12,14 +12,14 @@ from ...environment import checked_mode
 from ...files.notes import tell
 from ..alone import AloneChannel
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
-from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
+from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
 from .channel import FirstCalls, MPIChannel
 from .ending import ending
-from .launch import Seat, have_cores, settle_threads
+from .guard import JobGuard
 
 
 class Job:
@@ -154,8 +154,8 @@ def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
         comparison = CallComparison(messages.members, messages.communicator.allgather)
-        group.under_way = ComparedUnderWay(group.progress, comparison)
-        group.use(ComparedChannel(carrier, comparison.compare))
+        under_way = ComparedUnderWay(group.progress, comparison)
+        group.use(ComparedChannel(carrier, comparison.compare), under_way)
     else:
         first = FirstCalls(messages, lambda: group.use(carrier))
         group.use(ComparedChannel(carrier, first.compare))

@@ -5,34 +5,15 @@ from functools import lru_cache, partial
 
 import numpy
 
-from ..channel import WrappedChannel
+from ..channel import ShortCall, WrappedChannel
 from ..operations import COMPILED_VERBS, ReductionOperation
-from .mailbox import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BARRIER,
-    BROADCAST,
-    DONE,
-    MAX,
-    MIN,
-    PRODUCT,
-    REDUCE_SCATTER,
-    START,
-    SUM,
-    UNNOTED,
-)
-from .quick import KINDS, QuickVerbs, loop_of
+from .mailbox import ALL_REDUCE, BROADCAST, DONE, REDUCE_SCATTER, START, SUM, UNNOTED
+from .noted import KINDS, NO_PLACES, OPERATIONS, PARTS, NotedLoops, bound, loop_of
 
 SMALL_BYTES = 8192
 CALLS_BEFORE_OPENING = 100
 SUM_OF_RANKS = ReductionOperation.SUM
-_OPERATIONS = {
-    ReductionOperation.SUM: SUM,
-    ReductionOperation.AVERAGE: SUM,
-    ReductionOperation.PRODUCT: PRODUCT,
-    ReductionOperation.MIN: MIN,
-    ReductionOperation.MAX: MAX,
-}
+_SUMS = OPERATIONS | {ReductionOperation.AVERAGE: SUM}  # scaled afterwards
 
 
 class SharedMemoryChannel(WrappedChannel):
@@ -70,15 +51,8 @@ class SharedMemoryChannel(WrappedChannel):
         self._table = table
         self._node = node
         self._forget = forget
-        self._group = None  # whose verbs this channel carries, if any
+        self._noted: NotedLoops | None = None  # of the group whose verbs this channel carries
         self._places = None  # of the slices of the current call: its loop has their address
-        self._loop_of = {
-            "barrier": self._barrier_loop,
-            "all_reduce": self._all_reduce_loop,
-            "reduce_scatter": self._reduce_scatter_loop,
-            "all_gather": self._all_gather_loop,
-            "broadcast": self._broadcast_loop,
-        }
         self._num_calls_left = calls_before_opening
         self.is_open = calls_before_opening <= 0
 
@@ -86,24 +60,37 @@ class SharedMemoryChannel(WrappedChannel):
         self._forget()
         super().close()
 
-    def load(self, verb, num_bytes, dtype=None):
-        opens = self._num_calls_left <= 1 or num_bytes * self.size > self.small_bytes
-        if verb in self._loop_of and (self.is_open or opens):
+    def plan(self, verb, *arguments):
+        if verb not in PARTS:
+            return self.inside.plan(verb, *arguments)
+        if self._num_calls_left <= self._weight(bytes_of(arguments)):
+            self.load(verb)
+        way = partial(self._take, COMPILED_VERBS.index(verb), *PARTS[verb](*arguments))
+        return ShortCall(way, self.inside, verb, arguments)
+
+    def load(self, *verbs: str) -> None:
+        """Load the code of these verbs, before a call begins and others wait in it."""
+        for verb in verbs:
             loop_of(COMPILED_VERBS.index(verb))
+
+    def _weight(self, num_bytes: int) -> int:
+        """Return how many of the calls before the memory opens such a one counts for."""
+        return 1 if num_bytes <= self.small_bytes else CALLS_BEFORE_OPENING
 
     def _opens(self, num_bytes: int) -> bool:
         """Return True if the memory takes a call that is made now, of a group's first ones.
 
         All ranks make the same calls, so it opens for all of them in the same one.
         """
-        self._num_calls_left -= 1 if num_bytes <= self.small_bytes else CALLS_BEFORE_OPENING
+        self._num_calls_left -= self._weight(num_bytes)
         self.is_open = self._num_calls_left <= 0
-        self._serve_quickly()
+        if self.is_open and self._noted is not None:
+            self._noted.open()
         return self.is_open
 
     def adds(self, dtype, op) -> bool:
         """Return True if such reductions are done here."""
-        return op in _OPERATIONS and dtype in KINDS
+        return op in _SUMS and dtype in KINDS
 
     def adds_in_tree_order(self, num_bytes, dtype):
         return (self.is_open or num_bytes > self.small_bytes) and self.adds(dtype, SUM_OF_RANKS)
@@ -112,91 +99,64 @@ class SharedMemoryChannel(WrappedChannel):
         ranks = self.inside.members.world_ranks
         return self._node.common(self.communicator, ranks, size, dtype)
 
-    def serve(self, group):
-        self._group = group
-        self._serve_quickly()
+    def noted_calls(self, group):
+        self._noted = NotedLoops(group, self.finish, self._table)
+        if self.is_open:
+            self._noted.open()
+        return self._noted
 
-    def _serve_quickly(self):
-        if self.is_open and self._group is not None:
-            self._group.quick = QuickVerbs(self._group, self, self._table)
+    def _take(self, verb: int, arrays, option, counts) -> bool:
+        """Make a call; False, and nothing was done, if it goes through messages."""
+        if not (self.is_open or self._opens(bytes_of(arrays))):
+            return False
+        if verb in (ALL_REDUCE, REDUCE_SCATTER) and not self.adds(arrays[0].dtype, option):
+            return False
+        self.finish(verb, arrays, option, START, counts)
+        return True
 
-    def barrier(self):
-        if self.is_open or self._opens(0):
-            self.finish("barrier", ())
-        else:
-            self.inside.barrier()
-
-    def all_reduce(self, array, op):
-        """Leave the reduction over ranks, added as a tree, in the array."""
-        if (self.is_open or self._opens(array.nbytes)) and self.adds(array.dtype, op):
-            self.finish("all_reduce", (array, op))
-        else:
-            self.inside.all_reduce(array, op)
-
-    def reduce_scatter(self, send, receive, counts, op):
-        """Leave this rank's slice of the reduction, added as a tree, in `receive`.
-
-        That may be its own slice of `send`.
-        """
-        if (self.is_open or self._opens(send.nbytes)) and self.adds(send.dtype, op):
-            self.finish("reduce_scatter", (send, receive, op, tuple(counts)))
-        else:
-            self.inside.reduce_scatter(send, receive, counts, op)
-
-    def all_gather(self, send, receive, counts):
-        if self.is_open or self._opens(receive.nbytes):
-            self.finish("all_gather", (send, receive, tuple(counts)))
-        else:
-            self.inside.all_gather(send, receive, counts)
-
-    def broadcast(self, array, root):
-        if self.is_open or self._opens(array.nbytes):
-            self.finish("broadcast", (array, root))
-        else:
-            self.inside.broadcast(array, root)
-
-    # ---- loops as functions (stage) -> stage -----------------------------------------------------
-
-    def _barrier_loop(self):
-        return partial(loop_of(BARRIER), self._table, UNNOTED)
-
-    def _all_reduce_loop(self, array, op):
-        how = _OPERATIONS[op], KINDS[array.dtype]
-        return partial(loop_of(ALL_REDUCE), array, self._table, *how, UNNOTED)
-
-    def _reduce_scatter_loop(self, send, receive, op, counts=None):
-        places = self._places_of(counts or (receive.size,) * self.size, receive.itemsize)
-        how = _OPERATIONS[op], KINDS[send.dtype], 1
-        return partial(loop_of(REDUCE_SCATTER), send, receive, places, self._table, *how, UNNOTED)
-
-    def _all_gather_loop(self, send, receive, counts=None):
-        places = self._places_of(counts or (send.size,) * self.size, receive.itemsize)
-        return partial(loop_of(ALL_GATHER), send, receive, places, self._table, 0, UNNOTED)
-
-    def _broadcast_loop(self, array, root):
-        if not array.flags.writeable:  # of the root, who only reads it
-            memory = (ctypes.c_char * array.nbytes).from_address(self.address(array))
-            array = numpy.ndarray(array.nbytes, numpy.uint8, memory)
-        return partial(loop_of(BROADCAST), array, root, self._table, 0, UNNOTED)
-
-    def _places_of(self, counts: tuple[int, ...], item_bytes: int) -> int:
-        """Return the address of the places of consecutive slices, in bytes, as loops take them."""
-        self._places = _places(counts, item_bytes)
-        return self._places.ctypes.data
-
-    def finish(self, verb: str, arguments, stage: int = START) -> None:
+    def finish(self, verb: int, arrays, option, stage: int, counts=None) -> None:
         """Run a verb to its end; between two tries MPI makes progress.
 
-        stage   where to go on with what quick.py began
+        Sums are added as a tree. The slice of reduce_scatter may be the own one of the other array.
+        stage   where to go on with what noted.py began
+        counts  of slices; None: they are equal
         """
-        loop = self._loop_of[verb](*arguments)
+        loop = self._loop(verb, arrays, option, counts)
         if stage == START:
             stage = loop(START)
         while stage != DONE:
             if stage is NotImplemented:
-                raise TypeError(f"{verb} in the memory of a node got arrays that it cannot take")
+                name = COMPILED_VERBS[verb]
+                raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
             self.inside.probe()
             stage = loop(stage)
+
+    def _loop(self, verb, arrays, option, counts):
+        """Return the loop of a call, whose caller is noted elsewhere: function (stage) -> stage."""
+        if verb == BROADCAST:
+            arrays = (self._writeable(*arrays),)
+        places = self._places_of(arrays, counts) if len(arrays) == 2 else NO_PLACES
+        kind = KINDS.get(arrays[0].dtype, 0) if arrays else 0
+        option = _SUMS.get(option, option)
+        return bound(verb, arrays, self._table, option, kind, UNNOTED, places=places, in_place=1)
+
+    def _writeable(self, array):
+        """Return the bytes of an array that a root only reads, as what a loop takes."""
+        if array.flags.writeable:
+            return array
+        memory = (ctypes.c_char * array.nbytes).from_address(self.address(array))
+        return numpy.ndarray(array.nbytes, numpy.uint8, memory)
+
+    def _places_of(self, arrays, counts) -> int:
+        """Return the address of the places of consecutive slices, in bytes, as loops take them."""
+        counts = (min(array.size for array in arrays),) * self.size if counts is None else counts
+        self._places = _places(tuple(counts), arrays[0].itemsize)
+        return self._places.ctypes.data
+
+
+def bytes_of(arguments) -> int:
+    """Return the bytes of the largest array among the arguments of a verb; 0 if there is none."""
+    return max((a.nbytes for a in arguments if isinstance(a, numpy.ndarray)), default=0)
 
 
 @lru_cache

@@ -9,35 +9,21 @@
 
 A sum leaves its node once, and not once per rank. Where a node has a power of two of the ranks, the
 tree over all ranks (see ordered.py) adds each node first, so the bits are those of that tree.
-
-Between nodes a message takes long to begin, so an all-reduce waits for as few in a row as it can.
-On two nodes, and of small arrays on a few, each node sends its sums to all others, and all add
-them: one message, where reduce-scatter and all-gather are two. Two nodes send as many bytes either
-way.
 """
 
+from functools import partial
 from itertools import groupby
 
-import numpy
-
 from ...array.arena import empty
-from ..channel import WrappedChannel
+from ..channel import ShortCall, WrappedChannel
 from ..checks import pieces_of, shares_of, starts_of
 from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
-from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
-from ..mpi.channel import PIECE_TAG
 from ..operations import ReductionOperation
-from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES
+from .between import COMBINE, FEW_NODES, NodeSums
+from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES, bytes_of
 
-FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each
-SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
+SUM = ReductionOperation.SUM
 MIN, MAX = ReductionOperation.MIN, ReductionOperation.MAX
-_COMBINE = {
-    SUM: add_slices,
-    AVERAGE: add_slices,  # scaled afterwards
-    MIN: lambda slices, out: numpy.minimum.reduce(slices, out=out),
-    MAX: lambda slices, out: numpy.maximum.reduce(slices, out=out),
-}
 
 
 def ranks_per_node(homes) -> int | None:
@@ -80,22 +66,32 @@ class LevelsChannel(WrappedChannel):
         self.small_bytes = small_bytes
         self.heap, self.levels = near.heap, self
         self._place, self._here = near.rank, near.size
+        self._nodes = NodeSums(far, small_bytes)
         self._num_calls_left = calls_before_opening
+        self._ways = {
+            "barrier": self._meet,
+            "all_reduce": self._sum,
+            "reduce_scatter": self._sum_slices,
+            "all_gather": self._gather,
+        }
 
     def close(self):
         self.near.close()
         self.far.close()
         super().close()
 
-    def load(self, verb, num_bytes, dtype=None):
-        if self._suits(num_bytes * self.size) or self._num_calls_left <= 1:
-            for part in ("barrier", "reduce_scatter", "all_gather"):
-                self.near.load(part, num_bytes, dtype)
+    def plan(self, verb, *arguments):
+        way = self._ways.get(verb)
+        if way is None:
+            return self.inside.plan(verb, *arguments)
+        if self._suits(bytes_of(arguments)) or self._num_calls_left <= 1:
+            self.near.load("barrier", "reduce_scatter", "all_gather")
+        return ShortCall(partial(way, *arguments), self.inside, verb, arguments)
 
     def adds(self, dtype, op) -> bool:
         """Return True if such reductions are done here; sums are the tree over all ranks."""
         is_in_order = op in (MIN, MAX) or self._here & (self._here - 1) == 0
-        return op in _COMBINE and is_in_order and self.near.adds(dtype, op)
+        return op in COMBINE and is_in_order and self.near.adds(dtype, op)
 
     def adds_in_tree_order(self, num_bytes, dtype):
         return self._suits(num_bytes) and self.adds(dtype, SUM)
@@ -112,56 +108,62 @@ class LevelsChannel(WrappedChannel):
         self._num_calls_left -= 1
         return False
 
-    def barrier(self):
-        if not self._takes(0):
-            return self.inside.barrier()
-        self.near.barrier()  # all of this node are here, and then all at this place of every node
-        self.far.barrier()
+    # ---- ways of collectives: return False, and have done nothing, if levels do not take it ------
 
-    def reduce_scatter(self, send, receive, counts, op):
+    def _meet(self) -> bool:
+        if not self._takes(0):
+            return False
+        self.near.run("barrier")  # all of this node, and then all at this place of every node
+        self.far.run("barrier")
+        return True
+
+    def _sum_slices(self, send, receive, counts, op) -> bool:
         """Leave this rank's slice of the sum in `receive`, which may be its own of `send`."""
         if not (self._takes(send.nbytes) and self.adds(send.dtype, op)):
-            return self.inside.reduce_scatter(send, receive, counts, op)
-        partial, own = self._sums_of_node(send, counts, op)
-        self._add_nodes(pieces_of(partial, own), receive, op)
+            return False
+        sums, own = self._sums_of_node(send, counts, op)
+        self._nodes.add(pieces_of(sums, own), receive, op)
+        return True
 
-    def all_reduce(self, array, op):
+    def _sum(self, array, op) -> bool:
         if not (self._takes(array.nbytes) and self.adds(array.dtype, op)):
-            return self.inside.all_reduce(array, op)
+            return False
         mine, here = self._sum_at_place(array, op)
-        if self._sends_whole(mine):
-            self._add_nodes([mine] * self.far.size, mine, op)
+        if self._nodes.add_all_of(mine):
+            self._nodes.add([mine] * self.far.size, mine, op)
         else:
             there = shares_of(mine.size, self.far.size)
             own = pieces_of(mine, there)[self.far.rank]
-            self._add_nodes(pieces_of(mine, there), own, op)
-            self.far.all_gather(own, mine, there)
-        self.near.all_gather(mine, array, here)
+            self._nodes.add(pieces_of(mine, there), own, op)
+            self.far.run("all_gather", own, mine, there)
+        self.near.run("all_gather", mine, array, here)
+        return True
 
-    def all_gather(self, send, receive, counts):
+    def _gather(self, send, receive, counts) -> bool:
         if receive.nbytes <= self.small_bytes:  # nothing to add: MPI's own is quicker
-            return self.inside.all_gather(send, receive, counts)
+            return False
         own, nodes = counts[self._place :: self._here], self.far.size
         places = starts_of(counts)[self._place :: self._here]
-        self.far.all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
+        self.far.run("all_to_all", send, receive, [send.size] * nodes, own, [0] * nodes, places)
         self._to_neighbors(receive, counts)
+        return True
 
     # ---- async (collectives/asynchronous.py): turns between nodes, and the end within a node -----
 
     def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
         """Return the turns."""
-        partial, own = self._sums_of_node(send, counts, SUM)
-        return to_owner(self.far, pieces_of(partial, own), receive, scratch, tag)
+        sums, own = self._sums_of_node(send, counts, SUM)
+        return to_owner(self.far, pieces_of(sums, own), receive, scratch, tag)
 
     def begin_all_reduce(self, array, scratch, tag):
         """Return (turns, last)."""
         mine, here = self._sum_at_place(array, SUM)
-        if self._sends_whole(mine):
+        if self._nodes.add_all_of(mine):
             turns = to_owner(self.far, [mine] * self.far.size, mine, scratch, tag)
         else:
             there = shares_of(mine.size, self.far.size)
             turns = to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag)
-        return turns, lambda: self.near.all_gather(mine, array, here)
+        return turns, lambda: self.near.run("all_gather", mine, array, here)
 
     def begin_all_gather(self, receive, counts, tag):
         """Return (turns, last); this rank's slice is in its place already."""
@@ -178,14 +180,14 @@ class LevelsChannel(WrappedChannel):
         The sums lie one after the other.
         """
         own, starts = counts[self._place :: self._here], starts_of(counts)
-        partial = empty(sum(own), send.dtype)
-        for node, out in enumerate(pieces_of(partial, own)):
+        sums = empty(sum(own), send.dtype)
+        for node, out in enumerate(pieces_of(sums, own)):
             first = node * self._here
             there = counts[first : first + self._here]
-            self.near.reduce_scatter(
-                send[starts[first] : starts[first] + sum(there)], out, there, op
+            self.near.run(
+                "reduce_scatter", send[starts[first] : starts[first] + sum(there)], out, there, op
             )
-        return partial, own
+        return sums, own
 
     def _sum_at_place(self, array, op):
         """Add the node's sum of this place's share of `array`, in it.
@@ -194,59 +196,17 @@ class LevelsChannel(WrappedChannel):
         """
         here = shares_of(array.size, self._here)
         mine = pieces_of(array, here)[self._place]
-        self.near.reduce_scatter(array, mine, here, op)
+        self.near.run("reduce_scatter", array, mine, here, op)
         return mine, here
-
-    def _sends_whole(self, mine) -> bool:
-        """Return True if every node adds all sums of its share, and not a part of them."""
-        nodes = self.far.size
-        return nodes == 2 or (nodes <= FEW_NODES and mine.nbytes <= self.small_bytes)
 
     def _to_neighbors(self, receive, counts) -> None:
         """Exchange the slices of all ranks at this place with the ranks of this node."""
         starts, slices = starts_of(counts), pieces_of(receive, counts)
         for first in range(0, len(counts), self._here):
             there = counts[first : first + self._here]
-            self.near.all_gather(
+            self.near.run(
+                "all_gather",
                 slices[first + self._place],
                 receive[starts[first] : starts[first] + sum(there)],
                 there,
             )
-
-    def _add_nodes(self, parts, out, op) -> None:
-        """Leave the sum over nodes of this node's part in `out`, which may be that part.
-
-        parts   what each node gets from this one: views of one array, or the same one for all
-        A window at a time, so that the scratch stays small; the next one travels meanwhile.
-        """
-        window = SCRATCH_ELEMENTS // self.far.size
-        starts = range(0, max(part.size for part in parts), window)
-        room = self.far.size * min(window, parts[self.far.rank].size)
-        scratch = [empty(room, out.dtype) for _ in starts[:2]]
-        under_way = None
-        for number, first in enumerate(starts):
-            begun = self._begin_window(parts, slice(first, first + window), scratch[number % 2])
-            self._end_window(under_way, out, op)
-            under_way = begun
-        self._end_window(under_way, out, op)
-
-    def _begin_window(self, parts, span, scratch):
-        """Post the messages of a window; return their handle, the slices that come, the window."""
-        rank, nodes = self.far.rank, self.far.size
-        own = parts[rank][span]
-        slices = pieces_of(scratch, [own.size] * nodes)
-        slices[rank] = own
-        others = [(rank + step) % nodes for step in range(1, nodes)]
-        handle = self.far.exchange(
-            [(node, parts[node][span]) for node in others],
-            [(node, slices[node]) for node in reversed(others)],
-            PIECE_TAG,
-        )
-        return handle, slices, span
-
-    def _end_window(self, under_way, out, op) -> None:
-        if under_way is not None:
-            handle, slices, span = under_way
-            handle.wait()
-            if slices[0].size:
-                _COMBINE[op](slices, out[span])

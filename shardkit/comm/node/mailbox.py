@@ -24,7 +24,7 @@ NOWHERE = -1  # the offset of an array that is in no heap
 # What a loop knows about its group, in one array of int64: these, the addresses of all mailboxes,
 # then of all heaps, then room for the places of slices.
 NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES = range(7)
-# For verbs that take the whole call (quick.py): whether they may; addresses of Names.place, of the
+# For verbs that take the whole call (noted.py): whether they may; addresses of Names.place, of the
 # group's tally, of Traffic.of_loops; names for the ledger; a struct timespec.
 IS_OPEN, PLACE, TALLY, TRAFFIC, GROUP_NAME, CLOCK = range(7, 13)
 VERB_NAMES, DTYPE_NAMES, ITEM_BYTES, MAILBOXES = 14, 19, 24, 29
@@ -41,7 +41,6 @@ BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, END = range(6)
 NUM_VERBS = END
 VERB_BITS, OPERATION_BITS = 4, 4  # of the code that ranks must agree on
 IN_SLOTS_BYTES = 2048  # up to here copying to a slot costs less than meeting a second time
-BEGAN, ENDED = 5, 6  # words of a ledger's record
 SUM, PRODUCT, MIN, MAX = range(4)
 
 

@@ -5,7 +5,7 @@ import weakref
 
 import numpy
 
-from ..mpi.launch import Seat, have_cores
+from ..seats import Seat, have_cores
 from .channel import SharedMemoryChannel
 from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
 from .mailbox import NOWHERE, new_mailbox, table_of

@@ -1,16 +1,22 @@
 """What a loop writes of its own call: its record in the ledger, its count, seconds and bytes."""
 
 from ...array.cpu.notation import external, inlined, intrinsic, ir, types
-from ..watch.ledger import NUM_RECORDS, PLACE_IS_FREE, PLACE_NUMBER, PLACE_RING, RECORD_BYTES
+from ..watch.ledger import (
+    NUM_RECORDS,
+    PLACE_IS_FREE,
+    PLACE_NUMBER,
+    PLACE_RING,
+    RECORD_BYTES,
+    offset_of,
+)
 from ..watch.progress import NANOSECONDS, NUM_CALLS
+from ..watch.pulse import RECORD_FIELDS
 from .atomic import address_of, load, store
 from .mailbox import (
     BARRIER,
-    BEGAN,
     CLOCK,
     DONE,
     DTYPE_NAMES,
-    ENDED,
     GROUP_NAME,
     IS_OPEN,
     ITEM_BYTES,
@@ -23,6 +29,13 @@ from .mailbox import (
     WORD_BYTES,
 )
 
+# Where the fields of a record are. Loops write whole words: of two fields in one, the later one
+# is shifted.
+NUMBER, NUMBER_ON_GROUP, VERB, GROUP, DTYPE, SITE, COUNT, BEGAN, ENDED = (
+    offset_of(field) for field, _ in RECORD_FIELDS
+)
+GROUP_BITS, SITE_BITS = 8 * (GROUP - VERB), 8 * (SITE - DTYPE)
+assert GROUP_BITS == SITE_BITS == 4 * WORD_BYTES
 _MONOTONIC = 1
 _clock = external("clock_gettime", "int32", "int32", "int64")
 
@@ -77,15 +90,15 @@ def begin(table, verb, kind, site, num_bytes, sent):
     store(at, number)
     record = record_of(table)
     if record != 0:
-        store(record + ENDED * WORD_BYTES, 0)
-        store(record, number)
-        store(record + WORD_BYTES, load(table[TALLY] + NUM_CALLS * WORD_BYTES) + 1)
-        store(record + 2 * WORD_BYTES, table[GROUP_NAME] << 32 | table[VERB_NAMES + verb])
+        store(record + ENDED, 0)
+        store(record + NUMBER, number)
+        store(record + NUMBER_ON_GROUP, load(table[TALLY] + NUM_CALLS * WORD_BYTES) + 1)
+        store(record + VERB, table[GROUP_NAME] << GROUP_BITS | table[VERB_NAMES + verb])
         carries = verb != BARRIER
         name = table[DTYPE_NAMES + kind] if carries else 0
-        store(record + 3 * WORD_BYTES, site << 32 | name)
-        store(record + 4 * WORD_BYTES, num_bytes // table[ITEM_BYTES + kind] if carries else -1)
-        store(record + BEGAN * WORD_BYTES, bits_of(began * 1e-9))
+        store(record + DTYPE, site << SITE_BITS | name)
+        store(record + COUNT, num_bytes // table[ITEM_BYTES + kind] if carries else -1)
+        store(record + BEGAN, bits_of(began * 1e-9))
     if verb != BARRIER:
         add(table[TRAFFIC] + verb * WORD_BYTES, sent)
         add(table[TRAFFIC] + (NUM_VERBS + verb) * WORD_BYTES, 1)
@@ -99,7 +112,7 @@ def end(table, began, stage):
         ended = nanoseconds(table)
         record = record_of(table)
         if record != 0:
-            store(record + ENDED * WORD_BYTES, bits_of(ended * 1e-9))
+            store(record + ENDED, bits_of(ended * 1e-9))
         add(table[TALLY] + NUM_CALLS * WORD_BYTES, 1)
         add(table[TALLY] + NANOSECONDS * WORD_BYTES, ended - began)
     return stage

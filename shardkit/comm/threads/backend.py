@@ -146,10 +146,10 @@ def run_ranks(
     timeout
         Seconds that a rank waits for the others in one verb.
 
-    Notes
-    -----
-    Errors: the first failure in time, itself, with a note that names its rank; the other ranks are
-    woken by it.
+    Raises
+    ------
+    BaseException
+        The first failure in time, itself, with a note that names its rank; it wakes the others.
     """
     import_all(__name__.partition(".")[0])
     environment = Environment(world_size, check_timeout(timeout))

@@ -1,6 +1,6 @@
 """The channel between ranks that are threads: bring what you have, wait for the others."""
 
-from ..channel import SIGNATURES, Channel
+from ..channel import Channel, ChannelCall, signature
 from ..collectives import combine
 from ..operations import Handle
 from .rendezvous import Environment, Group, Wait
@@ -40,60 +40,8 @@ class ThreadChannel(Channel):
         handle.wait()
         return handle.waited.results[self.rank]
 
-    def barrier(self):
-        self._arrive(SIGNATURES["barrier"](), None, lambda given: None).wait()
-
-    def all_reduce(self, array, op):
-        signature = SIGNATURES["all_reduce"](array, op)
-        self._arrive(signature, array, lambda given: combine.all_reduce(given, op)).wait()
-
-    def iall_reduce(self, array, op):
-        signature = SIGNATURES["iall_reduce"](array, op)
-        return self._arrive(signature, array, lambda given: combine.all_reduce(given, op))
-
-    def broadcast(self, array, root):
-        signature = SIGNATURES["broadcast"](array, root)
-        self._arrive(signature, array, lambda given: combine.broadcast(given, root)).wait()
-
-    def all_gather(self, send, receive, counts):
-        self._all_gather("all_gather", send, receive, counts).wait()
-
-    def iall_gather(self, send, receive, counts):
-        return self._all_gather("iall_gather", send, receive, counts)
-
-    def _all_gather(self, name, send, receive, counts):
-        signature = SIGNATURES[name](send, receive, counts)
-        return self._arrive(
-            signature, (send, receive), lambda given: combine.all_gather(given, counts)
-        )
-
-    def reduce_scatter(self, send, receive, counts, op):
-        self._reduce_scatter("reduce_scatter", send, receive, counts, op).wait()
-
-    def ireduce_scatter(self, send, receive, counts, op):
-        return self._reduce_scatter("ireduce_scatter", send, receive, counts, op)
-
-    def _reduce_scatter(self, name, send, receive, counts, op):
-        signature = SIGNATURES[name](send, receive, counts, op)
-        return self._arrive(
-            signature, (send, receive), lambda given: combine.reduce_scatter(given, counts, op)
-        )
-
-    def scatter(self, send, receive, root, counts):
-        signature = SIGNATURES["scatter"](send, receive, root, counts)
-        self._arrive(
-            signature, (send, receive), lambda given: combine.scatter(given, root, counts)
-        ).wait()
-
-    def gather(self, send, receive, root, counts):
-        signature = SIGNATURES["gather"](send, receive, root, counts)
-        self._arrive(
-            signature, (send, receive), lambda given: combine.gather(given, root, counts)
-        ).wait()
-
-    def all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
-        given = (send, receive, send_counts, receive_counts, send_starts, receive_starts)
-        self._arrive(SIGNATURES["all_to_all"](send), given, combine.all_to_all).wait()
+    def plan(self, verb, *arguments):
+        return _MeetingCall(self._arrive, verb, arguments)
 
     def isend(self, array, destination, tag):
         message = self._group.post(self.rank, destination, tag, array, is_send=True)
@@ -102,6 +50,28 @@ class ThreadChannel(Channel):
     def irecv(self, array, source, tag):
         message = self._group.post(source, self.rank, tag, array, is_send=False)
         return _WaitHandle(self._group.environment, message)
+
+
+class _MeetingCall(ChannelCall):
+    """A collective for which all threads meet; the last one does it for all.
+
+    arrive   function (signature, what this rank brings, what is done) -> handle of the meeting
+    """
+
+    def __init__(self, arrive, verb: str, arguments: tuple):
+        self._arrive, self._verb, self._arguments = arrive, verb, arguments
+
+    def __call__(self):
+        self._meet(begins=False).wait()
+
+    def begin(self):
+        return self._meet(begins=True)
+
+    def _meet(self, *, begins: bool):
+        combined, num_brought = combine.COLLECTIVES[self._verb]
+        brought, rest = self._arguments[:num_brought], self._arguments[num_brought:]
+        text = signature(self._verb, self._arguments, begins=begins)
+        return self._arrive(text, brought, lambda given: combined(given, *rest))
 
 
 class _WaitHandle(Handle):

@@ -105,7 +105,7 @@ class Attendance:
         except OSError as error:
             self.folder = None if self._roll is None else self.folder
             warnings.warn(
-                f"nobody will watch over this rank outside of the verbs: {error}",
+                f"this rank is not monitored outside collectives: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -1,11 +1,15 @@
-"""What the threads of this process are at, asked from one of them."""
+"""Frames of the interpreter: what the main thread is at, and whose code called this room."""
 
 import gc
+import os
 import sys
 import threading
+from functools import cache
 from types import FrameType
 
+OF_VERB = 3  # depth, for Names.site(), of the caller of a verb whose body asks by one function
 _LOCK = threading.Lock()
+_ROOM = os.path.dirname(os.path.dirname(__file__))
 
 
 def main_frame() -> FrameType | None:
@@ -25,3 +29,19 @@ def main_frame() -> FrameType | None:
             if was_enabled:
                 gc.enable()
     return frames.get(threading.main_thread().ident or 0)
+
+
+@cache
+def is_of_room(file_name: str) -> bool:
+    """Return True if this is a file of this room, comm."""
+    return file_name.startswith(_ROOM)
+
+
+def first_frame(frame: FrameType | None, *, of_room: bool) -> FrameType | None:
+    """Return the first frame of code of this room, or of other code; None if there is none.
+
+    frame   to begin with; then come its callers
+    """
+    while frame is not None and is_of_room(frame.f_code.co_filename) is not of_room:
+        frame = frame.f_back
+    return frame

@@ -22,7 +22,7 @@ LEDGER_NAMES = {r"rank-\d{5,}\.(ledger|stacks)|hang": FILE, TEMPORARY: FILE}  # 
 _OWN_THREADS = (
     "comm/watch/watchdog.py",
     "comm/watch/own_warden.py",
-    "comm/failure/guard.py",
+    "comm/mpi/guard.py",
     "comm/watch/lifeline.py",
     "files/ownership.py",
     "in note_native_work",

@@ -26,9 +26,10 @@ from ...errors import CheckpointError
 from ...files.mapping import new_map
 from ...files.notes import tell
 from ...files.reading import read_bytes, understood
+from .frames import first_frame
 from .pulse import NAMES_BYTES as _NAMES_BYTES
 from .pulse import NAMES_START as _NAMES_START
-from .pulse import NUM_RECORDS, PULSE, PULSE_START, Pulse
+from .pulse import NUM_RECORDS, PULSE, PULSE_START, RECORD_FIELDS, Pulse
 from .pulse import RECORD as _RECORD
 from .pulse import RING_START as _RING_START
 
@@ -37,23 +38,27 @@ LEDGER_NAME = "rank-{:05d}.ledger"
 _HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
 _MOST_RANKS = 2**20  # more than any training job has
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
-RECORD_BYTES = _RECORD.size
+RECORD = numpy.dtype(list(RECORD_FIELDS))  # as readers and loops (node/record.py) see it
+RECORD_BYTES = RECORD.itemsize
 _WORKED, _WORKED_OFFSET = struct.Struct("<d"), 120  # in the header: see Ledger.work()
 _CODE = struct.Struct("<ddI")  # what is loaded or compiled: since; until, the last; its name
 _CODE_START = _RING_START + NUM_RECORDS * RECORD_BYTES
 _FILE_BYTES = _CODE_START + _CODE.size
-_ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
-_DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
-_COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
-_HERE = os.path.dirname(os.path.dirname(__file__))
 
 
-class _OwnFiles(dict):
-    """Whether a file is in this room, by its name; asked once for each."""
+def offset_of(field: str) -> int:
+    """Return where a field of a record begins, in bytes."""
+    return RECORD.fields[field][1]
 
-    def __missing__(self, name: str) -> bool:
-        is_own = self[name] = name.startswith(_HERE)
-        return is_own
+
+def _packed(field: str) -> tuple[struct.Struct, int]:
+    """Return how a field of a record is written, and where."""
+    return struct.Struct(dict(RECORD_FIELDS)[field]), offset_of(field)
+
+
+_DTYPE, _DTYPE_OFFSET = _packed("dtype")
+_COUNT, _COUNT_OFFSET = _packed("count")
+_ENDED, _ENDED_OFFSET = _packed("ended")
 
 
 class Names:
@@ -74,9 +79,8 @@ class Names:
         self._groups: dict = {}  # key of a group, or (key, peer) -> number of its name
         self._dtypes: dict = {}
         # of places that called a verb: (id of code, instruction) -> number of the name
-        self.sites: dict[tuple, int] = {}
+        self._sites: dict[tuple, int] = {}
         self._codes: list = []  # of sites: an id means the same as long as they live
-        self._is_own = _OwnFiles()
 
     def open(self, append, ring: int) -> None:
         """Write all texts, and new ones, by append(text), and records to the ring."""
@@ -105,26 +109,30 @@ class Names:
             self._append(text)
         return self.texts[text]
 
-    def site(self) -> int:
+    def site(self, depth: int = 1) -> int:
         """Return the number of the nearest caller's place outside of this room.
 
         Known ones are found by the id of their code: a code object is hashed anew every time.
+        depth   of the nearest caller that may be outside; 1: whoever calls this
         """
-        frame = _getframe()
-        while frame is not None and self._is_own[frame.f_code.co_filename]:
-            frame = frame.f_back
+        try:
+            frame = _getframe(depth)
+        except ValueError:  # native code calls: there is no such frame
+            return 0
+        known = self._sites.get((id(frame.f_code), frame.f_lasti))
+        return self._site(first_frame(frame, of_room=False)) if known is None else known
+
+    def _site(self, frame) -> int:
         if frame is None:
             return 0
         code = frame.f_code
         key = id(code), frame.f_lasti
-        return self.sites.get(key) or self._site(key, frame)
-
-    def _site(self, key: tuple, frame) -> int:
-        code = frame.f_code
-        self._codes.append(code)
-        number = self.sites[key] = self.number(
-            f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        )
+        number = self._sites.get(key)
+        if number is None:
+            self._codes.append(code)
+            number = self._sites[key] = self.number(
+                f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+            )
         return number
 
     def dtype(self, dtype) -> int:
@@ -160,7 +168,7 @@ class Ledger:
     in memory only: a report of a hang lacks those of this rank.
     """
 
-    is_written_by_loops = True  # by node/quick.py, straight into the ring
+    is_written_by_loops = True  # by node/noted.py, straight into the ring
 
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
         mapped = None if path is None else _mapped(Path(path), _FILE_BYTES)
@@ -193,25 +201,27 @@ class Ledger:
         number_on_group: int | None,
         dtype=None,
         count: int = -1,
+        site: int | None = None,
     ) -> None:
-        """Record the beginning of a call, and its site: the nearest caller outside of this room.
+        """Record the beginning of a call, and its site.
 
         ranks            world ranks that must take part
         number_on_group  None for a message
         dtype, count     what it carries, in elements; None and -1 if describe() follows
+        site             number of its name; None: the nearest caller outside of this room
         The site is written now, since a killed rank cannot tell afterwards.
         """
         names = self.names
         number = self._words[PLACE_NUMBER] = self._words[PLACE_NUMBER] + 1
         _RECORD.pack_into(
             self._map,
-            _RING_START + number % NUM_RECORDS * _RECORD.size,
+            _RING_START + number % NUM_RECORDS * RECORD_BYTES,
             number,
             number_on_group or 0,
             names.number(verb),
             names.group(group, ranks) if number_on_group else names.message(group, ranks),
             names.dtype(dtype),
-            names.site(),
+            names.site() if site is None else site,
             count,
             time.monotonic(),
             0.0,
@@ -237,7 +247,7 @@ class Ledger:
 
     def _at(self) -> int:
         """Return where the last record is."""
-        return _RING_START + self._words[PLACE_NUMBER] % NUM_RECORDS * _RECORD.size
+        return _RING_START + self._words[PLACE_NUMBER] % NUM_RECORDS * RECORD_BYTES
 
     def beat(self, seconds: float, away: float) -> None:
         """Record that the interpreter runs. In a thread of its own; arguments: see Pulse."""
@@ -371,8 +381,8 @@ def read_ledger(path) -> RecordedRank:
         "utf-8", "replace"
     ).split("\n")
     (worked,) = _WORKED.unpack_from(data, _WORKED_OFFSET)
-    ring = data[_RING_START:_CODE_START]
-    records = sorted(record for record in _RECORD.iter_unpack(ring) if record[0])
+    ring = numpy.frombuffer(data, RECORD, NUM_RECORDS, _RING_START)
+    records = numpy.sort(ring[ring["number"] > 0], order="number").tolist()
     since, until, code = _CODE.unpack_from(data, _CODE_START)
     with understood(path, "records", error=CheckpointError):
         calls = tuple(_call(record, names, clock) for record in records)

@@ -53,7 +53,7 @@ class OwnWarden:
         Thread(target=self._follow, daemon=True).start()
 
     def await_watch(self) -> None:
-        """Return when the warden watches, or has ended."""
+        """Wait until the warden watches, or has ended."""
         self._has_spoken.wait()
 
     def end(self) -> None:

@@ -67,10 +67,10 @@ class Heard:
         self._ledger = ledger
         self._recorders = recorders
 
-    def begin(self, verb, group, ranks, number, dtype=None, count=-1) -> None:
+    def begin(self, verb, group, ranks, number, dtype=None, count=-1, site=None) -> None:
         """Begin a verb, or the wait for one that was begun earlier."""
         if self._ledger is not None:
-            self._ledger.begin(verb, group, ranks, number, dtype, count)
+            self._ledger.begin(verb, group, ranks, number, dtype, count, site)
         call = Call(verb.removeprefix(WAIT_FOR), group, ranks, number)
         for recorder in self._recorders:
             recorder.begin_verb(call, call.verb == verb, dtype, count)
@@ -99,7 +99,7 @@ class Tallies(dict):
     """What is counted for each group, by its key: int64 [2], calls, nanoseconds in its verbs.
 
     calls   collective ones that have begun
-    Compiled verbs write there too (node/quick.py), a call when it has ended.
+    Compiled verbs write there too (node/noted.py), a call when it has ended.
     """
 
     def __init__(self):
@@ -171,13 +171,26 @@ class Progress:
         """Count seconds that were spent in verbs of this group."""
         self.tallies[group][NANOSECONDS] += int(seconds * 1e9)
 
+    def site(self, depth: int) -> int:
+        """Return the number of a caller's place, as Names.site(); 0 if no ledger notes it."""
+        return 0 if self._ledger is None else self.names.site(depth + 1)
+
     def begin_collective(
-        self, verb: str, group: str, ranks: tuple[int, ...], dtype=None, count: int = -1
+        self,
+        verb: str,
+        group: str,
+        ranks: tuple[int, ...],
+        dtype=None,
+        count: int = -1,
+        site: int | None = None,
     ) -> None:
-        """Begin a collective verb; end() must follow. dtype, count: see describe(), if known."""
+        """Begin a collective verb; end() must follow. dtype, count: see describe(), if known.
+
+        site   number of the place that called it; None: the nearest caller outside of this room
+        """
         number = self._begin_collective(verb, group, ranks)
         if self._ledger is not None:
-            self._ledger.begin(verb, group, ranks, number, dtype, count)
+            self._ledger.begin(verb, group, ranks, number, dtype, count, site)
 
     def take_over(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
         """Go on with a collective that compiled code has begun, and noted; end() must follow."""
@@ -211,8 +224,8 @@ class Progress:
             self._kept.work()
 
     def describe(self, dtype, count: int) -> None:
-        """Note what the current call carries, in elements."""
-        if self._ledger is not None:
+        """Note what the current call carries, in elements; nothing outside of a call."""
+        if self._ledger is not None and self.current is not None:
             self._ledger.describe(dtype, count)
 
     def end(self) -> None:

@@ -16,7 +16,19 @@ from pathlib import Path
 
 from ...files.writing import write_whole
 
-RECORD = struct.Struct("<QQIIIIqdd")  # number ... began, ended (ledger.py)
+# A record of the ledger: its fields in order, with their types as struct and NumPy write them.
+RECORD_FIELDS = (
+    ("number", "<Q"),
+    ("number_on_group", "<Q"),
+    ("verb", "<I"),
+    ("group", "<I"),
+    ("dtype", "<I"),
+    ("site", "<I"),
+    ("count", "<q"),
+    ("began", "<d"),
+    ("ended", "<d"),
+)
+RECORD = struct.Struct("<" + "".join(code[1:] for _, code in RECORD_FIELDS))
 NUM_RECORDS = 256
 NAMES_START, NAMES_BYTES = 128, 1 << 16
 RING_START = NAMES_START + NAMES_BYTES

@@ -25,7 +25,7 @@ from ...files.writing import open_new
 from ..failure.agreement import describe_error
 from .attendance import attendance
 from .call_clock import CallClock
-from .frames import main_frame
+from .frames import first_frame, main_frame
 from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, idle_since, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
 from .pulse import beat_seconds
@@ -35,7 +35,6 @@ STACKS_SECONDS = 0.7  # until the stacks of this node are written
 STOPPED_SECONDS = 2.0  # between two beats: a process that was stopped, with all others perhaps
 PATIENCE_SECONDS = 3.0  # the time that the first rank to notice has to end the job
 REPORT_SECONDS = 8.0  # a hang is reported so long before the batch system kills the job
-_HERE = os.path.dirname(os.path.dirname(__file__))
 MIN_SECONDS = 10.0  # a call may take so long even then: a save may still succeed
 
 
@@ -137,11 +136,7 @@ class Watchdog:
     def _is_away(self) -> bool:
         """Return True if the main thread runs code of others inside of its call."""
         frame = None if self._progress.current is None else main_frame()
-        if frame is None or _is_own(frame):
-            return False
-        while frame is not None and not _is_own(frame):
-            frame = frame.f_back
-        return frame is not None
+        return first_frame(frame, of_room=True) not in (None, frame)
 
     def _look(self):
         if self._has_outlived():
@@ -232,8 +227,3 @@ class Watchdog:
         """Write the stacks, unless the signal has done so."""
         if os.fstat(self._stacks.fileno()).st_size == 0:
             faulthandler.dump_traceback(self._stacks, all_threads=True)
-
-
-def _is_own(frame) -> bool:
-    """Return True if this is code of this room."""
-    return frame.f_code.co_filename.startswith(_HERE)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...arguments import nearest
 from ...errors import CorpusError
-from ...files.reading import bytes_of, opened, size_of
+from ...files.reading import FAULTS, bytes_of, opened, size_of
 
 PIECE_BYTES = 1 << 16  # of text that is encoded at once; blocks of text are multiples of it
 _GOOD_CUTS = (  # each match ends where a text may be cut, the best kind first
@@ -148,14 +148,7 @@ class JSONReader(DocumentReader):
             text = record[self.field]
             text.encode("utf-8")
             return text
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except FAULTS as error:
             raise CorpusError(
                 f"{self.name} line {line_at(self.path, at)} {self._fault(line, error)}"
             ) from None

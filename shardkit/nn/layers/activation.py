@@ -10,8 +10,8 @@ from ..module import Module
 from ..ops import activation, arrangement, functions, rectifiers
 
 
-class ReLU(Module):
-    """max(x, 0).
+class OutOfPlace(Module):
+    """A function of x whose result is another array.
 
     Parameters
     ----------
@@ -20,7 +20,12 @@ class ReLU(Module):
     """
 
     def __init__(self, inplace: bool = False) -> None:
-        _check_inplace("ReLU", inplace)
+        wanted = "False: nothing is changed in place here, leave it out"
+        require(inplace is False, f"{type(self).__name__} with inplace", inplace, wanted)
+
+
+class ReLU(OutOfPlace):
+    """max(x, 0)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return activation.relu(x)
@@ -46,33 +51,15 @@ class GELU(Module):
         return self._op(x)
 
 
-class SiLU(Module):
-    """x sigmoid(x).
-
-    Parameters
-    ----------
-    inplace
-        False; True is refused, since the backward of the layer before may need x.
-    """
-
-    def __init__(self, inplace: bool = False) -> None:
-        _check_inplace("SiLU", inplace)
+class SiLU(OutOfPlace):
+    """x sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return activation.silu(x)
 
 
-class Mish(Module):
-    """x tanh(softplus(x)) (arXiv 1908.08681).
-
-    Parameters
-    ----------
-    inplace
-        False; True is refused, since the backward of the layer before may need x.
-    """
-
-    def __init__(self, inplace: bool = False) -> None:
-        _check_inplace("Mish", inplace)
+class Mish(OutOfPlace):
+    """x tanh(softplus(x)) (arXiv 1908.08681)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rectifiers.mish(x)
@@ -111,57 +98,51 @@ class Softplus(Module):
         return functions.softplus(x, self.beta, self.threshold)
 
 
-class ELU(Module):
+class ELU(OutOfPlace):
     """x where it is positive, alpha (exp(x) - 1) elsewhere (arXiv 1511.07289).
 
     Parameters
     ----------
     alpha
         Minus the limit for very negative x.
-    inplace
-        False; True is refused, since the backward of the layer before may need x.
     """
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        _check_inplace("ELU", inplace)
+        super().__init__(inplace)
         self.alpha = alpha
 
     def forward(self, x: Tensor) -> Tensor:
         return rectifiers.elu(x, self.alpha)
 
 
-class LeakyReLU(Module):
+class LeakyReLU(OutOfPlace):
     """x where it is positive, negative_slope x elsewhere.
 
     Parameters
     ----------
     negative_slope
         Factor of negative x.
-    inplace
-        False; True is refused, since the backward of the layer before may need x.
     """
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        _check_inplace("LeakyReLU", inplace)
+        super().__init__(inplace)
         self.negative_slope = negative_slope
 
     def forward(self, x: Tensor) -> Tensor:
         return rectifiers.leaky_relu(x, self.negative_slope)
 
 
-class Hardtanh(Module):
+class Hardtanh(OutOfPlace):
     """x between the two values, and the nearer one elsewhere.
 
     Parameters
     ----------
     min_val, max_val
         The two values.
-    inplace
-        False; True is refused, since the backward of the layer before may need x.
     """
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        _check_inplace("Hardtanh", inplace)
+        super().__init__(inplace)
         self.min_val = min_val
         self.max_val = max_val
 
@@ -223,8 +204,3 @@ class Flatten(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return arrangement.flatten(x, self.start_dim, self.end_dim)
-
-
-def _check_inplace(owner, inplace):
-    wanted = "False: nothing is changed in place here, leave it out"
-    require(inplace is False, f"{owner} with inplace", inplace, wanted)

@@ -336,7 +336,7 @@ class TransformerEncoderLayer(Module):
 
     Notes
     -----
-    x [N, S, d_model] with batch_first, else [S, N, d_model]
+    x is [N, S, d_model] with batch_first, else [S, N, d_model].
     """
 
     def __init__(

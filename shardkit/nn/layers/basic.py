@@ -248,13 +248,7 @@ def check_width(owner: str, x, width: int):
 
 
 def checked_dtype(owner: str, dtype) -> str:
-    """Return the name of a dtype that can be trained.
-
-    Raises
-    ------
-    ConfigurationError
-        On any other.
-    """
+    """Return the name of a dtype that can be trained. Errors: ConfigurationError on any other."""
     # numpy.float32 and numpy.dtype("float32") are fine too.
     name = getattr(dtype, "__name__", str(dtype))
     if name not in DTYPES:

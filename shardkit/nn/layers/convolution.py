@@ -16,6 +16,7 @@ from ..module import Module, Parameter
 from ..ops import convolution as ops
 from ..ops.padding import pad
 from .basic import check_sizes
+from .families import of_dims
 
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 
@@ -77,7 +78,7 @@ class ConvNd(Module):
     Notes
     -----
     weight [out_channels, in_channels/groups, *kernel_size], bias [out_channels]: initially uniform
-    in +-1/sqrt(in_channels/groups * number of taps)
+    in +-1/sqrt(in_channels/groups * number of taps).
     """
 
     num_dims: int
@@ -126,22 +127,16 @@ class ConvNd(Module):
         return type(self).operation(x, self.weight, self.bias, *form)
 
 
-class Conv1d(ConvNd):
-    __doc__ = ConvNd.__doc__
-    num_dims = 1
-    operation = staticmethod(ops.conv1d)
+@of_dims(1, ops.conv1d)
+class Conv1d(ConvNd): ...
 
 
-class Conv2d(ConvNd):
-    __doc__ = ConvNd.__doc__
-    num_dims = 2
-    operation = staticmethod(ops.conv2d)
+@of_dims(2, ops.conv2d)
+class Conv2d(ConvNd): ...
 
 
-class Conv3d(ConvNd):
-    __doc__ = ConvNd.__doc__
-    num_dims = 3
-    operation = staticmethod(ops.conv3d)
+@of_dims(3, ops.conv3d)
+class Conv3d(ConvNd): ...
 
 
 class ConvTransposeNd(Module):
@@ -171,7 +166,7 @@ class ConvTransposeNd(Module):
     Notes
     -----
     weight [in_channels, out_channels/groups, *kernel_size], bias [out_channels]: initially uniform
-    in +-1/sqrt(out_channels/groups * number of taps)
+    in +-1/sqrt(out_channels/groups * number of taps).
     """
 
     num_dims: int
@@ -235,19 +230,17 @@ class ConvTransposeNd(Module):
         return tuple(more)
 
 
-class ConvTranspose1d(ConvTransposeNd):
-    __doc__ = ConvTransposeNd.__doc__
-    num_dims = 1
-    operation = staticmethod(ops.conv_transpose1d)
+@of_dims(1, ops.conv_transpose1d)
+class ConvTranspose1d(ConvTransposeNd): ...
 
 
-class ConvTranspose2d(ConvTransposeNd):
-    __doc__ = ConvTransposeNd.__doc__
-    num_dims = 2
-    operation = staticmethod(ops.conv_transpose2d)
+@of_dims(2, ops.conv_transpose2d)
+class ConvTranspose2d(ConvTransposeNd): ...
 
 
-class ConvTranspose3d(ConvTransposeNd):
-    __doc__ = ConvTransposeNd.__doc__
-    num_dims = 3
-    operation = staticmethod(ops.conv_transpose3d)
+@of_dims(3, ops.conv_transpose3d)
+class ConvTranspose3d(ConvTransposeNd): ...
+
+
+CONVOLUTIONS = (Conv1d, Conv2d, Conv3d)
+TRANSPOSED = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)

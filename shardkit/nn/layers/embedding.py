@@ -38,7 +38,7 @@ class EmbeddingBag(Module):
     Notes
     -----
     forward(ids [bags, n]), or forward(ids [n], offsets [bags]), where bag b has the ids from
-    offsets[b] to offsets[b + 1]: [bags, embedding_dim]; a bag without ids is 0
+    offsets[b] to offsets[b + 1], returns [bags, embedding_dim]; a bag without ids is 0.
     """
 
     is_table = True

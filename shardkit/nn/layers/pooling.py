@@ -8,6 +8,7 @@ from ..autograd import Tensor
 from ..module import Module
 from ..ops import pooling as ops
 from ..ops.convolution import per_dim
+from .families import of_dims
 
 
 class MaxPoolNd(Module):
@@ -60,14 +61,8 @@ class AvgPoolNd(Module):
 
     Parameters
     ----------
-    kernel_size
-        Of a window: an int, or one for each dimension.
-    stride
-        None: the kernel_size.
-    padding
-        At most half of the window.
-    ceil_mode
-        A last window may reach over the end.
+    kernel_size, stride, padding, ceil_mode
+        As of MaxPool2d.
     count_include_pad
         The padding counts, as zeros.
     divisor_override
@@ -113,10 +108,6 @@ class AdaptivePoolNd(Module):
         An int, or one for each dimension; None: as many as x has.
     return_indices
         Of maxima: False; True is refused.
-
-    Notes
-    -----
-    return_indices, of maxima False; True is refused
     """
 
     operation: Any  # of ops
@@ -130,67 +121,49 @@ class AdaptivePoolNd(Module):
         return type(self).operation(x, self.output_size)
 
 
-class MaxPool1d(MaxPoolNd):
-    __doc__ = MaxPoolNd.__doc__
-    num_dims = 1
-    operation = staticmethod(ops.max_pool1d)
+@of_dims(1, ops.max_pool1d)
+class MaxPool1d(MaxPoolNd): ...
 
 
-class MaxPool2d(MaxPoolNd):
-    __doc__ = MaxPoolNd.__doc__
-    num_dims = 2
-    operation = staticmethod(ops.max_pool2d)
+@of_dims(2, ops.max_pool2d)
+class MaxPool2d(MaxPoolNd): ...
 
 
-class MaxPool3d(MaxPoolNd):
-    __doc__ = MaxPoolNd.__doc__
-    num_dims = 3
-    operation = staticmethod(ops.max_pool3d)
+@of_dims(3, ops.max_pool3d)
+class MaxPool3d(MaxPoolNd): ...
 
 
-class AvgPool1d(AvgPoolNd):
-    __doc__ = AvgPoolNd.__doc__
-    num_dims = 1
-    operation = staticmethod(ops.avg_pool1d)
+@of_dims(1, ops.avg_pool1d)
+class AvgPool1d(AvgPoolNd): ...
 
 
-class AvgPool2d(AvgPoolNd):
-    __doc__ = AvgPoolNd.__doc__
-    num_dims = 2
-    operation = staticmethod(ops.avg_pool2d)
+@of_dims(2, ops.avg_pool2d)
+class AvgPool2d(AvgPoolNd): ...
 
 
-class AvgPool3d(AvgPoolNd):
-    __doc__ = AvgPoolNd.__doc__
-    num_dims = 3
-    operation = staticmethod(ops.avg_pool3d)
+@of_dims(3, ops.avg_pool3d)
+class AvgPool3d(AvgPoolNd): ...
 
 
-class AdaptiveAvgPool1d(AdaptivePoolNd):
-    __doc__ = AdaptivePoolNd.__doc__
-    operation = staticmethod(ops.adaptive_avg_pool1d)
+@of_dims(1, ops.adaptive_avg_pool1d)
+class AdaptiveAvgPool1d(AdaptivePoolNd): ...
 
 
-class AdaptiveAvgPool2d(AdaptivePoolNd):
-    __doc__ = AdaptivePoolNd.__doc__
-    operation = staticmethod(ops.adaptive_avg_pool2d)
+@of_dims(2, ops.adaptive_avg_pool2d)
+class AdaptiveAvgPool2d(AdaptivePoolNd): ...
 
 
-class AdaptiveAvgPool3d(AdaptivePoolNd):
-    __doc__ = AdaptivePoolNd.__doc__
-    operation = staticmethod(ops.adaptive_avg_pool3d)
+@of_dims(3, ops.adaptive_avg_pool3d)
+class AdaptiveAvgPool3d(AdaptivePoolNd): ...
 
 
-class AdaptiveMaxPool1d(AdaptivePoolNd):
-    __doc__ = AdaptivePoolNd.__doc__
-    operation = staticmethod(ops.adaptive_max_pool1d)
+@of_dims(1, ops.adaptive_max_pool1d)
+class AdaptiveMaxPool1d(AdaptivePoolNd): ...
 
 
-class AdaptiveMaxPool2d(AdaptivePoolNd):
-    __doc__ = AdaptivePoolNd.__doc__
-    operation = staticmethod(ops.adaptive_max_pool2d)
+@of_dims(2, ops.adaptive_max_pool2d)
+class AdaptiveMaxPool2d(AdaptivePoolNd): ...
 
 
-class AdaptiveMaxPool3d(AdaptivePoolNd):
-    __doc__ = AdaptivePoolNd.__doc__
-    operation = staticmethod(ops.adaptive_max_pool3d)
+@of_dims(3, ops.adaptive_max_pool3d)
+class AdaptiveMaxPool3d(AdaptivePoolNd): ...

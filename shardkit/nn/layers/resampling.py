@@ -11,8 +11,6 @@ from ..ops.resampling import check_mode, interpolate
 class Upsample(Module):
     """x [samples, channels, *grid] on a grid of another size; arguments of ops.interpolate.
 
-    size or scale_factor   one of them
-
     Parameters
     ----------
     size, scale_factor

@@ -11,15 +11,14 @@ modes.
 from collections.abc import Sequence
 
 from ...annotations import Shape
-from ...arguments import is_integer, require
 from ...array.backend import xp_of
-from ..layers.basic import check_sizes, checked_dtype, input_tensor
+from ..layers.basic import input_tensor
 from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
 from ..losses import RelativeL2Loss
-from ..metrics import MAE, RMSE
 from ..module import Module, ModuleList, numbered
 from ..ops.activation import erf_gelu
 from ..ops.shape import concatenate
+from .model import ReadyModel
 
 PROJECTION = 128  # channels before the last map, as in the paper
 
@@ -73,7 +72,7 @@ class Projection(Module):
         return self.down(erf_gelu(self.up(x)))
 
 
-class FNO(Module):
+class FNO(ReadyModel):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
     Parameters
@@ -112,11 +111,9 @@ class FNO(Module):
         seed: int = 0,
         dtype: str = "float32",
     ) -> None:
-        check_sizes(
-            "FNO", in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
-        )
-        require(is_integer(seed), "FNO with seed", seed, "an integer")
-        modes, dtype = checked_modes("FNO", modes), checked_dtype("FNO", dtype)
+        sizes = {"in_channels": in_channels, "out_channels": out_channels}
+        dtype = self._checked("FNO", seed, dtype, **sizes, width=width, layers=layers)
+        modes = checked_modes("FNO", modes)
         self._out_channels = out_channels
         self.lift = Lifting(in_channels, width, modes, dtype=dtype)
         self.layers = ModuleList(
@@ -124,9 +121,7 @@ class FNO(Module):
             for index in range(layers)
         )
         self.project = Projection(width, out_channels, dtype=dtype)
-        self.loss = RelativeL2Loss()
-        self.metrics = {"rmse": RMSE(), "mae": MAE()}
-        self.finish(seed)
+        self._finish_for_numbers(seed, RelativeL2Loss())
 
     def blocks(self) -> list[tuple[str, Module]]:
         layers = numbered("layers", self.layers)

@@ -43,13 +43,7 @@ LORA_ALPHA, LORA_LAYERS = 16.0, ("*.attention.query", "*.attention.value")
 
 @dataclass(frozen=True, slots=True)
 class GPTSettings:
-    """The arguments of GPT.
-
-    Raises
-    ------
-    ConfigurationError
-        On sizes that do not fit together.
-    """
+    """The arguments of GPT. Errors: ConfigurationError on sizes that do not fit together."""
 
     vocabulary_size: int
     sequence_length: int
@@ -153,11 +147,8 @@ class GPTSettings:
 class TokenEmbedding(Module):
     """ids [batch, S] -> [batch, S, width]: a vector per token, and per learned position.
 
-    Raises
-    ------
-    ShapeError
-        If ids are not integers, not [batch, S], longer than sequence_length, or outside the
-        vocabulary.
+    Errors: ShapeError if ids are not integers, not [batch, S], longer than sequence_length, or
+    outside the vocabulary.
     """
 
     def __init__(self, settings: GPTSettings):

@@ -4,13 +4,12 @@ x [batch, time, features] --layers--> [batch, time, width] --head--> [batch, out
 """
 
 from ...annotations import DTypeLike, Shape
-from ...arguments import is_among, is_integer, require
-from ..layers.basic import Dropout, Linear, check_sizes, checked_dtype, input_tensor
+from ...arguments import is_among, require
+from ..layers.basic import Dropout, Linear, input_tensor
 from ..layers.recurrent import LSTM
-from ..loss import MeanSquaredError
-from ..metrics import MAE, RMSE
 from ..module import Module, ModuleList, numbered
 from ..ops.shape import getitem
+from .model import ReadyModel
 
 READOUTS = ("last", "steps")
 
@@ -41,7 +40,7 @@ class LSTMHead(Module):
         return self.map(getitem(x, (slice(None), -1)) if self.readout == "last" else x)
 
 
-class LSTMModel(Module):
+class LSTMModel(ReadyModel):
     """x [batch, time, features] -> [batch, out_features], or [batch, time, out_features].
 
     Parameters
@@ -82,11 +81,9 @@ class LSTMModel(Module):
         dtype: DTypeLike = "float32",
     ) -> None:
         sizes = {"features": features, "out_features": out_features}
-        check_sizes("LSTM", **sizes, width=width, layers=layers)
-        require(is_integer(seed), "LSTM with seed", seed, "an integer")
+        dtype = self._checked("LSTM", seed, dtype, **sizes, width=width, layers=layers)
         known = f"one of {', '.join(READOUTS)}"
         require(is_among(readout, READOUTS), "LSTM with readout", readout, known)
-        dtype = checked_dtype("LSTM", dtype)
         self._readout, self._out_features = readout, out_features
         self.layers = ModuleList(
             LSTMLayer(
@@ -98,9 +95,7 @@ class LSTMModel(Module):
             for index in range(layers)
         )
         self.head = LSTMHead(width, out_features, readout, dtype=dtype)
-        self.loss = MeanSquaredError()
-        self.metrics = {"rmse": RMSE(), "mae": MAE()}
-        self.finish(seed)
+        self._finish_for_numbers(seed)
 
     def blocks(self) -> list[tuple[str, Module]]:
         return [*numbered("layers", self.layers), ("head", self.head)]

@@ -15,14 +15,12 @@ from typing import Any
 import numpy
 
 from ...annotations import DTypeLike
-from ...arguments import is_among, is_integer, require
+from ...arguments import is_among, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import array_of
-from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
-from ..loss import MeanSquaredError
-from ..metrics import MAE, RMSE
+from ..layers.basic import Linear, input_tensor
 from ..module import Module, ModuleList, numbered
 from ..ops.activation import silu
 from ..ops.indexing import index_select
@@ -30,6 +28,7 @@ from ..ops.operands import check_ids
 from ..ops.reduction import sum
 from ..ops.segments import segment_sum
 from ..ops.shape import concatenate, reshape
+from .model import ReadyModel
 
 READOUTS = ("nodes", "sum")
 
@@ -142,7 +141,7 @@ class Decoder(Module):
         return sum(y, 1) if self.readout == "sum" else y
 
 
-class MessagePassing(Module):
+class MessagePassing(ReadyModel):
     """x [batch, nodes, features] -> [batch, nodes, out_features], or [batch, out_features].
 
     Parameters
@@ -186,22 +185,17 @@ class MessagePassing(Module):
         seed: int = 0,
         dtype: DTypeLike = "float32",
     ) -> None:
-        check_sizes(
-            "MessagePassing", features=features, out_features=out_features, width=width, steps=steps
-        )
-        require(is_integer(seed), "MessagePassing with seed", seed, "an integer")
+        sizes = {"features": features, "out_features": out_features}
+        dtype = self._checked("MessagePassing", seed, dtype, **sizes, width=width, steps=steps)
         known = ", ".join(READOUTS)
         is_known = is_among(readout, READOUTS)
         require(is_known, "MessagePassing with readout", readout, f"one of {known}")
-        dtype = checked_dtype("MessagePassing", dtype)
         ends = _checked_edges(senders, receivers)
         graph = GivenGraph() if ends is None else OwnGraph(*ends)
         self.encode = Encoder(features, width, graph, dtype=dtype)
         self.steps = ModuleList(Step(width, graph, dtype=dtype) for _ in range(steps))
         self.decode = Decoder(width, out_features, readout, graph, dtype=dtype)
-        self.loss = MeanSquaredError()
-        self.metrics = {"rmse": RMSE(), "mae": MAE()}
-        self.finish(seed)
+        self._finish_for_numbers(seed)
 
     def blocks(self) -> list[tuple[str, Module]]:
         steps = numbered("steps", self.steps)

@@ -11,20 +11,18 @@ dimensions.
 from collections.abc import Sequence
 
 from ...annotations import DTypeLike, Shape
-from ...arguments import is_among, is_integer, require
+from ...arguments import is_among, require
 from ...errors import ConfigurationError, ShapeError
-from ..layers import convolution, normalization
-from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
-from ..loss import CrossEntropy
-from ..metrics import Accuracy, MacroF1
+from ..layers import normalization
+from ..layers.basic import Linear, check_sizes, input_tensor
+from ..layers.convolution import CONVOLUTIONS
 from ..module import Module, ModuleList, numbered
-from ..ops import pooling
 from ..ops.activation import relu
+from ..ops.pooling import MAX_POOLS
 from ..ops.reduction import mean
+from .model import ReadyModel
 
-CONVOLUTIONS = (convolution.Conv1d, convolution.Conv2d, convolution.Conv3d)
 BATCH_NORMS = (normalization.BatchNorm1d, normalization.BatchNorm2d, normalization.BatchNorm3d)
-MAX_POOLS = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
 NORMS = ("batch", "group")
 GROUPS = 8  # of a group norm
 EXPANSION = 4  # of the channels in a bottleneck
@@ -139,7 +137,7 @@ class ResNetHead(Module):
         return self.map(mean(x, tuple(range(2, x.ndim))))
 
 
-class ResNet(Module):
+class ResNet(ReadyModel):
     """x [batch, in_channels, *grid] -> logits [batch, classes].
 
     Parameters
@@ -191,18 +189,18 @@ class ResNet(Module):
         seed: int = 0,
         dtype: DTypeLike = "float32",
     ) -> None:
-        check_sizes("ResNet", in_channels=in_channels, classes=classes, width=width)
+        sizes = {"in_channels": in_channels, "classes": classes}
+        dtype = self._checked("ResNet", seed, dtype, **sizes, width=width)
         layers = list(layers)
         check_sizes("ResNet", **{f"layers[{index}]": count for index, count in enumerate(layers)})
         require(bool(layers), "ResNet with layers", layers, "a number of blocks for each stage")
         require(dims in (1, 2, 3), "ResNet with dims", dims, "1, 2 or 3")
         require(is_among(norm, NORMS), "ResNet with norm", norm, f"one of {', '.join(NORMS)}")
-        require(is_integer(seed), "ResNet with seed", seed, "an integer")
         if norm == "group" and width % GROUPS:
             raise ConfigurationError(
                 f'ResNet with norm = "group" and width = {width}; wanted a multiple of {GROUPS}'
             )
-        more = {"norm": norm, "dtype": checked_dtype("ResNet", dtype)}
+        more = {"norm": norm, "dtype": dtype}
         self._classes = classes
         self.stem = Stem(dims, in_channels, width, is_small=small_images, **more)
         channels = [
@@ -223,10 +221,8 @@ class ResNet(Module):
                 zip([width, *channels], channels, layers)
             )
         )
-        self.head = ResNetHead(channels[-1], classes, dtype=more["dtype"])
-        self.loss = CrossEntropy()
-        self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
-        self.finish(seed)
+        self.head = ResNetHead(channels[-1], classes, dtype=dtype)
+        self._finish_for_classes(seed, classes)
 
     def blocks(self) -> list[tuple[str, Module]]:
         stages = [

@@ -13,26 +13,17 @@ FSDP gathers each layer as it is called, and a pipeline cannot cut it.
 from typing import Any
 
 from ...annotations import DTypeLike, Shape
-from ...arguments import is_integer, require
+from ...arguments import require
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
-from ..layers import convolution
-from ..layers.basic import check_sizes, checked_dtype, input_tensor
+from ..layers.basic import input_tensor
+from ..layers.convolution import CONVOLUTIONS, TRANSPOSED
 from ..layers.normalization import GroupNorm
-from ..loss import MeanSquaredError
-from ..metrics import MAE, RMSE
 from ..module import Module, ModuleList
-from ..ops import pooling
 from ..ops.activation import relu
+from ..ops.pooling import MAX_POOLS
 from ..ops.shape import concatenate
-
-CONVOLUTIONS = (convolution.Conv1d, convolution.Conv2d, convolution.Conv3d)
-TRANSPOSED = (
-    convolution.ConvTranspose1d,
-    convolution.ConvTranspose2d,
-    convolution.ConvTranspose3d,
-)
-MAX_POOLS = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
+from .model import ReadyModel
 
 
 class Level(Module):
@@ -61,7 +52,7 @@ class Doubling(Module):
         return self.level(concatenate([skip, self.double(x)], 1))
 
 
-class UNet(Module):
+class UNet(ReadyModel):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
     Parameters
@@ -107,14 +98,13 @@ class UNet(Module):
         dtype: DTypeLike = "float32",
     ) -> None:
         sizes = {"in_channels": in_channels, "out_channels": out_channels}
-        check_sizes("UNet", **sizes, width=width, depth=depth, groups=groups)
+        sizes |= {"width": width, "depth": depth, "groups": groups}
+        dtype = self._checked("UNet", seed, dtype, **sizes)
         require(dims in (1, 2, 3), "UNet with dims", dims, "1, 2 or 3")
-        require(is_integer(seed), "UNet with seed", seed, "an integer")
         if width % groups:
             raise ConfigurationError(
                 f"UNet with groups = {groups}, width = {width}; wanted a divisor of the width"
             )
-        dtype = checked_dtype("UNet", dtype)
         self._in_channels, self._out_channels = in_channels, out_channels
         self._dims, self._depth, self._dtype = dims, depth, dtype
         widths = [width * 2**level for level in range(depth + 1)]
@@ -127,9 +117,7 @@ class UNet(Module):
             Doubling(dims, channels, groups, dtype=dtype) for channels in widths[:-1]
         )
         self.project = CONVOLUTIONS[dims - 1](width, out_channels, 1, dtype=dtype)
-        self.loss = MeanSquaredError()
-        self.metrics = {"rmse": RMSE(), "mae": MAE()}
-        self.finish(seed)
+        self._finish_for_numbers(seed)
 
     def check_input(self, x: Any) -> None:
         step = 2**self._depth

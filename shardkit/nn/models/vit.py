@@ -9,15 +9,14 @@ import math
 from collections.abc import Sequence
 
 from ...annotations import DTypeLike, Shape
-from ...arguments import is_integer, require
+from ...arguments import is_integer
 from ...errors import ConfigurationError, ShapeError
 from ..init import Normal
-from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor
-from ..loss import CrossEntropy
-from ..metrics import Accuracy, MacroF1
+from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, input_tensor
 from ..module import Module, ModuleList, Parameter, numbered
 from ..ops.shape import concatenate, expand, getitem, permute, reshape
 from ..transformer import WEIGHT_INIT, TransformerBlock, check_heads
+from .model import ReadyModel
 
 EPS = 1e-6  # of the norms, as in the paper's code
 
@@ -79,7 +78,7 @@ class ViTHead(Module):
         return self.map(self.norm(getitem(x, (slice(None), 0))))
 
 
-class ViT(Module):
+class ViT(ReadyModel):
     """x [batch, channels, *image] -> logits [batch, classes].
 
     Parameters
@@ -129,10 +128,8 @@ class ViT(Module):
     ) -> None:
         image, patch = _checked_sizes(image_size, patch_size)
         sizes = {"channels": channels, "classes": classes}
-        check_sizes("ViT", **sizes, width=width, depth=depth)
+        dtype = self._checked("ViT", seed, dtype, **sizes, width=width, depth=depth)
         check_heads(width, heads, heads)
-        require(is_integer(seed), "ViT with seed", seed, "an integer")
-        dtype = checked_dtype("ViT", dtype)
         self._classes = classes
         self.embedding = PatchEmbedding(image, patch, channels, width, dropout, dtype=dtype)
         self.layers = ModuleList(
@@ -148,9 +145,7 @@ class ViT(Module):
             for _ in range(depth)
         )
         self.head = ViTHead(width, classes, dtype=dtype)
-        self.loss = CrossEntropy()
-        self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
-        self.finish(seed)
+        self._finish_for_classes(seed, classes)
 
     def blocks(self) -> list[tuple[str, Module]]:
         layers = numbered("layers", self.layers)

@@ -25,9 +25,14 @@ def group_norm(
     weight, bias
         [C], that each channel is multiplied with, and that is added to it; None: 1, 0.
 
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit, or a group has no elements.
+
     References
     ----------
-    arXiv 1803.08494. Errors: ShapeError if shapes or dtypes do not fit, or a group has no elements.
+    arXiv 1803.08494.
     """
     _check("group_norm", x, weight, bias, num_groups)
     return _group_norm(x, num_groups, weight, bias, eps)[0]
@@ -48,9 +53,14 @@ def instance_norm(
     tuple
         y, and the mean and the variance [N, C] as arrays that no gradient goes through.
 
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit.
+
     References
     ----------
-    arXiv 1607.08022. Errors: ShapeError if shapes or dtypes do not fit.
+    arXiv 1607.08022.
     """
     _check("instance_norm", x, weight, bias, 1)
     return _group_norm(x, x.shape[1], weight, bias, eps)
@@ -79,10 +89,14 @@ def batch_norm(
     tuple
         y, and the mean and the variance [C] as arrays that no gradient goes through.
 
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes do not fit, or a channel has less than two elements.
+
     References
     ----------
-    arXiv 1502.03167. Errors: ShapeError if shapes or dtypes do not fit, or a channel has less than
-    two elements.
+    arXiv 1502.03167.
     """
     _check("batch_norm", x, weight, bias, 1)
     if x.size <= x.shape[1]:

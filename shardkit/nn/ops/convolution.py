@@ -306,13 +306,7 @@ def _over_positions_again(gradient, form):
 
 
 def per_dim(owner, name, value, num_dims, at_least=1) -> tuple[int, ...]:
-    """Return an argument as one int per dimension.
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else.
-    """
+    """Return an argument as one int per dimension. Errors: ConfigurationError on anything else."""
     values = (value,) * num_dims if is_integer(value) else value
     is_right = (
         isinstance(values, (tuple, list))

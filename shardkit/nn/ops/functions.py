@@ -111,7 +111,7 @@ def arctan(x: Tensor) -> Tensor:
 def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     """Return the angle of the point (x, y), from -pi to pi.
 
-    gradients  y: x / (x^2 + y^2), x: -y / (x^2 + y^2); 0 where both are 0
+    Gradients: x / (x^2 + y^2) for y and -y / (x^2 + y^2) for x; 0 where both are 0.
     """
     y, x = divided("arctan2", y, x)
     form_y, form_x = form(y), form(x)

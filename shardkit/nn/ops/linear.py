@@ -32,7 +32,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
 
     Notes
     -----
-    gradients without activation: x: g weight, weight: g^T x, bias: g summed over all rows
+    Gradients without activation: g weight for x, g^T x for the weight, g summed over all rows for
+    the bias.
     """
     _check_linear(x, weight, bias)
     if activation is not None:
@@ -171,7 +172,7 @@ def _check_dtypes(name, *dtypes):
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Return the matrix product over the last two dimensions; those before them broadcast.
 
-    gradients: x: g y^T, y: x^T g, summed over broadcast dimensions
+    Gradients: g y^T for x and x^T g for y, summed over broadcast dimensions.
     """
     x, y = [operand if isinstance(operand, Tensor) else Tensor(operand) for operand in (x, y)]
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
@@ -279,7 +280,7 @@ def embedding(weight: Tensor, ids: Any) -> Tensor:
 
     Notes
     -----
-    gradient: row v gets the sum over the places where v was taken, in the order of those places
+    Row v of the gradient is the sum over the places where v was taken, in their order.
     """
     ids = index_array(ids)
     num_rows, width = weight.shape

@@ -17,6 +17,7 @@ from .operands import check_floating, check_ids, matched
 from .shape import cast
 
 WEIGHTS = "the weights of a loss"
+IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLoss
 
 
 def cross_entropy(

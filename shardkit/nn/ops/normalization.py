@@ -60,7 +60,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return x + branch, and its rms_norm, in one pass.
 
-    x, branch [..., D] of one shape and dtype, weight [D] -> two of [..., D]
+    x and branch are [..., D], of one dtype, the weight is [D]; both results are [..., D].
     """
     rows, branch_rows = _summands("add_rms_norm", x, branch, weight)
     total, y, *moments = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
@@ -181,10 +181,8 @@ def _dropped(x, dim, key, start, p):
 def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str) -> int:
     """Return the dim of x of this shape along which samples lie, as dropout() was told.
 
-    Raises
-    ------
-    ShapeError
-        If there is no such dim, it is no multiple of the samples, or several may be the one.
+    Errors: ShapeError if there is no such dim, it is no multiple of the samples, or several may be
+    the one.
     """
     dim: Any = 0 if sample_dim == "rows" else sample_dim
     if not is_integer(dim) or not -len(shape) <= dim < len(shape):

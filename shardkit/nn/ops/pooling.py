@@ -78,6 +78,9 @@ def max_pool3d(
     return _max_pool("max_pool3d", 3, x, *form)
 
 
+MAX_POOLS = (max_pool1d, max_pool2d, max_pool3d)
+
+
 def avg_pool1d(
     x: Tensor,
     kernel_size: int | Sequence[int],
@@ -96,9 +99,10 @@ def avg_pool1d(
     count_include_pad
         The padding counts, as zeros.
 
-    Notes
-    -----
-    Errors: as max_pool1d.
+    Raises
+    ------
+    ShapeError, ConfigurationError
+        As max_pool1d.
     """
     form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     return _avg_pool("avg_pool1d", 1, x, *form)

@@ -155,10 +155,7 @@ def _distances(array, dims, count):
 def reduced_dims(x, dim) -> tuple[int, ...]:
     """Return dim as a tuple of dimensions counted from 0.
 
-    Raises
-    ------
-    ShapeError
-        On one that does not exist or comes twice.
+    Errors: ShapeError on one that does not exist or comes twice.
     """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if not set(dims) <= set(range(-x.ndim, x.ndim)):

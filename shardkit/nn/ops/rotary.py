@@ -38,7 +38,7 @@ def rotary(
 
     Notes
     -----
-    gradient: the same, turned back
+    The gradient is the same, turned back.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """The data axis: what each data rank keeps of a model, and what travels between data ranks.
 
 unit           blocks of the model and their flat arrays; read it first
-keepers        Whole, Shard, Window, Rounded: the ways to keep an array, and the policies' choice
+keepers        Whole, Shard, Window: the ways to keep an array, and the policies' choice
 gradients      from one micro-batch to the sum over data ranks
 site           where keepers find memory and messages
 movement       the collectives, in one call or asynchronous

@@ -36,9 +36,10 @@ def split_batch(mesh: Mesh, *arrays: Tree) -> tuple[Tree, ...]:
             f"split_batch of arrays of {' and '.join(map(str, lengths[::-1]))} samples; wanted the "
             "same number"
         )
-    if parts and lengths[0] < mesh.size("data"):
+    num_parts = mesh.shape.num_parts
+    if parts and lengths[0] < num_parts:
         raise ShapeError(
-            f"a batch of {lengths[0]} samples cannot be split over {mesh.size('data')} data ranks; "
+            f"a batch of {lengths[0]} samples cannot be split over {num_parts} data ranks; "
             "wanted one for each, or more"
         )
     return tuple(own_part(mesh, array) for array in arrays)
@@ -48,8 +49,9 @@ def own_part(mesh: Mesh, array):
     """Return this data rank's slice of one array or tree, empty if there are fewer samples than
     ranks.
     """
+    number, num_parts = mesh.sample_part
 
     def own(leaf):
-        return numpy.array_split(leaf, mesh.size("data"))[mesh.coordinates.data]
+        return numpy.array_split(leaf, num_parts)[number]
 
     return map_tree(own, array) if is_tree(array) else own(array)

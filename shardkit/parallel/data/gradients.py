@@ -12,8 +12,65 @@ from ...array import fresh, kernels
 from ...errors import ShardingError
 from ..tensor.claims import is_counted, is_partial, sum_partial
 from .gradient_sum import GradientRunningSum, GradientTree
+from .keepers import Shard, Whole
 
 NORM_BLOCK = 256  # elements whose squares are summed together; shards are multiples of it
+
+
+class WholeSum:
+    """The sum over ranks stays where it was made, in a buffer of the pool.
+
+    keeper   of the sum, from open() or keep() to drop()
+    """
+
+    def __init__(self, site):
+        self._site, self._pool = site, site.pools.whole_gradients
+        self.keeper = Whole(site)
+
+    def open(self) -> None:
+        """Take a buffer for a gradient that is not summed here."""
+        self.keep(self._pool.take(self._site.layout.size))
+
+    def destination(self, part):
+        """Return where the sum over ranks of `part` of the first total goes: its own place."""
+        return part
+
+    def keep(self, total) -> None:
+        """Take over the first total, whose sum is complete."""
+        self.keeper = Whole(self._site, total)
+
+    def drop(self) -> None:
+        """Give the buffer back."""
+        self._pool.give(self.keeper.array)
+        self.keeper = Whole(self._site)
+
+
+class ShardSum:
+    """This rank's shard of the sum over ranks has an array of its own.
+
+    keeper   of the sum
+    """
+
+    def __init__(self, site):
+        self._pool = site.pools.whole_gradients
+        self.keeper = Shard(site, site.zeros(site.layout.shard, "gradients"))
+
+    def open(self) -> None:
+        """Do nothing: the array lasts."""
+
+    def destination(self, part):
+        """Return where the sum over ranks of `part` of the first total goes: here."""
+        return self.keeper.array
+
+    def keep(self, total) -> None:
+        """Give the first total, of which this shard has the sum, back to the pool."""
+        self._pool.give(total)
+
+    def drop(self) -> None:
+        """Do nothing: the array lasts."""
+
+
+_SUMS: dict[type, type[WholeSum] | type[ShardSum]] = {Whole: WholeSum, Shard: ShardSum}
 
 
 class Gradients:
@@ -28,14 +85,12 @@ class Gradients:
     def __init__(self, parameters: dict, site, keepers):
         self._parameters, self._site = parameters, site
         self._movement, self._pool = site.movement, site.pools.whole_gradients
-        self._keeper = keepers.gradients.of_gradients(site)
+        self._sum = _SUMS[keepers.gradients](site)
         self._reduced = keepers.state.reduced
         self._updated = keepers.state.updated(site)
         # one term each on several tensor ranks, and what another of them counts
         self._partial = [
-            piece
-            for piece in site.pieces(keepers.state.is_whole)
-            if is_partial(parameters[piece.name])
+            piece for piece in keepers.state.pieces(site) if is_partial(parameters[piece.name])
         ]
         self._uncounted = [
             piece for piece in site.span_pieces if not is_counted(parameters[piece.name])
@@ -52,14 +107,13 @@ class Gradients:
         user   the unit whose backward writes it
         Nothing is set to zero first: the first gradient of each parameter overwrites what is there.
         """
-        layout = self._site.layout
         if user not in self._sums:
             kind = GradientTree if self._movement.is_deterministic else GradientRunningSum
-            self._sums[user] = kind(self._pool, layout.size)
+            self._sums[user] = kind(self._pool, self._site.layout.size)
         buffer, is_empty = self._sums[user].begin()
-        buffer[layout.length :] = 0
-        for slot, parameter in zip(layout.slots, self._parameters.values()):
-            parameter.grad = buffer[slot.offset : slot.stop].reshape(slot.shape)
+        buffer[self._site.padding] = 0
+        for (where, shape), parameter in zip(self._site.slots, self._parameters.values()):
+            parameter.grad = buffer[where].reshape(shape)
             parameter.grad_is_empty = is_empty
         return buffer
 
@@ -103,7 +157,7 @@ class Gradients:
                 part *= part.dtype.type(scale)
             for other in others:
                 first += other
-        self._keeper.keep(totals[0])
+        self._sum.keep(totals[0])
         self._is_reduced = True
         for total in totals[1:]:
             self._pool.give(total)
@@ -119,7 +173,7 @@ class Gradients:
                 "no gradients are pending; call train() or compute_gradients() first"
             )
         parts = [self._reduced(self._site, total) for total in totals]
-        parts[0] = self._keeper.destination(parts[0])
+        parts[0] = self._sum.destination(parts[0])
         return list(zip(totals, parts))
 
     def _sum_now(self) -> list[tuple]:
@@ -142,9 +196,9 @@ class Gradients:
 
     def put(self, value) -> None:
         """Take `value` as the reduced gradient of what this rank updates; drop() comes first."""
-        self._keeper.open()
+        self._sum.open()
         self._is_reduced = True
-        self._keeper.array.fill(0)
+        self._sum.keeper.array.fill(0)
         self.updated[...] = value
 
     def drop(self) -> None:
@@ -154,7 +208,7 @@ class Gradients:
             if unfinished is not None:
                 self._pool.give(unfinished)
         if self._is_reduced:
-            self._keeper.drop()
+            self._sum.drop()
         self._is_reduced, self._scale = False, 1.0
 
     @property
@@ -180,7 +234,7 @@ class Gradients:
                 "no synchronized gradients; call compute_gradients() or synchronize_gradients() "
                 "first"
             )
-        return self._keeper.part(self._updated), self._scale
+        return self._sum.keeper.part(self._updated), self._scale
 
     def squares(self):
         """Return sums of squares of the gradient of this rank's span per NORM_BLOCK elements.
@@ -188,7 +242,7 @@ class Gradients:
         returns   [layout.shard / NORM_BLOCK] float64, zero beyond the end
         What several tensor ranks hold counts on one of them, and is zero on the others.
         """
-        gradient = self._keeper.shard
+        gradient = self._sum.keeper.shard
         if self._uncounted:
             gradient = fresh.copy(gradient)
             for piece in self._uncounted:

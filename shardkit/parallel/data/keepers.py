@@ -7,8 +7,9 @@
                                               that release gives back
     Window     its span, in memory that all   wait until all ranks       (others keep gradients)
                ranks of the group share       have written
-    Rounded    master weights, in a Whole     round to half floats,      (a keeper of float32 does)
-               or a Shard                     then as their keeper
+
+What blocks read is lent AsItIs, or Rounded to half floats that lie in a keeper beside: the rank
+rounds what it has of the master weights, in a Whole or a Shard, and then that keeper gathers.
 
 A group is the data axis, or a run of it: then as many groups keep the same (movement.py). They add
 their gradients after reduce, so that each takes the same step by itself; each element is owned in
@@ -19,23 +20,101 @@ policy once, when a model is built: a unit calls its keepers, and nothing asks f
 Where each rank updates its span, and all ranks of the group can see one memory, a Window takes the
 place of Whole or Shard for parameters: they lie there once, and nothing is sent to gather them.
 Another way to keep arrays (replicas of shards, an average of weights) is another class here.
+What differs between keepers is a method of theirs: a unit calls it, and asks none what it is.
 A `site` has the layout, the data axis and the memory of the unit (site.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
 from ...array import halves
+from ...layout.piece import Piece
 from ...layout.policy import SHARD, WHOLE, Policy
 
 
-class Whole:
-    """All elements, on every rank.
+class Freshness(IntEnum):
+    """What the memory that blocks read has in it."""
 
-    array   [layout.size]; None while there is no gradient
+    ABSENT = 0  # there is none
+    STALE = 1  # other values than those that ranks own
+    CURRENT = 2  # what all ranks own
+
+
+def nothing(own) -> None:
+    """Fill nothing: what a rank has lies in its shard already."""
+
+
+class Keeper:
+    """What a unit asks of a keeper of its parameters. The answers here are those of an array that
+    lasts, of which this rank keeps its span.
+
+    whole          [layout.size], what blocks read; None while there is nothing
+    after_spread   what blocks would read after all ranks have what their owners wrote
     """
 
-    is_whole = True
-    is_released_after_use = is_common = gathers_by_messages = is_on_its_way = False
+    after_spread = Freshness.STALE
+
+    @staticmethod
+    def pieces(site) -> list[Piece]:
+        """Return the named boxes of what is kept: the span."""
+        return site.span_pieces
+
+    @staticmethod
+    def replicas(site) -> tuple:
+        """Return the groups over which it is the same on all ranks."""
+        return site.movement.between
+
+    @property
+    def room(self) -> int:
+        """How many elements gather() takes memory for."""
+        return 0
+
+    def begin_gather(self, fill: Callable = nothing) -> None:
+        """Post the messages of gather(), if they can go ahead; it comes next. Collective over the
+        group.
+
+        fill   writes what this rank has into its shard of `whole` first
+        """
+
+    def take(self):
+        """Return the array that gather() fills."""
+
+    def gather(self, fill: Callable = nothing) -> None:
+        """Make `whole` what all ranks of the group have. Collective over it."""
+
+    def settle(self, gather: Callable[[], None]) -> None:
+        """Gather what stays gathered between two uses."""
+        gather()
+
+    def release(self, unbind: Callable[[], None]) -> None:
+        """Give `whole` back, after unbind(), if it is gathered for use only."""
+
+    def give_up(self) -> None:
+        """Drop memory to which messages of a failed program may still write."""
+
+    # of memory that several ranks read
+
+    def begin_reading(self) -> None:
+        """Note that ranks read `whole` from now on."""
+
+    def end_reading(self) -> None:
+        """Note that all ranks have come to where they read it no more."""
+
+    def wait_for_readers(self) -> None:
+        """Wait until no rank reads it, so that owners may write. Collective over the group."""
+
+
+class Whole(Keeper):
+    """All elements, on every rank.
+
+    array   [layout.size]; None while there is none
+    """
+
+    is_released_after_use = False
+    updates_all = True
+    after_spread = Freshness.CURRENT
 
     def __init__(self, site, array=None):
         self._site, self.array = site, array
@@ -44,11 +123,6 @@ class Whole:
     def of_state(cls, site) -> "Whole":
         """Keep an array of the optimizer state."""
         return cls(site, site.zeros(site.layout.size, "optimizer state"))
-
-    @classmethod
-    def of_gradients(cls, site) -> "Whole":
-        """Keep no gradient yet: the buffer that it is summed in is kept."""
-        return cls(site)
 
     @classmethod
     def of_parameters(cls, site, dtype, *, is_rounded: bool) -> "Whole":
@@ -66,6 +140,37 @@ class Whole:
     def reduced(site, total):
         """Return the part of `total` whose sum over ranks this rank needs: all of it."""
         return total
+
+    @staticmethod
+    def complete(site, whole) -> None:
+        """Do nothing: each rank has filled all of `whole`."""
+
+    @staticmethod
+    def after_step(lent: Keeper, lending) -> Freshness:
+        """Return what blocks would read after each rank has updated all that it keeps."""
+        return lending.after_spread(lent)
+
+    # for masters of half floats
+
+    def begin_lending(self, lent: Keeper) -> None:
+        """Do nothing: rounding sends no message."""
+
+    def lend(self, lent: Keeper) -> None:
+        """Round all. No communication."""
+        whole = lent.take()
+        halves.rounded(self.array, whole.dtype, whole)
+
+    # what a rank has
+
+    @staticmethod
+    def pieces(site) -> list[Piece]:
+        """Return the named boxes of what is kept: all."""
+        return site.all_pieces
+
+    @staticmethod
+    def replicas(site) -> tuple:
+        """Return the groups over which it is the same on all ranks."""
+        return (site.movement.group, *site.movement.between)
 
     # views
 
@@ -94,69 +199,40 @@ class Whole:
         """Return the array that gather() fills."""
         return self.array
 
-    def gather(self) -> None:
+    def gather(self, fill: Callable = nothing) -> None:
         """Copy from each rank its part. Collective over the group."""
+        fill(self.shard)
         self._site.movement.group.all_gather(self.shard, self.array)
 
     def spread(self) -> None:
         """Make all ranks follow the owners. Collective over the data axis."""
         self._site.movement.spread(self.array[self._site.span])
-        self.gather()
+        self._site.movement.group.all_gather(self.shard, self.array)
 
     def everyones(self):
         """Return [layout.length] of all ranks."""
         return self.kept
 
-    def release(self) -> None:
-        """Do nothing: the array lasts."""
 
-    def give_up(self) -> None:
-        """Do nothing: no message is on its way to this array."""
-
-    # gradients
-
-    def open(self) -> None:
-        """Take a buffer for a gradient that is not summed here."""
-        self.array = self._site.pools.whole_gradients.take(self._site.layout.size)
-
-    def destination(self, part):
-        """Return where the sum over ranks of `part` of the first total goes: its own place."""
-        return part
-
-    def keep(self, total) -> None:
-        """Take over the first total, whose sum is complete."""
-        self.array = total
-
-    def drop(self) -> None:
-        """Give the buffer of the gradient back."""
-        self._site.pools.whole_gradients.give(self.array)
-        self.array = None
-
-
-class Shard:
+class Shard(Keeper):
     """This rank's span; parameters are gathered for use and released after it.
 
     array   [layout.shard]; None: the span is rounded into its place in `whole`
     whole   [layout.size], from begin_gather() or gather() to release(); else None
     """
 
-    is_whole = is_common = False
-    is_released_after_use = gathers_by_messages = True
+    is_released_after_use = True
+    updates_all = False
 
     def __init__(self, site, array=None):
         self._site, self.array = site, array
-        self.whole = None
+        self.whole: Any = None
         self._gathering = None  # the handle of begin_gather(), until gather()
 
     @classmethod
     def of_state(cls, site) -> "Shard":
         """Keep an array of the optimizer state."""
         return cls(site, site.zeros(site.layout.shard, "optimizer state"))
-
-    @classmethod
-    def of_gradients(cls, site) -> "Shard":
-        """Keep the reduced gradient."""
-        return cls(site, site.zeros(site.layout.shard, "gradients"))
 
     @classmethod
     def of_parameters(cls, site, dtype, *, is_rounded: bool) -> "Shard":
@@ -173,10 +249,36 @@ class Shard:
         """Return the part of `total` whose sum over ranks this rank needs: its shard."""
         return total[site.shard]
 
+    @staticmethod
+    def complete(site, whole) -> None:
+        """Fill `whole` with what each rank has filled of it. Collective over the group."""
+        site.movement.group.all_gather(whole[site.shard], whole)
+
+    @staticmethod
+    def after_step(lent: Keeper, lending) -> Freshness:
+        """Return what blocks would read after each rank has updated its span."""
+        return Freshness.STALE
+
+    def begin_lending(self, lent: Keeper) -> None:
+        """Round the span, and send half floats ahead. Collective over the group."""
+        lent.begin_gather(self._round)
+
+    def lend(self, lent: Keeper) -> None:
+        """Round the span, and gather half floats. Collective over the group."""
+        lent.gather(self._round)
+
+    def _round(self, own):
+        halves.rounded(self.array, own.dtype, own)
+
     @property
     def shard(self):
         """[layout.shard], this rank's part of what the group gathers, padding included."""
         return self.array if self.array is not None else self.whole[self._site.shard]
+
+    @property
+    def room(self) -> int:
+        """The elements of a gathered buffer."""
+        return self._site.layout.size
 
     @property
     def kept(self):
@@ -195,27 +297,28 @@ class Shard:
             self.whole = self._site.pools.whole_parameters.take(self._site.layout.size)
         return self.whole
 
-    def begin_gather(self) -> None:
+    def begin_gather(self, fill: Callable = nothing) -> None:
         """Post the messages of gather(), which comes next. Collective over the group."""
         whole = self.take()
+        fill(self.shard)
         self._gathering = self._site.movement.begin_gather(self.shard, whole)
 
-    @property
-    def is_on_its_way(self) -> bool:
-        """True from begin_gather() to gather()."""
-        return self._gathering is not None
-
-    def gather(self) -> None:
+    def gather(self, fill: Callable = nothing) -> None:
         """Fill `whole` with what all ranks of the group keep. Collective over it."""
         whole = self.take()
         if self._gathering is None:
+            fill(self.shard)
             self._site.movement.group.all_gather(self.shard, whole)
         else:
             self._site.movement.end(self._gathering)
             self._gathering = None
 
-    def release(self) -> None:
+    def settle(self, gather: Callable[[], None]) -> None:
+        """Do nothing: it is gathered when it is used."""
+
+    def release(self, unbind: Callable[[], None]) -> None:
         """Give `whole` back to the pool."""
+        unbind()
         self._site.pools.whole_parameters.give(self.whole)
         self.whole = None
 
@@ -239,36 +342,19 @@ class Shard:
             self._site.movement.group.all_gather(self.array, whole)
         return whole[: self._site.layout.length]
 
-    def open(self) -> None:
-        """Do nothing: the array of a gradient lasts."""
 
-    def destination(self, part):
-        """Return where the sum over ranks of `part` of the first total goes: here."""
-        return self.array
-
-    def keep(self, total) -> None:
-        """Give the first total, of which this shard has the sum, back to the pool."""
-        self._site.pools.whole_gradients.give(total)
-
-    def drop(self) -> None:
-        """Do nothing: the array of a gradient lasts."""
-
-
-class Window:
+class Window(Keeper):
     """Parameters that lie once in memory that all ranks of the group share.
 
     whole   [layout.size], where each rank keeps, and alone writes, its shard
     lasts   blocks may read them between two uses too, as in a Whole
     """
 
-    is_whole = gathers_by_messages = is_on_its_way = False
-    is_common = True
-
     def __init__(self, site, whole, *, lasts: bool):
-        self._site, self.whole = site, whole
-        self.is_released_after_use = not lasts
-        self.array = self.shard = whole[site.shard]
+        self._site, self.whole, self._lasts = site, whole, lasts
+        self.shard = whole[site.shard]
         self.kept = whole[site.span]
+        self._is_read = False  # another rank may read what this one owns
         site.pools.device.accounts.watch(self.shard, "parameters").fill(0)
 
     @classmethod
@@ -286,15 +372,34 @@ class Window:
         """Return the shared array."""
         return self.whole
 
-    def gather(self) -> None:
+    def gather(self, fill: Callable = nothing) -> None:
         """Wait until every rank has written its part. Collective over the group."""
+        fill(self.shard)
         self._site.movement.group.barrier()
 
-    def release(self) -> None:
-        """Do nothing: the memory is there once for all ranks."""
+    def settle(self, gather: Callable[[], None]) -> None:
+        """Gather it if it lasts."""
+        if self._lasts:
+            gather()
 
-    def give_up(self) -> None:
-        """Do nothing: no message is on its way to this array."""
+    def release(self, unbind: Callable[[], None]) -> None:
+        """Keep the memory, which is there once for all ranks; but nobody reads it by mistake."""
+        if not self._lasts:
+            unbind()
+
+    def begin_reading(self) -> None:
+        """Note that other ranks read what this one has."""
+        self._is_read = True
+
+    def end_reading(self) -> None:
+        """Note that they do not any more."""
+        self._is_read = False
+
+    def wait_for_readers(self) -> None:
+        """Wait until no other rank reads what this one has. Collective over the group."""
+        if self._is_read:
+            self._site.movement.group.barrier()
+            self._is_read = False
 
     def spread(self) -> None:
         """Make other groups follow the owners; in this one every rank reads what was written.
@@ -308,50 +413,43 @@ class Window:
         return self.whole[: self._site.layout.length]
 
 
+class AsItIs:
+    """How parameters get to blocks in the dtype that they are trained in."""
+
+    def begin_gather(self, lent: Keeper) -> None:
+        """Post the messages of gather(), which comes next. Collective over the group."""
+        lent.begin_gather()
+
+    def gather(self, lent: Keeper) -> None:
+        """Fill what is lent. Collective over the group."""
+        lent.gather()
+
+    def after_spread(self, lent: Keeper) -> Freshness:
+        """Return what blocks would read after all ranks have what their owners wrote."""
+        return lent.after_spread
+
+
 class Rounded:
-    """Half floats that blocks read, in one keeper, of master weights in another.
+    """How they get there as half floats, of master weights in another keeper.
 
     Master weights are kept like the optimizer state, and counted with it. A rank that has all of
     them rounds all, without a message; else each rank rounds its shard, and half the bytes travel.
     """
 
-    def __init__(self, lent: Whole | Shard | Window, masters: Whole | Shard):
-        self._lent, self.masters = lent, masters
-        self.is_whole, self.is_common = masters.is_whole, lent.is_common
-        self.is_released_after_use = lent.is_released_after_use
-        self.gathers_by_messages = lent.gathers_by_messages and not masters.is_whole
-        self.array = masters.array
-        self.shard = masters.shard
-        self.kept = masters.kept
-        self.part = masters.part
-        self.everyones = masters.everyones
-        self.spread = masters.spread
-        self.release, self.give_up = lent.release, lent.give_up
+    def __init__(self, masters: Whole | Shard):
+        self._masters = masters
 
-    @property
-    def whole(self):
-        """[layout.size] half floats that blocks read; None while released."""
-        return self._lent.whole
+    def begin_gather(self, lent: Keeper) -> None:
+        """Post the messages of gather(), which comes next. Collective over the group."""
+        self._masters.begin_lending(lent)
 
-    def begin_gather(self) -> None:
-        """Post the messages of gather(), which comes next. Collective over the data axis."""
-        self._round_own()
-        self._lent.begin_gather()
+    def gather(self, lent: Keeper) -> None:
+        """Fill what is lent. Collective over the group unless this rank has all master weights."""
+        self._masters.lend(lent)
 
-    def gather(self) -> None:
-        """Fill `whole`. Collective over the data axis unless this rank has all master weights."""
-        if self.masters.is_whole:
-            whole = self._lent.take()
-            halves.rounded(self.masters.array, whole.dtype, whole)
-            return
-        if not self._lent.is_on_its_way:
-            self._round_own()
-        self._lent.gather()
-
-    def _round_own(self):
-        self._lent.take()
-        own = self._lent.shard
-        halves.rounded(self.masters.shard, own.dtype, own)
+    def after_spread(self, lent: Keeper) -> Freshness:
+        """Return what blocks would read after all ranks have what their owners wrote."""
+        return Freshness.STALE
 
 
 KEEPERS = {WHOLE: Whole, SHARD: Shard}
@@ -371,13 +469,18 @@ class Keepers:
         policy = policy.on(num_ranks, rounds=rounds)
         return cls(KEEPERS[policy.parameters], KEEPERS[policy.gradients], KEEPERS[policy.state])
 
-    def keep_parameters(self, site) -> Whole | Shard | Window | Rounded:
-        """Return the keeper of a unit's parameters. Collective over the data axis."""
+    def keep_parameters(self, site) -> tuple:
+        """Return the keeper of what this rank trains of a unit's parameters, that of what blocks
+        read, and how the one gets into the other. Collective over the data axis.
+        """
         dtype = site.pools.compute_dtype
         is_rounded = dtype != site.layout.dtype
-        kept: Whole | Shard | Window | None = None
+        lent: Whole | Shard | Window | None = None
         if Shard in (self.parameters, self.state):  # each rank writes its span alone
-            kept = Window.opened(site, dtype, lasts=self.parameters is Whole)
-        if kept is None:
-            kept = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
-        return Rounded(kept, self.state.of_state(site)) if is_rounded else kept
+            lent = Window.opened(site, dtype, lasts=not self.parameters.is_released_after_use)
+        if lent is None:
+            lent = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
+        if not is_rounded:
+            return lent, lent, AsItIs()
+        masters = self.state.of_state(site)
+        return masters, lent, Rounded(masters)

@@ -22,7 +22,7 @@ class Matrices:
     elements   applies a rule to the span element by element: Segments.update
     updated    the elements of the layout that this rank updates
     groups     {name: group} of parameters that are of one
-    is_whole   the rank updates all of them, and so does every rank of the data axis
+    keeper     of the optimizer state: Whole or Shard
     """
 
     def __init__(
@@ -31,10 +31,9 @@ class Matrices:
         elements,
         updated: slice,
         groups: dict[str, ParameterGroup],
-        *,
-        is_whole: bool,
+        keeper,
     ):
-        self._site, self._updated, self._groups, self._is_whole = site, updated, groups, is_whole
+        self._site, self._updated, self._groups, self._keeper = site, updated, groups, keeper
         self._elements = elements
         parts = [
             (slot, slice(max(slot.offset, updated.start), min(slot.stop, updated.stop)))
@@ -55,8 +54,7 @@ class Matrices:
             here = slice(part.start - first, part.stop - first)
             of_part = {name: array[here] for name, array in state.items()}
             own.begin(gradients[here], of_part, whole[part], gradient_scale)
-        if not self._is_whole:
-            self._site.movement.group.all_gather(whole[self._site.shard], whole)
+        self._keeper.complete(self._site, whole)
         for (slot, part), own in zip(self._parts, rules):
             matrix = own.of_matrix(whole[slot.offset : slot.stop].reshape(slot.shape))
             inside = slice(part.start - slot.offset, part.stop - slot.offset)

@@ -137,7 +137,7 @@ class Movement:
         return self._note(_UnderWay(InTurn(first, later) if later else first, scratch))
 
     def end(self, what: _UnderWay) -> None:
-        """Return when it is complete. All ranks end their collectives in the same order."""
+        """Wait until it is complete. All ranks end their collectives in the same order."""
         what.collective.end()
         self._under_way.remove(what)
         if what.scratch is not None:

@@ -92,20 +92,20 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
     Errors: ShardingError if the model has no parameters, or some outside its blocks, or of several
     dtypes.
     """
-    names = {id(p): name for name, p in model.named_parameters().items()}
+    names = {p: name for name, p in model.named_parameters().items()}
     if not names:
         raise ShardingError(
             f"{type(model).__name__} has no parameters, so there is nothing to train or shard"
         )
     blocks = [block for _, block in blocks_of(model)]
-    owner: dict[int, int] = {}
+    owner: dict[Parameter, int] = {}
     plans = []
     runs = merged_blocks(_new_sizes(blocks), minimum_elements)
     for index, group in enumerate([blocks[run.start : run.stop] for run in runs]):
-        used = {id(p): p for block in group for p in block.named_parameters().values()}
-        new = {names[i]: p for i, p in used.items() if i not in owner}
-        owner.update({i: index for i in used if i not in owner})
-        lenders = sorted({owner[i] for i in used if owner[i] != index})
+        used = dict.fromkeys(p for block in group for p in block.named_parameters().values())
+        new = {names[p]: p for p in used if p not in owner}
+        owner.update({p: index for p in used if p not in owner})
+        lenders = sorted({owner[p] for p in used if owner[p] != index})
         plans.append(UnitPlan(tuple(group), new, tuple(lenders)))
     _check(model, names, owner)
     if len(blocks) == 1:
@@ -147,8 +147,8 @@ def in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
 
     groups   {name: group}; order: all groups, which decides
     """
-    numbers = {id(group): number for number, group in enumerate(order, 1)}
-    names = sorted(plan.parameters, key=lambda name: numbers.get(id(groups.get(name)), 0))
+    numbers = {group: number for number, group in enumerate(order, 1)}
+    names = sorted(plan.parameters, key=lambda name: numbers.get(groups.get(name), 0))
     parts = tuple(in_groups(part, groups, order) for part in plan.parts)
     return replace(plan, parameters={name: plan.parameters[name] for name in names}, parts=parts)
 
@@ -181,14 +181,12 @@ def _by_kind(parameters: dict[str, Parameter], kind_of) -> list[dict[str, Parame
 
 def _new_sizes(blocks: list[Module]) -> list[int]:
     """Return the elements of each block's parameters; tied ones count where they come first."""
-    seen: set[int] = set()
+    seen: set[Parameter] = set()
     sizes = []
     for block in blocks:
-        new = {
-            id(p): p.planned_size for p in block.named_parameters().values() if id(p) not in seen
-        }
+        new = [p for p in block.named_parameters().values() if p not in seen]
         seen.update(new)
-        sizes.append(sum(new.values()))
+        sizes.append(sum(p.planned_size for p in new))
     return sizes
 
 
@@ -211,7 +209,7 @@ class _Owned:
 
 
 def _units_of_calls(
-    block: Module, names: dict[int, str], minimum_elements: int
+    block: Module, names: dict[Parameter, str], minimum_elements: int
 ) -> list[dict[str, Parameter]]:
     """Return {name: parameter} of each unit, in the order of names.
 
@@ -225,7 +223,7 @@ def _units_of_calls(
         minimum = 1 if is_around else minimum_elements
         for cut in merged_blocks([owned.size for owned in run], minimum):
             merged = [p for owned in run[cut.start : cut.stop] for p in owned.parameters]
-            units.append({names[id(p)]: p for p in merged})
+            units.append({names[p]: p for p in merged})
     return units
 
 
@@ -241,19 +239,19 @@ def _own_size(module: Module) -> int:
     return sum(p.planned_size for p in _own_parameters(module))
 
 
-def _owned(module: Module, seen: set[int], uncut: int) -> list[_Owned]:
+def _owned(module: Module, seen: set[Parameter], uncut: int) -> list[_Owned]:
     """Return what the module and those inside of it own; tied parameters where they come first.
 
     A module of `uncut` elements or fewer is not cut, nor is one most of whose parameters are its
     own: gathered around the calls of the others, these would need about the same memory. A list
     always is: its modules may be called far from one another.
     """
-    everything = [p for p in module.named_parameters().values() if id(p) not in seen]
-    own = {id(p): p for p in _own_parameters(module) if id(p) not in seen}
-    whole, around = _Owned(everything), _Owned(list(own.values()), is_around=True)
+    everything = [p for p in module.named_parameters().values() if p not in seen]
+    own = [p for p in dict.fromkeys(_own_parameters(module)) if p not in seen]
+    whole, around = _Owned(everything), _Owned(own, is_around=True)
     is_small = whole.size <= uncut and _is_called(module)
     if is_small or 2 * around.size >= whole.size:
-        seen.update(map(id, everything))
+        seen.update(everything)
         return [whole] if everything else []
     seen.update(own)
     found = [around] if own else []
@@ -275,7 +273,7 @@ def describe_large_block(model: Module, minimum_elements: int, itemsize: int) ->
     if len(blocks) == 1 or 2 * largest < sum(sizes):
         return None
     name, block = blocks[sizes.index(largest)]
-    names = {id(p): path for path, p in block.named_parameters().items()}
+    names = {p: path for path, p in block.named_parameters().items()}
     parts = _units_of_calls(block, names, minimum_elements)
     most = max(sum(p.size for p in part.values()) for part in parts)
     if 4 * most > largest:

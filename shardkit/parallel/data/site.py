@@ -11,7 +11,6 @@ import numpy
 
 from ...array.arena import Arena
 from ...array.device import BufferPool, Device
-from ...comm.backend import CommunicationBackend
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
 from .movement import Movement
@@ -81,14 +80,15 @@ class Site:
         """The named boxes of all elements."""
         return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
 
-    def pieces(self, is_whole: bool) -> list[Piece]:
-        """Return the named boxes of what a keeper keeps, by its `is_whole`."""
-        return self.all_pieces if is_whole else self.span_pieces
+    @cached_property
+    def slots(self) -> list[tuple[slice, tuple[int, ...]]]:
+        """Where each parameter lies in a whole buffer, and its shape."""
+        return [(slice(slot.offset, slot.stop), slot.shape) for slot in self.layout.slots]
 
-    def replicas(self, is_whole: bool) -> tuple[CommunicationBackend, ...]:
-        """Return the groups over which what a keeper keeps is the same on all ranks."""
-        between = self.movement.between
-        return (self.movement.group, *between) if is_whole else between
+    @cached_property
+    def padding(self) -> slice:
+        """The end of a whole buffer, which is zero."""
+        return slice(self.layout.length, self.layout.size)
 
     def zeros(self, size: int, purpose: str, dtype=None):
         """Return a new array [size], of the layout's dtype or another."""

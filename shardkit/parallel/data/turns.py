@@ -45,14 +45,14 @@ class Turns:
         self._error = None
 
     def take(self, number: int) -> None:
-        """Return when all ranks come to this collective next.
+        """Wait until all ranks come to this collective next.
 
         Errors, on all ranks: what a rank has failed with; ShardingError if some come to another.
         """
         self._take(number, None)
 
     def end(self) -> None:
-        """Return when all ranks are done with what they compute. Errors: as take()."""
+        """Wait until all ranks are done with what they compute. Errors: as take()."""
         self._take(_END, None)
 
     def fail(self, error: Exception) -> None:

@@ -16,7 +16,9 @@ The flat arrays are storage and messages; a parameter's identity is its name and
 `pieces` gives them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...comm.backend import CommunicationBackend
@@ -25,7 +27,7 @@ from ...layout.piece import Piece
 from ...optim.groups import rule_for
 from ...optim.muon import matrix_rule_of
 from .gradients import NORM_BLOCK, Gradients
-from .keepers import Keepers
+from .keepers import Freshness, Keepers
 from .matrices import Matrices
 from .movement import Movement
 from .partition import UnitPlan
@@ -57,12 +59,10 @@ class Unit:
     groups     {name: group} of parameters for which the rule is another; all of a unit keep the
                same state (partition.with_rules_apart)
 
-    is_trained                     False: frozen; then it has no gradients (None) and no state
-    parameters, gradients, state   what this rank keeps of each; state: {name: keeper}
-    group                          the data ranks that share one copy
-    updates_all                    every data rank updates all elements, not only its span
-    is_released_after_use          the parameters are readable between gather and release only
-    is_common                      they lie once in memory that all ranks of the group share
+    parameters   the keeper of what this rank trains of them
+    lent         the keeper of what blocks read: the same, unless that is rounded
+    freshness    what they would read now
+    gradients    None if the unit is frozen; then its optimizer has no state
     """
 
     def __init__(
@@ -74,49 +74,31 @@ class Unit:
         pools: Pools,
         groups: dict | None = None,
     ):
-        self.plan, self.rule = plan, rule
-        self.group = movement.group
-        self.dtype = str(next(iter(plan.parameters.values())).dtype)
+        self.plan = plan
         self.layout = FlatLayout.of(
             {name: p.shape for name, p in plan.parameters.items()},
-            num_shards=self.group.world_size,
+            num_shards=movement.group.world_size,
             alignment=NORM_BLOCK,
-            dtype=self.dtype,
+            dtype=str(next(iter(plan.parameters.values())).dtype),
         )
         self._site = site = Site(self.layout, movement, pools)
-        self.parameters = keepers.keep_parameters(site)
-        self.is_trained = not plan.is_frozen
-        groups = groups or {}
-        own_rule = rule_for(next(iter(plan.parameters)), rule, groups)
-        state_names = own_rule.state_names if self.is_trained else ()
-        self.state = {name: keepers.state.of_state(site) for name in state_names}
-        self.gradients: Any = Gradients(plan.parameters, site, keepers) if self.is_trained else None
-        self._choose(keepers)
-        updated = keepers.state.updated(site)
-        is_in_groups = bool(groups.keys() & plan.parameters.keys())
-        elements = (
-            Segments(self.layout, updated, groups).update if is_in_groups else _update_at_once
-        )
-        is_whole = keepers.state.is_whole
-        needs_matrices = matrix_rule_of(own_rule) is not None
-        matrices = Matrices(site, elements, updated, groups, is_whole=is_whole)
-        self._update = matrices.update if needs_matrices else elements
-        self._is_current = False  # `whole` has what all ranks own
-        self._may_be_read = False  # another rank may read what this one owns, in common memory
-        self._bound = None
+        self.parameters, self.lent, self._lending = keepers.keep_parameters(site)
+        self.optimizer = OptimizerStep(plan, site, keepers, self.parameters, rule, groups or {})
+        self.gradients: Any = None if plan.is_frozen else Gradients(plan.parameters, site, keepers)
+        self._note(Freshness.STALE)
+        self._after_step = keepers.state.after_step(self.lent, self._lending)
+        self._bound = None  # the array that parameters are views of
         self._fill_with_initial_values()
 
-    def _choose(self, keepers):
-        """Decide once what differs between keepers."""
-        kept, updated = self.parameters, keepers.state.updated(self._site)
-        self.updates_all, self.is_common = keepers.state.is_whole, kept.is_common
-        self.is_released_after_use = kept.is_released_after_use
-        self._views_last = not self._site.pools.whole_parameters.outlives_views
-        self._lends_what_it_trains = kept.whole is kept.array
-        self._is_current_after_step = keepers.state.is_whole and self._lends_what_it_trains
-        self.num_updated = updated.stop - updated.start
-        self.updated_parameters = kept.part(updated)
-        self._updated_state = {name: state.part(updated) for name, state in self.state.items()}
+    @property
+    def group(self) -> CommunicationBackend:
+        """The data ranks that share one copy."""
+        return self._site.movement.group
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the parameters are trained in."""
+        return self.layout.dtype
 
     def _fill_with_initial_values(self):
         """Make this rank's span; whole arrays are filled by the first gather.
@@ -134,6 +116,10 @@ class Unit:
         for parameter in self.plan.parameters.values():
             parameter.release()
 
+    def use_rule(self, rule) -> None:
+        """Go on with another rule, which keeps the same state. No communication."""
+        self.optimizer.rule = rule
+
     def start_over(self) -> None:
         """Make the initial values and zero optimizer state again; spread() comes next.
 
@@ -144,72 +130,67 @@ class Unit:
         for parameter in self.plan.parameters.values():
             parameter.renew()
         self._fill_with_initial_values()
-        self.clear_state()
-
-    def clear_state(self, names=None) -> None:
-        """Set the optimizer state of these names to zero; None: all of it. No communication."""
-        for name, state in self.state.items():
-            if names is None or name in names:
-                state.array.fill(0)
+        self.optimizer.clear()
 
     # ---- parameters ------------------------------------------------------------------------------
 
     @property
     def whole(self):
         """[layout.size], what blocks read; None while released."""
-        return self.parameters.whole
+        return self.lent.whole
 
     def begin_gather(self) -> None:
         """Post the messages of gather(), if it sends any; gather() comes next.
 
         Collective over the data axis; never blocks for long.
         """
-        if self.parameters.gathers_by_messages and not self._is_current:
-            self.parameters.begin_gather()
+        if self.freshness is not Freshness.CURRENT:
+            self._lending.begin_gather(self.lent)
 
     def gather(self) -> None:
         """Make all parameters readable. Collective over the data axis."""
-        if not self._is_current:
-            self.parameters.gather()
-            self._is_current = True
-        self._may_be_read = self.is_common
-        whole = self.parameters.whole
+        if self.freshness is not Freshness.CURRENT:
+            self._lending.gather(self.lent)
+            self.freshness = Freshness.CURRENT
+        self.lent.begin_reading()
+        whole = self.lent.whole
         if self._bound is not whole:
-            for slot, parameter in zip(self.layout.slots, self.plan.parameters.values()):
-                parameter.bind(whole[slot.offset : slot.stop].reshape(slot.shape))
+            for (where, shape), parameter in zip(self._site.slots, self.plan.parameters.values()):
+                parameter.bind(whole[where].reshape(shape))
             self._bound = whole
 
     def gather_if_lasting(self) -> None:
         """Gather now what stays gathered between two uses. Collective over the data axis."""
-        if not self.is_released_after_use:
-            self.gather()
+        self.lent.settle(self.gather)
 
     def release(self) -> None:
-        """Give the memory of gathered parameters back, if they are kept otherwise."""
-        if self.is_released_after_use:
-            self.unbind()
-            self.parameters.release()
-            self._is_current = self._is_current and self.parameters.whole is not None
+        """Give the memory of gathered parameters back, if they are gathered for use only."""
+        self.lent.release(self.unbind)
+        self._note(self.freshness)
 
     def unbind(self) -> None:
         """Take the parameters' memory from them until the next gather. No communication."""
+        views_last = not self._site.pools.whole_parameters.outlives_views
         for parameter in self.plan.parameters.values():
-            parameter.release(views_last=self._views_last)
+            parameter.release(views_last=views_last)
         self._bound = None
 
+    def _note(self, freshness: Freshness):
+        """Note what blocks would read, if they find anything."""
+        self.freshness = Freshness.ABSENT if self.lent.whole is None else freshness
+
     def wait_for_readers(self) -> None:
-        """Return when no rank reads the parameters any more, so that their owners may write them.
+        """Wait until no rank reads the parameters any more, so that their owners may write them.
 
         Collective over the group.
         """
-        if self._may_be_read:
-            self.group.barrier()
-            self._may_be_read = False
+        self.lent.wait_for_readers()
 
     def give_up(self) -> None:
         """Forget messages of a failed program: they may still write to their memory."""
-        self.parameters.give_up()
-        if self.is_trained:
+        self.lent.give_up()
+        self._note(self.freshness)
+        if self.gradients is not None:
             self.gradients.give_up()
 
     # ---- the update ------------------------------------------------------------------------------
@@ -221,7 +202,7 @@ class Unit:
     def reduce(self, scale: float) -> None:
         """Sum the gradients over the data axis, times `scale`. Collective; see Gradients.reduce."""
         self.gradients.reduce(scale)
-        self._may_be_read = False  # every rank is past its backward
+        self.lent.end_reading()  # every rank is past its backward
 
     def step(
         self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None
@@ -235,16 +216,8 @@ class Unit:
         """
         self.wait_for_readers()
         gradient, scale = self.gradients.unscaled()
-        self._update(
-            self.rule,
-            self.updated_parameters,
-            gradient,
-            self._updated_state,
-            number,
-            learning_rate,
-            gradient_scale * scale,
-        )
-        self._is_current = self._is_current and self._is_current_after_step
+        self.optimizer.take(number, gradient, gradient_scale * scale, learning_rate)
+        self.freshness = min(self.freshness, self._after_step)
 
     # ---- what this rank owns and keeps -----------------------------------------------------------
 
@@ -257,7 +230,8 @@ class Unit:
         """Return what this rank owns of one array of the optimizer state, a view; None if the unit
         keeps none of this name: it is frozen, or has another rule.
         """
-        return self.state[name].part(self._site.own) if name in self.state else None
+        state = self.optimizer.state
+        return state[name].part(self._site.own) if name in state else None
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.
@@ -273,13 +247,13 @@ class Unit:
     def holdings(self) -> list[Holding]:
         """Return what this rank keeps between steps: parameters and each array of the state."""
         arrays = {"model": self.parameters}
-        arrays |= {f"optimizer/{name}": state for name, state in self.state.items()}
+        arrays |= {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
         return [
             Holding(
                 group,
                 keeper.kept,
-                self._site.pieces(keeper.is_whole),
-                self._site.replicas(keeper.is_whole),
+                keeper.pieces(self._site),
+                keeper.replicas(self._site),
             )
             for group, keeper in arrays.items()
         ]
@@ -289,20 +263,98 @@ class Unit:
 
         Collective over the data axis; what blocks read follows at the next gather.
         """
-        for keeper in (*self.state.values(), self.parameters):
+        for keeper in (*self.optimizer.state.values(), self.parameters):
             keeper.spread()
-        self._is_current = self._lends_what_it_trains
+        self._note(self._lending.after_spread(self.lent))
 
     def follow_masters(self) -> None:
         """Round anew after master weights were written on all ranks that have them.
 
         Collective over the data axis.
         """
-        if not self._lends_what_it_trains:
-            self._is_current = False
-            self.gather_if_lasting()
+        self.freshness = min(self.freshness, self._lending.after_spread(self.lent))
+        self.gather_if_lasting()
 
 
-def _update_at_once(rule, *arguments) -> None:
+class OptimizerStep:
+    """What a rank updates of a unit.
+
+    kept     the keeper of the parameters
+    groups   {name: group} of parameters for which the rule is another
+
+    rule          of the others
+    state         {name: keeper}, made here, zero; nothing if the unit is frozen
+    parameters    the elements that this rank updates, a view
+    updates_all   every rank of the group updates all elements, not only its span
+    """
+
+    def __init__(self, plan: UnitPlan, site: Site, keepers: Keepers, kept, rule, groups: dict):
+        self.rule = rule
+        own_rule = rule_for(next(iter(plan.parameters)), rule, groups)
+        names = () if plan.is_frozen else own_rule.state_names
+        updated = keepers.state.updated(site)
+        self.parameters = kept.part(updated)
+        self.updates_all = keepers.state.updates_all
+        self.state = {name: keepers.state.of_state(site) for name in names}
+        self._updated_state = {name: state.part(updated) for name, state in self.state.items()}
+        self._apply: Any = _apply_at_once
+        if groups.keys() & plan.parameters.keys():
+            self._apply = Segments(site.layout, updated, groups).update
+        if matrix_rule_of(own_rule) is not None:
+            self._apply = Matrices(site, self._apply, updated, groups, keepers.state).update
+
+    def take(
+        self, number: int, gradient, gradient_scale: float, learning_rate: float | None
+    ) -> None:
+        """Apply the rule. Collective over the data axis, if it needs whole matrices."""
+        self._apply(
+            self.rule,
+            self.parameters,
+            gradient,
+            self._updated_state,
+            number,
+            learning_rate,
+            gradient_scale,
+        )
+
+    def clear(self, names=None) -> None:
+        """Set the state of these names to zero; None: all of it. No communication."""
+        for name, state in self.state.items():
+            if names is None or name in names:
+                state.array.fill(0)
+
+
+def _apply_at_once(rule, *arguments) -> None:
     """Apply a rule that is the same for all parameters of a unit."""
     rule.update(*arguments)
+
+
+class Units:
+    """The units of one pipeline rank, in the order of the model, and views of them.
+
+    at    {place in the pipeline: unit}
+    all   without their places
+    """
+
+    def __init__(self, at: dict[Any, Unit]):
+        self.at = at
+        self.all = tuple(at.values())
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.all)
+
+    def __getitem__(self, number: int) -> Unit:
+        return self.all[number]
+
+    @cached_property
+    def own(self) -> "Units":
+        """The units that are not copies of another pipeline rank's."""
+        return Units({place: unit for place, unit in self.at.items() if not unit.plan.is_copy})
+
+    @cached_property
+    def trained(self) -> "Units":
+        """The units that are not frozen: they have gradients."""
+        return Units({place: unit for place, unit in self.at.items() if not unit.plan.is_frozen})

@@ -18,19 +18,25 @@ _ROOM = 1.1  # of the largest unit: what is whole but not in use must fit into i
 class Visits:
     """Keeps units whole while they are in use, and after it while there is room.
 
-    units   {number: unit}, which are released after use
+    units   in the order of their numbers; those that need no room are whole from the beginning
     turns   of the data axis, over which enter() and lend() are collective
     """
 
-    def __init__(self, units: dict[int, Unit], turns: Turns):
-        self._units = units
+    def __init__(self, units: list[Unit], turns: Turns):
+        self._units = {number: unit for number, unit in enumerate(units) if unit.lent.room}
+        self._others = [unit for unit in units if not unit.lent.room]
         self._turns = turns
-        self._room = _ROOM * max((unit.layout.size for unit in units.values()), default=0)
-        self._uses = dict.fromkeys(units, 0)
+        self._room = _ROOM * max((unit.lent.room for unit in units), default=0)
+        self._uses = dict.fromkeys(self._units, 0)
         self._whole: dict[int, None] = {}  # whose last use is the longest ago first
 
+    def begin(self) -> None:
+        """Gather what needs no room. Collective over the data axis."""
+        for unit in self._others:
+            unit.gather()
+
     def enter(self, numbers) -> None:
-        """Make these units whole until leave(); others than those of `units` are left alone."""
+        """Make these units whole until leave()."""
         numbers = [number for number in numbers if number in self._units]
         missing = [number for number in numbers if number not in self._whole]
         self._make_room(missing, numbers)
@@ -57,6 +63,8 @@ class Visits:
         """Release all units. No communication."""
         for number in self._whole:
             self._units[number].release()
+        for unit in self._others:
+            unit.release()
         self._whole.clear()
         self._uses = dict.fromkeys(self._units, 0)
 
@@ -67,7 +75,7 @@ class Visits:
 
     def _make_room(self, missing, wanted) -> None:
         """Release what is not in use, the last used at last, until the missing units find room."""
-        sizes = {number: self._units[number].layout.size for number in (*self._whole, *missing)}
+        sizes = {number: self._units[number].lent.room for number in (*self._whole, *missing)}
         total = sum(sizes.values())
         for number in list(self._whole):
             if not missing or total <= self._room:

@@ -1,16 +1,17 @@
 """Sharded models and optimizers: what a user holds, and the parts that it delegates to.
 
 sharded_model   ShardedModel, the face of all strategies; read it first
+parts           what it holds: how they are made, shared and closed
 strategies      DDP, ZeRO-1, ZeRO-2, FSDP, tensor, pipeline and hybrid, by name
-stored          its contract for files and images; checkpoints: the part that does it
-copied          its contract for whole vectors and copies
-weights         whole parameter vectors; state: optimizer state, its rule, and counts
+learning        the part that takes steps, and what a model remembers of them
+checkpoints     the part for files and images
 report          metadata, and the table of who is where
-features        its contract for input features, and their importance
-evaluated       its contract for loss and metrics; measuring: what adds them up over batches
-fingerprint     what must be the same on all ranks that build a model
+features        the part for input features, and their importance
+measuring       the part for loss and metrics, which are added up over batches
 optimizer       ShardedOptimizer, the face of all optimizers; optimizers: each by name
-optimization    the input and the results of a whole run; epochs: its loop
+loop            the loop of a run: steps, what is due after each, and the vote that may end it
+optimization    the input and the results of optimize(); optimizing: its course on that loop
 replicas        compare replicas with their first holder, and make them its bits
-history         what a model remembers of its training
+tracing         a trace of all ranks; trace_file: its form
+profile         where the time of a step goes
 """

@@ -1,13 +1,12 @@
 """The checkpoints and images of one sharded model: writing them, and going on from them.
 
-    engine.state.counted_boxes(), describe()  -->  checkpoint or image  -->  owned_boxes(), adopt()
+    engine.state.counted_boxes(), describe()  -->  checkpoint or image  -->  owned_boxes(), load()
 
 Every method is collective over the mesh, unless it says otherwise.
 """
 
 import os
 import warnings
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -23,20 +22,19 @@ from ...checkpoint.pretrained.folder import TransformersFolder
 from ...checkpoint.saving import Retention
 from ...checkpoint.selection import Selection
 from ...checkpoint.sources import load_from
-from ...checkpoint.store import CheckpointStore
+from ...checkpoint.store import CheckpointStore, warn_of_skipped
 from ...checkpoint.values import DataWriter
 from ...comm.failure.agreement import collectively
 from ...comm.same import alike, facts_of
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
-from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.kept import name_of
 from ...nn.module import configuration_of
 from ...optim.average import AVERAGE
 from ...optim.late import RatedRule
 from ..step.recorder import CHECKPOINT
-from .history import History
+from .learning import History
 
 
 class Checkpoints:
@@ -70,48 +68,47 @@ class Checkpoints:
         state = self._engine.state
         return make_image(state.counted_boxes(), state.shapes(), self.world, self.describe())
 
+    def write_image(self, file) -> None:
+        """Write image() to a file object of rank 0."""
+        image = self.image()
+        with collectively(self.world):
+            if self.world.rank == 0:
+                file.write(image)
+
     def save(
-        self,
-        path,
-        *,
-        keep: int | None,
-        keep_every: int | None,
-        data_position: dict | None,
-        validation: dict | None,
+        self, path, kept: Retention, data_position: dict | None, validation: dict | None
     ) -> str:
         """Write a checkpoint into folder `path` and return its own folder."""
         with self._engine.listening.span(CHECKPOINT):
-            path = self._agreed(path, keep=keep, keep_every=keep_every)
+            path = self._agreed(path, keep=kept.keep, keep_every=kept.every)
             self.saver.wait()
             return self._store(path).save(
                 self._engine.state.counted_boxes(),
                 self.world,
                 self.describe(data_position, validation),
-                keep=keep,
-                keep_every=keep_every,
+                keep=kept.keep,
+                keep_every=kept.every,
             )
 
     def save_async(
-        self,
-        path,
-        *,
-        keep: int | None,
-        keep_every: int | None,
-        data_position: dict | None,
-        validation: dict | None,
+        self, path, kept: Retention, data_position: dict | None, validation: dict | None
     ) -> PendingCheckpoint:
         """Copy the state, and write a checkpoint of it in the background."""
         listening = self._engine.listening
         with listening.span(CHECKPOINT):
-            path = self._agreed(path, keep=keep, keep_every=keep_every)
+            path = self._agreed(path, keep=kept.keep, keep_every=kept.every)
             pending = self.saver.start(
                 self._store(path),
                 self._engine.state.counted_boxes(),
                 self.describe(data_position, validation),
-                Retention(keep, keep_every),
+                kept,
             )
         listening.goes_on(pending)
         return pending
+
+    def add_companions(self, companions: dict[str, bytes]) -> None:
+        """Keep these files too in every checkpoint from now on. No communication."""
+        self.companions = {**self.companions, **companions}
 
     def _store(self, path) -> CheckpointStore:
         copies = self._engine.device.copies
@@ -134,11 +131,11 @@ class Checkpoints:
             "samples_seen": state.samples_seen,
             "skipped_steps": state.skips.total,
             "loss_scale": state.loss_scale.state(),
-            "compute_dtype": str(engine.numerics.compute_dtype),
+            "compute_dtype": str(engine.parts.numerics.compute_dtype),
             "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
             "seed": engine.config.seed,
-            "mesh": {axis: engine.mesh.size(axis) for axis in AXES},
+            "mesh": engine.mesh.shape.sizes,
             "strategy": self._strategy,
             "active_features": None if features is None else list(features.active),
             "evaluation": self._history.stored_evaluation(),
@@ -190,20 +187,38 @@ class Checkpoints:
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def read_image(self, data: bytes, selection: dict) -> Fit:
-        """Fill the owned arrays from an image; adopt() comes next.
+    def load_image(self, data: bytes, selection: dict) -> dict[str, list[str]]:
+        """Go on from an image, and return what it did not fit in.
 
         selection   arguments of Selection.of
-        Errors, on all ranks: CheckpointError, the arrays are unchanged; ValueError on a selection
-        that means nothing.
+        Errors, on all ranks: CheckpointError, the model is unchanged then; ValueError on a
+        selection that means nothing.
         """
         wanted = self._wanted(selection)
-        return load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
+        fit = load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
+        self._adopt(fit)
+        return fit.report()
 
-    def read(
+    def read_image(self, file, selection: dict) -> dict[str, list[str]]:
+        """Go on from an image in a file object of rank 0, as load_image()."""
+        with collectively(self.world):
+            Selection.of(**selection)
+            data = file.read() if self.world.rank == 0 else None
+        return self.load_image(self.world.broadcast_object(data, 0), selection)
+
+    def load(self, path, selection: dict, which: Which) -> dict:
+        """Go on from what load_model takes at `path`, and return what it does."""
+        found, fit, skipped, taken = self._read(path, selection, which)
+        self._adopt(fit)
+        self._take_companions(found)
+        if self.world.rank == 0:
+            warn_of_skipped(found, skipped)
+        return {**found.manifest, "skipped": skipped, "chosen": taken.text, **fit.report()}
+
+    def _read(
         self, path, selection: dict, which: Which
     ) -> tuple[Checkpoint | TransformersFolder, Fit, list[str], Taken]:
-        """Fill the owned arrays from what load_model takes at `path`; adopt() comes next.
+        """Fill the owned arrays from what load_model takes at `path`; _adopt() comes next.
 
         selection   arguments of Selection.of
         which       of several checkpoints, see checkpoint/choice.py
@@ -253,11 +268,11 @@ class Checkpoints:
             frozen=tuple(state.frozen()),
         )
 
-    def adopt(self, fit: Fit) -> None:
+    def _adopt(self, fit: Fit) -> None:
         """Go on from the arrays that were filled, and warn on rank 0 of what was not."""
         self._engine.state.clear(fit.missing_state if fit.only is None else None)
         if fit.missing_buffers:
-            self._engine.buffers.start_over()
+            self._engine.state.buffers.start_over()
         self.go_on_from(fit.goes_on_from())
         if fit.only is None and AVERAGE in fit.missing_state:
             self._engine.state.begin_averages()
@@ -275,27 +290,27 @@ class Checkpoints:
             description.get("loss_scale"),
             state_since(description),
         )
-        engine.weights.awaits_values = False
         self.data_position = description.get("data_position") or {}
-        self._history.last_loss = description["last_loss"]
-        self._history.take_evaluation(description.get("evaluation"))
+        self._history.go_on_from(description)
         features = input_features(engine.model)
         if features is not None and description["active_features"] is not None:
             features.activate(description["active_features"])
 
-    def take_companions(self, checkpoint: Checkpoint | TransformersFolder) -> None:
+    def _take_companions(self, checkpoint: Checkpoint | TransformersFolder) -> None:
         """Keep the files beside the tensors on all ranks, so that any rank may die."""
         with collectively(self.world):
             companions = checkpoint.companions() if self.world.rank == 0 else None
         self.companions = self.world.broadcast_object(companions, 0)
 
-    # ---- another model on the same engine --------------------------------------------------------
+    # ---- other models ----------------------------------------------------------------------------
 
-    def for_clone(self) -> tuple[History, "Checkpoints"]:
-        """Return a history and checkpoints for a clone: of the same engine, changed separately."""
-        history = replace(self._history)
-        checkpoints = Checkpoints(
-            self._engine, self._strategy, history, self.saver, self.attributes
-        )
-        checkpoints.companions = self.companions
-        return history, checkpoints
+    def for_clone(self, history: History) -> "Checkpoints":
+        """Return checkpoints for a clone: of the same engine, with another history."""
+        other = Checkpoints(self._engine, self._strategy, history, self.saver, self.attributes)
+        other.companions = self.companions
+        return other
+
+    def succeed(self, other: "Checkpoints") -> None:
+        """Go on with the companions and attributes of a model, of which this one is a copy."""
+        self.companions = other.companions
+        self.attributes.succeed(other.attributes)

@@ -20,9 +20,9 @@ from ...comm.same import alike
 from ...errors import ConfigurationError
 from ...nn.generation import Choice, Writer, check_number, checked_prompt
 from ...nn.models.gpt import GPT
+from ..fingerprint import describe
 from ..step.engine import Engine
 from ..tensor.vocabulary import whole_outputs
-from .fingerprint import describe
 
 
 class ShardedPasses:
@@ -35,7 +35,7 @@ class ShardedPasses:
         self._evaluation = engine.evaluation
         self._data = engine.mesh.group("data")
         self._pipeline = engine.mesh.group("pipeline")
-        self._last_rank = engine.stages.last_rank
+        self._last_rank = engine.parts.stages.last_rank
 
     def next_tokens(self, ids, texts, choose) -> numpy.ndarray:
         """Return the next token of each text, the same on all ranks of the replica.

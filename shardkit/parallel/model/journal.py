@@ -1,27 +1,31 @@
 """The folder of an optimize(): what it has done so far, so that it can go on after an end.
 
-    folder/checkpoints/step-...    the newest two, with the EpochProgress that belongs to each
-    folder/best/step-...           the model at its best epoch so far, and at the one before
+    folder/checkpoints/step-...    the newest two, and that of the best epoch so far of each of
+                                   them; each has the EpochProgress that belongs to it
 
 A run that is told to stop between two steps of an epoch goes on with the next batch of that epoch,
 on any mesh, and ends with the result that an uninterrupted one has.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import numpy
 
+from ...checkpoint.choice import Validated, step_of
 from ...checkpoint.find import find_description
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
 from ...files.paths import usable_path
 from ...tree import leaves
 from .optimization import SETS, OptimizationInputData
+from .patience import Patience
 from .sharded_model import ShardedModel
 
 _KEEP = 2
+_BEST = "best"  # in the folder; older releases wrote the best epoch there
 
 
 @dataclass
@@ -32,7 +36,7 @@ class EpochProgress:
     total, count      of the epoch so far: the sum of the loss over samples, and the samples
     fitness_history   of the epochs that are done
     first_step        step number of the model when it began
-    best, fitness     the checkpoint of the best epoch, and its fitness; None before the first
+    best              the checkpoint of the best epoch, and its fitness; None before the first
     """
 
     epoch: int = 0
@@ -41,23 +45,49 @@ class EpochProgress:
     count: int = 0
     fitness_history: list[float] = field(default_factory=list)
     first_step: int = 0
-    best: str | None = None
-    fitness: float | None = None
+    best: Validated | None = None
 
-    def end_epoch(self, fitness: float) -> None:
-        """Go on to the next epoch."""
+    def add(self, loss: float, samples: int) -> None:
+        """Go on to the next batch, after one of this loss before its step."""
+        self.total += samples * loss
+        self.count += samples
+        self.batch += 1
+
+    @property
+    def mean_loss(self) -> float:
+        """Over the samples of the epoch so far."""
+        return self.total / self.count
+
+    def end_epoch(self, step: int, fitness: float) -> bool:
+        """Go on to the next epoch; return True if the one that ends at this step is the best."""
         self.fitness_history.append(fitness)
         self.epoch, self.batch = self.epoch + 1, 0
         self.total, self.count = 0.0, 0
+        here = Validated(fitness, step, Path(f"step-{step:08d}"))
+        is_best = here.leads(self.best)
+        self.best = here if is_best else self.best
+        return is_best
+
+    def validation(self) -> dict:
+        """Return what a checkpoint says of its fitness, and of the best one, which stays."""
+        ended = self.fitness_history[-1:] if self.batch == 0 else []
+        loss = next((fitness for fitness in ended if isfinite(fitness)), None)
+        return {"loss": loss, "best_step": self.best and self.best.step}
 
 
 class Journal:
-    """The files of one optimize(). Its methods are collective."""
+    """The files of one optimize(). Its methods are collective.
 
-    def __init__(self, folder, model: ShardedModel, given: OptimizationInputData):
+    patience   is stored, so that those who load may ask for the best
+    """
+
+    def __init__(
+        self, folder, model: ShardedModel, given: OptimizationInputData, patience: Patience
+    ):
         with collectively(model.mesh.world):
             self.folder = Path(usable_path(folder))
-        self._model = model
+        self._model, self._patience = model, patience
+        self._newest: int | None = None  # step of the newest
         with collectively(model.mesh.world):
             self._outline = _outline_of(given)
 
@@ -77,7 +107,8 @@ class Journal:
         if not world.broadcast_object(has_run, 0):
             return None
         stored = self._model.load_model(self._checkpoints)["data_position"]["progress"]
-        return EpochProgress(**_from_json(stored))
+        self._newest = self._model.step_number
+        return _from_json(stored)
 
     @property
     def _checkpoints(self) -> Path:
@@ -100,16 +131,22 @@ class Journal:
 
     def load_best(self, progress: EpochProgress) -> None:
         """Give the model the parameters of its best epoch."""
-        self._model.load_model(self.folder / "best" / progress.best, only="model")
+        places = self._checkpoints, self.folder / _BEST
+        self._model.load_model(places, only="model", checkpoint=progress.best.step)
 
-    def save(self, progress: EpochProgress) -> str:
-        """Write a checkpoint that goes on from here; return its folder."""
-        position = {"progress": _to_json(asdict(progress)), "input": self._outline}
-        return self._model.save_model(self._checkpoints, keep=_KEEP, data_position=position)
-
-    def save_best(self, progress: EpochProgress) -> None:
-        """Write the model as that of the best epoch so far."""
-        progress.best = Path(self._model.save_model(self.folder / "best", keep=_KEEP)).name
+    def save(self, progress: EpochProgress) -> str | None:
+        """Write a checkpoint that goes on from here, and return its folder; None if it is there
+        already.
+        """
+        if self._model.step_number == self._newest:
+            return None
+        position = {"progress": _to_json(progress), "input": self._outline}
+        validation = {**progress.validation(), "patience": self._patience.limit}
+        written = self._model.save_model(
+            self._checkpoints, keep=_KEEP, data_position=position, validation=validation
+        )
+        self._newest = self._model.step_number
+        return written
 
 
 def _outline_of(given: OptimizationInputData) -> dict[str, str]:
@@ -129,17 +166,27 @@ def _hash_of(arrays) -> str:
     return digest.hexdigest()
 
 
-def _to_json(progress: dict) -> dict:
+def _to_json(progress: EpochProgress) -> dict:
     """Return the progress with its floats as text: JSON has no NaN."""
-    floats = {name: str(progress[name]) for name in ("total", "fitness")}
-    return {**progress, **floats, "fitness_history": [*map(str, progress["fitness_history"])]}
-
-
-def _from_json(progress: dict) -> dict:
-    fitness = progress["fitness"]
+    best = progress.best
     return {
-        **progress,
-        "total": float(progress["total"]),
-        "fitness": None if fitness == "None" else float(fitness),
-        "fitness_history": [*map(float, progress["fitness_history"])],
+        **vars(progress),
+        "total": str(progress.total),
+        "fitness_history": [*map(str, progress.fitness_history)],
+        "best": best and best.folder.name,
+        "fitness": str(best and best.loss),
     }
+
+
+def _from_json(stored: dict) -> EpochProgress:
+    """Return what _to_json() was given."""
+    rest = {name: value for name, value in stored.items() if name != "fitness"}
+    best = stored["best"] and Path(stored["best"])
+    return EpochProgress(
+        **{
+            **rest,
+            "total": float(stored["total"]),
+            "fitness_history": [*map(float, stored["fitness_history"])],
+            "best": best and Validated(float(stored["fitness"]), step_of(best), best),
+        }
+    )

@@ -24,10 +24,11 @@ from ...comm.same import check_same
 from ...errors import CommunicationTimeout, ShardingError
 from ...nn.autograd import no_grad
 from ...nn.loss import as_loss
-from ...nn.metrics import LANES, Metric, exact_lanes, exact_value
+from ...nn.metrics import LANES, Metric, exact_lanes, exact_value, metrics_of
 from ...nn.trees import as_float64, as_tensors
 from ...tree import rows
 from ..tensor.vocabulary import whole_outputs
+from .learning import History
 
 _NOTHING, _SAMPLES, _END, _FAILED = range(4)  # what a rank has for a round
 
@@ -109,8 +110,7 @@ class Measurement:
         Raises
         ------
         ShapeError
-            On all ranks, if any rank's samples are nothing that the model takes, or its loss has
-            targets in.
+            On all ranks, if the model or its loss does not accept the samples of some rank.
         ShardingError
             Outside of the `with` block; on all ranks, if some ranks of a data replica have samples
             and others do not.
@@ -150,11 +150,11 @@ class Measurement:
         shape, have = self._engine.mesh.shape, states == _SAMPLES
         if have.all() or not have.any():
             return
-        first: dict[int, int] = {}  # data coordinate -> its first rank
+        first: dict[int, int] = {}  # part of the samples -> its first rank
         for rank in range(have.size):
-            first.setdefault(shape.coordinates(rank).data, rank)
+            first.setdefault(shape.part_of(rank), rank)
         for rank in range(have.size):
-            peer = first[shape.coordinates(rank).data]
+            peer = first[shape.part_of(rank)]
             if have[rank] != have[peer]:
                 raise ShardingError(
                     f"only one of ranks {peer} and {rank}, peers in a data replica, has samples; "
@@ -203,7 +203,33 @@ class Measurement:
             self._note(self.loss, self.metrics)
 
 
-def check_metrics(metrics, world) -> None:
+class Measuring:
+    """Measures one model, as ShardedModel says of its members, and notes it in its history."""
+
+    def __init__(self, engine: Any, history: History):
+        self._engine, self._history = engine, history
+
+    def begin(self, metrics: dict[str, Metric] | None) -> Measurement:
+        """Return what measures batches, with the metrics of the model if there are none given.
+
+        Collective.
+        """
+        engine = self._engine
+        metrics = metrics_of(engine.model) if metrics is None else metrics
+        _check_metrics(metrics, engine.mesh.world)
+        return Measurement(engine, metrics, engine.config.loss, self._note)
+
+    def mean_loss(self, x, y, metrics: dict[str, Metric] | None) -> float:
+        """Return the mean loss over the samples of all ranks. Collective."""
+        with self.begin(metrics) as measured:
+            measured.add(x, y)
+        return measured.loss
+
+    def _note(self, loss: float, figures: dict[str, float]) -> None:
+        self._history.note_evaluation(self._engine.state.step_number, loss, figures)
+
+
+def _check_metrics(metrics, world) -> None:
     """Check that all ranks measure the same. Collective over `world`.
 
     Errors, on all ranks: ConfigurationError on what is no {name: Metric}; ShardingError.

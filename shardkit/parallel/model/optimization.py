@@ -20,8 +20,8 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
 from ...tree import is_tree, leaves, named_leaves, num_samples, rebuild, structure
+from ..fingerprint import describe
 from ..step.engine import Engine
-from .fingerprint import describe
 from .sharded_model import ShardedModel
 
 SETS = ("train", "validation", "test")

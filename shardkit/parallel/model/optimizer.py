@@ -4,8 +4,8 @@
     result = optimizer.optimize(OptimizationInputData(x, y, x_validation, y_validation, epochs=20))
 
 An optimizer owns no arrays: parameters, gradients and optimizer state are those of its model's
-engine, sharded as the model's class decides, and its files (stored.py) are the model's. So each
-implementation (optimizers.py) names the ShardedModel that it trains with.
+engine, sharded as the model's class decides, and its files are the model's. So each implementation
+(optimizers.py) names the ShardedModel that it trains with.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,26 +15,27 @@ from typing import Any
 
 from ...annotations import FilePath
 from ...arguments import is_integer, is_number, require
+from ...checkpoint.background import PendingCheckpoint
+from ...checkpoint.choice import NEWEST
+from ...checkpoint.saving import Retention
 from ...comm.failure.agreement import agree, collectively
 from ...comm.same import alike, check_same, facts_of
 from ...errors import ShardingError
-from ...layout.mesh_shape import AXES
+from ...layout.axes import AXES, parallel_sizes
 from ...nn.module import Module
 from ...optim.rules import Rule
 from ...refusal import check_usable
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints
-from .epochs import epochs_since_improvement
-from .journal import EpochProgress
 from .optimization import OptimizationInputData, OptimizationResult, check_together
 from .optimizing import Optimization
+from .patience import Patience
 from .replicas import StateDrift, synchronize_replicas
-from .sharded_model import ShardedModel
-from .stored import Stored
+from .sharded_model import ShardedModel, parts_of, strategy_of
 
 
-class ShardedOptimizer(Stored):
+class ShardedOptimizer:
     """The contract of all implementations.
 
     "Collective": all ranks of the configuration's backend must call it.
@@ -69,7 +70,7 @@ class ShardedOptimizer(Stored):
     Making one is collective.
     """
 
-    model_class: type[ShardedModel]
+    _model_class: type[ShardedModel]
 
     def __init__(
         self,
@@ -129,15 +130,15 @@ class ShardedOptimizer(Stored):
         self.model = self._shard(model) if is_module else model
 
     def _shard(self, module: Module) -> ShardedModel:
-        return self.model_class(module, self._configuration())
+        return self._model_class(module, self._configuration())
 
     def _configuration(self) -> ShardingConfiguration:
         """Return the model's configuration, whose rule is the wrapped one."""
         return replace(self.sharding_configuration, optimizer=self.wrapped_optimizer)
 
     def _check_sharded(self, model):
-        if not isinstance(model, self.model_class):
-            wanted = self.model_class.__name__
+        if not isinstance(model, self._model_class):
+            wanted = self._model_class.__name__
             raise TypeError(
                 f"{type(self).__name__} trains a {wanted}, but got a {type(model).__name__}; pass "
                 f"an nn.Module or a {wanted}, or use the optimizer of that class"
@@ -159,17 +160,6 @@ class ShardedOptimizer(Stored):
             )
         return self.model
 
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """The files and images of the model.
-
-        Raises
-        ------
-        ShardingError
-            Without a model.
-        """
-        return self._attached().checkpoints
-
     def close(self) -> None:
         """Close the model, which cannot be trained afterwards. Collective."""
         self._attached().close()
@@ -185,7 +175,7 @@ class ShardedOptimizer(Stored):
             On all ranks, if there are no gradients, or no model.
         """
         model = self._attached()
-        if model.engine.has_pending_gradients:
+        if parts_of(model).engine.has_pending_gradients:
             model.synchronize_gradients()
         model.step()
 
@@ -197,7 +187,7 @@ class ShardedOptimizer(Stored):
         ShardingError
             Without a model.
         """
-        self._attached().engine.drop_gradients()
+        parts_of(self._attached()).engine.drop_gradients()
 
     def synchronize_optimizer_state(self) -> StateDrift:
         """Make all replicas of parameters and optimizer state the bits of their first holder.
@@ -215,14 +205,129 @@ class ShardedOptimizer(Stored):
         ShardingError
             Without a model.
         """
-        return synchronize_replicas(self._attached().engine)
+        return synchronize_replicas(parts_of(self._attached()).engine)
 
     def reset(self) -> None:
         """Clear optimizer state, step number and fitness history; parameters stay. Collective."""
         self.fitness_history = []
         if self.model is not None:
-            self.model.engine.drop_gradients()
-            self.model.engine.state.reset()
+            parts = parts_of(self.model)
+            parts.engine.drop_gradients()
+            parts.state.reset()
+
+    # ---- files and images of the model -----------------------------------------------------------
+
+    @property
+    def _files(self) -> Checkpoints:
+        """The checkpoints and images of the model. Errors: ShardingError without one."""
+        return parts_of(self._attached()).checkpoints
+
+    def save_model(
+        self,
+        path: FilePath,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        data_position: dict | None = None,
+        validation: dict | None = None,
+    ) -> str:
+        """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
+
+        Parameters
+        ----------
+        path, keep, keep_every, data_position, validation
+            As of ShardedModel.save_model, with its errors.
+        """
+        kept = Retention(keep, keep_every)
+        return self._files.save(path, kept, data_position, validation)
+
+    def save_model_async(
+        self,
+        path: FilePath,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        data_position: dict | None = None,
+        validation: dict | None = None,
+    ) -> PendingCheckpoint:
+        """Begin to write a checkpoint of this step; return when its values are copied. Collective.
+
+        Parameters
+        ----------
+        path, keep, keep_every, data_position, validation
+            As of ShardedModel.save_model_async, with its errors.
+        """
+        kept = Retention(keep, keep_every)
+        return self._files.save_async(path, kept, data_position, validation)
+
+    def load_model(
+        self,
+        path: FilePath | tuple[FilePath, ...],
+        *,
+        only: str | None = None,
+        strict: bool = True,
+        names: Any = None,
+        checkpoint: str | int | None = NEWEST,
+    ) -> dict:
+        """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
+
+        Parameters
+        ----------
+        path, only, strict, names, checkpoint
+            As of ShardedModel.load_model, with its errors.
+
+        Returns
+        -------
+        dict
+            As of ShardedModel.load_model.
+        """
+        selection = {"only": only, "strict": strict, "names": names}
+        return self._files.load(path, selection, checkpoint)
+
+    def serialize(self) -> bytes:
+        """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
+
+        Collective.
+        """
+        return self._files.image()
+
+    def deserialize(
+        self, data: bytes, *, only: str | None = None, strict: bool = True, names: Any = None
+    ) -> dict[str, list[str]]:
+        """Go on from an image, made under any mesh and policy. Collective.
+
+        Parameters
+        ----------
+        data, only, strict, names
+            As of ShardedModel.deserialize, with its errors.
+        """
+        selection = {"only": only, "strict": strict, "names": names}
+        return self._files.load_image(data, selection)
+
+    def save_state(self, file: Any) -> None:
+        """Write serialize() to a binary file object of rank 0; others may pass None. Collective.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for writing, on rank 0.
+        """
+        self._files.write_image(file)
+
+    def load_state(
+        self, file: Any, *, only: str | None = None, strict: bool = True, names: Any = None
+    ) -> dict[str, list[str]]:
+        """Read what save_state wrote from a file object of rank 0; others may pass None.
+
+        Collective.
+
+        Parameters
+        ----------
+        file, only, strict, names
+            As of ShardedModel.load_state, with its errors.
+        """
+        selection = {"only": only, "strict": strict, "names": names}
+        return self._files.read_image(file, selection)
 
     # ---- whole runs ------------------------------------------------------------------------------
 
@@ -247,10 +352,11 @@ class ShardedOptimizer(Stored):
         input_data
             What to learn from and to judge by.
         folder
-            Checkpoints are written here after each epoch, and a run that is here goes on, to the
-            bits of an uninterrupted one, or on another mesh to its parameters, while the fitness
-            rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any
-            rank, are then a wish to stop.
+            A checkpoint is written into its checkpoints/ after each epoch, where the newest two and
+            that of the best epoch stay, and a run that is here goes on, to the bits of an
+            uninterrupted one, or on another mesh to its parameters, while the fitness rounds as the
+            mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any rank, are
+            then a wish to stop.
         callbacks
             See Callback: at_start (with an object that has model and folder), after_step,
             after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint, at_end
@@ -258,7 +364,7 @@ class ShardedOptimizer(Stored):
         stop
             () -> bool, asked on each rank before each step; one yes stops all ranks. With a folder
             they save a checkpoint and leave the program with exit code 75, as a stopped Training
-            does; without, StopVoted is raised.
+            does; without, StopVoted is raised. An error of it is raised on all ranks.
 
         Raises
         ------
@@ -276,16 +382,19 @@ class ShardedOptimizer(Stored):
             ends = {"patience": self.patience, "minimum_improvement": self.minimum_improvement}
             facts |= facts_of({"folder": place, **ends})
         self._begin_at(input_data.initial_solution)
+        self.fitness_history = []
         optimization = Optimization(
-            self._attached(), input_data, self.step, folder, Callbacks(callbacks, self.rank == 0)
+            self._attached(),
+            input_data,
+            self.step,
+            folder,
+            Callbacks(callbacks, self.rank == 0),
+            patience=self._patience_after(self.fitness_history),
+            history=self.fitness_history,
+            stop=stop,
         )
         self.zero_gradients()
-        return optimization.run(self._is_over, stop)
-
-    def _is_over(self, progress: EpochProgress) -> bool:
-        """Return whether no further epoch shall be trained. Collective."""
-        self.fitness_history = progress.fitness_history
-        return bool(self.fitness_history) and self.should_early_stop()
+        return optimization.run()
 
     def _begin_at(self, solution):
         if isinstance(solution, (Module, ShardedModel)):
@@ -304,9 +413,11 @@ class ShardedOptimizer(Stored):
             improvement.
         """
         if wants_to_stop is None:
-            waited = epochs_since_improvement(self.fitness_history, self.minimum_improvement)
-            wants_to_stop = self.patience is not None and waited >= self.patience
+            wants_to_stop = self._patience_after(self.fitness_history).is_over()
         return agree(self.sharding_configuration.backend, wants_to_stop)
+
+    def _patience_after(self, fitness_history) -> Patience:
+        return Patience(self.patience, fitness_history, self.minimum_improvement)
 
     def get_options(self) -> dict:
         """Return the rule, its hyper-parameters and how the model is sharded: a fresh dict.
@@ -317,9 +428,9 @@ class ShardedOptimizer(Stored):
         return {
             "rule": type(self.wrapped_optimizer).__name__,
             **vars(self.wrapped_optimizer),
-            "strategy": self.model_class.strategy,
+            "strategy": strategy_of(self._model_class).label,
             "world_size": self.world_size,
-            **{f"{axis}_parallel_size": None if mesh is None else mesh.size(axis) for axis in AXES},
+            **parallel_sizes(mesh.shape.sizes if mesh else dict.fromkeys(AXES)),
             "max_gradient_norm": config.max_gradient_norm,
             "micro_batches": config.micro_batches,
             "schedule": config.schedule,

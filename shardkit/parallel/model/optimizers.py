@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import MeshError, ShardingError
-from ...layout.mesh_shape import AXES, MeshShape
+from ...layout.axes import ORDER, parallel_sizes
+from ...layout.mesh_shape import MeshShape
 from ...layout.policy import policy_named
 from ...optim.rules import Rule
 from ..settings import ShardingConfiguration
 from .optimizer import ShardedOptimizer
+from .sharded_model import parts_of
 from .strategies import (
     DDPModel,
     FSDPModel,
@@ -23,25 +25,25 @@ from .strategies import (
 class DDPOptimizer(ShardedOptimizer):
     """Every rank keeps all of the optimizer state, and takes the same step."""
 
-    model_class = DDPModel
+    _model_class = DDPModel
 
 
 class ZeRO1Optimizer(ShardedOptimizer):
     """Each rank keeps the optimizer state of its span, and updates that (arXiv 1910.02054)."""
 
-    model_class = ZeRO1Model
+    _model_class = ZeRO1Model
 
 
 class ZeRO2Optimizer(ShardedOptimizer):
     """Each rank keeps the optimizer state and the gradients of its span."""
 
-    model_class = ZeRO2Model
+    _model_class = ZeRO2Model
 
 
 class FSDPOptimizer(ShardedOptimizer):
     """Each rank keeps the optimizer state, the gradients and the parameters of its span."""
 
-    model_class = FSDPModel
+    _model_class = FSDPModel
 
 
 class PipelineParallelOptimizer(ShardedOptimizer):
@@ -50,7 +52,7 @@ class PipelineParallelOptimizer(ShardedOptimizer):
     Tied weights take the same step on all stages that use them.
     """
 
-    model_class = PipelineParallelModel
+    _model_class = PipelineParallelModel
 
 
 class TensorParallelOptimizer(ShardedOptimizer):
@@ -65,7 +67,7 @@ class TensorParallelOptimizer(ShardedOptimizer):
     Megatron-LM (arXiv 1909.08053).
     """
 
-    model_class = TensorParallelModel
+    _model_class = TensorParallelModel
 
 
 class HybridShardedOptimizer(ShardedOptimizer):
@@ -85,15 +87,11 @@ class HybridShardedOptimizer(ShardedOptimizer):
 
     Raises
     ------
-    ConfigurationError
+    ConfigurationError, MeshError
         On all ranks, as HybridShardedModel.
-
-    Notes
-    -----
-    Errors, on all ranks: also MeshError.
     """
 
-    model_class = HybridShardedModel
+    _model_class = HybridShardedModel
 
     def __init__(
         self,
@@ -104,7 +102,7 @@ class HybridShardedOptimizer(ShardedOptimizer):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order: Sequence[str] = AXES,
+        order: Sequence[str] = ORDER,
         **settings: Any,
     ) -> None:
         self._sizes = {
@@ -124,9 +122,12 @@ class HybridShardedOptimizer(ShardedOptimizer):
         self._shape()
 
     def _shard(self, module):
-        sizes = {f"{axis}_parallel_size": size for axis, size in self._sizes.items()}
-        return self.model_class(
-            module, self._configuration(), **sizes, policy=self._policy, order=self._order
+        return self._model_class(
+            module,
+            self._configuration(),
+            **parallel_sizes(self._sizes),
+            policy=self._policy,
+            order=self._order,
         )
 
     def _check_sharded(self, model):
@@ -136,9 +137,10 @@ class HybridShardedOptimizer(ShardedOptimizer):
                 f"the model is on a mesh of {model.mesh.shape}, the optimizer was made for "
                 f"{self._shape()}; give both the same sizes and order"
             )
-        if model.policy != policy_named(self._policy):
+        policy = parts_of(model).policy
+        if policy != policy_named(self._policy):
             raise ShardingError(
-                f"the model is sharded as {model.policy.name}, the optimizer was made with "
+                f"the model is sharded as {policy.name}, the optimizer was made with "
                 f"policy = {self._policy!r}; give both the same"
             )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf, isnan, prod
 
 from ...array.backend import xp_of
+from ...layout.axes import Held, alike
 from ..data.unit import Holding, Unit
 
 
@@ -67,8 +68,8 @@ def synchronize_replicas(engine) -> StateDrift:
     """
     mine: dict[str, float] = {}
     # ranks that share units visit them in one order
-    for place in sorted(engine.units_by_place, key=engine.stages.holder_tag):
-        unit = engine.units_by_place[place]
+    for place in sorted(engine.units.at, key=engine.parts.stages.holder_tag):
+        unit = engine.units.at[place]
         unit.wait_for_readers()
         for holding in unit.holdings():
             first = _of_first_holder(engine, place, unit, holding)
@@ -86,11 +87,11 @@ def synchronize_replicas(engine) -> StateDrift:
 def _synchronize_buffers(engine) -> dict[str, float]:
     """Make the buffers of this stage those of its first rank; return how far each was from it.
 
-    Collective over the data and the tensor axis.
+    Collective over the axes whose ranks run the same blocks.
     """
-    groups = [engine.mesh.group(axis) for axis in ("tensor", "data")]
+    groups = [engine.mesh.group(axis) for axis in reversed(alike(Held.BLOCKS))]
     gaps = {}
-    for path, _, values in engine.buffers.boxes():
+    for path, _, values in engine.state.buffers.boxes():
         first = values.copy()
         for group in groups:
             group.broadcast(first, 0)
@@ -112,9 +113,8 @@ def _of_first_holder(engine, place, unit: Unit, holding: Holding):
         claim = unit.plan.parameters[piece.name].claim
         if claim is not None and claim.holders is not None:
             claim.holders.broadcast(first[piece.start : piece.stop], 0)
-    _send_to_replicas(
-        engine.pipeline, _pipeline_holders(engine, place), first, engine.stages.holder_tag(place)
-    )
+    group, tag = engine.mesh.group("pipeline"), engine.parts.stages.holder_tag(place)
+    _send_to_replicas(group, _pipeline_holders(engine, place), first, tag)
     return first
 
 
@@ -127,7 +127,7 @@ def _send_to_replicas(group, ranks, array, tag):
 
 
 def _pipeline_holders(engine, place) -> tuple[int, ...]:
-    return engine.stages.holders.get(place, (engine.pipeline.rank,))
+    return engine.parts.stages.holders.get(place, (engine.mesh.coordinates.pipeline,))
 
 
 def _shared_pieces(engine, place, unit: Unit, holding: Holding):

@@ -2,28 +2,27 @@
 
 import copy
 
-from ...layout.mesh_shape import AXES
+from ...layout.axes import parallel_sizes
 from ...nn.module import blocks_of
 
 
-def metadata_of(model) -> dict:
+def metadata_of(parts) -> dict:
     """Return strategy, sizes, bytes on this rank and training history of a ShardedModel.
 
     A fresh dict; no communication.
     """
-    engine, mesh = model.engine, model.mesh
-    config = model.sharding_configuration
-    numerics, state = engine.numerics, engine.state
-    history = model.history
+    engine, history = parts.engine, parts.history
+    mesh, config = engine.mesh, engine.config
+    numerics, state = engine.parts.numerics, engine.state
     live = engine.device.bytes_in_use
     return {
-        "strategy": model.strategy,
-        "is_distributed": model.world_size > 1,
-        "world_size": model.world_size,
-        "rank": model.rank,
-        **{f"{axis}_parallel_size": mesh.size(axis) for axis in AXES},
-        **{f"{axis}_parallel_rank": getattr(mesh.coordinates, axis) for axis in AXES},
-        "parameter_count": model.parameter_count,
+        "strategy": parts.strategy.label,
+        "is_distributed": mesh.world.world_size > 1,
+        "world_size": mesh.world.world_size,
+        "rank": mesh.rank,
+        **parallel_sizes(mesh.shape.sizes),
+        **{f"{axis}_parallel_rank": place for axis, place in mesh.coordinates.along.items()},
+        "parameter_count": engine.weights.count,
         "shard_size": engine.weights.num_local,
         "shard_ranks": _shard_ranks(engine),
         "num_units": len(engine.units),
@@ -54,23 +53,23 @@ def metadata_of(model) -> dict:
     }
 
 
-def table_of(model) -> str:
+def table_of(parts) -> str:
     """Return a table of each rank's coordinates, host, stages, and first and last block of each.
 
     The same text on all ranks; no communication.
     """
-    mesh, config = model.mesh, model.sharding_configuration
-    names = {
-        id(block): name or type(block).__name__ for name, block in blocks_of(model.wrapped_model)
-    }
-    runs = [model.engine.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
-    of_ranks = [runs[mesh.shape.coordinates(rank).pipeline] for rank in range(model.world_size)]
+    engine = parts.engine
+    mesh, config = engine.mesh, engine.config
+    names = {id(block): name or type(block).__name__ for name, block in blocks_of(engine.model)}
+    runs = [engine.parts.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
+    ranks = range(mesh.world.world_size)
+    of_ranks = [runs[mesh.shape.coordinates(rank).pipeline] for rank in ranks]
     table = mesh.describe(
         stages=[", ".join(map(str, run)) for run in of_ranks],
         blocks=[", ".join(_ends(names, blocks) for blocks in run.values()) for run in of_ranks],
     )
     return (
-        f"{model.strategy}: policy {_policy_text(model)}, schedule {config.schedule}, "
+        f"{parts.strategy.label}: policy {_policy_text(parts)}, schedule {config.schedule}, "
         f"{config.micro_batches} micro-batches per data rank\n{table}"
     )
 
@@ -78,12 +77,14 @@ def table_of(model) -> str:
 def _shard_ranks(engine) -> int:
     """Return how many data ranks share one copy of the optimizer state."""
     unit = engine.units[0]
-    return 1 if unit.updates_all else unit.group.world_size
+    return 1 if unit.optimizer.updates_all else unit.group.world_size
 
 
-def _policy_text(model) -> str:
-    name = model.policy.name
-    return f"{name} of {_shard_ranks(model.engine)} ranks" if model.policy.in_groups else name
+def _policy_text(parts) -> str:
+    policy = parts.policy
+    return (
+        f"{policy.name} of {_shard_ranks(parts.engine)} ranks" if policy.in_groups else policy.name
+    )
 
 
 def _ends(names, blocks) -> str:

@@ -4,54 +4,39 @@
     model = FSDPModel(models.GPT(256, 128, width=256, layers=4, heads=4), config)
     loss = model.train(x, y)                     # x, y: this data rank's part of the batch
 
-Each member checks its arguments and asks the part that does the work:
+Each member asks the part that does the work (parts.py):
 
-    engine        trains, evaluates, predicts       engine.weights   whole parameter vectors
-    checkpoints   files and images                  engine.state     optimizer state, rule, counts
+    learning      steps and gradients               engine       predictions, compiled steps
+    measuring     loss and metrics                  weights      whole parameter vectors
+    checkpoints   files and images                  state        optimizer state, its rule, counts
+    features      which inputs are used
 
-Five contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
-other models, copied.py), Featured (input features, features.py), Evaluated (evaluated.py) and
-Traced (tracing.py).
+Its members are those of the table in docs/api/models.md; parts_of() is for this package alone.
 """
 
-import time
-import warnings
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Self
 
-import numpy
-
-from ...annotations import Array, Tree
-from ...arguments import is_number, require
-from ...array.backend import to_host
-from ...checkpoint.attributes import Attributes
-from ...checkpoint.background import Saver
-from ...comm.failure.agreement import collectively
+from ...annotations import Array, FilePath, Tree
+from ...checkpoint.background import PendingCheckpoint
+from ...checkpoint.choice import NEWEST
+from ...checkpoint.saving import Retention
 from ...comm.mesh import Mesh
-from ...comm.same import check_same
-from ...errors import CommunicationError, ShardingWarning
-from ...layout.policy import Policy
+from ...errors import CommunicationError
+from ...nn.metrics import Metric
 from ...nn.module import Module
 from ...optim.rules import Rule
-from ...refusal import check_usable
-from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
-from ..step.engine import Engine
-from ..tensor.plan import close_groups
-from .checkpoints import Checkpoints
-from .copied import Copied
-from .evaluated import Evaluated
-from .features import Featured
-from .fingerprint import describe
 from .generation import generate
-from .history import History
+from .measuring import Measurement
+from .parts import Parts, Strategy, make_parts
 from .report import metadata_of, table_of
-from .stored import Stored
-from .tracing import Traced
+from .tracing import Trace
 
 
-class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
+class ShardedModel:
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
     Parameters
@@ -82,60 +67,36 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
     Making one is collective.
     """
 
-    policy: Policy
-    checkpoints: Checkpoints
-    strategy: str  # as reports name it
+    _strategy: Strategy
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration) -> None:
-        if not isinstance(config, ShardingConfiguration):
-            raise TypeError(
-                f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
-                f"{type(wrapped_model).__name__} and {type(config).__name__}"
-            )
-        if not config.backend.is_initialized:
-            config.backend.initialize()
-        with collectively(config.backend):
-            check_usable(config)
-            self._check_arguments(wrapped_model)
-        self._assemble(wrapped_model, config, self._make_mesh(config.backend))
-        _warn_of_large_block(self)
+        self._parts = make_parts(type(self).__name__, wrapped_model, config, self._strategy)
 
-    def _check_arguments(self, wrapped_model):
-        if not isinstance(wrapped_model, Module):
-            raise TypeError(
-                f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
-                f"{type(wrapped_model).__name__} for the model"
-            )
-
-    def _make_mesh(self, backend) -> Mesh:
-        """Make all ranks data replicas."""
-        return Mesh(backend)
-
-    def _assemble(self, wrapped_model, config, mesh, *, is_copy=False) -> None:
-        self.wrapped_model, self.sharding_configuration = wrapped_model, config
-        self.mesh = mesh
-        attributes = Attributes(wrapped_model)
-        self.engine = Engine(wrapped_model, config, mesh, self.policy, is_copy=is_copy)
-        attributes.follow()
-        self.history = History()
-        saver = Saver(mesh.world, self.engine.device)
-        self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver, attributes)
-        self._is_closed = False
-
-    def _check_open(self) -> None:
-        if self._is_closed:
+    @property
+    def _open(self) -> Parts:
+        """Its parts. Errors: CommunicationError if it is closed."""
+        if self._parts.is_closed:
             raise CommunicationError(
                 "this model is closed; make another one, or close it after its last use"
             )
-
-    def _begin_update(self):
-        """Refuse a closed model, and commit the checkpoint that all ranks have written, if any."""
-        self._check_open()
-        saver = self.checkpoints.saver
-        if saver.pending is not None:
-            saver.poll()
+        return self._parts
 
     # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def wrapped_model(self) -> Module:
+        """The module that was given, of which this rank computes its part."""
+        return self._parts.engine.model
+
+    @property
+    def sharding_configuration(self) -> ShardingConfiguration:
+        """The configuration that was given, with the rule that is used now."""
+        return self._parts.configuration
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks, by axes."""
+        return self._parts.engine.mesh
 
     @property
     def rank(self) -> int:
@@ -150,12 +111,12 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
     @property
     def parameter_count(self) -> int:
         """Elements of the whole model, each counted once."""
-        return self.engine.weights.count
+        return self._parts.weights.count
 
     @property
     def step_number(self) -> int:
         """Optimization steps taken."""
-        return self.engine.state.step_number
+        return self._parts.state.step_number
 
     @property
     def local_parameter_shard(self) -> Array:
@@ -165,24 +126,21 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         gather_full_parameters. For the others the spans of the units, in the order of the blocks;
         over all ranks their lengths add up to parameter_count.
         """
-        self.engine.weights.check()
-        owned = self.engine.weights.local()
-        owned.flags.writeable = False
-        return owned
+        return self._parts.weights.local()
 
     def get_model_metadata(self) -> dict:
         """Return strategy, sizes, bytes on this rank and training history; a fresh dict.
 
         No communication.
         """
-        return metadata_of(self)
+        return metadata_of(self._parts)
 
     def describe(self) -> str:
         """Return a table of each rank's coordinates, host, stages, and their first and last blocks.
 
         The same text on all ranks; no communication.
         """
-        return table_of(self)
+        return table_of(self._parts)
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -204,26 +162,19 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         ------
         ShapeError
             On all ranks, whichever rank has the bad part: if it is empty, does not divide into the
-            micro-batches, or is nothing that the model or its loss takes.
+            micro-batches, or is not accepted by the model or its loss.
 
         Notes
         -----
-        With auto_synchronize_gradients=False gradients are only accumulated, on this rank;
-        synchronize_gradients() and step() complete the step. A step whose loss or gradients are NaN
-        or infinite is skipped on all ranks, as is one in which no label counts; the loss is NaN
-        then.
+        With auto_synchronize_gradients=False ranks agree on the batch as ever, but gradients are
+        only accumulated, on this rank; synchronize_gradients() and step() complete the step. A step
+        whose loss or gradients are NaN or infinite is skipped on all ranks, as is one in which no
+        label counts; the loss is NaN then.
 
         Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
         written, before anything else is done.
         """
-        self._begin_update()
-        began = time.perf_counter()
-        is_whole_step = self.sharding_configuration.auto_synchronize_gradients
-        loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
-        history = self.history
-        history.last_loss, history.last_batch = loss, (x, y)
-        history.train_seconds += time.perf_counter() - began
-        return loss
+        return self._open.learning.train(x, y)
 
     def compute_gradients(self, x: Tree, y: Tree, loss: Any = None) -> Array:
         """Return the mean gradient over the global batch of what this rank owns and trains.
@@ -252,11 +203,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         -----
         Up to the next step each call draws other dropout masks, the first those of train.
         """
-        self._check_open()
-        check_same(self.mesh.world, {"loss": describe(loss)})
-        self.engine.compute_gradients(x, y, loss)
-        gradients = [to_host(unit.gradients.updated) for unit in self.engine.trained_here]
-        return numpy.concatenate([numpy.empty(0, self.engine.units[0].dtype), *gradients])
+        return self._open.learning.compute_gradients(x, y, loss)
 
     def apply_gradients(self, gradients: Array, learning_rate: float) -> None:
         """Take a step with given gradients, as compute_gradients returned them. Collective.
@@ -277,13 +224,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         ShardingError
             On all ranks, on rates that differ.
         """
-        self._begin_update()
-        wanted = "a finite number, at least 0"
-        with collectively(self.mesh.world):
-            require(is_number(learning_rate, at_least=0), "learning_rate", learning_rate, wanted)
-            self.engine.check_gradients(gradients)
-        check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
-        self.engine.apply_gradients(gradients, learning_rate)
+        self._open.learning.apply_gradients(gradients, learning_rate)
 
     def synchronize_gradients(self) -> None:
         """Make every owner hold the mean gradient, over all that was accumulated, of what it owns.
@@ -295,8 +236,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         ShardingError
             If nothing was accumulated since the last time.
         """
-        self._check_open()
-        self.engine.reduce_accumulated()
+        self._open.engine.reduce_accumulated()
 
     def step(self) -> None:
         """Clip if configured, and apply the rule to the synchronized gradients. Collective.
@@ -310,8 +250,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         -----
         Errors: those of a checkpoint that is being written.
         """
-        self._begin_update()
-        self.engine.update()
+        self._open.learning.step()
 
     def use_rule(self, rule: Rule) -> None:
         """Go on with another optimizer rule on the optimizer state that is there. Collective.
@@ -327,10 +266,7 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
             On all ranks, if the rule keeps other state than the one so far, or differs between
             ranks.
         """
-        self._check_open()
-        self.engine.state.use_rule(rule)
-        self.engine.config = replace(self.engine.config, optimizer=rule)  # clones share the engine
-        self.sharding_configuration = self.engine.config
+        self._open.state.use_rule(rule)
 
     def compile(self) -> None:
         """Capture what a step computes on a GPU as CUDA graphs, and replay them: the same bits,
@@ -350,12 +286,14 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
             On all ranks, if supports_compilation is False, as it is on CPUs, where replaying a step
             gained nothing that was worth its code.
         """
-        self.engine.compilation.start()
+        self._parts.engine.compilation.start()
 
     @property
     def supports_compilation(self) -> bool:
         """Whether compile() can be called, and has not failed. No communication."""
-        return self.engine.compilation.reason is None
+        return self._parts.engine.compilation.reason is None
+
+    # ---- predictions and figures -----------------------------------------------------------------
 
     def predict(self, x: Tree) -> Tree:
         """Return the wrapped model's output for x, a NumPy array or a tree of such (docs/trees.md).
@@ -370,10 +308,9 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         Raises
         ------
         ShapeError
-            On all ranks, if any rank's x is nothing that the model takes.
+            On all ranks, if the model does not accept the x of some rank.
         """
-        self._check_open()
-        return self.engine.evaluation.predict(x)
+        return self._open.engine.evaluation.predict(x)
 
     def generate(
         self,
@@ -417,11 +354,414 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
         """
-        self._check_open()
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
-        return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
+        return generate(self._open.engine, prompts, num_tokens, choice, seeds, on_token)
 
-    # ---- the end ---------------------------------------------------------------------------------
+    def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
+        """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
+
+        Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
+        and the metrics then.
+
+        Parameters
+        ----------
+        x, y
+            [samples of this rank, ...], as in train; ranks may have different numbers of them, and
+            none.
+        metrics
+            {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
+            regression, accuracy and macro F1 of one for classes.
+
+        Raises
+        ------
+        ShapeError
+            On all ranks, as train.
+        """
+        return self._open.measuring.mean_loss(x, y, metrics)
+
+    def evaluation(self, metrics: dict[str, Metric] | None = None) -> Measurement:
+        """Return what measures many batches, for a `with` block. Collective.
+
+            with model.evaluation() as measured:
+                for x, y in batches:
+                    measured.add(x, y)
+            print(measured.loss, measured.metrics, measured.samples)
+
+        The figures are those of all samples, however they are divided among batches and ranks: to
+        the rounding of the predictions, whose bits depend on how many are made at once. Batches may
+        be uneven or empty, and ranks may add other numbers of them. The end of the block is
+        collective; get_model_metadata()["evaluation"] has loss and metrics then.
+
+        Parameters
+        ----------
+        metrics
+            As in evaluate.
+
+        Raises
+        ------
+        ConfigurationError
+            On all ranks, on what are no metrics.
+        ShardingError
+            On all ranks, if ranks measure different ones.
+        """
+        return self._open.measuring.begin(metrics)
+
+    # ---- input features --------------------------------------------------------------------------
+
+    def get_active_feature_indices(self) -> list[int]:
+        """Return the numbers of the input features that are used.
+
+        Raises
+        ------
+        FeatureError
+        """
+        return self._parts.features.active()
+
+    def set_active_feature_indices(self, indices: Sequence[int]) -> None:
+        """Look at these input features only, in training and prediction. Collective.
+
+        Parameters
+        ----------
+        indices
+            Numbers of features, at least one.
+
+        Raises
+        ------
+        FeatureError
+            On all ranks.
+        ShardingError
+            On all ranks, if ranks name different ones.
+        """
+        self._parts.features.activate(indices)
+
+    def is_feature_used(self, index: int) -> bool:
+        """Return whether the model looks at this input feature.
+
+        Parameters
+        ----------
+        index
+            Number of the feature.
+
+        Raises
+        ------
+        FeatureError
+        """
+        return index in self._parts.features.active()
+
+    def get_feature_importance(self, x: Any = None, y: Any = None) -> dict[str, float]:
+        """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
+
+        Collective.
+
+        Parameters
+        ----------
+        x, y
+            This data rank's samples; None: the last batch that was trained on. The values are
+            shuffled over those of all ranks.
+
+        Raises
+        ------
+        FeatureError
+            On all ranks, if the model has no features, or there are no samples.
+        """
+        return self._parts.features.importance(x, y)
+
+    # ---- whole parameter vectors, and other models -----------------------------------------------
+
+    def gather_full_parameters(self) -> Array:
+        """Return all parameters, 1-D, in the wrapped model's canonical order. Collective."""
+        return self._open.weights.gather()
+
+    def get_parameters(self) -> Array:
+        """Return what gather_full_parameters() returns. Collective."""
+        return self.gather_full_parameters()
+
+    def set_parameters(self, vector: Array) -> None:
+        """Replace all parameters by this canonical vector. Collective.
+
+        Parameters
+        ----------
+        vector
+            1-D, what gather_full_parameters() returns; the same on all ranks.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, on another length.
+        ShardingError
+            On all ranks, if ranks pass different ones.
+        """
+        self._open.state.set_weights(vector)
+
+    def with_averaged_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the averages that sk.EMA keeps as its weights.
+
+            with model.with_averaged_parameters():
+                loss = model.evaluate(x, y)
+
+        Collective, as its end. predict(), evaluate(), generate() and get_parameters() are for the
+        block; training, loading, saving and setting parameters are refused in it. Before the first
+        step the averages are the weights.
+
+        Raises
+        ------
+        ShardingError
+            On all ranks, if the rule keeps no averages.
+        """
+        return self._open.state.averaged()
+
+    def with_parameters(self, vector: Array) -> Self:
+        """Return a model of the same type on the same mesh with these parameters. Collective.
+
+        Its optimizer state is fresh. Close it too: the mesh is closed with its last model.
+
+        Parameters
+        ----------
+        vector
+            1-D, what gather_full_parameters() returns; the same on all ranks.
+        """
+        return self._like_this(self._open.with_parameters(vector))
+
+    def clone(self) -> Self:
+        """Return a model that shares parameters, optimizer state and mesh with this one.
+
+        Of the same type; no communication. Close it too: the mesh is closed with its last model.
+        """
+        return self._like_this(self._open.clone())
+
+    __copy__ = clone
+
+    def deep_copy(self) -> Self:
+        """Return a model on the same mesh with parameters and optimizer state of its own.
+
+        Of the same type; collective. Close it too: the mesh is closed with its last model.
+        """
+        return self._like_this(self._open.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.deep_copy()
+
+    def _like_this(self, parts: Parts) -> Self:
+        """Return a model of the same type, with all that it has besides, on other parts."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _parts=parts)
+        return other
+
+    # ---- files and images ------------------------------------------------------------------------
+
+    def save_model(
+        self,
+        path: FilePath,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        data_position: dict | None = None,
+        validation: dict | None = None,
+    ) -> str:
+        """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
+
+        Parameters
+        ----------
+        path
+            Of the folder of checkpoints, which is made.
+        keep
+            Number of checkpoints to keep there, the new one counted; None: all are kept.
+        keep_every
+            Steps that are multiples of this are kept too.
+        data_position
+            Stored as it is, for the source of the data.
+        validation
+            {"loss": measured at this step, "best_step": which is not deleted, "patience"}, each a
+            number or None, by which load_model(checkpoint="best") finds the best one.
+
+        Raises
+        ------
+        PermissionError
+            On all ranks.
+        OSError
+            On all ranks.
+        CheckpointError
+            On all ranks, earlier checkpoints stay as they were.
+        """
+        kept = Retention(keep, keep_every)
+        return self._parts.checkpoints.save(path, kept, data_position, validation)
+
+    def save_model_async(
+        self,
+        path: FilePath,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        data_position: dict | None = None,
+        validation: dict | None = None,
+    ) -> PendingCheckpoint:
+        """Begin to write a checkpoint of this step; return when its values are copied. Collective.
+
+        Training may go on. The copies are in host memory, as large as what this rank owns, and used
+        again the next time. The checkpoint is there once all ranks have written and met again: in a
+        train() or step() afterwards, or in wait() of what is returned, or in close(). The next save
+        waits for it. Arguments as for save_model.
+
+        Parameters
+        ----------
+        path, keep, keep_every, data_position, validation
+            As of save_model.
+
+        Notes
+        -----
+        Errors, on all ranks: as save_model, also from those later calls; nothing is left of the
+        checkpoint then.
+        """
+        kept = Retention(keep, keep_every)
+        return self._parts.checkpoints.save_async(path, kept, data_position, validation)
+
+    def load_model(
+        self,
+        path: FilePath | tuple[FilePath, ...],
+        *,
+        only: str | None = None,
+        strict: bool = True,
+        names: Any = None,
+        checkpoint: str | int | None = NEWEST,
+    ) -> dict:
+        """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
+
+        Parameters
+        ----------
+        path
+            What save_model() was given, or a run folder; or one checkpoint, which is then taken or
+            refused; or a folder of transformers, whose numbers have no checksums: a model at step
+            0. Of a tuple of folders of checkpoints, the newest valid one of all is taken.
+        only
+            "model": take parameters and buffers alone, to predict, or to begin a new training at
+            step 0 with fresh optimizer state; "averaged": the same, with the averages that sk.EMA
+            kept in the place of the weights.
+        strict
+            False: take the names that the model and the checkpoint share; with only="model".
+        names
+            Patterns, such as "encoder.*" or ["*.weight", "head.*"]: take these parameters and
+            buffers, and leave the others as they are; with only="model".
+        checkpoint
+            Of several: "newest"; "best", whose validation had the lowest loss; a step; None: the
+            best where the run had a patience, else the newest.
+
+        Returns
+        -------
+        dict
+            What is stored beside the tensors: step, seed, data_position, ...; under "skipped" why
+            newer checkpoints were passed over, which is a warning on rank 0 too; under "chosen"
+            which of several was taken, in words; under
+            "missing_state" and "unused_state" the names of such state; under "missing_names" what
+            the model has and the checkpoint lacks, under "unexpected_names" the reverse.
+
+        Raises
+        ------
+        FileNotFoundError
+            On all ranks.
+        PermissionError
+            On all ranks.
+        CheckpointError
+            On all ranks, also on a tensor of another shape or dtype.
+        ValueError
+            On all ranks, on a selection that means nothing; the model is unchanged then.
+
+        Notes
+        -----
+        Under a rule that keeps other optimizer state than the one that wrote it, state that is
+        missing starts at zero, with a bias correction of its own, and state that is not kept is
+        left out; a warning on rank 0 names both.
+        """
+        selection = {"only": only, "strict": strict, "names": names}
+        return self._parts.checkpoints.load(path, selection, checkpoint)
+
+    def serialize(self) -> bytes:
+        """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
+
+        Collective. The files of a tokenizer and the like, which a converted model keeps in its
+        checkpoints, are not in it.
+        """
+        return self._parts.checkpoints.image()
+
+    def deserialize(
+        self, data: bytes, *, only: str | None = None, strict: bool = True, names: Any = None
+    ) -> dict[str, list[str]]:
+        """Go on from an image, made under any mesh and policy.
+
+        Collective: all ranks pass the same bytes.
+
+        Parameters
+        ----------
+        data
+            What serialize() returned.
+        only, strict, names
+            See load_model.
+
+        Returns
+        -------
+        dict[str, list[str]]
+            missing_state, unused_state, missing_names, unexpected_names: see load_model.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if the bytes are damaged, foreign or of another model, which is unchanged.
+        ValueError
+            On all ranks, on a selection that means nothing.
+        """
+        selection = {"only": only, "strict": strict, "names": names}
+        return self._parts.checkpoints.load_image(data, selection)
+
+    def save_state(self, file: Any) -> None:
+        """Write serialize() to a binary file object of rank 0; others may pass None. Collective.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for writing, on rank 0.
+        """
+        self._parts.checkpoints.write_image(file)
+
+    def load_state(
+        self, file: Any, *, only: str | None = None, strict: bool = True, names: Any = None
+    ) -> dict[str, list[str]]:
+        """Read what save_state wrote from a file object of rank 0; others may pass None.
+
+        Collective; as deserialize.
+
+        Parameters
+        ----------
+        file
+            A binary file object, open for reading, on rank 0.
+        only, strict, names
+            See load_model.
+        """
+        selection = {"only": only, "strict": strict, "names": names}
+        return self._parts.checkpoints.read_image(file, selection)
+
+    # ---- traces, and the end ---------------------------------------------------------------------
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Record from now on what each rank does, for a file that Perfetto opens. Collective.
+
+        Actions of the program, verbs with their bytes and groups, and checkpoints, on the clock of
+        rank 0. Of a compiled model: the same actions, each as long as the host takes to launch it.
+
+        Parameters
+        ----------
+        path
+            Of the file, which rank 0 writes.
+
+        Returns
+        -------
+        Trace
+            A context manager; its close(), also collective, writes the file.
+
+        Raises
+        ------
+        OSError
+            On all ranks, if the file cannot be written.
+        """
+        return Trace(self._parts, path)
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written, and give memory and communicators back.
@@ -433,26 +773,14 @@ class ShardedModel(Stored, Copied, Featured, Evaluated, Traced):
         -----
         Errors: those of the checkpoint.
         """
-        if self._is_closed:
-            return
-        self.checkpoints.saver.wait()
-        self._is_closed = True
-        self.engine.clear_activations()
-        if not self.mesh.is_shared:
-            close_groups(self.wrapped_model)
-        self.mesh.close()
+        self._parts.close()
 
 
-def _warn_of_large_block(model: ShardedModel) -> None:
-    """Warn on rank 0 if one block is most of the model and gathered at once."""
-    if model.rank > 0 or model.mesh.size("data") == 1:
-        return
-    if not model.engine.units[0].is_released_after_use:
-        return
-    cost = describe_large_block(
-        model.wrapped_model,
-        model.sharding_configuration.minimum_parameter_group_size,
-        model.engine.numerics.compute_dtype.itemsize,
-    )
-    if cost is not None:
-        warnings.warn(cost, ShardingWarning, stacklevel=3)
+def parts_of(model: ShardedModel) -> Parts:
+    """Return the parts of a sharded model, for what this package does with them."""
+    return model._parts
+
+
+def strategy_of(kind: type[ShardedModel]) -> Strategy:
+    """Return the strategy of a class of sharded models."""
+    return kind._strategy

@@ -5,31 +5,32 @@ ranks alone; HybridShardedModel combines any row, HSDP too, with pipeline stages
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from ...comm.mesh import Mesh
-from ...layout.mesh_shape import AXES
-from ...layout.policy import POLICIES, policy_named
+from ...layout.axes import ORDER
 from ...nn.module import Module
 from ..settings import ShardingConfiguration
+from .parts import Strategy
 from .sharded_model import ShardedModel
 
 
 class DDPModel(ShardedModel):
     """Everything is replicated; gradients are summed over all ranks (arXiv 2006.15704)."""
 
-    policy, strategy = POLICIES["ddp"], "DDP"
+    _strategy = Strategy("DDP", "ddp")
 
 
 class ZeRO1Model(ShardedModel):
     """Optimizer state is sharded over the ranks (arXiv 1910.02054, stage 1)."""
 
-    policy, strategy = POLICIES["zero1"], "ZeRO-1"
+    _strategy = Strategy("ZeRO-1", "zero1")
 
 
 class ZeRO2Model(ShardedModel):
     """Optimizer state and gradients are sharded (arXiv 1910.02054, stage 2)."""
 
-    policy, strategy = POLICIES["zero2"], "ZeRO-2"
+    _strategy = Strategy("ZeRO-2", "zero2")
 
 
 class FSDPModel(ShardedModel):
@@ -38,7 +39,7 @@ class FSDPModel(ShardedModel):
     Each unit is gathered just before its use, and released after it (arXiv 2304.11277).
     """
 
-    policy, strategy = POLICIES["fsdp"], "FSDP"
+    _strategy = Strategy("FSDP", "fsdp")
 
 
 ZeRO3Model = FSDPModel
@@ -60,10 +61,9 @@ class PipelineParallelModel(ShardedModel):
     GPipe (arXiv 1811.06965).
     """
 
-    policy, strategy = POLICIES["ddp"], "PipelineParallel"
-
-    def _make_mesh(self, backend):
-        return Mesh(backend, pipeline=backend.world_size)
+    _strategy = Strategy(
+        "PipelineParallel", "ddp", lambda backend: Mesh(backend, pipeline=backend.world_size)
+    )
 
 
 class TensorParallelModel(ShardedModel):
@@ -82,10 +82,9 @@ class TensorParallelModel(ShardedModel):
     Megatron-LM (arXiv 1909.08053).
     """
 
-    policy, strategy = POLICIES["ddp"], "TensorParallel"
-
-    def _make_mesh(self, backend):
-        return Mesh(backend, tensor=backend.world_size)
+    _strategy = Strategy(
+        "TensorParallel", "ddp", lambda backend: Mesh(backend, tensor=backend.world_size)
+    )
 
 
 class HybridShardedModel(ShardedModel):
@@ -117,7 +116,7 @@ class HybridShardedModel(ShardedModel):
         combines.
     """
 
-    strategy = "3D-Parallelism (Hybrid)"
+    _strategy = Strategy("3D-Parallelism (Hybrid)", "fsdp")
 
     def __init__(
         self,
@@ -127,20 +126,14 @@ class HybridShardedModel(ShardedModel):
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
-        order: Sequence[str] = AXES,
+        order: Sequence[str] = ORDER,
     ) -> None:
-        self._policy_name = policy
-        self._sizes = {
-            "pipeline": pipeline_parallel_size,
-            "tensor": tensor_parallel_size,
-            "data": data_parallel_size,
-            "order": order,
-        }
+        mesh = partial(
+            Mesh,
+            pipeline=pipeline_parallel_size,
+            tensor=tensor_parallel_size,
+            data=data_parallel_size,
+            order=order,
+        )
+        self._strategy = Strategy(self._strategy.label, policy, mesh)
         super().__init__(wrapped_model, config)
-
-    def _check_arguments(self, wrapped_model):
-        super()._check_arguments(wrapped_model)
-        self.policy = policy_named(self._policy_name)
-
-    def _make_mesh(self, backend):
-        return Mesh(backend, **self._sizes)

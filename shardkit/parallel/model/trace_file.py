@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ...comm.clocks import ClockOffset, on_first_clock
-from ...comm.mpi.launch import ranks_text
-from ...layout.mesh_shape import AXES, Coordinates
+from ...comm.seats import ranks_text
+from ...layout.axes import Held, alike
+from ...layout.mesh_shape import Coordinates, in_words
 from ...schedule.actions import RECEIVES, SENDS, receive_of
 from ..step.recorder import TimeSpan
 
@@ -63,8 +64,7 @@ def _on_clock(each: RankSpans, at: float) -> float:
 
 def _events(each: RankSpans, origin: float) -> Iterator[dict]:
     tracks = list(dict.fromkeys(["", *(span.track for span in each.spans)]))
-    axes = ", ".join(f"{axis} {getattr(each.at, axis)}" for axis in AXES)
-    yield _named("process_name", each.rank, 0, name=f"rank {each.rank}: {axes}; {each.host}")
+    yield _named("process_name", each.rank, 0, name=f"rank {each.rank}: {each.at}; {each.host}")
     yield _named("process_sort_index", each.rank, 0, sort_index=each.rank)
     for tid, track in enumerate(tracks):
         yield _named("thread_name", each.rank, tid, name=track or "step")
@@ -109,11 +109,12 @@ def _arrow(span: TimeSpan, at: Coordinates, where: dict) -> Iterator[dict]:
         return
     is_sent = span.action.kind in SENDS
     received = receive_of(span.action) if is_sent else span.action
+    peers = in_words({axis: at.along[axis] for axis in alike(Held.BLOCKS)}, " ")
     yield {
         "name": str(received),
         "cat": "message",
         "ph": "s" if is_sent else "f",
         **({} if is_sent else {"bp": "e"}),
-        "id": f"{received} step {span.step} data {at.data} tensor {at.tensor}",
+        "id": f"{received} step {span.step} {peers}",
         **where,
     }

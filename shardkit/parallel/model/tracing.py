@@ -6,7 +6,6 @@ with model.trace("trace.json"):          # on all ranks
 """
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,22 +21,23 @@ class Trace:
     """A trace under way. A context manager that closes it; an error inside writes none.
 
     Making it, and close(), are collective over the mesh of the model.
+    parts   of the model
     path    of the file, which rank 0 writes
     write   function (text) that writes it in the end, on rank 0; None: write it here
     Errors, on all ranks: OSError if it cannot be written here.
     """
 
-    def __init__(self, model, path, write: Callable[[str], None] | None = None):
+    def __init__(self, parts, path, write: Callable[[str], None] | None = None):
         self.path = Path(path)
         self.recorder = Recorder()
-        self._model, self._world = model, model.mesh.world
+        self._parts, self._world = parts, parts.engine.mesh.world
         self._write = write or self._write_here
         with collectively(self._world):
             if self._world.rank == 0 and write is None:
                 check_can_write(self.path)  # before the work, not after it
         self._before = clock_offset(self._world)
         self._recording = ExitStack()
-        self._recording.enter_context(model.engine.listening.telling(self.recorder))
+        self._recording.enter_context(parts.engine.listening.telling(self.recorder))
 
     def stop(self) -> None:
         """Record nothing any more, and write nothing. No communication."""
@@ -56,7 +56,7 @@ class Trace:
         world, self._world = self._world, None
         self.stop()
         after = clock_offset(world)
-        mesh = self._model.mesh
+        mesh = self._parts.engine.mesh
         mine = RankSpans(
             mesh.rank,
             mesh.coordinates,
@@ -75,11 +75,12 @@ class Trace:
         write_whole(self.path, text.encode())
 
     def _about(self) -> dict:
-        device = self._model.engine.device.kind
+        engine = self._parts.engine
+        device = engine.device.kind
         return {
-            "mesh": str(self._model.mesh.shape),
-            "policy": self._model.policy.name,
-            "schedule": self._model.sharding_configuration.schedule,
+            "mesh": str(engine.mesh.shape),
+            "policy": self._parts.policy.name,
+            "schedule": engine.config.schedule,
             "clock": "monotonic clock of rank 0; the others by questions and answers before and "
             "after, and a straight line between",
             "device": device,
@@ -96,30 +97,3 @@ class Trace:
             self.close()
         else:
             self.stop()
-
-
-class Traced:
-    """The contract of what can be traced: it has engine, mesh, policy and checkpoints."""
-
-    def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Record from now on what each rank does, for a file that Perfetto opens. Collective.
-
-        Actions of the program, verbs with their bytes and groups, and checkpoints, on the clock of
-        rank 0. Of a compiled model: the same actions, each as long as the host takes to launch it.
-
-        Parameters
-        ----------
-        path
-            Of the file, which rank 0 writes.
-
-        Returns
-        -------
-        Trace
-            A context manager; its close(), also collective, writes the file.
-
-        Raises
-        ------
-        OSError
-            On all ranks, if the file cannot be written.
-        """
-        return Trace(self, path)

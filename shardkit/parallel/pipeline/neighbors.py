@@ -73,16 +73,18 @@ class Note:
 class Neighbors:
     """The copies that one rank keeps. Making it is collective over the mesh of the model.
 
-    life   a number that grows with each mesh of a job: copies of different lives do not go together
+    parts   of the model
+    life    a number that grows with each mesh of a job: copies of different lives do not go
+            together
     """
 
-    def __init__(self, model, life: int = 1):
-        self._model, self.life = model, life
-        world = self._world = model.mesh.world
+    def __init__(self, parts, life: int = 1):
+        self._parts, self.life = parts, life
+        world = self._world = parts.engine.mesh.world
         self._rank, self._num_ranks = world.rank, world.world_size
-        self._own = _laid_out(model.engine.state.counted_boxes())
+        self._own = _laid_out(parts.state.counted_boxes())
         self._other = world.all_gather_object(self._own)[self._rank - 1]
-        device = model.engine.device
+        device = parts.engine.device
         self._generations = [
             _Generation(_end(self._own), _end(self._other), device) for _ in range(_NUM_GENERATIONS)
         ]
@@ -94,21 +96,21 @@ class Neighbors:
         self._generations.reverse()
         newest = self._generations[0]
         newest.description = None
-        device, copied = self._model.engine.device, Done()
-        for part, (_, _, array) in zip(self._own, self._model.engine.state.counted_boxes()):
+        device, copied = self._parts.engine.device, Done()
+        for part, (_, _, array) in zip(self._own, self._parts.state.counted_boxes()):
             copied = device.copies.to_host(array, part.view(newest.own).reshape(-1), copied)
         copied.wait()
         if self._num_ranks > 1:
             sending = self._world.isend(newest.own, (self._rank + 1) % self._num_ranks, _TAG)
             self._world.irecv(newest.other, (self._rank - 1) % self._num_ranks, _TAG).wait()
             sending.wait()
-        checkpoints = self._model.checkpoints
+        checkpoints = self._parts.checkpoints
         newest.description = checkpoints.describe(checkpoints.data_position)
 
     @property
     def companions(self) -> dict[str, bytes]:
         """Files that go with the model, which every rank has."""
-        return self._model.checkpoints.companions
+        return self._parts.checkpoints.companions
 
     @property
     def note(self) -> Note:
@@ -148,14 +150,14 @@ def _end(parts: list[Part]) -> int:
     return parts[-1].at + parts[-1].num_bytes if parts else 0
 
 
-def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int | None:
+def restore(living: CommunicationBackend, copies: list[Neighbors], parts) -> int | None:
     """Put the newest state that the living ranks hold together into the model.
 
     Return its step, or None if some of it is lost.
 
     Collective over the living, which the ranks of the model are the first of.
     copies   that this rank has, perhaps of several lives, perhaps none
-    model    with the same parameters, on any mesh; None on ranks that have none
+    parts    of a model with the same parameters, on any mesh; None on ranks that have none
     """
     everyones = living.all_gather_object([one.note for one in copies])
     found = _newest_whole([note for notes in everyones for note in notes])
@@ -168,10 +170,10 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int
         for one in mine
         for entry in one.held(step, (one.note.rank - 1) % one.note.num_ranks not in living_places)
     ]
-    wanted = [] if model is None else model.engine.state.owned_boxes()
+    wanted = [] if parts is None else parts.state.owned_boxes()
     redistribute(living, held, [(tensor, piece.box, array) for tensor, piece, array in wanted])
-    if model is not None:
-        model.checkpoints.go_on_from(
+    if parts is not None:
+        parts.checkpoints.go_on_from(
             next(
                 note.generations[step] for notes in everyones for note in notes if note.life == life
             )
@@ -180,8 +182,8 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int
     companions = living.broadcast_object(
         copies[-1].companions if living.rank == holder else None, holder
     )
-    if model is not None:
-        model.checkpoints.companions = companions
+    if parts is not None:
+        parts.checkpoints.add_companions(companions)
     return step
 
 

@@ -77,7 +77,7 @@ class Programs:
         clip: bool,
         begins_gathers: bool,
         begins_reductions: bool,
-        gathers_parts: bool,
+        gathers_parts: bool = True,
     ) -> "Programs":
         """Return the programs of this rank.
 

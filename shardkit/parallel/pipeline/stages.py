@@ -106,9 +106,9 @@ class Stages:
         return tuple(each for unit in units for each in (unit, *self.parts.get(unit, ())))
 
     @property
-    def is_one_block(self) -> bool:
-        """True if the model is a single block, whose parts its modules can gather."""
-        return sum(len(plan.blocks) for plan in self.plans.values()) == 1
+    def are_of_modules(self) -> bool:
+        """True if the units are parts of a single block, which its modules can gather."""
+        return bool(self.parts) and sum(len(plan.blocks) for plan in self.plans.values()) == 1
 
     @cached_property
     def units_per_stage(self) -> tuple[int, ...]:

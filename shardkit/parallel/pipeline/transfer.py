@@ -142,7 +142,7 @@ class Transfers:
         self._on_the_way[kind, stage, micro_batch] = (handles, arrays)
 
     def wait(self, kind: str, stage: int, micro_batch: int) -> None:
-        """Return when the arrays of that send may be dropped; kind is "F" or "B"."""
+        """Wait until the arrays of that send may be dropped; kind is "F" or "B"."""
         for handle in self._on_the_way.pop((kind, stage, micro_batch))[0]:
             handle.wait()
 

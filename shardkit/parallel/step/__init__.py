@@ -1,5 +1,7 @@
 """One training step: agree on a batch, execute a program, vote, update.
 
 Read executor.py first: one table, one loop. engine.py is the step around it, assembly.py builds its
-parts, flow.py and updates.py are what actions do. cuda_graphs.py, cuda_work.py: GPUs only.
+parts; flow.py, gathering.py and updates.py are what actions do. state.py is what a checkpoint
+holds: weights.py (whole vectors too), optimizer state, buffers.py, averaged.py. cuda_graphs.py and
+cuda_work.py are for GPUs alone.
 """

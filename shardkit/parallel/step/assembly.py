@@ -8,7 +8,7 @@ Which policy, which schedule, how many ranks is decided here, once.
 
 from dataclasses import dataclass
 
-from ...array.device import BufferPool, Device, OwnBuffers
+from ...array.device import Device
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
@@ -17,9 +17,9 @@ from ...nn.freezing import freeze
 from ...nn.module import Module
 from ...optim.groups import groups_by_name
 from ...optim.rules import SGD
-from ...schedule.actions import Kind, Program
+from ...schedule.actions import Program
 from ...schedule.catalog import order_named
-from ..data.keepers import Keepers, Shard
+from ..data.keepers import Keepers
 from ..data.matrices import check_matrices
 from ..data.movement import Movement
 from ..data.partition import (
@@ -29,25 +29,26 @@ from ..data.partition import (
     with_rules_apart,
 )
 from ..data.site import Pools
-from ..data.unit import Unit
-from ..model.fingerprint import facts_of
-from ..model.state import State
-from ..model.weights import Weights
+from ..data.unit import Unit, Units
+from ..fingerprint import facts_of
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
-from ..pipeline.stages import Place, Stages
+from ..pipeline.stages import Stages
 from ..pipeline.transfer import Transfers
 from ..settings import ShardingConfiguration
 from ..tensor.default_plans import default_plan
 from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
-from .calls import CalledRuntime, CalledWork
+from .calls import AtCalls
 from .executor import Executor, Listening, Runtime
 from .flow import Flow
+from .gathering import ByProgram
 from .numerics import LossScale, Numerics
 from .pump import Pumped
 from .shortage import Shortage
+from .state import State
 from .updates import Updates
+from .weights import Weights
 from .work import Work
 
 
@@ -59,7 +60,7 @@ class Blueprint:
     device        of this rank; of a GPU, the one that its place on the node gives it
     sharing       data ranks that share one copy of what is sharded
     is_initial    all parameters are what the seed makes
-    by_calls      modules gather their parameters when they are called
+    gathering     the class of what gathers its units (gathering.py)
     """
 
     device: Device
@@ -72,7 +73,7 @@ class Blueprint:
     stages: Stages
     programs: Programs
     is_initial: bool
-    by_calls: bool
+    gathering: type[ByProgram] | type[AtCalls]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,19 +84,21 @@ class Assembly:
     plain     runs programs.plain and programs.forward
     ahead     runs programs.ahead
     listening of both: who is told what they do
+    observing buffers that take observations; () in a model without
+    state     of the model: weights, buffers, the optimizer's, counts
     """
 
     device: Device
     numerics: Numerics
-    loss_scale: LossScale
+    keepers: Keepers
     stages: Stages
     programs: Programs
     pools: Pools
-    units: dict[Place, Unit]
+    units: Units
     plain: Runtime
     ahead: Runtime
     listening: Listening
-    weights: Weights
+    observing: tuple[Buffers, ...]
     state: State
 
     @classmethod
@@ -126,7 +129,7 @@ class Assembly:
             plan.device,
             plan.numerics.dtype,
             plan.numerics.compute_dtype,
-            gathered=OwnBuffers if plan.by_calls else BufferPool,
+            gathered=plan.gathering.buffers,
         )
         movement = Movement(
             sharing,
@@ -151,7 +154,7 @@ class Assembly:
         return cls(
             plan.device,
             plan.numerics,
-            plan.loss_scale,
+            plan.keepers,
             plan.stages,
             plan.programs,
             pools,
@@ -159,7 +162,7 @@ class Assembly:
             plain,
             ahead,
             listening,
-            weights,
+            (buffers,) if buffers.everyones else (),
             State(
                 model,
                 mesh.world,
@@ -213,17 +216,15 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     keepers = Keepers.of(policy, sharing, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
     check_buffers(model, stages)
-    by_calls = bool(stages.parts) and stages.is_one_block and keepers.parameters is Shard
-    programs = Programs.of(
+    is_at_calls = stages.are_of_modules and keepers.parameters.is_released_after_use
+    gathering = AtCalls if is_at_calls else ByProgram
+    programs = gathering.programs(
         order,
         stages,
         pipeline.rank,
         clip=config.max_gradient_norm is not None,
         begins_gathers=keepers.parameters.is_released_after_use,
-        begins_reductions=(
-            config.deterministic and not config.gradient_compression and not by_calls
-        ),
-        gathers_parts=not by_calls,
+        begins_reductions=config.deterministic and not config.gradient_compression,
     )
     loss_scale = LossScale.of(config, numerics)
     return Blueprint(
@@ -237,7 +238,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
         stages,
         programs,
         is_initial,
-        by_calls,
+        gathering,
     )
 
 
@@ -250,7 +251,7 @@ def _sharing(config, mesh, policy) -> int:
     return sharing
 
 
-def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
+def _units(plan: Blueprint, mesh, pools, movement) -> Units:
     """Return the units of this pipeline rank. Collective over the data axis.
 
     The parameters of the other stages are released too: nobody may read initial values for trained
@@ -264,7 +265,7 @@ def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
     for unit_plan in stages.plans.values():
         for parameter in unit_plan.parameters.values():
             parameter.release()
-    return units
+    return Units(units)
 
 
 def _cut_layers(model, config, mesh):
@@ -293,15 +294,12 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
-    work = Work(units, stages, pools.arena, keep_activations=not config.activation_checkpointing)
-    if plan.by_calls:
-        work = CalledWork(
-            work, mesh.group("data"), pools.device, shares_errors=mesh.size("tensor") == 1
-        )
+    gathering = plan.gathering(units, stages, mesh, pools.device)
+    keeps = not config.activation_checkpointing
+    work = Work(units, stages, pools.arena, gathering, keep_activations=keeps)
     flow = Flow(stages, transfers, work)
-    table = {**flow.table, **Updates(units, stages, mesh, movement, transfers).table}
-    if plan.by_calls:
-        table[Kind.REDUCE] = work.reduce
+    updates = Updates(units, stages, mesh, movement, transfers)
+    table = {**flow.table, **gathering.table, **updates.table}
     executor = Executor(table, listening)
     of_zeros = Executor({**table, **flow.table_of_zeros}, listening)
 
@@ -312,10 +310,9 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
             flow,
             pools.device,
             rank=mesh.rank,
-            can_go_on=mesh.size("tensor") == 1 and not plan.by_calls,
+            can_go_on=gathering.can_go_on,
         )
-        plain = Runtime(guarded, flow, movement, list(units.values()), pools.arena, numerics)
-        return CalledRuntime(plain, work) if plan.by_calls else plain
+        return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics)
 
     pumped = [Pumped(each, movement.pump, listening) for each in (executor, of_zeros)]
     return runtime(executor, of_zeros), runtime(*pumped)

@@ -10,6 +10,7 @@ along dim 0. The trees of all ranks have one structure.
 
 import zlib
 from dataclasses import dataclass
+from math import nan
 from operator import itemgetter
 
 import numpy
@@ -20,6 +21,7 @@ from ...comm.failure.agreement import CommonNumber, collectively
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
+from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
 from ...tree import (
@@ -31,6 +33,7 @@ from ...tree import (
     rebuild,
     structure,
 )
+from .inputs import Inputs, MicroBatch, Update
 
 SAMPLE_BITS = (
     32  # of the number of a rank's samples; above it in the same message is the form of its part
@@ -97,9 +100,9 @@ class Batches:
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
         Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
-        micro-batches, is nothing that the model takes or the loss has targets in, or is a tree of
-        another structure than that of other ranks; StopVoted, ShardingError naming the ranks that
-        passed another part than their peers.
+        micro-batches, is not accepted by the model or the loss, or is a tree of another structure
+        than that of other ranks; StopVoted, ShardingError naming the ranks that passed another part
+        than their peers.
         """
         common = CommonNumber()
         with collectively(self._mesh.world, ballot, common):
@@ -186,6 +189,86 @@ class Batches:
         )
 
 
+class Intake:
+    """Makes batches the inputs of programs.
+
+    batches   the door that they come in by
+    parts     of the engine (assembly.py): device, numerics, state, and buffers that observe
+    """
+
+    def __init__(self, batches: Batches, parts, config):
+        self._batches, self._parts = batches, parts
+        self._micro_batches, self._seed = config.micro_batches, config.seed
+
+    def inputs(
+        self,
+        x,
+        y,
+        loss=None,
+        ballot: Ballot | None = None,
+        *,
+        first_gradient: int = 0,
+        first_sample: int = 0,
+    ) -> tuple[AgreedBatch, Inputs]:
+        """Agree on the batch, and cut this rank's part into micro-batches. Collective.
+
+        first_sample   number of the first in the whole batch of the step, of which this is a part
+        Errors, on all ranks: as Batches.agree() and check_weights().
+        """
+        self.check_weights()
+        num, parts = self._micro_batches, self._parts
+        state = parts.state
+        batch = self._batches.agree(x, y, num, loss, ballot)
+        size = batch.own_samples // num
+        x = parts.numerics.entering(each(parts.device.from_host, batch.x))
+        y = each(parts.device.from_host, batch.y)
+        micro_batches = tuple(
+            MicroBatch(
+                part_of(x, start, size),
+                part_of(y, start, size),
+                ForwardContext(
+                    training=True,
+                    seed=self._seed,
+                    step=state.step_number,
+                    first_sample=first_sample + batch.first_sample + start,
+                    num_samples=size,
+                    observer=self._observer(first_gradient + number),
+                ),
+            )
+            for number, start in enumerate(range(0, num * size, size))
+        )
+        return batch, Inputs(
+            micro_batches,
+            batch.loss,
+            batch.form,
+            loss_scale=state.loss_scale.value,
+            gradient_scale=self.gradient_scale(batch.items),
+            first_gradient=first_gradient,
+            update=Update(state.next_update),
+        )
+
+    def check_weights(self) -> None:
+        """Errors: ShardingError while the model awaits its weights, or averages stand in their
+        place.
+        """
+        state = self._parts.state
+        if state.weights.awaits_values:
+            state.weights.check()
+        if state.averages.is_in_use:
+            state.averages.check_not_in_use("train")
+
+    def gradient_scale(self, items: float) -> float:
+        """Return the factor from sums over items, of a scaled loss, to means.
+
+        NaN if there are no items, so that no rank takes the step.
+        """
+        return 1.0 / items / self._parts.state.loss_scale.value if items else nan
+
+    def _observer(self, micro_batch: int):
+        """Return what takes the observations of buffers; None in a model that has none."""
+        return next((each.observer(micro_batch) for each in self._parts.observing), None)
+
+
 def check_peers(mesh: Mesh, *trees) -> None:
     """Raise ShardingError on all ranks if one passed other arrays than its replica's first rank.
 
@@ -196,8 +279,9 @@ def check_peers(mesh: Mesh, *trees) -> None:
         for tree in trees
         for array in map(numpy.asarray, arrays_in(tree))
     ]
-    everyones = mesh.world.all_gather_object((mesh.coordinates.data, mine))
-    first: dict[int, int] = {}  # data coordinate -> its first rank
+    part, _ = mesh.sample_part
+    everyones = mesh.world.all_gather_object((part, mine))
+    first: dict[int, int] = {}  # part of the samples -> its first rank
     for rank, (replica, _) in enumerate(everyones):
         first.setdefault(replica, rank)
     wrong = [

@@ -22,6 +22,7 @@ from ...array.kernels import tree_sum
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...comm.mesh import Mesh
 from ...errors import ConfigurationError, ShardingError
+from ...layout.axes import Held, alike
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.buffer import Buffer, Observation
@@ -34,12 +35,12 @@ NUM_FACTS = 4  # of a buffer, per rank: advanced, observations, momentum, number
 
 def check_buffers(model: Module, stages: Stages) -> None:
     """Raise ShardingError if a buffer is in no block, or in those of several pipeline ranks."""
-    holders: dict[int, set[int]] = {}
+    holders: dict[Buffer, set[int]] = {}
     for rank in set(stages.rank_of.values()):
         for buffer in _buffers_of(stages, rank):
-            holders.setdefault(id(buffer), set()).add(rank)
+            holders.setdefault(buffer, set()).add(rank)
     for name, buffer in model.named_buffers().items():
-        ranks = sorted(holders.get(id(buffer), ()))
+        ranks = sorted(holders.get(buffer, ()))
         if not ranks:
             raise ShardingError(
                 f"{type(model).__name__}.blocks() does not reach buffer {name}; every buffer must "
@@ -55,8 +56,7 @@ def check_buffers(model: Module, stages: Stages) -> None:
 def _buffers_of(stages: Stages, rank: int) -> list[Buffer]:
     """Return the buffers of the blocks of one pipeline rank, each once, in order."""
     blocks = [block for blocks in stages.blocks_of(rank).values() for block in blocks]
-    found = {id(b): b for block in blocks for b in block.named_buffers().values()}
-    return list(found.values())
+    return list(dict.fromkeys(b for block in blocks for b in block.named_buffers().values()))
 
 
 class Buffers:
@@ -68,10 +68,10 @@ class Buffers:
     def __init__(self, model: Module, mesh: Mesh, stages: Stages, device: Device):
         self.everyones = model.named_buffers()
         self._data = mesh.group("data")
-        held = {id(buffer) for buffer in _buffers_of(stages, mesh.group("pipeline").rank)}
-        self.own = {name: b for name, b in self.everyones.items() if id(b) in held}
-        self._numbers = {id(buffer): i for i, buffer in enumerate(self.own.values())}
-        self._counts_here = mesh.coordinates.data == mesh.coordinates.tensor == 0
+        held = set(_buffers_of(stages, mesh.group("pipeline").rank))
+        self.own = {name: b for name, b in self.everyones.items() if b in held}
+        self._numbers = {buffer: i for i, buffer in enumerate(self.own.values())}
+        self._counts_here = mesh.coordinates.is_first(alike(Held.BLOCKS))
         self._observed: dict[int, dict[int, list[Observation]]] = {}
         for name, buffer in self.everyones.items():
             if name not in self.own:
@@ -86,11 +86,11 @@ class Buffers:
 
         def observe(buffer: Buffer, observation: Observation):
             for one in (buffer, observation.count):
-                if one is not None and id(one) not in self._numbers:
+                if one is not None and one not in self._numbers:
                     raise ConfigurationError(
                         f"{one!r} was observed, but is no buffer of a block on this rank"
                     )
-            of_buffer = self._observed.setdefault(self._numbers[id(buffer)], {})
+            of_buffer = self._observed.setdefault(self._numbers[buffer], {})
             of_buffer.setdefault(micro_batch, []).append(observation)
 
         return observe
@@ -135,7 +135,7 @@ class Buffers:
                     continue
                 mine[number, 1] += 1
                 mine[number, 2] = nan if observation.momentum is None else observation.momentum
-                mine[number, 3] = self._numbers.get(id(observation.count), 0)
+                mine[number, 3] = self._numbers.get(observation.count, 0)
         facts = numpy.empty((self._data.world_size, *mine.shape))
         self._data.all_gather(mine, facts)
         first = (facts[:, :, 1] > 0).argmax(0)  # [buffers], a data rank

@@ -16,8 +16,8 @@ from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
 
-from ...array.device import Device
-from ...comm.backend import CommunicationBackend
+from ...array.device import Device, OwnBuffers
+from ...comm.mesh import Mesh
 from ...errors import CommunicationError, OutOfMemoryError
 from ...nn.autograd import WeightGradients, first_gradient, origin_of
 from ...nn.context import surrounded_by
@@ -25,71 +25,64 @@ from ...nn.module import Parameter, members_of
 from ...nn.tape import parameter_uses, walk
 from ...schedule.actions import Action, Kind
 from ..data.turns import Turns
+from ..data.unit import Unit, Units
 from ..data.visits import Visits
-from ..pipeline.stages import Place
-from .inputs import Inputs, Results
+from ..pipeline.programs import Programs
+from ..pipeline.stages import Place, Stages
+from .inputs import Inputs
 from .shortage import describe_shortage
-from .work import Work
 
 _BETWEEN = 0.25  # of a stop and the next operation, whose orders are whole numbers
 
 
-class CalledWork:
-    """Computes with a single block whose units are gathered by calls of its modules.
+class AtCalls:
+    """Units of a single block are gathered by calls of its modules, and reduced by the backward.
 
-    Has the members of Work, and those of Surroundings, which modules are called in.
-    work     what computes
-    group    the data axis: forward and backward are collective over it
-    device   of this rank
-    shares_errors   what a rank raises is raised on all data ranks; False where others than these
-                    may wait for it
+    A Gathering (gathering.py), and Surroundings, which modules are called in. Forward and backward
+    are collective over the data axis.
+    parts     the units, in order: the block's own, and its parts
+    trained   numbers of those that are not frozen
+    user      the number of the block, as their gradients know it
     """
 
-    gathers_by_calls = True
+    buffers = OwnBuffers
+    obstacle = (
+        "its modules gather their parameters when they are called, and a graph has no messages in "
+        "it: give it a method blocks(), or train it with DDP or ZeRO"
+    )
+    can_go_on = False  # its errors are those of all ranks
 
-    def __init__(
-        self, work: Work, group: CommunicationBackend, device: Device, *, shares_errors: bool
-    ):
-        self._work = work
-        self._rank, self._device, self._shares_errors = group.rank, device, shares_errors
-        self.units, self.stages = work.units, work.stages
-        self.arrival, self.weight, self.clear = work.arrival, work.weight, work.clear
-        ((place, parts),) = work.stages.parts.items()
-        self.parts = [work.units[at] for at in (place, *parts)]
-        self.trained = [number for number, unit in enumerate(self.parts) if unit.is_trained]
-        self.user = work.stages.places.index(place)
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh, device: Device):
+        ((place, parts),) = stages.parts.items()
+        self._places = place, *parts
+        self.parts = [units.at[at] for at in self._places]
+        self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
+        self.user = stages.places.index(place)
+        self._mesh, self._device = mesh, device
         self._numbers = {
-            id(parameter): number
+            parameter: number
             for number, unit in enumerate(self.parts)
             for parameter in unit.plan.parameters.values()
         }
-        self.turns = Turns(group, self._describe)
-        self._common = [unit for unit in self.parts if unit.is_common]
-        self.visits = Visits(
-            {number: unit for number, unit in enumerate(self.parts) if not unit.is_common},
-            self.turns,
-        )
-        (block,) = self.parts[0].plan.blocks
-        self._visited_by = {
-            id(module): self.visited(p for p in members_of(module).values() if _is_parameter(p))
-            for module in block.named_modules().values()
-        }
+        self.turns = Turns(mesh.group("data"), self._describe)
+        self.visits = Visits(self.parts, self.turns)
+        self._visited_by = dict(self._own_visits())
         self._last_backward: int | None = None  # micro-batch after which gradients are complete
         self._reduced: set[int] = set()  # numbers of units, in this program
 
-    def begin(self, actions: tuple[Action, ...]) -> None:
-        """Begin a program."""
-        reduces = any(action.kind is Kind.REDUCE for action in actions)
-        backwards = [a.micro_batch for a in actions if a.kind is Kind.BACKWARD]
-        self._last_backward = backwards[-1] if reduces and backwards else None
-        self._reduced.clear()
-        self.turns.begin()
+    def _own_visits(self):
+        """Yield (path, (module, numbers)) of the modules that have parameters of their own."""
+        (block,) = self.parts[0].plan.blocks
+        for module in block.named_modules().values():
+            members = members_of(module).values()
+            numbers = self.visited(each for each in members if isinstance(each, Parameter))
+            if numbers:
+                yield module.path_in_model, (module, numbers)
 
-    def release(self) -> None:
-        """End a program: release all units. No communication."""
-        self.visits.release()
-        for unit in self._common:
-            unit.release()
+    @staticmethod
+    def programs(*args, begins_reductions: bool, **settings) -> Programs:
+        """Return programs without gathers; each reduction is one call, in the backward."""
+        return Programs.of(*args, begins_reductions=False, gathers_parts=False, **settings)
 
     def _describe(self, number: int) -> str:
         """Return what this rank does at a turn: gathers, or reductions in the upper half."""
@@ -101,8 +94,8 @@ class CalledWork:
 
     def call(self, module, args, kwargs):
         """Return module.forward(*args, **kwargs), with the module's own parameters gathered."""
-        numbers = self._visited_by.get(id(module))
-        if not numbers:
+        known, numbers = self._visited_by.get(module.path_in_model, (None, ()))
+        if known is not module:
             return module.forward(*args, **kwargs)
         self.visits.enter(numbers)
         try:
@@ -112,59 +105,63 @@ class CalledWork:
 
     def lend(self, parameter) -> None:
         """Gather the unit of a parameter that is read outside of its module's calls."""
-        number = self._numbers.get(id(parameter))
+        number = self._numbers.get(parameter)
         if number is not None:
             self.visits.lend(number)
 
     def visited(self, parameters) -> tuple[int, ...]:
         """Return the numbers of the units of these parameters, ascending."""
-        return tuple(sorted({self._numbers[i] for i in map(id, parameters) if i in self._numbers}))
+        return tuple(sorted({self._numbers[p] for p in parameters if p in self._numbers}))
 
-    # ---- of Work ---------------------------------------------------------------------------------
+    # ---- of Gathering ----------------------------------------------------------------------------
 
-    def owners(self, place: Place) -> list:
+    def enter(self, actions: tuple[Action, ...]) -> None:
+        """Begin a program: see after which micro-batch gradients are complete."""
+        reduces = any(action.kind is Kind.REDUCE for action in actions)
+        backwards = [a.micro_batch for a in actions if a.kind is Kind.BACKWARD]
+        self._last_backward = backwards[-1] if reduces and backwards else None
+        self._reduced.clear()
+        self.turns.begin()
+
+    def leave(self) -> None:
+        """End a program: nothing stays gathered. No communication."""
+        self.visits.release()
+
+    def owners(self, place: Place) -> list[Unit]:
         """Return no unit: the backward writes all gradients."""
         return []
 
-    def forward(self, place: Place, m: int, x, inputs: Inputs):
-        """Return the output for micro-batch m, or its loss. Collective over the data axis."""
-        with self._in_turns(f"forward of micro-batch {m}, step {inputs.update.number}"):
-            return self._work.forward(place, m, x, inputs)
-
-    def backward(self, place: Place, m: int, gradient, inputs: Inputs):
-        """Return the gradient of the input, and write those of the parameters.
-
-        Collective over the data axis.
-        """
-        with self._in_turns(f"backward of micro-batch {m}, step {inputs.update.number}"):
-            walk_of_units = partial(self._walk, m, inputs)
-            return self._work.backward(place, m, gradient, inputs, walk_of_units)
-
     @contextmanager
-    def _in_turns(self, place: str):
-        """Gather what modules ask for inside the block; its end, or an error, is common to all."""
-        for unit in self._common:
-            unit.gather()
+    def around(self, what: str, m: int, inputs: Inputs):
+        """Gather what modules ask for inside the block; its end, or an error, is common to all.
+
+        Errors: what a module raises on one rank is raised on all data ranks, unless others than
+        these may wait for it; ShardingError if they call modules in different orders.
+        """
+        self.visits.begin()
         try:
             with surrounded_by(self):
                 yield
         except CommunicationError:
             raise
         except Exception as error:
-            if not self._shares_errors or self.turns.have_ended:
+            if self._mesh.size("tensor") > 1 or self.turns.have_ended:
                 raise
+            place = f"{what} of micro-batch {m}, step {inputs.update.number}"
             self.turns.fail(self._described(error, place))
         self.turns.end()
 
     def _described(self, error, place):
         if isinstance(error, MemoryError) and not isinstance(error, OutOfMemoryError):
-            return OutOfMemoryError(describe_shortage(self._rank, place, error, self._device))
+            rank = self._mesh.group("data").rank
+            return OutOfMemoryError(describe_shortage(rank, place, error, self._device))
         return error
 
-    def _walk(self, m: int, inputs: Inputs, output, gradient) -> WeightGradients:
-        gradients = _GradientsOfWalk(self, inputs.first_gradient + m)
-        if m == self._last_backward:
-            gradients.when_closed = partial(self._reduce_now, inputs.gradient_scale)
+    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output, and write all gradients on the way."""
+        is_last = m == self._last_backward
+        reduce_now = partial(self._reduce_now, inputs.gradient_scale) if is_last else None
+        gradients = _GradientsOfWalk(self, inputs.first_gradient + m, reduce_now)
         try:
             stops = gradients.stops(parameter_uses(output))
             walk((origin_of(output),), (first_gradient(output, gradient),), stops=stops)
@@ -173,36 +170,35 @@ class CalledWork:
             gradients.give_up()
         return WeightGradients([])
 
-    # ---- reductions ------------------------------------------------------------------------------
-
     def _reduce_now(self, scale: float, number: int):
         self.turns.take(len(self.parts) + number)
         self.parts[number].reduce(scale)
         self._reduced.add(number)
 
-    def reduce(self, action: Action, inputs: Inputs, results: Results) -> None:
-        """Do what REDUCE says, unless the backward has done so in this program."""
-        unit = self.units[action.stage, action.unit]
-        if self.parts.index(unit) not in self._reduced:
-            unit.reduce(inputs.gradient_scale)
+    @property
+    def table(self) -> dict:
+        """The program has no gathers."""
+        return {Kind.REDUCE: self._reduce}
 
-
-def _is_parameter(member) -> bool:
-    return isinstance(member, Parameter)
+    def _reduce(self, action, inputs, results):
+        """Sum the gradients of a unit, unless the backward has done so in this program."""
+        number = self._places.index((action.stage, action.unit))
+        if number not in self._reduced:
+            self.parts[number].reduce(inputs.gradient_scale)
 
 
 class _GradientsOfWalk:
     """The gradients of all units in one backward, but for frozen ones, which it only gathers.
 
     micro_batch   its number in the sum
-    when_closed   called with the number of each unit whose gradient is complete
+    when_closed   called with the number of each unit whose gradient is complete; None: nobody is
     """
 
-    def __init__(self, work: CalledWork, micro_batch: int):
-        self._work = work
-        self._visits = work.visits
+    def __init__(self, units: AtCalls, micro_batch: int, when_closed):
+        self._units = units
+        self._visits = units.visits
         self._micro_batch = micro_batch
-        self.when_closed = None
+        self._when_closed = when_closed
         self._open: dict[int, object] = {}  # number of a unit -> its buffer
         self._closed: set[int] = set()
         self._entered: tuple[int, ...] = ()
@@ -213,8 +209,8 @@ class _GradientsOfWalk:
         last_use = {}
         before = ()
         for order, parameters in uses:
-            numbers = self._work.visited(parameters)
-            last_use.update({n: order for n in numbers if n in self._work.trained})
+            numbers = self._units.visited(parameters)
+            last_use.update({n: order for n in numbers if n in self._units.trained})
             if numbers != before:
                 stops.append((order - _BETWEEN, partial(self._turn_to, numbers)))
                 before = numbers
@@ -228,7 +224,7 @@ class _GradientsOfWalk:
     def _turn_to(self, numbers):
         self._leave()
         for number in numbers:
-            if number in self._work.trained:
+            if number in self._units.trained:
                 self._open_unit(number)
         self._visits.enter(numbers)
         self._entered = numbers
@@ -239,44 +235,24 @@ class _GradientsOfWalk:
 
     def _open_unit(self, number):
         if number not in self._open:
-            self._open[number] = self._work.parts[number].gradients.open(self._work.user)
+            self._open[number] = self._units.parts[number].gradients.open(self._units.user)
 
     def _close(self, numbers):
         for number in numbers:
             self._open_unit(number)
             buffer = self._open.pop(number)
-            gradients = self._work.parts[number].gradients
-            gradients.close(self._work.user, self._micro_batch, buffer)
+            gradients = self._units.parts[number].gradients
+            gradients.close(self._units.user, self._micro_batch, buffer)
             self._closed.add(number)
-            if self.when_closed is not None:
-                self.when_closed(number)
+            if self._when_closed is not None:
+                self._when_closed(number)
 
     def end(self) -> None:
         """Close what no operation has used: its gradient is zero."""
         self._leave()
-        self._close([number for number in self._work.trained if number not in self._closed])
+        self._close([number for number in self._units.trained if number not in self._closed])
 
     def give_up(self) -> None:
         """Close what a failed walk has left open."""
-        self.when_closed = None
+        self._when_closed = None
         self._close(list(self._open))
-
-
-class CalledRuntime:
-    """Wraps a runtime: after each program nothing stays gathered."""
-
-    def __init__(self, runtime, work: CalledWork):
-        self.flow, self.executor = runtime.flow, runtime.executor
-        self._runtime = runtime
-        self._work = work
-
-    def run(self, actions: tuple[Action, ...], inputs: Inputs) -> Results:
-        """Run the program. Collective over the mesh. Errors: those of the program; what a module
-        raises on one rank is raised on all data ranks, as is a ShardingError if they called modules
-        in different orders.
-        """
-        self._work.begin(actions)
-        try:
-            return self._runtime.run(actions, inputs)
-        finally:
-            self._work.release()

@@ -87,11 +87,8 @@ def _obstacle(device, mesh, model, work) -> str | None:
         return (
             'it is on device "cpu", and compile() captures CUDA graphs, so it wants device = "cuda"'
         )
-    if work.gathers_by_calls:
-        return (
-            "its modules gather their parameters when they are called, and a graph has no messages "
-            "in it: give it a method blocks(), or train it with DDP or ZeRO"
-        )
+    if work.gathering.obstacle is not None:
+        return work.gathering.obstacle
     if mesh.size("tensor") > 1:
         return (
             f"it has {mesh.size('tensor')} tensor ranks, and CUDA graphs cannot hold the "
@@ -166,7 +163,7 @@ class CudaGraphs:
             return self._work
 
     def _chosen(self, recording, inputs):
-        places = self._pools.places(self._work.units.values())
+        places = self._pools.places(self._work.units)
         if recording.num_steps < CAPTURED:
             return self._work
         if recording.num_steps == CAPTURED:

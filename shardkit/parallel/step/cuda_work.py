@@ -50,7 +50,7 @@ class CapturingWork:
         self._refuse = refuse
         self._made: dict[tuple, object] = {}  # under capture: keeps its memory until it is used
         self._has_failed = False
-        places, stages = work.units, work.stages
+        places, stages = work.units.at, work.stages
         self._copied_names = [
             name for name, place in (("x", stages.first), ("y", stages.last)) if place in places
         ]
@@ -123,7 +123,7 @@ class CapturingWork:
     def _capture(self, key, buffers, compute):
         if self._has_failed:
             return
-        owners, blocks = self._work.owners(key[1]), self._work.units[key[1]].plan.blocks
+        owners, blocks = self._work.owners(key[1]), self._work.units.at[key[1]].plan.blocks
         attributes = _attributes_of(blocks)
         state = _state_of(blocks)
         recorder = GraphRecorder(self._memory, {**_whole_parameters(owners), **buffers})
@@ -211,8 +211,12 @@ class ComparingWork:
         self._work = work
         self._replaying = replaying
         self._refuse = refuse
-        self.arrival = replaying.arrival
-        self.owners = work.owners
+
+    def arrival(self, message, shape, dtype):
+        return self._replaying.arrival(message, shape, dtype)
+
+    def owners(self, place):
+        return self._work.owners(place)
 
     def forward(self, place, m, x, inputs):
         output = self._work.forward(place, m, x, inputs)

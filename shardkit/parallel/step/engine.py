@@ -10,7 +10,6 @@ predictions and losses without learning are in evaluation.py.
 import time
 from dataclasses import replace
 from functools import cached_property
-from math import nan
 
 import numpy
 
@@ -20,19 +19,18 @@ from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError
 from ...layout.policy import Policy
-from ...nn.context import ForwardContext
 from ...nn.module import Module
 from ...optim.clipping import clip_factor
 from ...schedule.actions import Action
 from ...schedule.grid import unit_timeline
 from ..data.overlap import Overlap
-from ..data.unit import Unit
+from ..data.unit import Units
 from ..settings import ShardingConfiguration
 from .assembly import Assembly
-from .batch import AgreedBatch, Batches, each, part_of
+from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
-from .inputs import Inputs, MicroBatch, Results, Update
+from .inputs import Inputs, Results, Update
 from .votes import (
     NOTHING_COUNTS,
     SkippedStep,
@@ -43,15 +41,55 @@ from .votes import (
 )
 
 
+class Accumulation:
+    """Counts what the gradients of all units are sums of.
+
+    samples         of all ranks, since the last step, that were accumulated
+    computed        of all ranks, by compute_gradients() since then
+    items           whose gradients are accumulated but not reduced
+    micro_batches   of this rank, accumulated but not reduced
+    reduced_items   whose gradients are reduced; None: given by hand
+    is_reduced      there are gradients for a step: reduced, or given by hand
+    """
+
+    def __init__(self):
+        self.reduced_items: float | None = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Begin anew."""
+        self.samples = self.computed = self.micro_batches = 0
+        self.items = 0.0
+        self.is_reduced = False
+
+    def add(self, micro_batches: int, samples: int, items: float) -> None:
+        """Count gradients that were added to those of earlier calls."""
+        self.micro_batches += micro_batches
+        self.samples += samples
+        self.items += items
+
+    def count(self, computed: int) -> None:
+        """Count samples of all calls of compute_gradients() since the last step."""
+        self.computed = computed
+
+    def reduce(self, items: float | None) -> None:
+        """Count gradients of so many items as reduced, and none as pending."""
+        self.reduced_items, self.is_reduced = items, True
+        self.items = 0.0
+        self.micro_batches = 0
+
+
 class Engine:
     """Trains a wrapped model on `mesh` under `policy`.
 
     Making one, and every method here, is collective over the mesh.
 
-    ballot          whether to stop, voted on before each step of train(); None: nobody asks
+    parts           what it is made of (assembly.py)
+    compilation     of its steps as CUDA graphs
+    overlap         whether messages go ahead in the next step
+    ballot          whether to stop, voted on before each train() and accumulate(); None: nobody
+                    asks
     gradient_norm   of the last step, before clipping; None if nothing clips
-    trained_units   of this rank, and trained_here those that are not copies: without frozen ones
-    listening       who is told of its steps and actions, and how long they waited for others
     """
 
     def __init__(
@@ -63,76 +101,75 @@ class Engine:
         *,
         is_copy: bool = False,
     ):
-        self.model = model
-        self.config = config
-        self.mesh = mesh
-        self.data = mesh.group("data")
-        self.pipeline = mesh.group("pipeline")
-        parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
-        self.device = parts.device
-        self.numerics = parts.numerics
-        self.loss_scale = parts.loss_scale
-        self.stages = parts.stages
-        self.memory = parts.pools
-        self.weights = parts.weights
-        self.state = parts.state
-        self.buffers = parts.state.buffers
-        self._observing = [self.buffers] if self.buffers.everyones else []
-        self.units_by_place = parts.units
-        self.units = list(parts.units.values())
-        self.trained_units = [unit for unit in self.units if unit.is_trained]
-        self.trained_here = [unit for unit in self.trained_units if not unit.plan.is_copy]
-        self._programs = parts.programs
-        self._ahead = parts.ahead
+        self.model, self.config, self.mesh = model, config, mesh
+        self.parts = parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
-        self._batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
-        self._losses = StepLosses(mesh, self.stages.last_rank)
+        batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
+        self._batches, self._intake = batches, Intake(batches, parts, config)
+        self._losses = StepLosses(mesh, parts.stages.last_rank)
         self.evaluation = Evaluation(
             parts.plain,
-            self._programs.forward,
-            self._batches,
+            parts.programs.forward,
+            batches,
             self._losses,
             mesh,
-            self.device,
-            self.numerics,
-            self.weights,
+            parts.device,
+            parts.numerics,
+            parts.state.weights,
             seed=config.seed,
         )
         is_possible = (
-            self.device.kind == "cpu"
-            and self.data.world_size > 1
-            and self._programs.ahead != self._programs.plain
+            parts.device.kind == "cpu"
+            and mesh.size("data") > 1
+            and parts.programs.ahead != parts.programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
-        self.listening = parts.listening
+        self._gradients = Accumulation()
         self.ballot: Ballot | None = None
         self.gradient_norm: float | None = None
-        self._samples_accumulated = 0  # of all ranks, since the last step
-        self._samples_computed = 0  # of all ranks, by compute_gradients() since then
-        self._items_pending = 0.0  # whose gradients are accumulated but not reduced
-        self._items_reduced: float | None = None  # whose gradients are reduced; None: given by hand
-        self._micro_batches_pending = 0
-        self._has_gradients = False  # reduced, or given by hand
         self.weights.settle()
 
-    def clear_activations(self):
-        """Return the memory of activations to the operating system. No communication."""
-        self.memory.arena.clear()
-        self.compilation.forget()
+    # ---- its parts, as others ask for them -------------------------------------------------------
 
     @property
-    def own_units(self) -> list[Unit]:
-        """The units of this rank that are not copies of another pipeline rank's."""
-        return [unit for unit in self.units if not unit.plan.is_copy]
+    def device(self):
+        """The device of this rank."""
+        return self.parts.device
+
+    @property
+    def units(self) -> Units:
+        """The units of this rank."""
+        return self.parts.units
+
+    @property
+    def state(self):
+        """What a checkpoint holds: weights, buffers, the optimizer's state, counts."""
+        return self.parts.state
+
+    @property
+    def weights(self):
+        """The parameters of all units."""
+        return self.parts.state.weights
+
+    @property
+    def listening(self):
+        """Who is told of its steps and actions, and how long they waited for others."""
+        return self.parts.listening
+
+    def clear_activations(self):
+        """Give the memory of activations back to the operating system. No communication."""
+        self.parts.pools.arena.clear()
+        self.compilation.forget()
 
     @property
     def runtime(self):
         """What runs the next step."""
-        return self._ahead if self.overlap.is_on else self.compilation.runtime
+        return self.parts.ahead if self.overlap.is_on else self.compilation.runtime
 
     @property
     def _program(self):
-        return self._programs.ahead if self.overlap.is_on else self._programs.plain
+        programs = self.parts.programs
+        return programs.ahead if self.overlap.is_on else programs.plain
 
     @property
     def program(self) -> tuple[Action, ...]:
@@ -155,7 +192,7 @@ class Engine:
         """Take one whole step; return the mean loss of the global batch before it."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        batch, inputs = self._prepare(x, y, ballot=self.ballot)
+        batch, inputs = self._intake.inputs(x, y, ballot=self.ballot)
         results = self._compute(batch, inputs)
         loss = self._take_step(results, batch.items)
         self.state.samples_seen += batch.samples
@@ -169,29 +206,29 @@ class Engine:
 
         Afterwards units hold the mean gradient of what this rank owns.
         """
-        first = self._samples_computed
-        batch, inputs = self._prepare(x, y, loss, first_sample=first)
+        first = self._gradients.computed
+        batch, inputs = self._intake.inputs(x, y, loss, first_sample=first)
         if not batch.items:
-            raise ShapeError(f"{NOTHING_COUNTS}; there is no mean gradient of nothing")
+            raise ShapeError(f"{NOTHING_COUNTS}; the mean gradient is undefined")
         results = self._compute(batch, inputs)
-        self._samples_computed = first + batch.samples
+        self._gradients.count(first + batch.samples)
         mean_loss = self._losses.mean_of(results, batch.items)
         self._check_failures(results)
         return mean_loss
 
     def accumulate(self, x, y) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
-        batch, inputs = self._prepare(
+        pending = self._gradients
+        batch, inputs = self._intake.inputs(
             x,
             y,
-            first_gradient=self._micro_batches_pending,
-            first_sample=self._samples_accumulated,
+            ballot=self.ballot,
+            first_gradient=pending.micro_batches,
+            first_sample=pending.samples,
         )
         results = self.runtime.run(self._program.local, inputs)
         self._check_failures(results)
-        self._micro_batches_pending += self.config.micro_batches
-        self._samples_accumulated += batch.samples
-        self._items_pending += batch.items
+        pending.add(self.config.micro_batches, batch.samples, batch.items)
         self.state.samples_seen += batch.samples
         return self._losses.mean_of(results, batch.items)
 
@@ -200,23 +237,21 @@ class Engine:
 
         Errors: ShardingError if there is nothing.
         """
-        if not self._micro_batches_pending:
+        if not self.has_pending_gradients:
             raise ShardingError(
                 "no gradients are pending: call train() with auto_synchronize_gradients=False first"
             )
-        self._items_reduced = self._items_pending
-        inputs = Inputs(gradient_scale=self._gradient_scale(self._items_pending))
+        items = self._gradients.items
+        inputs = Inputs(gradient_scale=self._intake.gradient_scale(items))
         self.runtime.run(self._program.reduction, inputs)
-        self._has_gradients = True
-        self._items_pending = 0.0
-        self._micro_batches_pending = 0
+        self._gradients.reduce(items)
 
     def update(self, learning_rate: float | None = None):
         """Clip and apply the rule to the reduced gradients. Errors: ShardingError if there are
         none.
         """
-        self._check_own_weights()
-        if not self._has_gradients:  # known on all ranks, also where all is frozen
+        self._intake.check_weights()
+        if not self._gradients.is_reduced:  # known on all ranks, also where all is frozen
             raise ShardingError(
                 "no synchronized gradients; call compute_gradients() or synchronize_gradients() "
                 "first"
@@ -226,7 +261,7 @@ class Engine:
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
         gradients = host_array("gradients", gradients)
-        wanted = (sum(unit.num_updated for unit in self.trained_here),)
+        wanted = (sum(unit.optimizer.parameters.size for unit in self.units.trained.own),)
         if numpy.shape(gradients) != wanted:
             raise ShapeError(
                 f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as "
@@ -242,103 +277,38 @@ class Engine:
         units.
         """
         self.weights.check()
-        for unit in self.trained_units:
+        for unit in self.units.trained:
             unit.gradients.drop()
             unit.gradients.put(0)
         at = 0
-        self._items_reduced = None
-        for unit in self.trained_here:
-            given = gradients[at : at + unit.num_updated]
-            unit.gradients.updated[...] = self.device.from_host(given)
-            at += unit.num_updated
-        self._has_gradients = True
+        for unit in self.units.trained.own:
+            updated = unit.gradients.updated
+            updated[...] = self.device.from_host(gradients[at : at + updated.size])
+            at += updated.size
+        self._gradients.reduce(None)
         self.runtime.run(self._program.ties, Inputs())  # copies, which have zero, get the sum
         self.update(learning_rate)
 
     @property
     def has_pending_gradients(self) -> bool:
         """True if accumulate() left gradients that are not reduced yet."""
-        return self._micro_batches_pending > 0
+        return self._gradients.micro_batches > 0
 
     def drop_gradients(self):
         """Forget accumulated and reduced gradients, and what buffers observed. No communication."""
-        for unit in self.trained_units:
+        for unit in self.parts.units.trained.all:
             unit.gradients.drop()
-        for buffers in self._observing:
+        for buffers in self.parts.observing:
             buffers.drop()
-        self._items_pending = 0.0
-        self._micro_batches_pending = self._samples_accumulated = self._samples_computed = 0
-        self._has_gradients = False
+        self._gradients.drop()
 
     # ---- one step --------------------------------------------------------------------------------
-
-    def _prepare(
-        self,
-        x,
-        y,
-        loss=None,
-        ballot: Ballot | None = None,
-        first_gradient: int = 0,
-        first_sample: int = 0,
-    ) -> tuple[AgreedBatch, Inputs]:
-        """Agree on the batch, and cut this rank's part into micro-batches.
-
-        first_sample   number of the first in the whole batch of the step, of which this is a part
-        """
-        self.weights.check()
-        self._check_own_weights()
-        num = self.config.micro_batches
-        batch = self._batches.agree(x, y, num, loss, ballot)
-        size = batch.own_samples // num
-        x = self.numerics.entering(each(self.device.from_host, batch.x))
-        y = each(self.device.from_host, batch.y)
-        micro_batches = tuple(
-            MicroBatch(
-                part_of(x, start, size),
-                part_of(y, start, size),
-                ForwardContext(
-                    training=True,
-                    seed=self.config.seed,
-                    step=self.state.step_number,
-                    first_sample=first_sample + batch.first_sample + start,
-                    num_samples=size,
-                    observer=self._observer(first_gradient + number),
-                ),
-            )
-            for number, start in enumerate(range(0, num * size, size))
-        )
-        return batch, Inputs(
-            micro_batches,
-            batch.loss,
-            batch.form,
-            loss_scale=self.loss_scale.value,
-            gradient_scale=self._gradient_scale(batch.items),
-            first_gradient=first_gradient,
-            update=Update(self.state.next_update),
-        )
-
-    def _check_own_weights(self):
-        """Errors: ShardingError while averages stand in the place of the weights."""
-        if self.state.averages.is_in_use:
-            self.state.averages.check_not_in_use("train")
-
-    def _observer(self, micro_batch: int):
-        """Return what takes the observations of buffers; None in a model that has none."""
-        return next((buffers.observer(micro_batch) for buffers in self._observing), None)
-
-    def _gradient_scale(self, items: float) -> float:
-        """Return the factor from sums over items, of a scaled loss, to means.
-
-        NaN if there are no items, so that no rank takes the step.
-        """
-        return 1.0 / items / self.loss_scale.value if items else nan
 
     def _compute(self, batch: AgreedBatch, inputs: Inputs) -> Results:
         """Run forward, backward and reduction."""
         self.drop_gradients()
-        self._items_reduced = batch.items
         results = self.runtime.run(self._program.gradients, inputs)
-        self._has_gradients = True
+        self._gradients.reduce(batch.items)
         return results
 
     def _take_step(
@@ -352,29 +322,30 @@ class Engine:
         Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory, what a block
         of a rank raised; nothing has changed then.
         """
-        is_empty = self._items_reduced == 0
+        is_empty = self._gradients.reduced_items == 0
+        state, units = self.parts.state, self.parts.units
         is_good = computed.failure is None and not is_empty
-        update = Update(self.state.next_update, learning_rate, is_good=is_good, computed=computed)
+        update = Update(state.next_update, learning_rate, is_good=is_good, computed=computed)
         norm = self.runtime.run(self._program.clip, Inputs(update=update)).gradient_norm
         self.gradient_norm = norm
         skip = None
-        takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, self.trained_units)
+        takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, units.trained.all)
         loss = None if items is None else self._losses.mean_of(computed, items)
         if takes_it:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
             self.runtime.run(self._program.step, Inputs(update=update))
-            for buffers in self._observing:
+            for buffers in self.parts.observing:
                 buffers.apply()
         else:
             self.drop_gradients()
             raise_failure(self.mesh.world, computed.failure)
             ranks = ranks_with_bad_losses(self.mesh.world, computed.losses.values())
-            skip = SkippedStep(self.state.step_number + 1, loss, norm, ranks, is_empty)
-        self.state.skips.count(skip)
+            skip = SkippedStep(state.step_number + 1, loss, norm, ranks, is_empty)
+        state.skips.count(skip)
         if not is_empty:
-            self.loss_scale.count(skip is None)
+            state.loss_scale.count(skip is None)
         self._finish_step()
         return loss
 
@@ -387,8 +358,9 @@ class Engine:
             raise_together(self.mesh.world, results.failure)
 
     def _finish_step(self):
-        self.state.step_number += 1
-        self.weights.is_initial = False
+        state = self.parts.state
+        state.step_number += 1
+        state.weights.is_initial = False
         self.drop_gradients()
-        for unit in self.units:
+        for unit in self.parts.units.all:
             unit.gather_if_lasting()

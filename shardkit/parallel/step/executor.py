@@ -1,7 +1,8 @@
 """The executor: one table that says what each kind of action does, and one loop over the actions.
 
-    program --> Runtime --> Executor --> flow.py      F, B, W, SEND, RECV, WAIT
-                                     --> updates.py   GATHER, RELEASE, REDUCE, TIE, CLIP, STEP
+    program --> Runtime --> Executor --> flow.py        F, B, W, SEND, RECV, WAIT
+                                     --> gathering.py   GATHER, RELEASE, REDUCE
+                                     --> updates.py     TIE, CLIP, STEP
 
 Nothing here knows a policy or a schedule: the one is in the units, the other in the program. What a
 step has to deal with beside its actions wraps an executor and has its execute(): memory that runs
@@ -17,6 +18,7 @@ from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
 from ...schedule.actions import Action, Kind
+from ..data.unit import Units
 from .inputs import Inputs, Results
 from .recorder import Recorder
 from .votes import fetch
@@ -137,16 +139,18 @@ class Runtime:
     executor   what executes
     flow       activations on their way; it and its transfers begin anew with each program
     movement   of parameters and gradients over the data axis
+    gathering  is told where a program begins and ends
     units      that forget a program which fails
     arena      where activations, their gradients and temporaries lie
     numerics   how all of it computes
     """
 
-    def __init__(self, executor, flow, movement, units: list, arena: Arena, numerics):
+    def __init__(self, executor, flow, movement, gathering, units: Units, arena: Arena, numerics):
         self.executor = executor
         self.flow = flow
         self.movement = movement
-        self._units = units
+        self._gathering = gathering
+        self._units = units.all
         self._arena = arena
         self._numerics = numerics
 
@@ -156,6 +160,7 @@ class Runtime:
         Errors, on this rank alone: what an action raises, unless it is told in results.failure.
         """
         results = Results()
+        self._gathering.enter(actions)
         try:
             with self._arena.in_use(), self._numerics.in_use():
                 self.flow.begin(actions, inputs)
@@ -170,4 +175,5 @@ class Runtime:
             raise
         finally:
             self.flow.clear()
+            self._gathering.leave()
         return results

@@ -33,8 +33,9 @@ class Flow:
         self._has_neighbors = len(set(stages.rank_of.values())) > 1  # else nothing is sent
         self._first, self._first_trained = stages.first, stages.first_trained
         self._last = stages.last
-        self._after = {place: stages.after(place) for place in work.units if place != self._last}
-        self._before = {place: stages.before(place) for place in work.units if place != self._first}
+        here = work.units.at
+        self._after = {place: stages.after(place) for place in here if place != self._last}
+        self._before = {place: stages.before(place) for place in here if place != self._first}
         self._numbers = {place: number for number, place in enumerate(stages.places)}
         self._activations: dict[tuple, Any] = {}  # (unit, micro-batch) -> its input, until its F
         self._gradients: dict[tuple, Any] = {}  # (unit, micro-batch) -> of its output, until its B

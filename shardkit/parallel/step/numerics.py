@@ -159,7 +159,7 @@ class LossScale:
         return self._initial is not None
 
     def reset(self):
-        """Return to the initial scale."""
+        """Set the scale back to its initial value."""
         self.value, self.good_steps = self._initial or 1.0, 0
 
     def count(self, is_taken: bool) -> None:

@@ -1,5 +1,5 @@
-"""The recorder: spans of what a rank did, from when to when. Whatever tells where the time of a
-step goes is read from them.
+"""The recorder: spans of what a rank did, and when. Whatever tells where the time of a step goes is
+read from them.
 
     step 20 |-- agree -- 0F0 -- 0.0GATHER -- 0F1 -------------- CLIP -- 0.0STEP --|    actions
                  [gelu]   [all_reduce]         [wait for irecv]                        calls inside

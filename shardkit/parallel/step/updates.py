@@ -1,7 +1,4 @@
-"""What actions do with whole units: parameters before they compute, gradients and the update after.
-
-A unit's gradient is reduced when its last W is done, and the step is taken when all are.
-"""
+"""The update: what actions do with reduced gradients, once those of all units are there."""
 
 from math import isfinite, nan
 
@@ -12,10 +9,11 @@ from ...array.arena import empty
 from ...array.backend import is_array, xp_of
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.mesh import Mesh
+from ...layout.axes import Held, apart
 from ...schedule.actions import Kind
 from ..data.gradients import NORM_BLOCK
 from ..data.movement import Movement
-from ..data.unit import Unit
+from ..data.unit import Units
 from ..pipeline.stages import Place, Stages
 from .inputs import Update
 from .votes import fetch
@@ -24,58 +22,41 @@ from .votes import fetch
 class Updates:
     """The units of one pipeline rank.
 
-    units       {place: unit}, in the order of the model
+    units       of this rank
     stages      of the whole model
-    mesh        CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
+    mesh        CLIP is collective over all its ranks
     movement    of these units
     transfers   of this rank, for gradients of tied units
     """
 
-    def __init__(
-        self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, movement: Movement, transfers
-    ):
-        self.units = units
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh, movement: Movement, transfers):
+        self._units = units
         self._stages = stages
-        self._mesh, self._movement = mesh, movement
+        self._movement = movement
         self._transfers = transfers
+        self._apart = [mesh.group(axis) for axis in reversed(apart(Held.PARAMETERS))]
 
     @property
     def table(self) -> dict:
         """What each kind of action does."""
         return {
-            Kind.BEGIN_GATHER: self._on_unit(Unit.begin_gather),
-            Kind.GATHER: self._on_unit(Unit.gather),
-            Kind.RELEASE: self._on_unit(Unit.release),
-            Kind.BEGIN_REDUCE: self._on_unit(Unit.begin_reduce),
-            Kind.REDUCE: self._reduce,
             Kind.TIE: self._tie,
             Kind.CLIP: self._clip,
             Kind.STEP: self._step,
         }
 
-    def _on_unit(self, method):
-        """Return what calls this method of the unit that an action names."""
-
-        def act(action, inputs, results):
-            method(self.units[action.stage, action.unit])
-
-        return act
-
-    def _reduce(self, action, inputs, results):
-        self.units[action.stage, action.unit].reduce(inputs.gradient_scale)
-
     def _tie(self, action, inputs, results):
         """Add the gradients of a tied unit and its replicas, in one order on all their ranks."""
         place = Place(action.stage, action.unit)
         ranks, tag = self._stages.holders[place], self._stages.holder_tag(place)
-        self._transfers.add_over(ranks, self.units[place].gradients.updated, tag)
+        self._transfers.add_over(ranks, self._units.at[place].gradients.updated, tag)
 
     def _clip(self, action, inputs, results):
         results.gradient_norm = self._gradient_norm(inputs.update)
 
     def _step(self, action, inputs, results):
         update = inputs.update
-        self.units[action.stage, action.unit].step(
+        self._units.at[action.stage, action.unit].step(
             update.number, update.clip_factor, update.learning_rate
         )
 
@@ -88,7 +69,7 @@ class Updates:
         the number of ranks.
         """
         sharing = self._movement.group
-        units = {place: unit for place, unit in self.units.items() if unit.is_trained}
+        units = self._units.trained.at
         local = [
             unit.gradients.squares() for unit in units.values()
         ]  # [blocks of this rank's shard] each
@@ -114,9 +95,10 @@ class Updates:
     def _norm_over_stages(self, units: dict, sums: list[float], nan_or_zero: float) -> float:
         """Return the norm from sums of squares of these units of this rank."""
         of_units = numpy.full(len(self._stages.places), nan_or_zero)
-        for (place, unit), total in zip(units.items(), sums):
-            of_units[self._stages.places.index(place)] += 0.0 if unit.plan.is_copy else total
-        for group in (self._mesh.group("tensor"), self._mesh.group("pipeline")):
+        for place, total in zip(units, sums):
+            counts = place in self._units.own.at
+            of_units[self._stages.places.index(place)] += total if counts else 0.0
+        for group in self._apart:
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)
             of_units = of_ranks.sum(0)

@@ -16,12 +16,14 @@ from typing import Any
 from ...array.arena import Arena
 from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
-from ...nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
+from ...nn.autograd import Tensor, WeightGradients, no_grad
 from ...nn.buffer import unobserved
 from ...nn.context import begin_block, forward_context, late_logits
-from ...nn.trees import arrays_of, as_tensors, backward_through, gradients_of
-from ..data.unit import Unit
+from ...nn.module import Module
+from ...nn.trees import arrays_of, as_tensors, gradients_of
+from ..data.unit import Unit, Units
 from ..pipeline.stages import Place, Stages
+from .gathering import Gathering
 from .inputs import Inputs
 
 
@@ -41,26 +43,26 @@ class UnitGraph:
 class Work:
     """Computes with the units of one pipeline rank.
 
-    units              {place: unit} of this rank
+    units              of this rank
     arena              where received arrays lie
+    gathering          sees to it that their parameters are whole (gathering.py)
     keep_activations   False for activation checkpointing
     """
 
-    gathers_by_calls = False
-
     def __init__(
-        self, units: dict[Place, Unit], stages: Stages, arena: Arena, *, keep_activations: bool
+        self,
+        units: Units,
+        stages: Stages,
+        arena: Arena,
+        gathering: Gathering,
+        *,
+        keep_activations: bool,
     ):
         self.units = units
         self.stages = stages
+        self.gathering = gathering
         self._first_trained = stages.first_trained
         self._last = stages.last
-        self._owners = {
-            place: [units[at] for at in stages.used(place) if units[at].is_trained]
-            if place in stages.lenders
-            else []
-            for place in units
-        }
         self._blocks = _numbered_blocks(stages)
         self._arena = arena
         self._keep_activations = keep_activations
@@ -68,7 +70,13 @@ class Work:
 
     def on_tapes_of_its_own(self) -> "Work":
         """Return another that computes with the same units."""
-        return Work(self.units, self.stages, self._arena, keep_activations=self._keep_activations)
+        return Work(
+            self.units,
+            self.stages,
+            self._arena,
+            self.gathering,
+            keep_activations=self._keep_activations,
+        )
 
     def arrival(self, message, shape, dtype):
         """Return an array for what this message will bring."""
@@ -76,6 +84,10 @@ class Work:
 
     def forward(self, place: Place, m: int, x, inputs: Inputs):
         """Return the output of a unit for micro-batch m, or its loss, summed over the items."""
+        with self.gathering.around("forward", m, inputs):
+            return self._forward(place, m, x, inputs)
+
+    def _forward(self, place, m, x, inputs):
         context = inputs.micro_batches[m].context
         learns = inputs.loss is not None and place >= self._first_trained
         takes_gradient = place > self._first_trained
@@ -107,21 +119,22 @@ class Work:
             x = block(x)
         return x
 
-    def backward(self, place: Place, m: int, gradient, inputs: Inputs, walk=None):
+    def backward(self, place: Place, m: int, gradient, inputs: Inputs):
         """Return the gradient of the unit's input, or None for the first unit that is trained.
 
         gradient   of the unit's output, of a tree a list; None after the loss
-        walk       (output, gradient) -> what is still to be computed for parameters; None: all is
         """
+        with self.gathering.around("backward", m, inputs):
+            return self._backward(place, m, gradient, inputs)
+
+    def _backward(self, place, m, gradient, inputs):
         graph = self._graphs[place, m]
         if graph.output is None:
             again = inputs.micro_batches[m].context.observed_by(unobserved)
             graph.output = self._compute(place, m, graph.input, inputs, again)
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
-        if walk is None:
-            walk = backward_inputs if isinstance(graph.output, Tensor) else backward_through
-        graph.weight_gradients = walk(graph.output, gradient)
+        graph.weight_gradients = self.gathering.walk(graph.output, gradient, m, inputs)
         for_input = None
         if place > self._first_trained:
             is_usual = type(graph.input) is Tensor and graph.input.grad is not None
@@ -130,12 +143,8 @@ class Work:
         return for_input
 
     def owners(self, place: Place) -> list[Unit]:
-        """Return the units to whose parameters this one gives gradients: of itself, those that it
-        borrows from, and the parts of both, the ones that are trained.
-
-        A copy gives none.
-        """
-        return self._owners[place]
+        """Return the units to whose parameters weight() gives gradients."""
+        return self.gathering.owners(place)
 
     def weight(self, place: Place, m: int, buffers, inputs: Inputs) -> None:
         """Write the gradients of the parameters of owners(place).
@@ -155,11 +164,11 @@ def _numbered_blocks(stages: Stages) -> dict[Place, list[tuple]]:
     A block that is in the model twice is at home where it comes first.
     """
     numbered: dict[Place, list[tuple]] = {}
-    seen: list[int] = []
+    seen: list[Module] = []
     for place, plan in stages.plans.items():
         numbered[place] = []
         for block in plan.blocks:
-            home = None if id(block) in seen else block.path_in_model
+            home = None if any(block is one for one in seen) else block.path_in_model
             numbered[place].append((home, len(seen), block))
-            seen.append(id(block))
+            seen.append(block)
     return numbered

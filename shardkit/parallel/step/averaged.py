@@ -68,7 +68,7 @@ class Averages:
         """Yield 1-D views of each owned weight that is trained and of its average, box by box."""
         boxes_of = self._weights.boxes_of
         weights = boxes_of(
-            {"model": lambda unit: unit.owned_parameters if unit.is_trained else None}
+            {"model": lambda unit: unit.owned_parameters if unit.gradients is not None else None}
         )
         averages = boxes_of({AVERAGE: lambda unit: unit.owned_state(AVERAGE)})
         for (_, piece, own), (_, other, average) in zip(weights, averages, strict=True):

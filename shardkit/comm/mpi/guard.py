@@ -24,13 +24,13 @@ from math import inf
 import numpy
 
 from ...errors import CommunicationError
-from ..mpi.ending import ending
-from ..mpi.launch import ranks_text
+from ..failure.agreement import describe_error
+from ..seats import ranks_text
 from ..watch.attendance import attendance
 from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS, SURE_SECONDS, state_of, whereabouts
-from .agreement import describe_error
+from .ending import ending
 
 LEFT_TAG = 1
 POLL_SECONDS = 0.25  # between two looks at who has left
@@ -99,7 +99,7 @@ class JobGuard:
         thread.start()
 
     def meet(self) -> None:
-        """Return when all ranks have called this. Collective.
+        """Wait until all ranks have called this. Collective.
 
         In a job of another program nobody ends a rank that waits for one that never comes: it is
         told so here. How long the others work is that program's business.

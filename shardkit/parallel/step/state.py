@@ -19,21 +19,22 @@ from ...optim.late import on_state_since
 from ...optim.muon import matrix_rule_of
 from ...optim.rules import Rule
 from ...refusal import check_usable
-from ..step.buffers import Buffers
-from ..step.numerics import LossScale
-from ..step.votes import Skips
+from ..fingerprint import describe
 from ..tensor.claims import is_counted
 from .averaged import Averages
-from .fingerprint import describe
+from .buffers import Buffers
+from .numerics import LossScale
+from .votes import Skips
 
 
 class State:
     """All that a checkpoint of one model holds.
 
     weights         of the same model (weights.py)
-    buffers         of the same model (step/buffers.py)
+    buffers         of the same model (buffers.py)
     averages        of its weights, if the rule keeps some (averaged.py)
     rule            the optimizer rule that the next step applies; groups: with other constants
+    other_rule      the same, if it is another than the configuration's; else None
     step_number     global batches trained on; where the data goes on
     samples_seen    trained on, over all data ranks
     skips           the steps that changed nothing
@@ -51,6 +52,7 @@ class State:
         groups=(),
     ):
         self.weights, self.rule = weights, rule
+        self.other_rule: Rule | None = None
         self.buffers = buffers
         self.averages = Averages(weights)
         self.loss_scale = loss_scale
@@ -151,15 +153,19 @@ class State:
         skipped_steps: int = 0,
         loss_scale: dict | None = None,
         state_since: int = 0,
+        *,
+        awaits_values: bool = False,
     ) -> None:
-        """Go on from these counts, after all owned boxes were written and gradients dropped."""
+        """Go on from these counts, after all owned boxes were written and gradients dropped.
+
+        awaits_values   what was written are no values yet
+        """
         self.state_since = state_since
         self._tell_units_the_rule()
         self.step_number, self.samples_seen = step_number, samples_seen
         self.skips = Skips(skipped_steps)
         self.loss_scale.restore(loss_scale)
-        self.weights.is_initial = False
-        self.weights.settle()
+        self.weights.replace(awaits_values=awaits_values)
 
     def copy_from(self, other: "State") -> None:
         """Take over the state of a model on the same mesh, under the same policy."""
@@ -172,8 +178,13 @@ class State:
             other.skips.total,
             other.loss_scale.state(),
             other.state_since,
+            awaits_values=other.weights.awaits_values,
         )
-        self.weights.awaits_values = other.weights.awaits_values
+
+    def set_weights(self, vector) -> None:
+        """Take the parameters from a whole vector. Errors: as Weights.set()."""
+        self.averages.check_not_in_use("set parameters")
+        self.weights.set(vector)
 
     def averaged(self):
         """Return a context in which the averages that the rule keeps are the weights. Collective.
@@ -201,12 +212,12 @@ class State:
             check_usable(rule)
             self._check_rule(rule)
         check_same(self._world, {"the rule": describe(rule)})
-        self.rule = rule
+        self.rule = self.other_rule = rule
         self._tell_units_the_rule()
 
     def _tell_units_the_rule(self):
         for unit in self.weights.units:
-            unit.rule = on_state_since(self.rule, self.state_since)
+            unit.use_rule(on_state_since(self.rule, self.state_since))
 
     def _check_rule(self, rule):
         were, are = matrix_rule_of(self.rule), matrix_rule_of(rule)
@@ -222,7 +233,7 @@ class State:
     def reset(self) -> None:
         """Clear the optimizer state, and count from the first step again; parameters stay."""
         self.clear()
-        self.restore(0, self.samples_seen)
+        self.restore(0, self.samples_seen, awaits_values=self.weights.awaits_values)
 
     def clear(self, names=None) -> None:
         """Set the optimizer state of these names to zero; None: all. restore() comes next.
@@ -230,7 +241,7 @@ class State:
         No communication.
         """
         for unit in self.weights.units:
-            unit.clear_state(names)
+            unit.optimizer.clear(names)
 
 
 def _listed(names) -> str:

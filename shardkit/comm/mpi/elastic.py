@@ -13,10 +13,10 @@ Source: Bland et al., Post-failure recovery of MPI communication capability, 201
 from ...environment import ranks_may_die
 from ...errors import CommunicationError
 from ..backend import CommunicationBackend
-from ..mpi.backend import MPICommunicationBackend
-from ..mpi.library import import_mpi
 from ..same import check_same
 from ..watch.attendance import attendance
+from .backend import MPICommunicationBackend
+from .library import import_mpi
 
 IS_ELASTIC = {"run.elastic": "True"}  # which ranks that are not say in their first message
 

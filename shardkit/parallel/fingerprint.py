@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy
 
-from ...array.backend import is_device_array, to_host
-from ...layout.policy import Policy
-from ...nn.kept import MAKING
-from ...nn.module import Buffer, Module, Parameter, blocks_of, configuration_of
-from ...optim.groups import ParameterGroup
+from ..array.backend import is_device_array, to_host
+from ..layout.policy import Policy
+from ..nn.kept import MAKING
+from ..nn.module import Buffer, Module, Parameter, blocks_of, configuration_of
+from ..optim.groups import ParameterGroup
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment

@@ -7,10 +7,10 @@
     idle            waiting for another rank to call a verb, or for its message
     rest            outside of all timed calls: Python, and passes over arrays without a kernel
 
-Steps are taken in pairs, one plain and one watched by a stopwatch (stopwatch.py). The watched step
-of median length is reported, and its parts add up to it. In a collective, the time until the last
-rank arrives is idle: ranks exchange their arrival times afterwards, by clocks that a barrier has
-synchronized.
+Steps are taken in pairs, one plain and one watched by a stopwatch (step/stopwatch.py). The watched
+step of median length is reported, and its parts add up to it. In a collective, the time until the
+last rank arrives is idle: ranks exchange their arrival times afterwards, by clocks that a barrier
+has synchronized.
 """
 
 import resource
@@ -20,9 +20,8 @@ from statistics import median
 
 from ...array import kernels
 from ...errors import ShardingError
-from ..model.sharded_model import ShardedModel
-from .recorder import COMMUNICATION, STEP
-from .stopwatch import (
+from ..step.recorder import COMMUNICATION, STEP
+from ..step.stopwatch import (
     MESSAGE_WAIT,
     OPTIMIZER,
     OWN,
@@ -32,6 +31,7 @@ from .stopwatch import (
     overhead_per_call,
     watching,
 )
+from .sharded_model import ShardedModel, parts_of
 
 PARTS = ("products", "kernels", "optimizer", "communication", "idle", "rest")
 WARM_UP_STEPS = 2
@@ -77,7 +77,7 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
     plain = []
     records = []
     traffic = []
-    stopwatch = Stopwatch(model.engine.device)
+    stopwatch = Stopwatch(parts_of(model).engine.device)
     _warm_up(model, x, y)
     world.barrier()
     origin = stopwatch.now()
@@ -96,7 +96,7 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
         records[middle],
         median(plain),
         idle,
-        overhead_per_call(model.engine.device),
+        overhead_per_call(parts_of(model).engine.device),
         traffic[middle],
     )
     return world.all_gather_object(mine)
@@ -108,7 +108,7 @@ def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
     Collective, as profile_steps is; idle time is not told from communication.
     """
     _check_uncompiled(model)
-    overhead = overhead_per_call(model.engine.device)
+    overhead = overhead_per_call(parts_of(model).engine.device)
     _warm_up(model, x, y)
     records = [_watched_step(model, x, y) for _ in range(steps)]
     parts = [_profile(record, record.seconds, 0.0, overhead, (0, 0)).parts for record in records]
@@ -119,12 +119,12 @@ def _warm_up(model: ShardedModel, x, y) -> None:
     """Train until the model has chosen the program that it stays with."""
     for _ in range(WARM_UP_STEPS):
         model.train(x, y)
-    while not model.engine.overlap.is_settled:
+    while not parts_of(model).engine.overlap.is_settled:
         model.train(x, y)
 
 
 def _check_uncompiled(model: ShardedModel):
-    if model.engine.compilation.is_on:
+    if parts_of(model).engine.compilation.is_on:
         raise ShardingError(
             "the model is compiled, and a replay does not go through the functions that are timed; "
             "profile one that is not (parallel.compile = false)"
@@ -132,8 +132,9 @@ def _check_uncompiled(model: ShardedModel):
 
 
 def _watched_step(model: ShardedModel, x, y) -> Record:
-    stopwatch = Stopwatch(model.engine.device)
-    with watching(stopwatch, model.engine.listening), stopwatch.span(OWN, STEP):
+    engine = parts_of(model).engine
+    stopwatch = Stopwatch(engine.device)
+    with watching(stopwatch, engine.listening), stopwatch.span(OWN, STEP):
         model.train(x, y)
     return stopwatch.record
 

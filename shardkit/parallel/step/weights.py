@@ -19,15 +19,15 @@ from ...comm.same import check_same
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread
 from ...nn.module import Module
+from ..fingerprint import describe
 from ..pipeline.stages import Stages
 from ..tensor.claims import global_piece
-from .fingerprint import describe
 
 
 class Weights:
     """The parameters of all units of one model.
 
-    units           of this rank; made from {place: unit}
+    units           of this rank
     is_initial      they are what the seed makes, so that start_over() makes the same again
     awaits_values   they await the values of a checkpoint, on this rank at least
     """
@@ -37,18 +37,17 @@ class Weights:
         model: Module,
         mesh: Mesh,
         stages: Stages,
-        units: dict,
+        units,
         device: Device,
         *,
         is_initial: bool,
         awaits_values: bool,
     ):
-        self.units = list(units.values())
+        self.units = units
         self.is_initial, self.awaits_values = is_initial, awaits_values
         self._model, self._mesh = model, mesh
         self._device = device
-        self._stages, self._units_by_place = stages, units
-        self._own_units = [unit for unit in self.units if not unit.plan.is_copy]
+        self._stages = stages
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = mesh.group("tensor").all_gather_object(boxes)  # by tensor rank
 
@@ -105,8 +104,8 @@ class Weights:
         """
         counts = [sum(boxes[name].size for name in names) for boxes in self._boxes]
         of_ranks = numpy.empty(sum(counts), self.units[0].dtype)
-        if place in self._units_by_place:
-            unit = self._units_by_place[place]
+        if place in self.units.at:
+            unit = self.units.at[place]
             unit.gather()
             own = numpy.ascontiguousarray(to_host(unit.trained_parameters()))
             self._mesh.group("tensor").all_gather(own, of_ranks, counts)
@@ -115,8 +114,11 @@ class Weights:
         return of_ranks
 
     def local(self):
-        """Return what this rank updates, 1-D, a copy. No communication."""
-        return numpy.concatenate([to_host(part) for part in self._local_parts()])
+        """Return what this rank updates, 1-D, a read-only copy. No communication."""
+        self.check()
+        owned = numpy.concatenate([to_host(part) for part in self._local_parts()])
+        owned.flags.writeable = False
+        return owned
 
     @property
     def num_local(self) -> int:
@@ -125,11 +127,11 @@ class Weights:
 
     def _local_parts(self) -> list:
         """Return what this rank updates, in pieces where they lie."""
-        if not self.units[0].updates_all:
-            return [unit.updated_parameters for unit in self._own_units]
+        if not self.units[0].optimizer.updates_all:
+            return [unit.optimizer.parameters for unit in self.units.own]
         slots = {
-            slot.name: unit.updated_parameters[slot.offset : slot.stop]
-            for unit in self._own_units
+            slot.name: unit.optimizer.parameters[slot.offset : slot.stop]
+            for unit in self.units.own
             for slot in unit.layout.slots
         }
         order = [name for name in self._model.named_parameters() if name in slots]
@@ -151,8 +153,7 @@ class Weights:
         views = self._canonical_views(vector)
         for _, piece, array in self.boxes_of({"model": lambda unit: unit.owned_parameters}):
             array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
-        self.is_initial = self.awaits_values = False
-        self.settle()
+        self.replace(awaits_values=False)
 
     def _canonical_views(self, vector) -> dict:
         """Return {name: view of its elements, in the shape of the whole parameter} of a vector."""
@@ -185,8 +186,7 @@ class Weights:
         self.wait_for_readers()
         for unit, values in zip(self.units, copies):
             unit.owned_parameters[...] = values
-        self.is_initial = False
-        self.settle()
+        self.replace(awaits_values=self.awaits_values)
 
     def start_over(self) -> None:
         """Make parameters and optimizer state as the seed makes them."""
@@ -197,9 +197,14 @@ class Weights:
     # ---- around writing to what a rank owns ------------------------------------------------------
 
     def wait_for_readers(self) -> None:
-        """Return when owned values may be written; not needed where all ranks have just agreed."""
+        """Wait until owned values may be written; not needed where all ranks have just agreed."""
         for unit in self.units:
             unit.wait_for_readers()
+
+    def replace(self, *, awaits_values: bool) -> None:
+        """Go on with values that were written in the place of those that were there."""
+        self.is_initial, self.awaits_values = False, awaits_values
+        self.settle()
 
     def settle(self) -> None:
         """Make replicas and gathered parameters follow owned values that were written."""
@@ -223,7 +228,7 @@ class Weights:
                 global_piece(unit.plan.parameters[piece.name], piece),
                 array_of(unit)[piece.start : piece.stop],
             )
-            for unit in (self.units if with_copies else self._own_units)
+            for unit in (self.units if with_copies else self.units.own)
             for group, array_of in arrays.items()
             if array_of(unit) is not None
             for piece in unit.pieces()

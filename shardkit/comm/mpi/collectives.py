@@ -1,0 +1,179 @@
+"""Each collective of a channel as calls of an MPI library, which are made or begun.
+
+    LibraryCall    copies of this rank, then collectives of the library: Allreduce, or Iallreduce if
+                   the call is begun
+    PiecesCall     copies of this rank, then messages with pieces to and from the others
+
+Pieces have a tag of their own, so that they never match messages of users.
+"""
+
+from ..channel import ChannelCall
+from ..checks import PIECE_TAG, pieces_of
+from .requests import RequestsHandle
+
+
+class LibraryCall(ChannelCall):
+    """Collectives of the library, one after the other.
+
+    copies   (source, target): this rank's elements that change their place
+    calls    (name of a communicator's method, its arguments)
+    """
+
+    def __init__(self, channel, verb, arguments, copies, calls):
+        self._channel, self._verb, self._arguments = channel, verb, arguments
+        self._copies, self._calls = copies, calls
+
+    def __call__(self):
+        copy(self._copies)
+        channel = self._channel
+        with channel.errors:
+            if channel.compares_calls:
+                channel.compare(self._verb, self._arguments)
+            for name, arguments in self._calls:
+                getattr(channel.communicator, name)(*arguments)
+
+    def begin(self):
+        copy(self._copies)
+        communicator = self._channel.communicator
+        with self._channel.errors:
+            requests = [
+                getattr(communicator, f"I{name.lower()}")(*arguments)
+                for name, arguments in self._calls
+            ]
+            return RequestsHandle(self._channel, requests, [])
+
+
+class PiecesCall(ChannelCall):
+    """Messages with pieces.
+
+    outgoing, incoming   (rank, piece) of the other ranks
+    """
+
+    def __init__(self, channel, copies, outgoing, incoming):
+        self._channel, self._copies = channel, copies
+        self._outgoing, self._incoming = outgoing, incoming
+
+    def __call__(self):
+        self.begin().wait()
+
+    def begin(self):
+        copy(self._copies)
+        return self._channel.exchange(self._outgoing, self._incoming, PIECE_TAG)
+
+
+def copy(copies) -> None:
+    """Copy each source to its target."""
+    for source, target in copies:
+        target[...] = source
+
+
+def moved(channel, source, target) -> list[tuple]:
+    """Return the copy of a source to its target; none if it is there, or empty."""
+    is_there = not source.size or channel.address(source) == channel.address(target)
+    return [] if is_there else [(source, target)]
+
+
+# ---- collectives of the library ------------------------------------------------------------------
+
+
+def _barrier(channel, verb, arguments):
+    return LibraryCall(channel, verb, arguments, [], [("Barrier", ())])
+
+
+def _all_reduce(channel, verb, arguments):
+    array, op = arguments
+    calls = [
+        ("Allreduce", (channel.mpi.IN_PLACE, span, channel.operations[op]))
+        for span in channel.spans(array)
+    ]
+    return LibraryCall(channel, verb, arguments, [], calls)
+
+
+def _broadcast(channel, verb, arguments):
+    array, root = arguments
+    calls = [("Bcast", (span, root)) for span in channel.spans(array)]
+    return LibraryCall(channel, verb, arguments, [], calls)
+
+
+def _all_gather(channel, verb, arguments):
+    send, receive, counts = arguments
+    slices = pieces_of(receive, counts)
+    if sum(counts) > channel.count_limit:  # every owner broadcasts its slice
+        calls = [
+            ("Bcast", (span, owner))
+            for owner, piece in enumerate(slices)
+            for span in channel.spans(piece)
+        ]
+    elif len(set(counts)) == 1:
+        calls = [("Allgather", (channel.mpi.IN_PLACE, receive))]
+    else:
+        calls = [("Allgatherv", (channel.mpi.IN_PLACE, [receive, counts]))]
+    copies = moved(channel, send, slices[channel.rank])
+    return LibraryCall(channel, verb, arguments, copies, calls)
+
+
+def _reduce_scatter(channel, verb, arguments):
+    send, receive, counts, op = arguments
+    combine = channel.operations[op]
+    if sum(counts) <= channel.count_limit:
+        calls = [("Reduce_scatter", (send, receive, counts, combine))]
+    else:  # every slice is reduced to its owner
+        calls = [
+            ("Reduce", (span, into if owner == channel.rank else None, combine, owner))
+            for owner, piece in enumerate(pieces_of(send, counts))
+            for span, into in zip(
+                channel.spans(piece), channel.spans(receive if owner == channel.rank else piece)
+            )
+        ]
+    return LibraryCall(channel, verb, arguments, [], calls)
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def _scatter(channel, verb, arguments):
+    send, receive, root, counts = arguments
+    if channel.rank != root:
+        return PiecesCall(channel, [], [], [(root, receive)])
+    pieces = pieces_of(send, counts)
+    copies = moved(channel, pieces[root], receive)
+    return PiecesCall(channel, copies, _but(root, pieces), [])
+
+
+def _gather(channel, verb, arguments):
+    send, receive, root, counts = arguments
+    if channel.rank != root:
+        return PiecesCall(channel, [], [(root, send)], [])
+    pieces = pieces_of(receive, counts)
+    return PiecesCall(channel, moved(channel, send, pieces[root]), [], _but(root, pieces))
+
+
+def _but(rank, pieces) -> list[tuple]:
+    """Return the pieces of all other ranks, with these."""
+    return [(other, piece) for other, piece in enumerate(pieces) if other != rank]
+
+
+def _all_to_all(channel, verb, arguments):
+    send, receive, send_counts, receive_counts, send_starts, receive_starts = arguments
+    outgoing = pieces_of(send, send_counts, send_starts)
+    incoming = pieces_of(receive, receive_counts, receive_starts)
+    others = [(channel.rank + step) % channel.size for step in range(1, channel.size)]
+    return PiecesCall(
+        channel,
+        [(outgoing[channel.rank], incoming[channel.rank])],
+        [(rank, outgoing[rank]) for rank in others],
+        [(rank, incoming[rank]) for rank in reversed(others)],
+    )
+
+
+# Functions (channel, verb, arguments) -> ChannelCall.
+COLLECTIVES = {
+    "barrier": _barrier,
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "scatter": _scatter,
+    "gather": _gather,
+    "all_to_all": _all_to_all,
+}

@@ -1,0 +1,76 @@
+"""Sums between nodes, by messages of one rank of each.
+
+Between nodes a message takes long to begin, so an all-reduce waits for as few in a row as it can.
+On two nodes, and of small arrays on a few, each node sends its sums to all others, and all add
+them: one message, where reduce-scatter and all-gather are two. Two nodes send as many bytes either
+way.
+"""
+
+import numpy
+
+from ...array.arena import empty
+from ..checks import PIECE_TAG, pieces_of
+from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
+from ..operations import ReductionOperation
+
+FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each
+COMBINE = {
+    ReductionOperation.SUM: add_slices,
+    ReductionOperation.AVERAGE: add_slices,  # scaled afterwards
+    ReductionOperation.MIN: lambda slices, out: numpy.minimum.reduce(slices, out=out),
+    ReductionOperation.MAX: lambda slices, out: numpy.maximum.reduce(slices, out=out),
+}
+
+
+class NodeSums:
+    """Reductions over nodes.
+
+    far           messages between one rank per node
+    small_bytes   up to which all nodes add all of an array
+    """
+
+    def __init__(self, far, small_bytes: int):
+        self._far, self._small_bytes = far, small_bytes
+
+    def add_all_of(self, mine) -> bool:
+        """Return True if every node adds all sums of its share, and not a part of them."""
+        nodes = self._far.size
+        return nodes == 2 or (nodes <= FEW_NODES and mine.nbytes <= self._small_bytes)
+
+    def add(self, parts, out, op) -> None:
+        """Leave the reduction over nodes of this node's part in `out`, which may be that part.
+
+        parts   what each node gets from this one: views of one array, or the same one for all
+        A window at a time, so that the scratch stays small; the next one travels meanwhile.
+        """
+        window = SCRATCH_ELEMENTS // self._far.size
+        starts = range(0, max(part.size for part in parts), window)
+        room = self._far.size * min(window, parts[self._far.rank].size)
+        scratch = [empty(room, out.dtype) for _ in starts[:2]]
+        under_way = None
+        for number, first in enumerate(starts):
+            begun = self._begin_window(parts, slice(first, first + window), scratch[number % 2])
+            self._end_window(under_way, out, op)
+            under_way = begun
+        self._end_window(under_way, out, op)
+
+    def _begin_window(self, parts, span, scratch):
+        """Post the messages of a window; return their handle, the slices that come, the window."""
+        rank, nodes = self._far.rank, self._far.size
+        own = parts[rank][span]
+        slices = pieces_of(scratch, [own.size] * nodes)
+        slices[rank] = own
+        others = [(rank + step) % nodes for step in range(1, nodes)]
+        handle = self._far.exchange(
+            [(node, parts[node][span]) for node in others],
+            [(node, slices[node]) for node in reversed(others)],
+            PIECE_TAG,
+        )
+        return handle, slices, span
+
+    def _end_window(self, under_way, out, op) -> None:
+        if under_way is not None:
+            handle, slices, span = under_way
+            handle.wait()
+            if slices[0].size:
+                COMBINE[op](slices, out[span])

@@ -1,0 +1,130 @@
+"""Gathering: who makes parameters whole before they are read, and reduces their gradients.
+
+                whole                        gradients written   reduced
+    ByProgram   from GATHER to RELEASE       by W                by REDUCE
+    AtCalls     while a module is called     by B                in the last B, after the last use;
+    (calls.py)                                                   else by REDUCE
+
+The blocks of a model say which unit comes next, so its program can say when to gather it. A single
+block does not: there it is the modules inside of it that say so, when they are called.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, Protocol
+
+from ...array.device import BufferPool, Device, OwnBuffers
+from ...comm.mesh import Mesh
+from ...nn.autograd import Tensor, WeightGradients, backward_inputs
+from ...nn.trees import backward_through
+from ...schedule.actions import Action, Kind
+from ..data.unit import Unit, Units
+from ..pipeline.programs import Programs
+from ..pipeline.stages import Place, Stages
+from .inputs import Inputs
+
+_NOTHING = nullcontext()
+
+
+class Gathering(Protocol):
+    """What runs a step asks of who gathers.
+
+    buffers     makes the buffers that units are gathered in
+    obstacle    why what it lends cannot be captured as CUDA graphs; None if it can
+    can_go_on   a rank that fails while it computes may go through the rest of the program alone
+    """
+
+    buffers: ClassVar[type[BufferPool] | type[OwnBuffers]]
+    obstacle: ClassVar[str | None]
+    can_go_on: bool
+
+    @staticmethod
+    def programs(*args, begins_reductions: bool, **settings) -> Programs:
+        """Return the programs of a pipeline rank, as Programs.of() does."""
+
+    def enter(self, actions: tuple[Action, ...]) -> None:
+        """Begin a program."""
+
+    def leave(self) -> None:
+        """End a program, also one that failed. No communication."""
+
+    def around(self, what: str, m: int, inputs: Inputs) -> AbstractContextManager:
+        """Inside, the parameters of what is computed are whole when they are read.
+
+        what   "forward" or "backward", of micro-batch m
+        """
+
+    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output of micro-batch m; return what is still to be computed for
+        parameters.
+        """
+
+    def owners(self, place: Place) -> list[Unit]:
+        """Return the units to whose parameters W of this one gives gradients."""
+
+    @property
+    def table(self) -> dict:
+        """What those kinds of actions do that are about parameters and gradients of one unit."""
+
+
+class ByProgram:
+    """Units are gathered, released and reduced by actions of the program. A Gathering.
+
+    units    of this rank
+    """
+
+    buffers = BufferPool
+    obstacle = None
+    programs = staticmethod(Programs.of)
+
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh, device: Device):
+        self._units = units.at
+        self.can_go_on = mesh.size("tensor") == 1
+        self._owners = {
+            place: [units.at[at] for at in stages.used(place) if at in units.trained.at]
+            if place in stages.lenders
+            else []
+            for place in units.at
+        }
+
+    @property
+    def table(self) -> dict:
+        """Each action is a call of its unit, collective over the data axis."""
+        return {
+            Kind.BEGIN_GATHER: self._on_unit(Unit.begin_gather),
+            Kind.GATHER: self._on_unit(Unit.gather),
+            Kind.RELEASE: self._on_unit(Unit.release),
+            Kind.BEGIN_REDUCE: self._on_unit(Unit.begin_reduce),
+            Kind.REDUCE: self._reduce,
+        }
+
+    def _on_unit(self, method):
+        """Return what calls this method of the unit that an action names."""
+
+        def act(action, inputs, results):
+            method(self._units[action.stage, action.unit])
+
+        return act
+
+    def _reduce(self, action, inputs, results):
+        self._units[action.stage, action.unit].reduce(inputs.gradient_scale)
+
+    def enter(self, actions: tuple[Action, ...]) -> None:
+        """Do nothing: the actions gather."""
+
+    def leave(self) -> None:
+        """Do nothing: the actions have released."""
+
+    def around(self, what: str, m: int, inputs: Inputs) -> AbstractContextManager:
+        """Do nothing: GATHER has been there."""
+        return _NOTHING
+
+    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output; weight gradients are left to W."""
+        backward = backward_inputs if isinstance(output, Tensor) else backward_through
+        return backward(output, gradient)
+
+    def owners(self, place: Place) -> list[Unit]:
+        """Return the unit itself, those that it borrows from, and the parts of both, as far as they
+        are trained. A copy gives none.
+        """
+        return self._owners[place]
