@@ -66,7 +66,7 @@ def test_a_message_under_way_keeps_its_memory(backend):
         del leaving
         deadline = time.monotonic() + 100
         while machine.used_bytes[0] != used and time.monotonic() < deadline:
-            time.sleep(0.01)  # the watchdog may look at a frame of a verb, and hold its arrays
+            time.sleep(0.01)  # given back soon, and rarely not at once; who holds it is not known
             gc.collect()
         assert machine.used_bytes[0] == used and bool((received == source).all())
 

@@ -9,20 +9,7 @@ from ..module import Module
 
 
 class ReadyModel(Module):
-    """A model with initial weights, a loss and metrics.
-
-    Parameters
-    ----------
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On what it cannot be built with; it is a ValueError.
-    """
+    """A model with initial weights, a loss and metrics; each says itself what it is built with."""
 
     def _checked(self, owner: str, seed: int, dtype: DTypeLike, **sizes: int) -> str:
         """Return the name of the dtype. Errors: ConfigurationError on any of these arguments."""
