@@ -6,6 +6,10 @@ Vectors of channels need no care for strides, windows and ends of rows. There ma
 than those of x: products want whole vectors.
 """
 
+import numpy
+
+from .. import fresh
+from ..arena import empty
 from .notation import inlined, intrinsic, ir, types
 from .panels import NARROW_VECTORS
 from .tiles import VECTOR_BYTES, Lanes, call_once_written, clear_row, index, pointers, smaller
@@ -76,13 +80,23 @@ def _turned(lanes, rows):
     return rows
 
 
+def chains(shape, x, of_sample: int):
+    """Return memory for sums over the samples of x in chains, and for the sums of the chains.
+
+    The second has no elements where one chain is enough, for so many numbers of each sample.
+    """
+    is_one = x.shape[0] * of_sample <= CHAIN
+    sums = numpy.empty(0, x.dtype) if is_one else fresh.zeros(shape, x.dtype)
+    return empty(shape, x.dtype), sums.reshape(shape if sums.size else (0,) * len(shape))
+
+
 @inlined
 def added_up(length, is_last, chain, sums):
     """Add the chain to the sums if it is long, or the last; return how long it is now.
 
     A sum of float32 in one chain loses digits with its length.
     """
-    if length < CHAIN and not is_last:
+    if sums.size == 0 or (length < CHAIN and not is_last):
         return length
     for k in range(chain.size):
         sums[k] += chain[k]

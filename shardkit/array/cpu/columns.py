@@ -19,7 +19,7 @@ import numpy
 from .. import fresh
 from ..arena import empty
 from .arrays import plain
-from .channels import added_up, channels_first, channels_last, wide
+from .channels import added_up, chains, channels_first, channels_last, wide
 from .compiled import compiled, inlined
 from .panels import multiply
 from .tiles import copy_row
@@ -203,8 +203,10 @@ def convolve_input(gradient, weight, bias, window, x):
 def convolve_weight(gradient, x, window, weight):
     """Set weight [O, C, *taps] to its gradient."""
     memory = _memory(x, weight, window, gradient, gradient.shape[1])
-    sums = fresh.zeros((memory[-2].shape[1], memory[-1].shape[1]), x.dtype)
-    _convolve_weight(plain(gradient), plain(x), *memory, fresh.empty_like(sums), sums)
+    shape = memory[-2].shape[1], memory[-1].shape[1]
+    chain, sums = chains(shape, x, prod(gradient.shape[2:]))
+    _convolve_weight(plain(gradient), plain(x), *memory, chain, sums)
+    sums = sums if sums.size else chain
     found = sums[:, : weight.shape[0]].reshape(*weight.shape[2:], weight.shape[1], -1)
     weight[...] = found.transpose(4, 3, 0, 1, 2)
 

@@ -22,7 +22,7 @@ from .. import fresh
 from ..arena import empty
 from ..dtypes import FLOAT32
 from .arrays import plain
-from .channels import added_up, channels_first, channels_last, wide
+from .channels import added_up, chains, channels_first, channels_last, wide
 from .compiled import compiled, inlined
 from .notation import cgutils, intrinsic, types
 from .panels import multiply
@@ -196,10 +196,10 @@ def _weigh_by_points(x, gradient, blocks, before, num_tiles, given, made, chain,
             gradient, block, num_tiles, gradient_lines, gradient_columns, gradients
         )
         for k in range(POINTS * POINTS):
-            sizes = (weight.shape[1], count, at)
+            sizes = (chain.shape[1], count, at)
             left = (k * values.shape[1] * rows, 1, rows)
             start = k * gradients.shape[1] * at
-            into = (k * weight.shape[1] * at, at)
+            into = (k * chain.shape[1] * at, at)
             multiply(sizes, flat, left, right, (start, at), out, into, length == 0)
         length = added_up(length + count, b + 1 == blocks.shape[0], out, whole)
 
@@ -277,10 +277,11 @@ def convolve_weight(gradient, x, window, weight):
     blocks, most = _blocks(x.shape[0], tiles, sum(weight.shape[:2]), x.itemsize)
     given = _memory(tiles, most, x.shape[1], x.dtype, POINTS)
     made = _memory(tiles, most, gradient.shape[1], x.dtype, RESULTS)
-    sums = fresh.zeros((POINTS**2, x.shape[1], made[2].shape[2]), x.dtype)
+    chain, sums = chains((POINTS**2, x.shape[1], made[2].shape[2]), x, prod(tiles))
     before = numpy.array(window.before[1:], numpy.int64)
     about = blocks, before, tiles[1], given, made
-    _weigh_by_points(plain(x), plain(gradient), *about, fresh.empty_like(sums), sums)
+    _weigh_by_points(plain(x), plain(gradient), *about, chain, sums)
+    sums = sums if sums.size else chain
     found = empty((*weight.shape[:2], TAPS * TAPS), x.dtype)
     _transform_weight(sums, *_lines_of_taps(sums), found)
     weight[...] = found.reshape(weight.shape)
