@@ -147,7 +147,7 @@ def test_bits_of_a_sample_do_not_depend_on_the_batch_nor_on_what_else_is_wanted(
 
 # Sizes of the grid and of the taps, samples, channels, outs, stride, dilation, zeros around.
 SHAPES = {
-    "pointwise": [
+    "one_tap": [
         ((5, 7), (1, 1), 3, 9, 17, 1, 1, 0),
         ((33,), (1,), 2, 40, 8, 1, 1, 0),
         ((3, 4, 5), (1, 1, 1), 2, 8, 33, 1, 1, 0),

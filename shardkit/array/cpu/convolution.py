@@ -1,6 +1,6 @@
 """Convolution and its gradients, by the quickest of four ways.
 
-    pointwise.py  a matrix product for each sample               taps of one position
+    one_tap.py    a matrix product for each sample               taps of one position
     swept.py      tiles of sums over a packed part of x          few channels, or groups of them
     columns.py    one product of what the windows read           windows with little in common
     winograd.py   a quarter of the products                      many channels, 3 x 3 taps
@@ -11,9 +11,9 @@ the others, and ranks never differ.
 
 from ..arena import empty
 from ..registry import on_cpu
-from . import columns, pointwise, swept, winograd
+from . import columns, one_tap, swept, winograd
 
-WAYS = pointwise, winograd, columns, swept  # the first that is quicker than those after it
+WAYS = one_tap, winograd, columns, swept  # the first that is quicker than those after it
 
 
 @on_cpu
