@@ -8,7 +8,7 @@
     Window     its span, in memory that all   wait until all ranks       (others keep gradients)
                ranks of the group share       have written
 
-What blocks read is lent AsItIs, or Rounded to half floats that lie in a keeper beside: the rank
+What blocks read is what is trained, or Rounded to half floats that lie in a keeper beside: the rank
 rounds what it has of the master weights, in a Whole or a Shard, and then that keeper gathers.
 
 A group is the data axis, or a run of it: then as many groups keep the same (movement.py). They add
@@ -146,9 +146,12 @@ class Whole(Keeper):
         """Do nothing: each rank has filled all of `whole`."""
 
     @staticmethod
-    def after_step(lent: Keeper, lending) -> Freshness:
-        """Return what blocks would read after each rank has updated all that it keeps."""
-        return lending.after_spread(lent)
+    def after_step(source) -> Freshness:
+        """Return what blocks would read after each rank has updated all that it keeps.
+
+        source   what gathers it: see Keepers.keep_parameters
+        """
+        return source.after_spread
 
     # for masters of half floats
 
@@ -255,7 +258,7 @@ class Shard(Keeper):
         site.movement.group.all_gather(whole[site.shard], whole)
 
     @staticmethod
-    def after_step(lent: Keeper, lending) -> Freshness:
+    def after_step(source) -> Freshness:
         """Return what blocks would read after each rank has updated its span."""
         return Freshness.STALE
 
@@ -413,43 +416,25 @@ class Window(Keeper):
         return self.whole[: self._site.layout.length]
 
 
-class AsItIs:
-    """How parameters get to blocks in the dtype that they are trained in."""
-
-    def begin_gather(self, lent: Keeper) -> None:
-        """Post the messages of gather(), which comes next. Collective over the group."""
-        lent.begin_gather()
-
-    def gather(self, lent: Keeper) -> None:
-        """Fill what is lent. Collective over the group."""
-        lent.gather()
-
-    def after_spread(self, lent: Keeper) -> Freshness:
-        """Return what blocks would read after all ranks have what their owners wrote."""
-        return lent.after_spread
-
-
 class Rounded:
-    """How they get there as half floats, of master weights in another keeper.
+    """Fills what blocks read with half floats, of master weights in another keeper.
 
     Master weights are kept like the optimizer state, and counted with it. A rank that has all of
     them rounds all, without a message; else each rank rounds its shard, and half the bytes travel.
     """
 
-    def __init__(self, masters: Whole | Shard):
-        self._masters = masters
+    after_spread = Freshness.STALE
 
-    def begin_gather(self, lent: Keeper) -> None:
+    def __init__(self, masters: Whole | Shard, lent: Keeper):
+        self._masters, self._lent = masters, lent
+
+    def begin_gather(self) -> None:
         """Post the messages of gather(), which comes next. Collective over the group."""
-        self._masters.begin_lending(lent)
+        self._masters.begin_lending(self._lent)
 
-    def gather(self, lent: Keeper) -> None:
+    def gather(self) -> None:
         """Fill what is lent. Collective over the group unless this rank has all master weights."""
-        self._masters.lend(lent)
-
-    def after_spread(self, lent: Keeper) -> Freshness:
-        """Return what blocks would read after all ranks have what their owners wrote."""
-        return Freshness.STALE
+        self._masters.lend(self._lent)
 
 
 KEEPERS = {WHOLE: Whole, SHARD: Shard}
@@ -471,7 +456,9 @@ class Keepers:
 
     def keep_parameters(self, site) -> tuple:
         """Return the keeper of what this rank trains of a unit's parameters, that of what blocks
-        read, and how the one gets into the other. Collective over the data axis.
+        read, and what gathers from the one into the other: that keeper itself, or Rounded.
+
+        Collective over the data axis.
         """
         dtype = site.pools.compute_dtype
         is_rounded = dtype != site.layout.dtype
@@ -481,6 +468,6 @@ class Keepers:
         if lent is None:
             lent = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
         if not is_rounded:
-            return lent, lent, AsItIs()
+            return lent, lent, lent
         masters = self.state.of_state(site)
-        return masters, lent, Rounded(masters)
+        return masters, lent, Rounded(masters, lent)

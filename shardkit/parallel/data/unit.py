@@ -82,11 +82,11 @@ class Unit:
             dtype=str(next(iter(plan.parameters.values())).dtype),
         )
         self._site = site = Site(self.layout, movement, pools)
-        self.parameters, self.lent, self._lending = keepers.keep_parameters(site)
+        self.parameters, self.lent, self._source = keepers.keep_parameters(site)
         self.optimizer = OptimizerStep(plan, site, keepers, self.parameters, rule, groups or {})
         self.gradients: Any = None if plan.is_frozen else Gradients(plan.parameters, site, keepers)
         self._note(Freshness.STALE)
-        self._after_step = keepers.state.after_step(self.lent, self._lending)
+        self._after_step = keepers.state.after_step(self._source)
         self._bound = None  # the array that parameters are views of
         self._fill_with_initial_values()
 
@@ -145,12 +145,12 @@ class Unit:
         Collective over the data axis; never blocks for long.
         """
         if self.freshness is not Freshness.CURRENT:
-            self._lending.begin_gather(self.lent)
+            self._source.begin_gather()
 
     def gather(self) -> None:
         """Make all parameters readable. Collective over the data axis."""
         if self.freshness is not Freshness.CURRENT:
-            self._lending.gather(self.lent)
+            self._source.gather()
             self.freshness = Freshness.CURRENT
         self.lent.begin_reading()
         whole = self.lent.whole
@@ -265,14 +265,14 @@ class Unit:
         """
         for keeper in (*self.optimizer.state.values(), self.parameters):
             keeper.spread()
-        self._note(self._lending.after_spread(self.lent))
+        self._note(self._source.after_spread)
 
     def follow_masters(self) -> None:
         """Round anew after master weights were written on all ranks that have them.
 
         Collective over the data axis.
         """
-        self.freshness = min(self.freshness, self._lending.after_spread(self.lent))
+        self.freshness = min(self.freshness, self._source.after_spread)
         self.gather_if_lasting()
 
 
