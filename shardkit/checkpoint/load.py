@@ -20,7 +20,7 @@ from ..comm.operations import ReductionOperation
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
-from .fit import Fit, Wanted
+from .fit import Fit, Stored, Wanted
 from .format.companions import read_companions
 from .format.manifest import read_manifest, stored_boxes
 from .format.reads import READERS, Check, Reader, read_all, reads_of
@@ -56,8 +56,10 @@ class Checkpoint:
 
     def fit(self, wanted: Wanted) -> Fit:
         """Return the fit with a model. Errors: CheckpointError if they do not fit."""
-        dtypes = {tensor: entry["dtype"] for tensor, entry in self.manifest["tensors"].items()}
-        return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
+        tensors = {
+            tensor: (boxes[0].global_shape, boxes[0].dtype) for tensor, boxes in self._boxes.items()
+        }
+        return wanted.fit(Stored(str(self.folder), self.manifest, tensors))
 
     def companions(self) -> dict[str, bytes]:
         """Return {name: content} of its files without tensors, such as those of a tokenizer.

@@ -32,7 +32,7 @@ from .choice import NEWEST, Chosen, Taken, Which, choose, step_of
 from .format.files import make_folder, sync
 from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint, verify_together
-from .paths import model_shapes
+from .paths import of_model
 from .saving import NAMES, Retention, Saving
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -458,4 +458,4 @@ def _is_best_of(checkpoints: list[Checkpoint], folder: Path) -> bool:
 
 def _are_of_one_model(a: Checkpoint, b: Checkpoint) -> bool:
     """Return True if parameters have the same names and shapes; optimizer state may differ."""
-    return model_shapes(a.shapes) == model_shapes(b.shapes)
+    return of_model(a.shapes) == of_model(b.shapes)

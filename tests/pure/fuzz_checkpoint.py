@@ -47,7 +47,11 @@ SHAPES = {
     "optimizer/m/large": (300, 1000),
 }
 WANTED = Wanted(
-    SHAPES, "float32", described()["model"], None, {"rule": "SGD", "state": ["m"]}, can_be_late=True
+    {tensor: (shape, "float32") for tensor, shape in SHAPES.items()},
+    described()["model"],
+    None,
+    {"rule": "SGD", "state": ["m"]},
+    can_be_late=True,
 )
 FILES = ["rank-00000.h5", "rank-00001.h5", "index.h5", "manifest.json"]
 

@@ -27,7 +27,7 @@ from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.init import Unread
 from ...nn.models.gpt import GPT
-from ..fit import Fit, Wanted
+from ..fit import Fit, Stored, Wanted
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..format.manifest import MANIFEST_NAME
 from ..format.reads import READERS, read_all
@@ -146,8 +146,8 @@ class TransformersFolder:
         manifest = self._manifest(model)
         if "dropout" in theirs:
             manifest["model"]["configuration"]["dropout"] = theirs["dropout"]
-        dtypes = dict.fromkeys(self.shapes, wanted.dtype)
-        return wanted.fit(str(self.folder), manifest, self.shapes, dtypes)
+        tensors = {tensor: (shape, wanted.dtype) for tensor, shape in self.shapes.items()}
+        return wanted.fit(Stored(str(self.folder), manifest, tensors))
 
     # ---- values ----------------------------------------------------------------------------------
 

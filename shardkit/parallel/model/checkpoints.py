@@ -66,7 +66,7 @@ class Checkpoints:
     def image(self) -> bytes:
         """Return parameters, optimizer state and counts as an HDF5 image."""
         state = self._engine.state
-        return make_image(state.counted_boxes(), state.shapes(), self.world, self.describe())
+        return make_image(state.counted_boxes(), self.world, self.describe())
 
     def write_image(self, file) -> None:
         """Write image() to a file object of rank 0."""
@@ -256,14 +256,12 @@ class Checkpoints:
             facts |= facts_of(vars(selected))
         state, features = self._engine.state, input_features(self._engine.model)
         return Wanted(
-            state.shapes(),
-            self._engine.units[0].dtype,
+            state.tensors(),
             self._describe_model(),
             None if features is None else len(features.names),
             state.description(),
             isinstance(state.rule, RatedRule),
             selected,
-            state.buffers.dtypes(),
             awaited=state.weights.awaited(),
             frozen=tuple(state.frozen()),
         )

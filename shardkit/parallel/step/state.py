@@ -96,16 +96,17 @@ class State:
         }
         return {"model": lambda unit: unit.owned_parameters, **states}
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return {path in the checkpoint: global shape} of everything a checkpoint holds."""
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Return {path: (global shape, dtype)} of everything a checkpoint holds."""
+        dtype = self.weights.units[0].dtype
         states = self._states_of_parameters()
-        shapes = {
-            f"{group}/{name}": parameter.global_shape
+        tensors = {
+            f"{group}/{name}": (parameter.global_shape, dtype)
             for group in self._owned_arrays()
             for name, parameter in self._model.named_parameters().items()
             if group == "model" or group.removeprefix("optimizer/") in states[name]
         }
-        return shapes | self.buffers.shapes()
+        return tensors | self.buffers.tensors()
 
     @property
     def state_names(self) -> tuple[str, ...]:
