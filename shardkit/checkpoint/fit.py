@@ -53,30 +53,6 @@ class Stored:
         """Steps that were taken, and not skipped."""
         return self.description["step"] - (self.description.get("skipped_steps") or 0)
 
-    def check_state(self) -> None:
-        """Raise CheckpointError unless the state that is named is stored for all parameters, but
-        for frozen ones and those that had another rule.
-        """
-        there, optimizer = state_names(self.tensors), self.description["optimizer"]
-        named = [] if optimizer is None else optimizer.get("state", there)
-        if sorted(named) != sorted(there):
-            raise CheckpointError(
-                f"{self.where} says that it keeps {', '.join(named) or 'no optimizer state'}, but "
-                f"holds {', '.join(there) or 'none'}"
-            )
-        frozen = {f"{MODEL}{name}" for name in self.description.get("frozen") or ()}
-        spared = (optimizer or {}).get("spared", {})
-        spared = {f"{OPTIMIZER}{name}/{each}" for name, names in spared.items() for each in names}
-        for tensor, (shape, _) in of_model(self.tensors).items():
-            for name in () if tensor in frozen else there:
-                state = f"{OPTIMIZER}{name}/{tensor.removeprefix(MODEL)}"
-                found = _shape_of(self.tensors, state)
-                if found != (None if state in spared else shape):
-                    raise CheckpointError(
-                        f"{self.where} holds a parameter {tensor} of shape {list(shape)}, but "
-                        f"{state} is {_shape_text(found)}"
-                    )
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -114,7 +90,7 @@ class Wanted:
         Errors: CheckpointError if it is of another model, its state is not whole, or a part of the
         rule's state is missing.
         """
-        stored.check_state()
+        _check_state(stored)
         if self.selection.only == AVERAGED:
             check_averaged(stored.where, stored.tensors)
         return self._fit_of_names(stored) if self.selection.is_partial else self._whole_fit(stored)
@@ -344,6 +320,35 @@ class Fit:
         if not notes:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
+
+
+def _check_state(stored: Stored) -> None:
+    """Raise CheckpointError unless the state that is named is stored for all parameters, but for
+    frozen ones and those that had another rule.
+    """
+    where, optimizer = stored.where, stored.description["optimizer"] or {}
+    there = state_names(stored.tensors)
+    named = optimizer.get("state", there) if optimizer else []
+    if sorted(named) != sorted(there):
+        raise CheckpointError(
+            f"{where} says that it keeps {', '.join(named) or 'no optimizer state'}, but holds "
+            f"{', '.join(there) or 'none'}"
+        )
+    frozen = {f"{MODEL}{name}" for name in stored.description.get("frozen") or ()}
+    spared = {
+        f"{OPTIMIZER}{name}/{each}"
+        for name, names in optimizer.get("spared", {}).items()
+        for each in names
+    }
+    for tensor, (shape, _) in of_model(stored.tensors).items():
+        for name in () if tensor in frozen else there:
+            state = f"{OPTIMIZER}{name}/{tensor.removeprefix(MODEL)}"
+            found = _shape_of(stored.tensors, state)
+            if found != (None if state in spared else shape):
+                raise CheckpointError(
+                    f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "
+                    f"{_shape_text(found)}"
+                )
 
 
 def _check_same(where: str, stored: dict[str, Form], wanted: dict[str, Form]) -> None:

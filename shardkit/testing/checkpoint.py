@@ -19,6 +19,7 @@ NAMES = {
     "pretrained.families": "FAMILIES configuration_of read_configuration",
     "pretrained.folder": "TransformersFolder",
     "pretrained.safetensors": "read_header write_tensors",
+    "search": "Search",
     "sources": "find_model",
     "tools.convert": "from_safetensors to_adapter to_safetensors",
     "tools.describe": "describe",

@@ -29,7 +29,7 @@ from damage import BYTES, deep_text, edit_json
 import shardkit as sk
 from shardkit.testing.checkpoint import (
     Checkpoint,
-    CheckpointStore,
+    Search,
     Wanted,
     describe,
     image_of,
@@ -175,8 +175,8 @@ def load(store):
         parts = [
             owned_part(tensor, array, Box.whole(array.shape)) for tensor, array in tensors.items()
         ]
-        checkpoint = CheckpointStore(store).load_newest(
-            parts, backend, lambda checkpoint: checkpoint.fit(WANTED), expendable=True
+        checkpoint, _ = Search.at(store).first_good(
+            backend, lambda found, fit: found.read_verified(fit.taken(parts), backend), WANTED
         )
         checkpoint.verify()
         describe(checkpoint.folder, verify=True)

@@ -226,12 +226,13 @@ class Unit:
         """The parameters that this rank owns, as they are trained, a view."""
         return self.parameters.part(self._site.own)
 
-    def owned_state(self, name: str):
-        """Return what this rank owns of one array of the optimizer state, a view; None if the unit
-        keeps none of this name: it is frozen, or has another rule.
-        """
-        state = self.optimizer.state
-        return state[name].part(self._site.own) if name in state else None
+    def owned_arrays(self) -> dict[str, Any]:
+        """Return {group in a checkpoint: view of what this rank owns}: parameters and the state."""
+        return {group: keeper.part(self._site.own) for group, keeper in self._kept().items()}
+
+    def _kept(self) -> dict:
+        states = {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
+        return {"model": self.parameters, **states}
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.
@@ -246,8 +247,6 @@ class Unit:
 
     def holdings(self) -> list[Holding]:
         """Return what this rank keeps between steps: parameters and each array of the state."""
-        arrays = {"model": self.parameters}
-        arrays |= {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
         return [
             Holding(
                 group,
@@ -255,7 +254,7 @@ class Unit:
                 keeper.pieces(self._site),
                 keeper.replicas(self._site),
             )
-            for group, keeper in arrays.items()
+            for group, keeper in self._kept().items()
         ]
 
     def spread(self) -> None:
