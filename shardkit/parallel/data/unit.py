@@ -57,7 +57,7 @@ class Unit:
     movement   over the data axis; gather and reduce are collective over it
     rule       an optimizer rule; its state is made here, zero
     groups     {name: group} of parameters for which the rule is another; all of a unit keep the
-               same state (partition.with_rules_apart)
+               same state (partition.with_groups)
 
     parameters   the keeper of what this rank trains of them
     lent         the keeper of what blocks read: the same, unless that is rounded

@@ -128,7 +128,7 @@ class Checkpoints:
         features = input_features(engine.model)
         return {
             **state.counts(),
-            "compute_dtype": str(engine.parts.numerics.compute_dtype),
+            "compute_dtype": str(engine.plan.numerics.compute_dtype),
             "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
             "seed": engine.config.seed,
