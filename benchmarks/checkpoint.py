@@ -23,7 +23,7 @@ import h5py
 import numpy
 
 import shardkit as sk
-from shardkit.checkpoint.search import Search
+from shardkit.checkpoint.candidates import Candidates
 from shardkit.parallel.model.sharded_model import parts_of
 
 CHUNK = 1 << 20
@@ -151,7 +151,7 @@ class Ours:
 
     def load(self):
         owned, backend = self._state.owned, self._state.backend
-        Search.at(self._path).first_good(
+        Candidates.at(self._path).first_good(
             backend,
             lambda found, fit: found.read_verified(owned, backend, expendable=self._expendable),
         )

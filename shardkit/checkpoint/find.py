@@ -1,5 +1,5 @@
 """Find the checkpoint that a path means, on one process. load_model searches in the same way, on
-all ranks (search.py).
+all ranks (candidates.py).
 """
 
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ..comm.threads.backend import run_ranks
 from ..errors import CheckpointError
+from .candidates import Candidates, steps_in
 from .choice import NEWEST, Taken, Validated, Which, best_of, step_of
 from .format.files import read_whole
 from .format.manifest import MANIFEST_NAME, MOST_BYTES, parse_object
 from .load import Checkpoint
-from .search import Search, steps_in
 
 
 def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
@@ -27,9 +27,9 @@ def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
 
 def find_chosen(path, which: Which) -> tuple[Checkpoint, list[str], Taken]:
     """Return find_checkpoint(), and which of several it is."""
-    search = Search.at(path, which)
-    checkpoint = run_ranks(1, search.first_valid)[0]
-    return checkpoint, search.skipped, search.taken(checkpoint)
+    candidates = Candidates.at(path, which)
+    checkpoint = run_ranks(1, candidates.first_valid)[0]
+    return checkpoint, candidates.skipped, candidates.taken(checkpoint)
 
 
 def best_among(places: Sequence[Path], most_steps: int | None = None) -> Validated | None:
@@ -57,15 +57,15 @@ def find_description(path) -> Checkpoint:
     Errors: CheckpointError if there is none, PermissionError.
     """
     try:
-        search = Search.at(path)
+        candidates = Candidates.at(path)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{error}; pass the folder that save_model() was given, or one of its step folders"
         ) from None
-    models = [model for model in map(_stored_model, search.folders) if model is not None]
+    models = [model for model in map(_stored_model, candidates.folders) if model is not None]
     if any(model != models[0] for model in models):
-        return run_ranks(1, search.first_valid)[0]
-    return run_ranks(1, search.first_good)[0][0]
+        return run_ranks(1, candidates.first_valid)[0]
+    return run_ranks(1, candidates.first_good)[0][0]
 
 
 def _stored_model(folder: Path) -> dict | None:

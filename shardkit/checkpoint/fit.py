@@ -81,7 +81,7 @@ class Wanted:
 
     @property
     def dtype(self) -> str:
-        """That of the parameters."""
+        """The dtype of the parameters."""
         return next(iter(of_model(self.tensors).values()))[1]
 
     def fit(self, stored: Stored) -> "Fit":

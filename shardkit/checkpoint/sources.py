@@ -11,12 +11,12 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import by_first
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
+from .candidates import Candidates
 from .choice import NEWEST, Taken, Which, checked_choice
 from .find import find_chosen
 from .fit import Fit, Wanted
 from .load import Checkpoint
 from .pretrained.folder import TransformersFolder, is_transformers_folder
-from .search import Search
 
 
 def find_model(
@@ -84,21 +84,21 @@ def load_from(
     Errors, on all ranks: FileNotFoundError, PermissionError, OSError, CheckpointError.
     """
 
-    def look() -> Search | None:
+    def look() -> Candidates | None:
         if isinstance(path, tuple) or not is_transformers_folder(path):
-            return Search.at(path, which)
+            return Candidates.at(path, which)
         _check_not_chosen(path, which)
         return None
 
-    search = by_first(backend, look)
-    if search is None:
+    candidates = by_first(backend, look)
+    if candidates is None:
         folder = TransformersFolder.opened_together(path, backend)
         return Loaded(folder, folder.load(owned, wanted, backend, copies), [], Taken())
-    checkpoint, fit = search.first_good(
+    checkpoint, fit = candidates.first_good(
         backend,
         lambda found, fit: found.read_verified(
             fit.taken(owned), backend, copies, expendable=expendable
         ),
         wanted,
     )
-    return Loaded(checkpoint, fit, search.skipped, search.taken(checkpoint))
+    return Loaded(checkpoint, fit, candidates.skipped, candidates.taken(checkpoint))

@@ -1,5 +1,5 @@
-"""The folder of a run's checkpoints: write under a temporary name, check, rename (search.py finds
-the newest valid one again).
+"""The folder of a run's checkpoints: write under a temporary name, check, and rename. The newest
+valid one is found again by candidates.py.
 
     checkpoints/
       step-00000100/   manifest.json  index.h5  rank-00000.h5 ...
@@ -25,13 +25,13 @@ from ..errors import CheckpointError, ConfigurationError
 from ..files.ownership import Ownership
 from ..files.removing import TEMPORARY, few, remove_file, remove_folder
 from ..files.writing import give_name, whole_file
+from .candidates import ASIDE, LEFTOVER, named, steps_in
 from .choice import step_of
 from .format.files import make_folder, sync
 from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint
 from .paths import of_model
 from .saving import NAMES, Retention, Saving
-from .search import ASIDE, LEFTOVER, named, steps_in
 
 _ADVICE = "both would save there: wait until it has saved, or choose another folder"
 

@@ -6,6 +6,7 @@ ROOM = "shardkit.checkpoint"
 NAMES = {
     "": "Checkpoint CheckpointStore find_checkpoint",
     "background": "Snapshot _Task",
+    "candidates": "Candidates",
     "choice": "checked_choice",
     "find": "find_description",
     "fit": "Wanted",
@@ -19,7 +20,6 @@ NAMES = {
     "pretrained.families": "FAMILIES configuration_of read_configuration",
     "pretrained.folder": "TransformersFolder",
     "pretrained.safetensors": "read_header write_tensors",
-    "search": "Search",
     "sources": "find_model",
     "tools.convert": "from_safetensors to_adapter to_safetensors",
     "tools.describe": "describe",

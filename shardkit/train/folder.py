@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from types import NoneType
 
-from ..checkpoint.search import steps_in
+from ..checkpoint.candidates import steps_in
 from ..errors import ConfigurationError, InputError
 from ..files.notes import read_note
 from ..files.reading import read_json, understood, wanted

@@ -28,8 +28,8 @@ from damage import BYTES, deep_text, edit_json
 
 import shardkit as sk
 from shardkit.testing.checkpoint import (
+    Candidates,
     Checkpoint,
-    Search,
     Wanted,
     describe,
     image_of,
@@ -175,7 +175,7 @@ def load(store):
         parts = [
             owned_part(tensor, array, Box.whole(array.shape)) for tensor, array in tensors.items()
         ]
-        checkpoint, _ = Search.at(store).first_good(
+        checkpoint, _ = Candidates.at(store).first_good(
             backend, lambda found, fit: found.read_verified(fit.taken(parts), backend), WANTED
         )
         checkpoint.verify()

@@ -11,10 +11,10 @@ import shardkit as sk
 from shardkit.testing.checkpoint import (
     READERS,
     SEGMENT_BYTES,
+    Candidates,
     Checkpoint,
     CheckpointStore,
     Reader,
-    Search,
 )
 from shardkit.testing.layout import Box
 
@@ -227,7 +227,7 @@ def test_gpu_arrays_are_saved_and_filled_through_the_host(tmp_path):
     for box in (Box.whole(whole.shape), Box((100, 7), (400, 30))):
         tensor, piece, values = owned_part("model/a", numpy.zeros_like(whole), box)
         part = tensor, piece, FakeDeviceArray(values)
-        Search.at(tmp_path).first_good(
+        Candidates.at(tmp_path).first_good(
             backend, lambda found, fit, part=part: found.read_verified([part], backend)
         )
         numpy.testing.assert_array_equal(values.reshape(box.shape), whole[box.slices()])

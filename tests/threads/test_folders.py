@@ -18,7 +18,7 @@ from checkpoints import rows, save_boxes
 
 import shardkit as sk
 from shardkit import Callback, CheckpointError, ConfigurationError
-from shardkit.testing.checkpoint import Search, compare, find_checkpoint
+from shardkit.testing.checkpoint import Candidates, compare, find_checkpoint
 from shardkit.testing.files import OWNER_NAME, Owner, Ownership
 from shardkit.testing.task import Language
 from shardkit.testing.train import configuration_of, first_settings, resumed, train_run
@@ -222,7 +222,7 @@ def test_a_folder_that_is_emptied_in_mid_run_heals_with_one_warning(
     run(settings_of_34_steps(folder, is_async, run__steps=32), callbacks=[purge])
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(warnings) == 1 and warnings[0].startswith(f"warning: {folder / 'run'} was emptied")
-    assert re.search(words, warnings[0]), warnings
+    assert re.candidates(words, warnings[0]), warnings
     assert go_on(folder, 34).steps == 34
     ours, theirs = (find_checkpoint(path)[0] for path in (folder / "run", whole))
     assert compare(ours, theirs).is_equal
@@ -296,7 +296,7 @@ def test_two_jobs_that_save_into_one_folder_lose_nothing(tmp_path):
     names = sorted(path.name for path in store.iterdir())
     assert names == ["newest", *(f"step-{step:08d}" for step in range(1, 21))]
     for name in names[1:]:
-        checkpoint = sk.run_ranks(1, Search.at(store / name).first_valid)[0]
+        checkpoint = sk.run_ranks(1, Candidates.at(store / name).first_valid)[0]
         assert checkpoint.manifest["step"] == int(name[5:])
 
 
@@ -308,7 +308,7 @@ def test_what_a_user_has_put_into_a_checkpoint_stays_and_is_said(tmp_path):
     assert [*tmp_path.glob("*/notes.txt")]
     save(tmp_path, 3.0, 3, keep=1)  # said once
     assert [path.read_text() for path in tmp_path.glob("*/notes.txt")] == ["the best one"]
-    assert sk.run_ranks(1, Search.at(tmp_path).first_valid)[0].manifest["step"] == 3
+    assert sk.run_ranks(1, Candidates.at(tmp_path).first_valid)[0].manifest["step"] == 3
 
 
 @pytest.mark.parametrize("name", ["step-00000001", "step-00000001.tmp", "step-00000001.old"])

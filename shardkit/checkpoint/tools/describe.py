@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
+from ..candidates import locate, steps_in
 from ..choice import best_of, validation_loss
 from ..format.values import text_of
 from ..load import Checkpoint
-from ..search import locate, steps_in
 from .tree import tensor_tree
 
 

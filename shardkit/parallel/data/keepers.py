@@ -415,7 +415,7 @@ class RoundedWhole:
 
 
 class RoundedShard:
-    """The same where this rank has its shard of the master weights: half as many bytes travel."""
+    """Fills it where this rank has its shard of the master weights: half as many bytes travel."""
 
     after_spread = Freshness.STALE
 

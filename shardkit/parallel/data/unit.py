@@ -85,6 +85,8 @@ class Unit:
         self.parameters, self.lent, self._source = keepers.keep_parameters(site)
         self.optimizer = OptimizerStep(plan, site, keepers, self.parameters, rule, groups or {})
         self.gradients: Any = None if plan.is_frozen else Gradients(plan.parameters, site, keepers)
+        states = {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
+        self._kept = {"model": self.parameters, **states}  # by group in a checkpoint
         self._note(Freshness.STALE)
         self._after_step = keepers.state.after_step(self._source)
         self._bound = None  # the array that parameters are views of
@@ -228,11 +230,7 @@ class Unit:
 
     def owned_arrays(self) -> dict[str, Any]:
         """Return {group in a checkpoint: view of what this rank owns}: parameters and the state."""
-        return {group: keeper.part(self._site.own) for group, keeper in self._kept().items()}
-
-    def _kept(self) -> dict:
-        states = {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
-        return {"model": self.parameters, **states}
+        return {group: keeper.part(self._site.own) for group, keeper in self._kept.items()}
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.
@@ -254,7 +252,7 @@ class Unit:
                 keeper.pieces(self._site),
                 keeper.replicas(self._site),
             )
-            for group, keeper in self._kept().items()
+            for group, keeper in self._kept.items()
         ]
 
     def spread(self) -> None:

@@ -1,4 +1,4 @@
-"""Search: which checkpoints a path means, and the first of them that is good.
+"""Candidates: the checkpoints that a path means, and the first of them that is good.
 
     a checkpoint                      itself: it is taken, or refused
     a folder of them, a run folder    those in it, the newest first, or as was chosen (choice.py)
@@ -9,6 +9,7 @@ One rank looks into the folders, once; then all try the same ones, one after the
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def locate(path) -> tuple[Path, str | None]:
     return (inside if inside.is_dir() else path), None
 
 
-def _candidates(folders: Sequence[Path]) -> list[Path]:
+def _existing(folders: Sequence[Path]) -> list[Path]:
     """Return what is readable. Errors: FileNotFoundError if nothing is, which says why."""
     found = _readable(*folders)
     if found:
@@ -100,14 +101,15 @@ def _unfinished(folder: Path) -> list[str]:
     ]
 
 
-# ---- the search ----------------------------------------------------------------------------------
+# ---- the first that is good ----------------------------------------------------------------------
 
 
 def _no_values(checkpoint: Checkpoint, fit: Any) -> None:
     """Take a checkpoint for good without reading its values."""
 
 
-class Search:
+@dataclass
+class Candidates:
     """The checkpoints that a path means.
 
     where     the folder that they are in, for errors
@@ -116,13 +118,13 @@ class Search:
     chosen    which of several; None: the path is that of one
     """
 
-    def __init__(
-        self, where: Path, folders: list[Path], skipped: list[str], chosen: Chosen | None = None
-    ):
-        self.where, self.folders, self.skipped, self.chosen = where, folders, skipped, chosen
+    where: Path
+    folders: list[Path]
+    skipped: list[str]
+    chosen: Chosen | None = None
 
     @classmethod
-    def at(cls, path, which: Which = NEWEST) -> "Search":
+    def at(cls, path, which: Which = NEWEST) -> "Candidates":
         """Look at a path, as locate() takes it, or into a tuple of folders. On one rank.
 
         which   of several, see choice.py
@@ -137,7 +139,7 @@ class Search:
         where = folders[0]
         if name is not None:
             return cls(where, [_the_one(where / name, which)], [])
-        chosen = choose(which, _candidates(folders), str(where))
+        chosen = choose(which, _existing(folders), str(where))
         tells_all = len(folders) == 1 and chosen.which == NEWEST
         unfinished = _unfinished(where) if tells_all else []
         return cls(where, chosen.folders, unfinished + chosen.passed_over, chosen)
