@@ -11,12 +11,10 @@ from itertools import chain
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
-from ...errors import ShardingError
 from ...nn.module import Module
 from ...optim.description import describe_rule
-from ...optim.groups import groups_by_name, rule_for
+from ...optim.groups import check_successor, groups_by_name, rule_for
 from ...optim.late import on_state_since
-from ...optim.muon import matrix_rule_of
 from ...optim.rules import Rule
 from ...refusal import check_usable
 from ..fingerprint import describe
@@ -200,7 +198,7 @@ class State:
             if isinstance(rule, type) or not isinstance(rule, Rule):
                 raise TypeError(f"the rule is {rule!r}; wanted one such as AdamW(lr=1e-3)")
             check_usable(rule)
-            self._check_rule(rule)
+            check_successor(self.rule, rule, self._groups)
         check_same(self._world, {"the rule": describe(rule)})
         self.rule = self.other_rule = rule
         self._tell_units_the_rule()
@@ -208,17 +206,6 @@ class State:
     def _tell_units_the_rule(self):
         for unit in self.weights.units:
             unit.use_rule(on_state_since(self.rule, self.state_since))
-
-    def _check_rule(self, rule):
-        were, are = matrix_rule_of(self.rule), matrix_rule_of(rule)
-        if tuple(rule.state_names) != tuple(self.rule.state_names) or (not were) != (not are):
-            raise ShardingError(
-                f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, "
-                f"but {type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded "
-                "model with that rule"
-            )
-        for group in self._groups.values():
-            group.check(rule)
 
     def reset(self) -> None:
         """Clear the optimizer state, and count from the first step again; parameters stay."""
@@ -233,7 +220,3 @@ class State:
         """
         for unit in self.weights.units:
             unit.optimizer.clear(names)
-
-
-def _listed(names) -> str:
-    return ", ".join(names) or "nothing"
