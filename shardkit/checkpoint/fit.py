@@ -365,9 +365,9 @@ def _check_same(where: str, stored: dict[str, Form], wanted: dict[str, Form]) ->
                 f"and {_shape_text(here)} in the model"
             )
     for tensor in tensors:
-        (_, here), (_, there) = wanted[tensor], stored[tensor]
-        if here != there:
-            raise CheckpointError(f"{where} holds {there} numbers, the model is {here}")
+        own, found = wanted[tensor][1], stored[tensor][1]
+        if own != found:
+            raise CheckpointError(f"{where} holds {found} numbers, the model is {own}")
 
 
 def _shape_of(tensors: dict[str, Form], tensor: str) -> tuple[int, ...] | None:
