@@ -5,7 +5,7 @@ from . import open_door
 ROOM = "shardkit.comm"
 NAMES = {
     "": (
-        "Ballot Handle abort_on_error agree check_same collectively ordered_all_reduce "
+        "Ballot Handle abort_on_error agree by_first check_same collectively ordered_all_reduce "
         "ordered_reduce_scatter ordered_sum"
     ),
     "channel": "Channel NotedCalls WrappedChannel",

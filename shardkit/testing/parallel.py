@@ -75,7 +75,7 @@ def unit_places_of(model: Any) -> Any:
 
 def stages_of(model: Any) -> Any:
     """Return which blocks this rank computes, and which of them are frozen."""
-    return parts_of(model).engine.parts.stages
+    return parts_of(model).engine.plan.stages
 
 
 def program_of(model: Any) -> Any:

@@ -101,7 +101,7 @@ def digest(model):
     if everyones is not None:
         whole = {
             tensor: numpy.full(shape, numpy.nan)
-            for tensor, shape in training_state_of(model).shapes().items()
+            for tensor, (shape, _) in training_state_of(model).tensors().items()
         }
         for tensor, box, values in (part for parts in everyones for part in parts):
             whole[tensor][box.slices()] = values.reshape(box.shape)

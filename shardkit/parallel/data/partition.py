@@ -142,18 +142,29 @@ def plan_units_for_stages(
     return smaller
 
 
-def in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
+def with_groups(units: list[UnitPlan], groups: dict, order, rule) -> list[UnitPlan]:
+    """Return the units, of which each has parameters of one group side by side, and those whose
+    rules keep other state in parts of their own.
+
+    groups   {name: group}; order: all groups, which decides
+    """
+    if not groups:
+        return units
+    return [_with_rules_apart(_in_groups(plan, groups, order), rule, groups) for plan in units]
+
+
+def _in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
     """Return the plan with parameters of one group side by side, so that a rule runs once for each.
 
     groups   {name: group}; order: all groups, which decides
     """
     numbers = {group: number for number, group in enumerate(order, 1)}
     names = sorted(plan.parameters, key=lambda name: numbers.get(groups.get(name), 0))
-    parts = tuple(in_groups(part, groups, order) for part in plan.parts)
+    parts = tuple(_in_groups(part, groups, order) for part in plan.parts)
     return replace(plan, parameters={name: plan.parameters[name] for name in names}, parts=parts)
 
 
-def with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
+def _with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
     """Return the plan with parameters whose rules keep other state, or need whole matrices, in
     parts of their own.
 

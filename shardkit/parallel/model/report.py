@@ -13,7 +13,7 @@ def metadata_of(parts) -> dict:
     """
     engine, history = parts.engine, parts.history
     mesh, config = engine.mesh, engine.config
-    numerics, state = engine.parts.numerics, engine.state
+    numerics, state = engine.plan.numerics, engine.state
     live = engine.device.bytes_in_use
     return {
         "strategy": parts.strategy.label,
@@ -61,7 +61,7 @@ def table_of(parts) -> str:
     engine = parts.engine
     mesh, config = engine.mesh, engine.config
     names = {id(block): name or type(block).__name__ for name, block in blocks_of(engine.model)}
-    runs = [engine.parts.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
+    runs = [engine.plan.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
     ranks = range(mesh.world.world_size)
     of_ranks = [runs[mesh.shape.coordinates(rank).pipeline] for rank in ranks]
     table = mesh.describe(

@@ -26,7 +26,7 @@ from ...schedule.grid import unit_timeline
 from ..data.overlap import Overlap
 from ..data.unit import Units
 from ..settings import ShardingConfiguration
-from .assembly import Assembly
+from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
@@ -103,25 +103,26 @@ class Engine:
     ):
         self.model, self.config, self.mesh = model, config, mesh
         self.parts = parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
+        plan = parts.plan
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
-        self._losses = StepLosses(mesh, parts.stages.last_rank)
+        self._losses = StepLosses(mesh, plan.stages.last_rank)
         self.evaluation = Evaluation(
             parts.plain,
-            parts.programs.forward,
+            plan.programs.forward,
             batches,
             self._losses,
             mesh,
-            parts.device,
-            parts.numerics,
+            plan.device,
+            plan.numerics,
             parts.state.weights,
             seed=config.seed,
         )
         is_possible = (
-            parts.device.kind == "cpu"
+            plan.device.kind == "cpu"
             and mesh.size("data") > 1
-            and parts.programs.ahead != parts.programs.plain
+            and plan.programs.ahead != plan.programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self._gradients = Accumulation()
@@ -132,9 +133,14 @@ class Engine:
     # ---- its parts, as others ask for them -------------------------------------------------------
 
     @property
+    def plan(self) -> Blueprint:
+        """What was decided of it before any memory was taken."""
+        return self.parts.plan
+
+    @property
     def device(self):
         """The device of this rank."""
-        return self.parts.device
+        return self.plan.device
 
     @property
     def units(self) -> Units:
@@ -163,18 +169,13 @@ class Engine:
 
     @property
     def runtime(self):
-        """What runs the next step."""
+        """What runs the next step, with its program."""
         return self.parts.ahead if self.overlap.is_on else self.compilation.runtime
-
-    @property
-    def _program(self):
-        programs = self.parts.programs
-        return programs.ahead if self.overlap.is_on else programs.plain
 
     @property
     def program(self) -> tuple[Action, ...]:
         """The actions of the next step, on this pipeline rank."""
-        return self._program.whole
+        return self.runtime.program.whole
 
     @cached_property
     def bubble_fraction(self) -> float:
@@ -226,7 +227,7 @@ class Engine:
             first_gradient=pending.micro_batches,
             first_sample=pending.samples,
         )
-        results = self.runtime.run(self._program.local, inputs)
+        results = self.runtime.run(self.runtime.program.local, inputs)
         self._check_failures(results)
         pending.add(self.config.micro_batches, batch.samples, batch.items)
         self.state.samples_seen += batch.samples
@@ -243,7 +244,7 @@ class Engine:
             )
         items = self._gradients.items
         inputs = Inputs(gradient_scale=self._intake.gradient_scale(items))
-        self.runtime.run(self._program.reduction, inputs)
+        self.runtime.run(self.runtime.program.reduction, inputs)
         self._gradients.reduce(items)
 
     def update(self, learning_rate: float | None = None):
@@ -286,7 +287,9 @@ class Engine:
             updated[...] = self.device.from_host(gradients[at : at + updated.size])
             at += updated.size
         self._gradients.reduce(None)
-        self.runtime.run(self._program.ties, Inputs())  # copies, which have zero, get the sum
+        self.runtime.run(
+            self.runtime.program.ties, Inputs()
+        )  # copies, which have zero, get the sum
         self.update(learning_rate)
 
     @property
@@ -307,7 +310,7 @@ class Engine:
     def _compute(self, batch: AgreedBatch, inputs: Inputs) -> Results:
         """Run forward, backward and reduction."""
         self.drop_gradients()
-        results = self.runtime.run(self._program.gradients, inputs)
+        results = self.runtime.run(self.runtime.program.gradients, inputs)
         self._gradients.reduce(batch.items)
         return results
 
@@ -326,7 +329,7 @@ class Engine:
         state, units = self.parts.state, self.parts.units
         is_good = computed.failure is None and not is_empty
         update = Update(state.next_update, learning_rate, is_good=is_good, computed=computed)
-        norm = self.runtime.run(self._program.clip, Inputs(update=update)).gradient_norm
+        norm = self.runtime.run(self.runtime.program.clip, Inputs(update=update)).gradient_norm
         self.gradient_norm = norm
         skip = None
         takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, units.trained.all)
@@ -335,7 +338,7 @@ class Engine:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
-            self.runtime.run(self._program.step, Inputs(update=update))
+            self.runtime.run(self.runtime.program.step, Inputs(update=update))
             for buffers in self.parts.observing:
                 buffers.apply()
         else:

@@ -80,7 +80,7 @@ class ByProgram:
         self._units = units.at
         self.can_go_on = mesh.size("tensor") == 1
         self._owners = {
-            place: [units.at[at] for at in stages.used(place) if at in units.trained.at]
+            place: [units.at[at] for at in stages.uses.trained(place)]
             if place in stages.lenders
             else []
             for place in units.at
