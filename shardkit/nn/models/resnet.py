@@ -140,6 +140,9 @@ class ResNetHead(Module):
 class ResNet(ReadyModel):
     """x [batch, in_channels, *grid] -> logits [batch, classes].
 
+    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
+    accuracy, macro F1.
+
     Parameters
     ----------
     in_channels
@@ -159,20 +162,8 @@ class ResNet(ReadyModel):
         The stem is a convolution of 3 with stride 1, as for images of 32 x 32.
     norm
         "batch"; or "group", of 8 groups, with which a sample does not depend on its batch.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
-
-    Notes
-    -----
-    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
-    accuracy, macro F1.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(

@@ -81,6 +81,10 @@ class ViTHead(Module):
 class ViT(ReadyModel):
     """x [batch, channels, *image] -> logits [batch, classes].
 
+    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code. y
+    [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics: accuracy,
+    macro F1.
+
     Parameters
     ----------
     image_size
@@ -95,21 +99,8 @@ class ViT(ReadyModel):
         Of the transformer blocks, whose feed-forward has 4 width units.
     dropout
         Probability, after the embedding and after each attention and feed-forward.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On sizes that do not fit together; it is a ValueError.
-
-    Notes
-    -----
-    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code. y
-    [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics: accuracy,
-    macro F1.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(
