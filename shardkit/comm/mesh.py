@@ -95,12 +95,7 @@ class Mesh:
         Parameters
         ----------
         axis
-            "pipeline", "data" or "tensor".
-
-        Raises
-        ------
-        MeshError
-            On an unknown axis.
+            As of group, with its errors.
         """
         return self.group(axis).world_size
 

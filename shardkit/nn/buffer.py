@@ -24,22 +24,20 @@ so that the new value depends on the global batch and not on the mesh. Without a
 what a training loop by hand is, each observation is applied at once, as in PyTorch.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike, Shape
+from ..annotations import Array, DTypeLike
 from ..arguments import is_number, require
-from ..array.backend import to_host, xp_of
+from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
-from .autograd import Tensor, array_of
-from .building import count_one
+from .autograd import array_of
 from .context import current_context
 from .init import Initializer
+from .late_array import LateArray
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
 
@@ -63,7 +61,7 @@ class Observation:
     count: "Buffer | None" = None
 
 
-class Buffer(Tensor):
+class Buffer(LateArray):
     """A tensor that is kept, saved and copied with a model, but takes no gradient.
 
     Parameters
@@ -91,56 +89,23 @@ class Buffer(Tensor):
     others. Every rank of a tensor group must observe the same.
     """
 
-    __slots__ = (
-        "name",
-        "seed",
-        "init",
-        "_shape",
-        "_dtype",
-        "_array",
-        "_is_released",
-        "_is_sharded",
-    )
+    __slots__ = ()
+    _kind = "buffer"
 
     def __init__(
         self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
     ) -> None:
-        count_one()
-        self._begin(requires_grad=False)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._dtype = numpy.dtype(dtype)
+        super().__init__(shape, init, dtype, requires_grad=False)
         if str(self._dtype) not in BUFFER_DTYPES:
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
             )
-        self.init = init
-        self.name: str | None = None
-        self.seed: int | None = None
-        self._array: Array | None = None
-        self._is_released = self._is_sharded = False
 
     # ---- what it is, without making the array ----------------------------------------------------
 
     @property
-    def shape(self) -> Shape:
-        return self._shape
-
-    @property
     def dtype(self) -> numpy.dtype[Any]:
         return self._dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        return prod(self._shape)
-
-    @property
-    def is_fresh(self) -> bool:
-        """True while it has its initial values and no array yet."""
-        return self._array is None and not self._is_released
 
     @property
     def is_released(self) -> bool:
@@ -176,17 +141,7 @@ class Buffer(Tensor):
         ShapeError
             On another shape.
         """
-        values = array_of(values)
-        if numpy.shape(values) != self._shape:
-            raise ShapeError(
-                f"{self._called} has shape {self._shape}, but values of shape "
-                f"{numpy.shape(values)} were given; the two must be equal"
-            )
-        if self.is_fresh:
-            self._array = xp_of(values).empty(self._shape, self._dtype)
-        xp = xp_of(self.array)
-        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
-        self._memory.version += 1
+        self._fill(values)
 
     def initial_values(self) -> Array:
         """Return a new array of the initial values.
@@ -201,11 +156,7 @@ class Buffer(Tensor):
                 f"{self._called} lives on the pipeline ranks that compute with it; a checkpoint "
                 "(save_model, serialize) holds it whole"
             )
-        if self.name is None or self.seed is None:
-            raise ShardingError(
-                f"{self._called} has no name and seed yet, and its initial values depend on both; "
-                "call finish(seed) on the model that it belongs to"
-            )
+        self._check_named()
         values = self.init.span(self.seed, self.name, 0, self.size, self._dtype)
         return values.reshape(self._shape)
 
@@ -312,16 +263,8 @@ class Buffer(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Buffer":
         """Return a copy in the same state, with memory of its own."""
         copied = Buffer(self._shape, self.init, self._dtype)
-        copied.name = self.name
-        copied.seed = self.seed
-        copied._array = copy.deepcopy(self._array, memo)
-        copied._is_released = self._is_released
-        copied._is_sharded = self._is_sharded
+        copied._become(self, memo)
         return copied
-
-    @property
-    def _called(self) -> str:
-        return f"a buffer of shape {self._shape}" if self.name is None else f"buffer {self.name}"
 
     def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"

@@ -26,19 +26,18 @@ from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike, Shape
+from ..annotations import Array, DTypeLike
 from ..array.arena import empty
-from ..array.backend import to_host, xp_of
+from ..array.backend import xp_of
 from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
-from .autograd import Tensor, array_of
-from .building import count_one
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
+from .late_array import LateArray
 
 
-class Parameter(Tensor):
+class Parameter(LateArray):
     """A tensor that is trained: first a shape, a dtype and an initializer, later an array.
 
     Parameters
@@ -60,39 +59,20 @@ class Parameter(Tensor):
         False: frozen; decided before the model is sharded.
     """
 
-    __slots__ = (
-        "name",
-        "seed",
-        "init",
-        "claim",
-        "_shape",
-        "_dtype",
-        "_lent_dtype",
-        "_array",
-        "_is_released",
-        "_is_sharded",
-        "_requires_grad",
-    )
+    __slots__ = ("claim", "_lent_dtype", "_requires_grad")
+    _kind = "parameter"
     is_parameter = True
 
     def __init__(
         self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
     ) -> None:
-        count_one()
-        self._is_sharded = False
-        self._begin(requires_grad=True)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._dtype = self._lent_dtype = numpy.dtype(dtype)
+        super().__init__(shape, init, dtype, requires_grad=True)
+        self._lent_dtype = self._dtype
         if not is_floating(self._dtype):
             raise AutogradError(
                 f"a parameter of {self._dtype} cannot take a gradient; wanted floating point"
             )
-        self.init = init
-        self.name: str | None = None
-        self.seed: int | None = None
         self.claim: Any = None
-        self._array: Array | None = None
-        self._is_released = False
 
     # What it is, without making the array.
 
@@ -104,15 +84,11 @@ class Parameter(Tensor):
     def requires_grad(self, value):
         if self._is_sharded and bool(value) != self._requires_grad:
             raise ShardingError(
-                f"requires_grad of {_name_of(self)} cannot become {value}: it belongs to a sharded "
+                f"requires_grad of {self._called} cannot become {value}: it belongs to a sharded "
                 "model, whose gradients and optimizer state are laid out; set it before the model "
                 "is sharded, save a checkpoint and load it into such a model"
             )
         self._requires_grad = bool(value)
-
-    @property
-    def shape(self) -> Shape:
-        return self._shape
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
@@ -132,14 +108,6 @@ class Parameter(Tensor):
         return gradient
 
     @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        return prod(self._shape)
-
-    @property
     def global_shape(self) -> tuple[int, ...]:
         """The shape of the parameter that this is a box of: here its own."""
         return self._shape
@@ -155,11 +123,6 @@ class Parameter(Tensor):
         it, so that ranks with boxes of different sizes plan alike.
         """
         return self.size
-
-    @property
-    def is_fresh(self) -> bool:
-        """True while it has its initial values and no array yet."""
-        return self._array is None and not self._is_released
 
     @property
     def awaits_values(self) -> bool:
@@ -198,17 +161,7 @@ class Parameter(Tensor):
         ShapeError
             On another shape.
         """
-        values = array_of(values)
-        if numpy.shape(values) != self._shape:
-            raise ShapeError(
-                f"{_name_of(self)} has shape {self._shape}, but values of shape "
-                f"{numpy.shape(values)} were given; the two must be equal"
-            )
-        if self.is_fresh:
-            self._array = xp_of(values).empty(self._shape, self._dtype)
-        xp = xp_of(self.array)
-        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
-        self._memory.version += 1
+        self._fill(values)
 
     def initial_span(self, start: int, stop: int) -> Array:
         """Return elements [start, stop) in C order: [stop - start]; of the array once it has one.
@@ -220,16 +173,12 @@ class Parameter(Tensor):
         """
         if self._is_released:
             raise ShardingError(
-                f"{_name_of(self)} was released: its values live in the shards of its ranks. "
+                f"{self._called} was released: its values live in the shards of its ranks. "
                 "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
             )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
-        if self.name is None or self.seed is None:
-            raise ShardingError(
-                f"{_name_of(self)} has no name and seed yet, and its initial values depend on "
-                "both; call finish(seed) on the model that it belongs to"
-            )
+        self._check_named()
         return self._initial_values(start, stop)
 
     def _initial_values(self, start, stop):
@@ -250,7 +199,7 @@ class Parameter(Tensor):
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
-                f"{_name_of(self)} is {self._shape} {self._dtype}, but was bound to a view of "
+                f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of "
                 f"{view.shape} {view.dtype}; slot and parameter must agree"
             )
         if self._array is not None:
@@ -286,15 +235,11 @@ class Parameter(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Parameter":
         """Return a copy in the same state, with memory of its own; the claim is shared."""
         copied = self._fresh_copy()
-        copied.name = self.name
-        copied.seed = self.seed
         copied.requires_grad = self.requires_grad
         copied.claim = self.claim
-        copied._array = copy.deepcopy(self._array, memo)
-        copied._is_released = self._is_released
-        copied._is_sharded = self._is_sharded
         copied._lent_dtype = self._lent_dtype
         copied.grad = copy.deepcopy(self.grad, memo)
+        copied._become(self, memo)
         return copied
 
     def _fresh_copy(self):
@@ -310,13 +255,6 @@ def _borrow(parameter):
     surroundings = current_surroundings()
     if surroundings is not None:
         surroundings.lend(parameter)
-
-
-def _name_of(parameter) -> str:
-    """Return what messages call the parameter."""
-    if parameter.name is None:
-        return f"a parameter of shape {parameter.shape}"
-    return f"parameter {parameter.name}"
 
 
 class SlicedParameter(Parameter):
