@@ -108,6 +108,34 @@ def record(
     return output
 
 
+def record_linear(
+    array: Any,
+    x: "Tensor",
+    adjoint: Callable[..., Any],
+    again: Callable[..., "Tensor"],
+    *form: Any,
+    **how: Any,
+) -> "Tensor":
+    """Return the output of an operation that is linear, on x alone.
+
+    Parameters
+    ----------
+    array
+        What was computed.
+    adjoint, again
+        (gradient, *form) -> the gradient of x: of arrays, and of Tensors.
+    how
+        view_of, gives_new: as of record().
+    """
+    return record(
+        array,
+        (x,),
+        lambda gradient, wanted: (adjoint(gradient, *form),),
+        differentiable=lambda gradient, wanted, output: (again(gradient, *form),),
+        **how,
+    )
+
+
 class Tensor(_Methods):
     """An array, whether it takes a gradient, and the node that made it (None for a leaf).
 

@@ -12,7 +12,7 @@ from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record, record_linear
 from .broadcast import reshaped, stretched
 from .elementwise import divide, multiply, subtract
 from .operands import FLOAT32, in_float64, is_counted, sum_dtype
@@ -23,16 +23,8 @@ def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
     dims = reduced_dims(x, dim)
     if is_counted(x):
         return Tensor(x.array.sum(axis=dims, dtype=sum_dtype("sum", x), keepdims=keepdim))
-    shape = x.shape
-
-    def backward(gradient, wanted):
-        return (_stretch(gradient, shape, dims, keepdim),)
-
-    def differentiable(gradient, wanted, output):
-        return (_stretch_again(gradient, shape, dims),)
-
     total = halves.total(x.array, dims, keepdim)
-    return record(total, (x,), backward, differentiable=differentiable)
+    return record_linear(total, x, _stretch, _stretch_again, x.shape, dims)
 
 
 def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
@@ -50,7 +42,7 @@ def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
         return Tensor((sum(x, dims, keepdim).array / count).astype(FLOAT32))
 
     def backward(gradient, wanted):
-        return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
+        return (_stretch(fresh.compute("divide", gradient, count), shape, dims),)
 
     def differentiable(gradient, wanted, output):
         return (_stretch_again(divide(gradient, count), shape, dims),)
@@ -118,7 +110,7 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
     def backward(gradient, wanted):
         return (
             rounded(
-                _stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centered(),
+                _stretch(widened(gradient) * (2 / count), x.shape, dims) * centered(),
                 x.dtype,
             ),
         )
@@ -181,11 +173,10 @@ def _count(x, dims, name):
     return count
 
 
-def _stretch(gradient, shape, dims, keepdim):
+def _stretch(gradient, shape, dims):
     """Return the gradient of a reduction, repeated over its dimensions, as a read-only view."""
-    if not keepdim:
-        gradient = gradient.reshape([1 if d in dims else size for d, size in enumerate(shape)])
-    return xp_of(gradient).broadcast_to(gradient, shape)
+    by_dim = [1 if d in dims else size for d, size in enumerate(shape)]
+    return xp_of(gradient).broadcast_to(gradient.reshape(by_dim), shape)
 
 
 def _stretch_again(gradient, shape, dims):
