@@ -156,10 +156,26 @@ class CrossEntropy(Loss):
         return num_counted(y, self.ignore_index)
 
 
-class MeanSquaredError(Loss):
-    """Squared difference per element; prediction and y have the same shape."""
+class ElementLoss(Loss):
+    """A loss with one item for each element of y, an array of the shape of the prediction."""
 
     takes_trees = False
+
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
+        check_equal_shapes(y, prediction_shape)
+
+    def count(self, y: Any) -> float:
+        return prod(array_of(y).shape)
+
+
+def target_beside(prediction: Any, target: Any, dtype: Any) -> Any:
+    """Return an array of targets where the prediction lies, in this dtype."""
+    target = fresh.placed(target, xp_of(prediction.array))
+    return target if target.dtype == dtype else halves.copy(target, dtype)
+
+
+class MeanSquaredError(ElementLoss):
+    """Squared difference per element; prediction and y have the same shape."""
 
     def total(self, prediction: Any, y: Any) -> Tensor:
         return mse(prediction, self._target(prediction, y), reduction="sum")
@@ -171,15 +187,7 @@ class MeanSquaredError(Loss):
         prediction = one_array("MeanSquaredError", "predictions", prediction)
         if wants_gradient(y):
             return y
-        target = fresh.placed(array_of(y), xp_of(prediction.array))
-        dtype = wide(prediction.dtype)
-        return target if target.dtype == dtype else halves.copy(target, dtype)
-
-    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
-        check_equal_shapes(y, prediction_shape)
-
-    def count(self, y: Any) -> float:
-        return prod(array_of(y).shape)
+        return target_beside(prediction, array_of(y), wide(prediction.dtype))
 
 
 class BinaryCrossEntropy(Loss):
