@@ -108,11 +108,6 @@ class Buffer(LateArray):
         return self._dtype
 
     @property
-    def is_released(self) -> bool:
-        """True on ranks that do not compute with it."""
-        return self._is_released
-
-    @property
     def is_sharded(self) -> bool:
         """True once it belongs to a sharded model, or is a copy of one that does."""
         return self._is_sharded
@@ -121,12 +116,8 @@ class Buffer(LateArray):
 
     @property
     def array(self) -> Array:
-        """[*shape]; made from the initial values on the first access.
-
-        Raises
-        ------
-        ShardingError
-            If other ranks hold it, or it has no name and seed yet.
+        """[*shape], made on the first access; a ShardingError where other ranks hold it, or without
+        a name and seed.
         """
         if self._array is None:
             self._array = self.initial_values()
@@ -134,13 +125,6 @@ class Buffer(LateArray):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array.
-
-        Raises
-        ------
-        ShapeError
-            On another shape.
-        """
         self._fill(values)
 
     def initial_values(self) -> Array:

@@ -66,6 +66,13 @@ class LateArray(Tensor):
         return self._array is None and not self._is_released
 
     @property
+    def is_released(self) -> bool:
+        """True while it has no memory because others have its values: of a buffer, on ranks that do
+        not compute with it.
+        """
+        return self._is_released
+
+    @property
     def _called(self) -> str:
         """What messages call it."""
         if self.name is None:
@@ -81,7 +88,10 @@ class LateArray(Tensor):
             )
 
     def _fill(self, values):
-        """Copy values into its array. Errors: ShapeError on another shape."""
+        """Copy values into its array, which may be part of a unit's buffer.
+
+        Errors: ShapeError on another shape.
+        """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
             raise ShapeError(

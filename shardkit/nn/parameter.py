@@ -129,11 +129,6 @@ class Parameter(LateArray):
         """True while it is fresh, and its values are in a checkpoint that is not read yet."""
         return self.is_fresh and isinstance(self.init, Unread)
 
-    @property
-    def is_released(self) -> bool:
-        """True while it has given up its memory, and its values cannot be read."""
-        return self._is_released
-
     # The array.
 
     @property
@@ -154,13 +149,6 @@ class Parameter(LateArray):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array, which may be part of a unit's buffer.
-
-        Raises
-        ------
-        ShapeError
-            On another shape.
-        """
         self._fill(values)
 
     def initial_span(self, start: int, stop: int) -> Array:
