@@ -118,14 +118,9 @@ def record_linear(
 ) -> "Tensor":
     """Return the output of an operation that is linear, on x alone.
 
-    Parameters
-    ----------
-    array
-        What was computed.
-    adjoint, again
-        (gradient, *form) -> the gradient of x: of arrays, and of Tensors.
-    how
-        view_of, gives_new: as of record().
+    array            what was computed
+    adjoint, again   (gradient, *form) -> the gradient of x: of arrays, and of Tensors
+    how              view_of, gives_new: as of record()
     """
     return record(
         array,
@@ -365,12 +360,8 @@ class CheapTensor(Tensor):
     """The output of an operation that takes little time and much memory: what needs it in a
     backward makes it again from what the operation itself keeps (arXiv 2205.05198, section 5).
 
-    Attributes
-    ----------
-    again
-        () -> the output, with the same bits; recorded where operations are.
-    needs
-        The tensors whose `.array` it reads.
+    again   () -> the output, with the same bits; recorded where operations are
+    needs   the tensors whose `.array` it reads
     """
 
     __slots__ = ("again", "needs")

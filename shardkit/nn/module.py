@@ -362,10 +362,7 @@ def configuration_of(module: Module) -> dict:
 def exchange(module: Module, replaced: dict[int, Module]) -> None:
     """Put modules in place of others, wherever the tree below `module` holds them.
 
-    Parameters
-    ----------
-    replaced
-        {id of a module: what takes its place}.
+    replaced   {id of a module: what takes its place}
     """
     for owner in module.named_modules().values():
         for name, value in list(vars(owner).items()):

@@ -248,14 +248,9 @@ def _borrow(parameter):
 class SlicedParameter(Parameter):
     """A box of a parameter: its own `shape`, and the name and initial values of the whole.
 
-    Parameters
-    ----------
-    global_shape
-        Of the whole parameter.
-    box
-        Inside it.
-    planned_size
-        See Parameter; None: that of this box.
+    global_shape   of the whole parameter
+    box            inside it
+    planned_size   see Parameter; None: that of this box
     """
 
     __slots__ = ("_global_shape", "_box", "_planned_size")

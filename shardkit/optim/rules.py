@@ -33,10 +33,7 @@ _RATE = "a finite number, at least 0"
 def rule(name: str, *, settings: dict[str, str]):
     """Enter a class of rules into RULES under this name.
 
-    Parameters
-    ----------
-    settings
-        {argument of the class: setting of the section `optimizer` that it gets}.
+    settings   {argument of the class: setting of the section `optimizer` that it gets}
     """
 
     def enter(cls):

@@ -31,10 +31,7 @@ EXPANSION = 4  # of the channels in a bottleneck
 class NormedConvolution(Module):
     """A convolution without bias, then a norm: x [batch, in, *grid] -> [batch, out, *grid/stride].
 
-    Parameters
-    ----------
-    kernel_size
-        Odd; the padding is half of it.
+    kernel_size   odd; the padding is half of it
     """
 
     def __init__(self, dims, in_channels, out_channels, kernel_size, stride=1, *, norm, dtype):
@@ -60,10 +57,7 @@ class NormedConvolution(Module):
 class ResidualBlock(Module):
     """relu(shortcut(x) + convolutions(x)), with relu between the convolutions.
 
-    Parameters
-    ----------
-    kernels
-        Of the convolutions; the first of size 3 has the stride.
+    kernels   of the convolutions; the first of size 3 has the stride
     """
 
     def __init__(self, dims, in_channels, inner, out_channels, kernels, stride, *, norm, dtype):

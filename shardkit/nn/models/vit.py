@@ -24,14 +24,9 @@ EPS = 1e-6  # of the norms, as in the paper's code
 class PatchEmbedding(Module):
     """x [batch, channels, *image] -> [batch, 1 + patches, width]: the class token, then patches.
 
-    Attributes
-    ----------
-    patches
-        Maps a patch, [channels, *patch] in C order, to a vector.
-    class_token
-        [1, 1, width].
-    positions
-        [1 + patches, width].
+    patches       maps a patch, [channels, *patch] in C order, to a vector
+    class_token   [1, 1, width]
+    positions     [1 + patches, width]
     """
 
     def __init__(self, image, patch, channels: int, width: int, dropout: float, *, dtype):
