@@ -11,6 +11,7 @@ of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them t
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy
@@ -218,7 +219,7 @@ class Tensor(_Methods):
 
     @property
     def size(self) -> int:
-        return self.array.size
+        return prod(self.shape)
 
     @property
     def is_leaf(self) -> bool:

@@ -24,20 +24,21 @@ so that the new value depends on the global batch and not on the mesh. Without a
 what a training loop by hand is, each observation is applied at once, as in PyTorch.
 """
 
-from collections.abc import Sequence
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike
+from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
-from .autograd import array_of
+from .autograd import Tensor, array_of
+from .building import count_one
 from .context import current_context
 from .init import Initializer
-from .late_array import LateArray
+from .parameter import called, filled, origin_of
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
 
@@ -61,7 +62,7 @@ class Observation:
     count: "Buffer | None" = None
 
 
-class Buffer(LateArray):
+class Buffer(Tensor):
     """A tensor that is kept, saved and copied with a model, but takes no gradient.
 
     Parameters
@@ -89,23 +90,55 @@ class Buffer(LateArray):
     others. Every rank of a tensor group must observe the same.
     """
 
-    __slots__ = ()
-    _kind = "buffer"
+    __slots__ = (
+        "name",
+        "seed",
+        "init",
+        "_shape",
+        "_dtype",
+        "_array",
+        "_is_released",
+        "_is_sharded",
+    )
 
-    def __init__(
-        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
-    ) -> None:
-        super().__init__(shape, init, dtype, requires_grad=False)
+    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
+        count_one()
+        self._begin(requires_grad=False)
+        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._dtype = numpy.dtype(dtype)
         if str(self._dtype) not in BUFFER_DTYPES:
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
             )
+        self.init = init
+        self.name: str | None = None
+        self.seed: int | None = None
+        self._array: Array | None = None
+        self._is_released = self._is_sharded = False
 
     # ---- what it is, without making the array ----------------------------------------------------
 
     @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
     def dtype(self) -> numpy.dtype[Any]:
         return self._dtype
+
+    @property
+    def is_fresh(self) -> bool:
+        """True while it has its initial values and no array yet."""
+        return self._array is None and not self._is_released
+
+    @property
+    def is_released(self) -> bool:
+        """True on ranks that do not compute with it."""
+        return self._is_released
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
 
     @property
     def is_sharded(self) -> bool:
@@ -125,7 +158,8 @@ class Buffer(LateArray):
 
     @array.setter
     def array(self, values):
-        self._fill(values)
+        self._array = filled(self, values)
+        self._memory.version += 1
 
     def initial_values(self) -> Array:
         """Return a new array of the initial values.
@@ -137,11 +171,10 @@ class Buffer(LateArray):
         """
         if self._is_released:
             raise ShardingError(
-                f"{self._called} lives on the pipeline ranks that compute with it; a checkpoint "
+                f"{called(self)} lives on the pipeline ranks that compute with it; a checkpoint "
                 "(save_model, serialize) holds it whole"
             )
-        self._check_named()
-        values = self.init.span(self.seed, self.name, 0, self.size, self._dtype)
+        values = self.init.span(*origin_of(self), 0, self.size, self._dtype)
         return values.reshape(self._shape)
 
     def bind(self, array: Array) -> None:
@@ -217,19 +250,19 @@ class Buffer(LateArray):
     def _check_observed(self, value, momentum, count):
         if numpy.shape(array_of(value)) != self._shape:
             raise ShapeError(
-                f"{self._called} has shape {self._shape}, but observed a value of shape "
+                f"{called(self)} has shape {self._shape}, but observed a value of shape "
                 f"{numpy.shape(array_of(value))}; the two must be equal"
             )
         if self._dtype.kind != "f":
-            raise ConfigurationError(f"{self._called} is {self._dtype}; only floats have a mean")
+            raise ConfigurationError(f"{called(self)} is {self._dtype}; only floats have a mean")
         if (momentum is None) != (count is not None):
             raise ConfigurationError(
-                f"{self._called}: observe() wants either a momentum, or momentum=None and the "
+                f"{called(self)}: observe() wants either a momentum, or momentum=None and the "
                 "buffer that counts steps"
             )
         if momentum is not None:
             is_weight = is_number(momentum, at_least=0) and momentum <= 1
-            require(is_weight, f"{self._called}: momentum", momentum, "a number from 0 to 1")
+            require(is_weight, f"{called(self)}: momentum", momentum, "a number from 0 to 1")
 
     # ---- after a step ----------------------------------------------------------------------------
 
@@ -247,7 +280,11 @@ class Buffer(LateArray):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Buffer":
         """Return a copy in the same state, with memory of its own."""
         copied = Buffer(self._shape, self.init, self._dtype)
-        copied._become(self, memo)
+        copied.name = self.name
+        copied.seed = self.seed
+        copied._array = copy.deepcopy(self._array, memo)
+        copied._is_released = self._is_released
+        copied._is_sharded = self._is_sharded
         return copied
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ refused. Half floats are computed in float32.
 """
 
 import math
+from math import prod
 from typing import Any
 
 from ..annotations import Shape
@@ -23,8 +24,8 @@ from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
 from .loss import (
-    ElementLoss,
     Loss,
+    check_equal_shapes,
     is_ignored,
     one_array,
     target_beside,
@@ -34,7 +35,7 @@ from .ops.loss import IGNORED
 from .ops.operands import check_floating
 
 
-class PointwiseLoss(ElementLoss):
+class PointwiseLoss(Loss):
     """A loss with one item for each element of y, or for each row of it.
 
     A subclass writes items(prediction, target) -> Tensor. Prediction and target have one shape;
@@ -47,6 +48,7 @@ class PointwiseLoss(ElementLoss):
         refused.
     """
 
+    takes_trees = False
     gives_targets_gradients = False  # True: a target that wants a gradient is a Tensor in items()
 
     def __init__(self, reduction: str = "mean") -> None:
@@ -77,6 +79,12 @@ class PointwiseLoss(ElementLoss):
             return input_tensor(y, prediction.dtype)
         target = constant_of(y, f"the target of {type(self).__name__}")
         return target_beside(prediction, target, prediction.dtype)
+
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
+        check_equal_shapes(y, prediction_shape)
+
+    def count(self, y: Any) -> float:
+        return prod(array_of(y).shape)
 
 
 class L1Loss(PointwiseLoss):

@@ -20,24 +20,24 @@ box of the whole one, with the values that the whole one has there.
 """
 
 import copy
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike
+from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
-from ..array.backend import xp_of
+from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
+from .autograd import Tensor, array_of
+from .building import count_one
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
-from .late_array import LateArray
 
 
-class Parameter(LateArray):
+class Parameter(Tensor):
     """A tensor that is trained: first a shape, a dtype and an initializer, later an array.
 
     Parameters
@@ -59,20 +59,37 @@ class Parameter(LateArray):
         False: frozen; decided before the model is sharded.
     """
 
-    __slots__ = ("claim", "_lent_dtype", "_requires_grad")
-    _kind = "parameter"
+    __slots__ = (
+        "name",
+        "seed",
+        "init",
+        "claim",
+        "_shape",
+        "_dtype",
+        "_lent_dtype",
+        "_array",
+        "_is_released",
+        "_is_sharded",
+        "_requires_grad",
+    )
     is_parameter = True
 
-    def __init__(
-        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
-    ) -> None:
-        super().__init__(shape, init, dtype, requires_grad=True)
-        self._lent_dtype = self._dtype
+    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
+        count_one()
+        self._is_sharded = False
+        self._begin(requires_grad=True)
+        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._dtype = self._lent_dtype = numpy.dtype(dtype)
         if not is_floating(self._dtype):
             raise AutogradError(
                 f"a parameter of {self._dtype} cannot take a gradient; wanted floating point"
             )
+        self.init = init
+        self.name: str | None = None
+        self.seed: int | None = None
         self.claim: Any = None
+        self._array: Array | None = None
+        self._is_released = False
 
     # What it is, without making the array.
 
@@ -84,11 +101,34 @@ class Parameter(LateArray):
     def requires_grad(self, value):
         if self._is_sharded and bool(value) != self._requires_grad:
             raise ShardingError(
-                f"requires_grad of {self._called} cannot become {value}: it belongs to a sharded "
+                f"requires_grad of {called(self)} cannot become {value}: it belongs to a sharded "
                 "model, whose gradients and optimizer state are laid out; set it before the model "
                 "is sharded, save a checkpoint and load it into such a model"
             )
         self._requires_grad = bool(value)
+
+    @property
+    def is_fresh(self) -> bool:
+        """True while it has its initial values and no array yet."""
+        return self._array is None and not self._is_released
+
+    @property
+    def awaits_values(self) -> bool:
+        """True while it is fresh, and its values are in a checkpoint that is not read yet."""
+        return self.is_fresh and isinstance(self.init, Unread)
+
+    @property
+    def is_released(self) -> bool:
+        """True while it has given up its memory, and its values cannot be read."""
+        return self._is_released
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
@@ -108,7 +148,7 @@ class Parameter(LateArray):
         return gradient
 
     @property
-    def global_shape(self) -> tuple[int, ...]:
+    def global_shape(self) -> Shape:
         """The shape of the parameter that this is a box of: here its own."""
         return self._shape
 
@@ -123,11 +163,6 @@ class Parameter(LateArray):
         it, so that ranks with boxes of different sizes plan alike.
         """
         return self.size
-
-    @property
-    def awaits_values(self) -> bool:
-        """True while it is fresh, and its values are in a checkpoint that is not read yet."""
-        return self.is_fresh and isinstance(self.init, Unread)
 
     # The array.
 
@@ -149,7 +184,8 @@ class Parameter(LateArray):
 
     @array.setter
     def array(self, values):
-        self._fill(values)
+        self._array = filled(self, values)
+        self._memory.version += 1
 
     def initial_span(self, start: int, stop: int) -> Array:
         """Return elements [start, stop) in C order: [stop - start]; of the array once it has one.
@@ -161,16 +197,15 @@ class Parameter(LateArray):
         """
         if self._is_released:
             raise ShardingError(
-                f"{self._called} was released: its values live in the shards of its ranks. "
+                f"{called(self)} was released: its values live in the shards of its ranks. "
                 "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
             )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
-        self._check_named()
         return self._initial_values(start, stop)
 
     def _initial_values(self, start, stop):
-        return self.init.span(self.seed, self.name, start, stop, self._dtype)
+        return self.init.span(*origin_of(self), start, stop, self._dtype)
 
     def bind(self, view: Array) -> None:
         """Use this memory from now on, with the values that it holds.
@@ -187,7 +222,7 @@ class Parameter(LateArray):
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
-                f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of "
+                f"{called(self)} is {self._shape} {self._dtype}, but was bound to a view of "
                 f"{view.shape} {view.dtype}; slot and parameter must agree"
             )
         if self._array is not None:
@@ -223,11 +258,15 @@ class Parameter(LateArray):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Parameter":
         """Return a copy in the same state, with memory of its own; the claim is shared."""
         copied = self._fresh_copy()
+        copied.name = self.name
+        copied.seed = self.seed
         copied.requires_grad = self.requires_grad
         copied.claim = self.claim
+        copied._array = copy.deepcopy(self._array, memo)
+        copied._is_released = self._is_released
+        copied._is_sharded = self._is_sharded
         copied._lent_dtype = self._lent_dtype
         copied.grad = copy.deepcopy(self.grad, memo)
-        copied._become(self, memo)
         return copied
 
     def _fresh_copy(self):
@@ -243,6 +282,43 @@ def _borrow(parameter):
     surroundings = current_surroundings()
     if surroundings is not None:
         surroundings.lend(parameter)
+
+
+def called(tensor) -> str:
+    """Return what messages call a parameter or a buffer."""
+    kind = "parameter" if tensor.is_parameter else "buffer"
+    return f"a {kind} of shape {tensor.shape}" if tensor.name is None else f"{kind} {tensor.name}"
+
+
+def origin_of(tensor) -> tuple[int, str]:
+    """Return seed and name, on which the initial values of a parameter or buffer depend.
+
+    Errors: ShardingError if it has none.
+    """
+    if tensor.name is None or tensor.seed is None:
+        raise ShardingError(
+            f"{called(tensor)} has no name and seed yet, and its initial values depend on both; "
+            "call finish(seed) on the model that it belongs to"
+        )
+    return tensor.seed, tensor.name
+
+
+def filled(tensor, values):
+    """Return the array of a parameter or buffer, a new one if it is fresh, with these values in it.
+
+    Errors: ShapeError on another shape.
+    """
+    values = array_of(values)
+    if numpy.shape(values) != tensor.shape:
+        raise ShapeError(
+            f"{called(tensor)} has shape {tensor.shape}, but values of shape "
+            f"{numpy.shape(values)} were given; the two must be equal"
+        )
+    is_fresh = tensor.is_fresh
+    array = xp_of(values).empty(tensor.shape, tensor.dtype) if is_fresh else tensor.array
+    xp = xp_of(array)
+    array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+    return array
 
 
 class SlicedParameter(Parameter):
@@ -315,7 +391,7 @@ class SlicedParameter(Parameter):
         step = max(CHUNK // max(row, 1), 1)
         for start in range(box.offset[0], box.stop[0], step):
             stop = min(start + step, box.stop[0])
-            span = self.init.span(self.seed, self.name, start * row, stop * row, self._dtype)
+            span = self.init.span(*origin_of(self), start * row, stop * row, self._dtype)
             yield span.reshape(stop - start, *below)[inner]
 
     def _fresh_copy(self):

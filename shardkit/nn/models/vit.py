@@ -6,9 +6,8 @@ x [batch, channels, *image] -> embedding -> layers.0 -> ... -> head -> logits [b
 """
 
 import math
-from collections.abc import Sequence
 
-from ...annotations import DTypeLike, Shape
+from ...annotations import DTypeLike, PerDim, Shape
 from ...arguments import is_integer
 from ...errors import ConfigurationError, ShapeError
 from ..init import Normal
@@ -100,8 +99,8 @@ class ViT(ReadyModel):
 
     def __init__(
         self,
-        image_size: int | Sequence[int],
-        patch_size: int | Sequence[int],
+        image_size: PerDim,
+        patch_size: PerDim,
         channels: int = 3,
         classes: int = 1000,
         *,

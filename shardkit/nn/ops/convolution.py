@@ -9,8 +9,7 @@ A transposed convolution is `spread`. x is [N, C, *grid], y [N, O, *grid]; the w
 convolution is [O, C/groups, *taps], that of a transposed one [C, O/groups, *taps], as in PyTorch.
 """
 
-from collections.abc import Sequence
-
+from ...annotations import PerDim
 from ...arguments import is_integer, require
 from ...array import halves, kernels
 from ...array.dtypes import is_floating
@@ -27,9 +26,9 @@ def _conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    dilation: PerDim = 1,
     groups: int = 1,
 ) -> Tensor:
     """Return the convolution of x [N, C, *grid] with weight [O, C/groups, *taps], plus bias [O].
@@ -73,11 +72,11 @@ def _conv_transpose(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    output_padding: int | Sequence[int] = 0,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    output_padding: PerDim = 0,
     groups: int = 1,
-    dilation: int | Sequence[int] = 1,
+    dilation: PerDim = 1,
 ) -> Tensor:
     """Return the transposed convolution of x [N, C, *grid], weight [C, O/groups, *taps], bias [O].
 

@@ -5,9 +5,9 @@ means is that of the whole window. The first of equal elements takes the gradien
 order, as in PyTorch.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import PerDim
 from ...arguments import is_integer, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
@@ -23,10 +23,10 @@ from .windows import window_maxima, window_sums
 def _max_pool(
     num_dims: int,
     x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    dilation: PerDim = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
@@ -60,9 +60,9 @@ def _max_pool(
 def _avg_pool(
     num_dims: int,
     x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,

@@ -3,11 +3,11 @@
 dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in its place.
 """
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy
 
+from ...annotations import PerDim
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
@@ -18,7 +18,7 @@ from .elementwise import divide, multiply, subtract
 from .operands import FLOAT32, in_float64, is_counted, sum_dtype
 
 
-def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def sum(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim, of booleans and integers as int64."""
     dims = reduced_dims(x, dim)
     if is_counted(x):
@@ -27,7 +27,7 @@ def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
     return record_linear(total, x, _stretch, _stretch_again, x.shape, dims)
 
 
-def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def mean(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim, divided by the number of elements: float32 of what is counted.
 
     Raises
@@ -51,12 +51,12 @@ def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
     return record(total / count, (x,), backward, differentiable=differentiable)
 
 
-def max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def max(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the largest element over dim; equal ones share the gradient (as in torch.amax)."""
     return _extreme("max", x, dim, keepdim)
 
 
-def min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def min(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the smallest element over dim; equal ones share the gradient (as in torch.amin)."""
     return _extreme("min", x, dim, keepdim)
 
@@ -87,17 +87,17 @@ def _extreme(name, x, dim, keepdim):
     )
 
 
-def any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def any(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return whether an element over dim is not 0: booleans, which take no gradient."""
     return Tensor(x.array.astype(bool).any(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
-def all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def all(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return whether all elements over dim are not 0: booleans, which take no gradient."""
     return Tensor(x.array.astype(bool).all(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
-def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def variance(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the mean squared distance from the mean over dim; the divisor is the count."""
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")

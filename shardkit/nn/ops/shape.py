@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from ...annotations import DTypeLike
+from ...annotations import DTypeLike, PerDim
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
@@ -24,7 +24,7 @@ from .operands import check_ids, common, index_array
 from .reduction import reduced_dims
 
 
-def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
+def reshape(x: Tensor, shape: PerDim) -> Tensor:
     """Return the elements, in C order, in another shape; one size may be -1."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     try:

@@ -110,13 +110,11 @@ class ColumnParallelLinear(Module):
     def check_input(self, x):
         check_width("a column-parallel layer", x, self.weight.global_shape[1])
 
-    def entered(self, x) -> Tensor:
-        """Return x as this layer reads it."""
-        x = input_tensor(x, self.weight.dtype)
-        return self._axis.enter(x) if self._enters else x
-
     def forward(self, x, activation=None):
-        return linear(self.entered(x), self.weight, self.bias, activation or self._activation)
+        x = input_tensor(x, self.weight.dtype)
+        if self._enters:
+            x = self._axis.enter(x)
+        return linear(x, self.weight, self.bias, activation or self._activation)
 
 
 @is_affine.register

@@ -7,6 +7,7 @@ The matrix that is whole is used for this rank's part only, so its gradient is a
 claim is "partial".
 """
 
+from ...nn.layers.basic import input_tensor
 from ...nn.lora import low_rank_update
 from ...nn.ops.elementwise import add
 from ...nn.ops.linear import add_bias, linear
@@ -24,7 +25,9 @@ class ColumnParallelLoRALinear(ColumnParallelLinear):
         self.lora_A, self.lora_B, self.scale = lora_A, lora_B, scale
 
     def forward(self, x, activation=None):
-        x = self.entered(x)
+        x = input_tensor(x, self.weight.dtype)
+        if self._enters:
+            x = self._axis.enter(x)
         update = low_rank_update(x, self.lora_A, self.lora_B, self.scale)
         y = add(linear(x, self.weight, self.bias), update)
         activation = activation or self._activation
