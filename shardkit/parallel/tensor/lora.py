@@ -22,13 +22,13 @@ class ColumnParallelLoRALinear(ColumnParallelLinear):
 
     def __init__(self, axis, weight, bias, lora_A, lora_B, scale: float, **choices):
         super().__init__(axis, weight, bias, **choices)
-        self.lora_A, self.lora_B, self.scale = lora_A, lora_B, scale
+        self.lora_A, self.lora_B, self._scale = lora_A, lora_B, scale
 
     def forward(self, x, activation=None):
         x = input_tensor(x, self.weight.dtype)
         if self._enters:
             x = self._axis.enter(x)
-        update = low_rank_update(x, self.lora_A, self.lora_B, self.scale)
+        update = low_rank_update(x, self.lora_A, self.lora_B, self._scale)
         y = add(linear(x, self.weight, self.bias), update)
         activation = activation or self._activation
         return y if activation is None else activation(y)
@@ -42,9 +42,9 @@ class RowParallelLoRALinear(RowParallelLinear):
 
     def __init__(self, axis, weight, bias, lora_A, lora_B, scale: float, **choices):
         super().__init__(axis, weight, bias, **choices)
-        self.lora_A, self.lora_B, self.scale = lora_A, lora_B, scale
+        self.lora_A, self.lora_B, self._scale = lora_A, lora_B, scale
 
     def forward(self, x, activation=None):
-        update = low_rank_update(x, self.lora_A, self.lora_B, self.scale)
+        update = low_rank_update(x, self.lora_A, self.lora_B, self._scale)
         total = self._axis.leave(add(linear(x, self.weight), update))
         return add_bias(total, self.bias, activation or self._activation)
