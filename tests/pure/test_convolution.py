@@ -1,5 +1,8 @@
 """Convolutions against PyTorch, from one table: values and gradients in float64 to 1e-10."""
 
+import inspect
+import pickle
+
 import numpy
 import pytest
 
@@ -210,3 +213,21 @@ def test_wrong_inputs_are_refused():
         layer(Tensor(numpy.ones((2, 3, 8, 8))))
     with pytest.raises(ConfigurationError, match="output_padding below"):
         ops.conv_transpose1d(*[Tensor(numpy.ones((1, 1, 3)))] * 2, output_padding=1)
+
+
+@pytest.mark.parametrize("num_dims", (1, 2, 3))
+@pytest.mark.parametrize(
+    "family",
+    "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool".split(),
+)
+def test_each_of_a_family_is_a_function_of_its_own(family, num_dims):
+    name = f"{family}{num_dims}d"
+    operation = getattr(ops, name)
+    assert operation.__name__ == operation.__qualname__ == name
+    assert next(iter(inspect.signature(operation).parameters)) == "x"
+    assert pickle.loads(pickle.dumps(operation)) is operation
+    too_many = Tensor(numpy.ones((1,) * (num_dims + 3)))
+    with pytest.raises(ShapeError, match=f"{name} of .*{num_dims} dimensions"):
+        operation(too_many, too_many if "conv" in family else 1)
+    with pytest.raises(TypeError, match="strides"):
+        operation(too_many, too_many, strides=1)
