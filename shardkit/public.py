@@ -33,12 +33,8 @@ def public_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return __getattr__, __dir__ and __all__ of this room.
 
-    Parameters
-    ----------
-    table
-        As places_of() reads it.
-    hint
-        name -> what the message of an AttributeError says about it.
+    table   as places_of() reads it
+    hint    name -> what the message of an AttributeError says about it
     """
     places = places_of(table)
 

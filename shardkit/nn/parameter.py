@@ -20,13 +20,12 @@ box of the whole one, with the values that the whole one has there.
 """
 
 import copy
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike, Shape
+from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
@@ -75,9 +74,7 @@ class Parameter(Tensor):
     )
     is_parameter = True
 
-    def __init__(
-        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
-    ) -> None:
+    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
         count_one()
         self._is_sharded = False
         self._begin(requires_grad=True)
@@ -104,15 +101,34 @@ class Parameter(Tensor):
     def requires_grad(self, value):
         if self._is_sharded and bool(value) != self._requires_grad:
             raise ShardingError(
-                f"requires_grad of {_name_of(self)} cannot become {value}: it belongs to a sharded "
+                f"requires_grad of {called(self)} cannot become {value}: it belongs to a sharded "
                 "model, whose gradients and optimizer state are laid out; set it before the model "
                 "is sharded, save a checkpoint and load it into such a model"
             )
         self._requires_grad = bool(value)
 
     @property
+    def is_fresh(self) -> bool:
+        """True while it has its initial values and no array yet."""
+        return self._array is None and not self._is_released
+
+    @property
+    def awaits_values(self) -> bool:
+        """True while it is fresh, and its values are in a checkpoint that is not read yet."""
+        return self.is_fresh and isinstance(self.init, Unread)
+
+    @property
+    def is_released(self) -> bool:
+        """True while it has given up its memory, and its values cannot be read."""
+        return self._is_released
+
+    @property
     def shape(self) -> Shape:
         return self._shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
@@ -132,15 +148,7 @@ class Parameter(Tensor):
         return gradient
 
     @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        return prod(self._shape)
-
-    @property
-    def global_shape(self) -> tuple[int, ...]:
+    def global_shape(self) -> Shape:
         """The shape of the parameter that this is a box of: here its own."""
         return self._shape
 
@@ -155,21 +163,6 @@ class Parameter(Tensor):
         it, so that ranks with boxes of different sizes plan alike.
         """
         return self.size
-
-    @property
-    def is_fresh(self) -> bool:
-        """True while it has its initial values and no array yet."""
-        return self._array is None and not self._is_released
-
-    @property
-    def awaits_values(self) -> bool:
-        """True while it is fresh, and its values are in a checkpoint that is not read yet."""
-        return self.is_fresh and isinstance(self.init, Unread)
-
-    @property
-    def is_released(self) -> bool:
-        """True while it has given up its memory, and its values cannot be read."""
-        return self._is_released
 
     # The array.
 
@@ -191,23 +184,7 @@ class Parameter(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array, which may be part of a unit's buffer.
-
-        Raises
-        ------
-        ShapeError
-            On another shape.
-        """
-        values = array_of(values)
-        if numpy.shape(values) != self._shape:
-            raise ShapeError(
-                f"{_name_of(self)} has shape {self._shape}, but values of shape "
-                f"{numpy.shape(values)} were given; the two must be equal"
-            )
-        if self.is_fresh:
-            self._array = xp_of(values).empty(self._shape, self._dtype)
-        xp = xp_of(self.array)
-        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+        self._array = filled(self, values)
         self._memory.version += 1
 
     def initial_span(self, start: int, stop: int) -> Array:
@@ -220,20 +197,15 @@ class Parameter(Tensor):
         """
         if self._is_released:
             raise ShardingError(
-                f"{_name_of(self)} was released: its values live in the shards of its ranks. "
+                f"{called(self)} was released: its values live in the shards of its ranks. "
                 "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
             )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
-        if self.name is None or self.seed is None:
-            raise ShardingError(
-                f"{_name_of(self)} has no name and seed yet, and its initial values depend on "
-                "both; call finish(seed) on the model that it belongs to"
-            )
         return self._initial_values(start, stop)
 
     def _initial_values(self, start, stop):
-        return self.init.span(self.seed, self.name, start, stop, self._dtype)
+        return self.init.span(*origin_of(self), start, stop, self._dtype)
 
     def bind(self, view: Array) -> None:
         """Use this memory from now on, with the values that it holds.
@@ -250,7 +222,7 @@ class Parameter(Tensor):
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
-                f"{_name_of(self)} is {self._shape} {self._dtype}, but was bound to a view of "
+                f"{called(self)} is {self._shape} {self._dtype}, but was bound to a view of "
                 f"{view.shape} {view.dtype}; slot and parameter must agree"
             )
         if self._array is not None:
@@ -312,24 +284,49 @@ def _borrow(parameter):
         surroundings.lend(parameter)
 
 
-def _name_of(parameter) -> str:
-    """Return what messages call the parameter."""
-    if parameter.name is None:
-        return f"a parameter of shape {parameter.shape}"
-    return f"parameter {parameter.name}"
+def called(tensor) -> str:
+    """Return what messages call a parameter or a buffer."""
+    kind = "parameter" if tensor.is_parameter else "buffer"
+    return f"a {kind} of shape {tensor.shape}" if tensor.name is None else f"{kind} {tensor.name}"
+
+
+def origin_of(tensor) -> tuple[int, str]:
+    """Return seed and name, on which the initial values of a parameter or buffer depend.
+
+    Errors: ShardingError if it has none.
+    """
+    if tensor.name is None or tensor.seed is None:
+        raise ShardingError(
+            f"{called(tensor)} has no name and seed yet, and its initial values depend on both; "
+            "call finish(seed) on the model that it belongs to"
+        )
+    return tensor.seed, tensor.name
+
+
+def filled(tensor, values):
+    """Return the array of a parameter or buffer, a new one if it is fresh, with these values in it.
+
+    Errors: ShapeError on another shape.
+    """
+    values = array_of(values)
+    if numpy.shape(values) != tensor.shape:
+        raise ShapeError(
+            f"{called(tensor)} has shape {tensor.shape}, but values of shape "
+            f"{numpy.shape(values)} were given; the two must be equal"
+        )
+    is_fresh = tensor.is_fresh
+    array = xp_of(values).empty(tensor.shape, tensor.dtype) if is_fresh else tensor.array
+    xp = xp_of(array)
+    array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+    return array
 
 
 class SlicedParameter(Parameter):
     """A box of a parameter: its own `shape`, and the name and initial values of the whole.
 
-    Parameters
-    ----------
-    global_shape
-        Of the whole parameter.
-    box
-        Inside it.
-    planned_size
-        See Parameter; None: that of this box.
+    global_shape   of the whole parameter
+    box            inside it
+    planned_size   see Parameter; None: that of this box
     """
 
     __slots__ = ("_global_shape", "_box", "_planned_size")
@@ -394,7 +391,7 @@ class SlicedParameter(Parameter):
         step = max(CHUNK // max(row, 1), 1)
         for start in range(box.offset[0], box.stop[0], step):
             stop = min(start + step, box.stop[0])
-            span = self.init.span(self.seed, self.name, start * row, stop * row, self._dtype)
+            span = self.init.span(*origin_of(self), start * row, stop * row, self._dtype)
             yield span.reshape(stop - start, *below)[inner]
 
     def _fresh_copy(self):

@@ -31,18 +31,11 @@ from .log import seconds_text
 class Recovery:
     """How the other ranks continued after a death.
 
-    Parameters
-    ----------
-    died
-        Ranks by their numbers at the start.
-    num_living
-        Ranks; num_training of them make the new mesh, the others are spares.
-    step
-        Of the model now.
-    source
-        "memory" or "checkpoint".
-    seconds
-        From when this rank noticed it to when training went on.
+    died         ranks by their numbers at the start
+    num_living   ranks; num_training of them make the new mesh, the others are spares
+    step         of the model now
+    source       "memory" or "checkpoint"
+    seconds      from when this rank noticed it to when training went on
     """
 
     died: tuple[int, ...]

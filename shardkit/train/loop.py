@@ -156,12 +156,8 @@ def agreed(
 ) -> RunConfiguration:
     """Return the settings of the run, settled, if all ranks begin the same. Collective.
 
-    Raises
-    ------
-    ConfigurationError
-        On all ranks.
-    ShardingError
-        On all ranks, with what differs: a setting, the folder, the software.
+    Errors: ConfigurationError on all ranks; ShardingError on all ranks, with what differs: a
+    setting, the folder, the software.
     """
     with alike(backend, SAME_SETTINGS) as facts:
         settings = settled(settings)
@@ -176,8 +172,6 @@ def prepare_run(
 
     The settings of the task have the steps of their epochs.
 
-    Notes
-    -----
     Errors: as train_run.
     """
     folder = Path(settings.run.folder)
@@ -196,8 +190,6 @@ def prepare_run(
 def counted(settings: RunConfiguration) -> RunConfiguration:
     """Return the settings with the steps of their epochs, of the data of a run that is prepared.
 
-    Notes
-    -----
     Errors: as train_run, on this rank alone.
     """
     if settings.run.epochs is None:

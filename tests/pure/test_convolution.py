@@ -1,5 +1,8 @@
 """Convolutions against PyTorch, from one table: values and gradients in float64 to 1e-10."""
 
+import inspect
+import pickle
+
 import numpy
 import pytest
 
@@ -344,3 +347,21 @@ def test_a_weights_gradient_keeps_its_digits_over_many_windows(way, channels, ta
         gradient[:, o].astype(float), x[:, c].astype(float), window, (taps, taps)
     )
     assert abs(found[o, c] / right - 1).max() < 2e-6
+
+
+@pytest.mark.parametrize("num_dims", (1, 2, 3))
+@pytest.mark.parametrize(
+    "family",
+    "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool".split(),
+)
+def test_each_of_a_family_is_a_function_of_its_own(family, num_dims):
+    name = f"{family}{num_dims}d"
+    operation = getattr(ops, name)
+    assert operation.__name__ == operation.__qualname__ == name
+    assert next(iter(inspect.signature(operation).parameters)) == "x"
+    assert pickle.loads(pickle.dumps(operation)) is operation
+    too_many = Tensor(numpy.ones((1,) * (num_dims + 3)))
+    with pytest.raises(ShapeError, match=f"{name} of .*{num_dims} dimensions"):
+        operation(too_many, too_many if "conv" in family else 1)
+    with pytest.raises(TypeError, match="strides"):
+        operation(too_many, too_many, strides=1)

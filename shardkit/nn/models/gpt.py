@@ -215,6 +215,9 @@ class Head(Module):
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
+    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
+    nats.
+
     Parameters
     ----------
     vocabulary_size
@@ -257,16 +260,6 @@ class GPT(Module):
         and all weights are trained.
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
-
-    Raises
-    ------
-    ConfigurationError
-        On sizes that do not fit together; it is a ValueError.
-
-    Notes
-    -----
-    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
-    nats.
     """
 
     def __init__(

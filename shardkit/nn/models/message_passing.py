@@ -144,6 +144,8 @@ class Decoder(Module):
 class MessagePassing(ReadyModel):
     """x [batch, nodes, features] -> [batch, nodes, out_features], or [batch, out_features].
 
+    The loss is the mean squared error per element; metrics: RMSE, MAE.
+
     Parameters
     ----------
     features, out_features
@@ -157,19 +159,8 @@ class MessagePassing(ReadyModel):
         Rounds of messages, each a block.
     readout
         "nodes", or "sum" over the nodes of a graph.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
-
-    Notes
-    -----
-    The loss is the mean squared error per element; metrics: RMSE, MAE.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(

@@ -37,10 +37,7 @@ from .shape import cast
 def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
     """Return compute(xp, x) of floats, whose gradient is multiplied by slope(xp, x).
 
-    Parameters
-    ----------
-    slope_again
-        The slope as operations on a Tensor, for second derivatives; None: there are none.
+    slope_again   the slope as operations on a Tensor, for second derivatives; None: there are none
     """
     check_floating(name, x)
     xp = xp_of(x.array)

@@ -70,8 +70,16 @@ class UnitPlan:
         """Return this plan, with what is frozen of a unit or part that is trained in a part of its
         own.
         """
-        own, *apart = _trained_and_frozen(self.parameters)
-        in_parts = [each for part in self.parts for each in _trained_and_frozen(part.parameters)]
+        return self.cut(_trained_and_frozen)
+
+    def cut(self, pieces_of) -> "UnitPlan":
+        """Return this plan with the parameters of the unit, and of each part, cut into pieces.
+
+        pieces_of   parameters -> pieces of them; the first of the unit's stays, all others become
+                    parts
+        """
+        own, *apart = pieces_of(self.parameters)
+        in_parts = [piece for part in self.parts for piece in pieces_of(part.parameters)]
         parts = tuple(UnitPlan((), parameters) for parameters in (*apart, *in_parts))
         return replace(self, parameters=own, parts=parts)
 
@@ -175,10 +183,7 @@ def _with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
         own = rule_for(name, rule, groups)
         return tuple(own.state_names), matrix_rule_of(own) is not None
 
-    own, *apart = _by_kind(plan.parameters, kind_of)
-    in_parts = [each for part in plan.parts for each in _by_kind(part.parameters, kind_of)]
-    parts = tuple(UnitPlan((), parameters) for parameters in (*apart, *in_parts))
-    return replace(plan, parameters=own, parts=parts)
+    return plan.cut(lambda parameters: _by_kind(parameters, kind_of))
 
 
 def _by_kind(parameters: dict[str, Parameter], kind_of) -> list[dict[str, Parameter]]:

@@ -41,10 +41,7 @@ class Features:
 def features_of(module):
     """Return the InputFeatures of a module.
 
-    Raises
-    ------
-    FeatureError
-        If it has none.
+    Errors: FeatureError if it has none.
     """
     features = input_features(module)
     if features is None:
@@ -76,9 +73,7 @@ def permutation_importance(engine, x, y) -> dict[str, float]:
     depends on the seed and the feature alone: samples of all data ranks, in the order of the ranks,
     are one set, however they are divided.
 
-    References
-    ----------
-    Breiman, Random Forests (2001), section 10.
+    Source: Breiman, Random Forests (2001), section 10.
     """
     features, seed = features_of(engine.model), engine.config.seed
     with collectively(engine.mesh.world):

@@ -177,14 +177,8 @@ class OptimizationInputData:
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
     """Check the input on all ranks. Collective over the backend.
 
-    Raises
-    ------
-    TypeError, ShapeError
-        On all ranks, if ranks were given different input.
-
-    Notes
-    -----
-    Errors, on all ranks: as check().
+    Errors, on all ranks: TypeError or ShapeError if they were given different input, and those of
+    check().
     """
     with collectively(backend):
         if not isinstance(given, OptimizationInputData):
