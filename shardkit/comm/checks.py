@@ -113,7 +113,7 @@ def _plain_broadcast(group, array, root):
 
 
 def _plain_all_gather(group, send, receive, counts):
-    n, address = group.world_size, group.channel.address
+    n, address = group.world_size, group.channel.memory.address
     if counts is not None or not (is_plain(send) and is_plain(receive)):
         return None
     if not is_slice(send, receive, n, group.rank, address):
@@ -122,7 +122,7 @@ def _plain_all_gather(group, send, receive, counts):
 
 
 def _plain_reduce_scatter(group, send, receive, counts, op, in_place):
-    n, address = group.world_size, group.channel.address
+    n, address = group.world_size, group.channel.memory.address
     if counts is not None or not (is_plain(send) and is_plain(receive) and is_carried(op)):
         return None
     place = group.rank if in_place and group.adds_in_tree_order(send) else None

@@ -144,6 +144,17 @@ class Verbs:
         """
         self.gpu_transport = transport
 
+    def renew_noted(self, channel: Any) -> None:
+        """Ask the channel again for the verbs that it makes with their notes.
+
+        Parameters
+        ----------
+        channel
+            Nothing is done if it does not carry the verbs of this group now.
+        """
+        if channel is self.channel:
+            self.noted = channel.noted_calls(self)
+
     def transport(self, verb: str, parts: Sequence[Any]) -> Any:
         """Return the transport that takes this call.
 

@@ -7,7 +7,7 @@ non-blocking one. Everything larger, and every other verb, is staged.
 """
 
 from ..checks import MAX_TAG, PIECE_TAG
-from ..mpi.requests import RequestsHandle
+from ..mpi.requests import RequestsHandle, meet_asleep, wait_all
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
 from .swaps import HostSwapTransport
@@ -69,7 +69,7 @@ class MPITransport(HostSwapTransport):
         comm = self._messages.communicator
         others = [(me + step) % size for step in range(1, size)]
         with self._messages.errors:
-            self._messages.meet_asleep()
+            meet_asleep(self._messages)
             requests = [
                 comm.Irecv(part, rank, PIECE_TAG)
                 for rank in reversed(others)
@@ -80,11 +80,11 @@ class MPITransport(HostSwapTransport):
                 for rank in others
                 for part in self._parts(*outgoing[rank])
             ]
-            self._messages.wait_all(requests)
+            wait_all(self._messages, requests)
 
     def broadcast(self, port, root):
         with self._work("broadcast", port), self._messages.errors:
-            self._messages.meet_asleep()
+            meet_asleep(self._messages)
             for part in self._parts(port.address, port.num_bytes):
                 self._messages.communicator.Bcast(part, root)
         return self._handle(port)
