@@ -61,8 +61,8 @@ class MPITransport(HostSwapTransport):
             )
         return verb in _PROBED_AS and self._verdict.takes(_PROBED_AS[verb], num_bytes)
 
-    def adds_in_tree_order(self, array):
-        return self.takes("all_reduce", array.nbytes, array.dtype, ReductionOperation.SUM)
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return self.takes("all_reduce", num_bytes, dtype, ReductionOperation.SUM)
 
     def _swap_others(self, outgoing, incoming):
         me, size = self._group.rank, self._group.world_size
