@@ -6,7 +6,7 @@ Each has a heap of its own, as processes of one node have them.
 import threading
 from types import SimpleNamespace
 
-from shardkit.testing.comm import Heap, Memory, SharedMemoryChannel, new_mailbox, table_of
+from shardkit.testing.comm import ArrayMemory, Heap, SharedMemoryChannel, new_mailbox, table_of
 
 HEAP_BYTES = 1 << 26
 
@@ -17,7 +17,7 @@ class NoMessages:
     communicator = levels = None
 
     def __init__(self, rank, size):
-        self.rank, self.size, self.memory = rank, size, Memory()
+        self.rank, self.size, self.memory = rank, size, ArrayMemory()
 
     def probe(self):
         """Nothing is under way."""

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from .operations import Handle, SeveralHandles
 
 
-class Memory:
+class ArrayMemory:
     """Where the arrays of a group lie; node/node.py has the kind that ranks have in common.
 
     heap        where they should lie: an object with empty(shape, dtype); None: anywhere
@@ -74,8 +74,9 @@ class Channel(metaclass=ABCMeta):
 
     communicator = levels = None
 
-    def __init__(self, rank: int, size: int, memory: Memory):
-        self.rank, self.size, self.memory = rank, size, memory
+    def __init__(self, rank: int, size: int, memory: ArrayMemory):
+        self.rank, self.size = rank, size
+        self.memory = memory
 
     @abstractmethod
     def plan(self, verb: str, *arguments) -> ChannelCall:

@@ -102,7 +102,8 @@ class StagedTransport:
 
     def _exchange(self, verb, outgoing, incoming, *option):
         """Make another collective: on the arrays, or window by window; option: as above."""
-        group, source, target = self._group, outgoing.port.host, incoming.port.host
+        group = self._group
+        source, target = outgoing.port.host, incoming.port.host
 
         def run(send, receive, out, into):
             group.channel.run(verb, *_ARGUMENTS[verb](send, receive, out, into, *option))

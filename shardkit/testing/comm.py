@@ -8,7 +8,7 @@ NAMES = {
         "Ballot Handle abort_on_error agree check_same collectively ordered_all_reduce "
         "ordered_reduce_scatter ordered_sum"
     ),
-    "channel": "Channel Memory NotedCalls WrappedChannel",
+    "channel": "Channel ArrayMemory NotedCalls WrappedChannel",
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
     "collectives.asynchronous": (

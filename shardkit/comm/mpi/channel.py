@@ -4,10 +4,10 @@ collectives.py has the collectives. Counts beyond `count_limit` elements, which 
 take, go in several calls. Whether they do depends on what all ranks of the call know.
 """
 
-from ..channel import Channel, Memory
+from ..channel import ArrayMemory, Channel
 from ..compared import Members
 from .collectives import COLLECTIVES
-from .comparing import Comparison
+from .comparing import MPIComparison
 from .requests import MPIErrors, RequestsHandle, spans_of
 
 INT_MAX = 2**31 - 1
@@ -35,13 +35,13 @@ class MPIChannel(Channel):
         count_limit=INT_MAX,
     ):
         # Get_address takes an eighth of the time that NumPy takes to tell
-        memory = Memory(address=mpi.Get_address)
+        memory = ArrayMemory(address=mpi.Get_address)
         super().__init__(communicator.rank, communicator.size, memory)
         self.mpi, self.communicator = mpi, communicator
         self.members, self.progress = members, progress
         self.shares_cores, self.count_limit = shares_cores, count_limit
         self.errors = MPIErrors(mpi, progress)
-        self.comparison = Comparison(self)
+        self.comparison = MPIComparison(self)
 
     def of_part(self, communicator, key: str) -> "MPIChannel":
         """Return a channel for some ranks of this one, over a communicator of theirs."""

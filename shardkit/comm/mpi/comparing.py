@@ -6,6 +6,7 @@ meet asleep in the comparison.
 """
 
 import zlib
+from collections.abc import Callable
 
 import numpy
 
@@ -17,20 +18,33 @@ from .requests import wait_all
 COMPARED_CALLS = 100  # of each group, from the first: a script that is wrong is wrong there
 
 
-class Comparison:
-    """What the ranks of a channel are about to call.
-
-    is_elsewhere   True while a wrapper compares calls before they come to the channel, so that
-                   ranks have met asleep
-    """
+class MPIComparison:
+    """What the ranks of an MPIChannel are about to call."""
 
     def __init__(self, channel):
         self._channel = channel
-        self.is_elsewhere = False
+        self._num_first_left = 0  # first calls, which a wrapper compares before they come here
+        self._end_first = _nothing
+
+    def begin_first(self, end: Callable[[], None]) -> None:
+        """Begin with the first calls of the group; end() is called after the last of them."""
+        self._num_first_left, self._end_first = COMPARED_CALLS, end
+
+    def compare_first(self, verb: str, arguments: tuple, begins: bool) -> None:
+        """Compare one of the first blocking calls: later ones are not worth a message each.
+
+        Errors, on all ranks: CommunicationError if they differ.
+        """
+        if begins or verb == "split":
+            return
+        self._num_first_left -= 1
+        if self._num_first_left == 0:
+            self._end_first()
+        self.compare(verb, arguments)
 
     def meet(self, verb: str, arguments: tuple) -> None:
         """Let ranks that share cores meet asleep before a collective of the library. Collective."""
-        if self._channel.shares_cores and not self.is_elsewhere:
+        if self._channel.shares_cores and not self._num_first_left:
             self.compare(verb, arguments)
 
     def compare(self, verb: str, arguments: tuple) -> None:
@@ -49,23 +63,5 @@ class Comparison:
                 raise CommunicationError(difference(communicator.allgather(text), channel.members))
 
 
-class FirstCalls:
-    """Compares the first blocking calls of a group: later ones are not worth a message each.
-
-    done   function () that is called after the last of them
-    """
-
-    def __init__(self, comparison: Comparison, done):
-        self._comparison, self._done = comparison, done
-        self._num_left = COMPARED_CALLS
-        comparison.is_elsewhere = True
-
-    def compare(self, verb: str, arguments: tuple, begins: bool) -> None:
-        """Compare one call. Errors, on all ranks: CommunicationError if they differ."""
-        if begins or verb == "split":
-            return
-        self._num_left -= 1
-        if self._num_left == 0:
-            self._comparison.is_elsewhere = False
-            self._done()
-        self._comparison.compare(verb, arguments)
+def _nothing():
+    """Do nothing: no first calls have begun."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 
-from ..channel import Memory, NotedCalls, ShortCall, WrappedChannel
+from ..channel import ArrayMemory, NotedCalls, ShortCall, WrappedChannel
 from ..operations import COMPILED_VERBS, ReductionOperation
 from .mailbox import ALL_REDUCE, REDUCE_SCATTER, START
 from .noted import PARTS, Loops, NotedLoops, load
@@ -15,7 +15,7 @@ CALLS_BEFORE_OPENING = 100
 SUM_OF_RANKS = ReductionOperation.SUM
 
 
-class NodeMemory(Memory):
+class NodeMemory(ArrayMemory):
     """The heaps of a node, which all ranks of a group there see.
 
     messages   channel of the same ranks

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 
 from ...array.arena import empty
-from ..channel import Memory, ShortCall, WrappedChannel
+from ..channel import ArrayMemory, ShortCall, WrappedChannel
 from ..checks import pieces_of, shares_of, starts_of
 from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
 from ..operations import ReductionOperation
@@ -62,7 +62,7 @@ class LevelsChannel(WrappedChannel):
         calls_before_opening: int = CALLS_BEFORE_OPENING,
     ):
         super().__init__(messages)
-        self.memory = Memory(near.memory.heap, address=messages.memory.address)
+        self.memory = ArrayMemory(near.memory.heap, address=messages.memory.address)
         self.levels = levels = Levels(near, far, small_bytes)
         self.small_bytes = small_bytes
         self._num_calls_left = calls_before_opening

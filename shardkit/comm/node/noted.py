@@ -19,6 +19,7 @@ from ...array.machine_code import MACHINE_CODE
 from ..channel import NotedCalls
 from ..operations import COMPILED_VERBS, ReductionOperation
 from ..watch.frames import OF_VERB
+from ..watch.progress import UnderWay
 from . import mailbox as at
 from .mailbox import (
     ALL_GATHER,
@@ -253,12 +254,8 @@ class NotedLoops(NotedCalls):
         if stage == REFUSED or stage is NotImplemented:  # not contiguous, or read-only
             return False
         self._progress.take_over(COMPILED_VERBS[verb], self._key, self._ranks)
-        try:
+        with UnderWay(self._progress):
             self._loops.finish(verb, arrays, option, stage)
-        except BaseException:
-            self._progress.fail()
-            raise
-        self._progress.end()
         return True
 
 
