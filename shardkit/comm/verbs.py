@@ -12,7 +12,7 @@
 A collective is planned, then called or begun:
 
     plan    plain arrays: the channel plans the call, with all that it needs; nothing is sent
-            others (half floats to be summed, GPU arrays, averages, counts): only noted
+            others (half floats to be summed, GPU arrays, averages): only noted
     call    noted (watch/progress.py), made, counted; others through ports (collective.py) and a
             transport (transport.py), window by window
     begin   the same to be awaited; always through a transport
