@@ -11,6 +11,8 @@ called where it was planned), for the watchdog.
 Source: persistent collectives, MPI_Allreduce_init of MPI 4.
 """
 
+from typing import Any
+
 from .channel import ChannelCall
 from .collective import COLLECTIVES
 from .operations import ReductionOperation
@@ -33,7 +35,7 @@ class PlannedCall:
         self._group, self._verb, self._arguments, self.site = group, verb, arguments, site
         self._channel = None  # for which one it is planned
         self._passed: tuple | None = None  # the arguments of the channel's verb
-        self._call: ChannelCall | None = None
+        self._call: Any = None  # the channel's
         self._run, self._go_on = _unbound, None
 
     def checked(self) -> "PlannedCall":

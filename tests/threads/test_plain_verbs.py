@@ -18,6 +18,9 @@ VERBS = {
     "all_gather of some": lambda backend, whole, own: backend.all_gather(
         own.reshape(-1)[: SOME[backend.rank]], whole.reshape(-1)[:10], SOME
     ),
+    "all_gather of own places": lambda backend, whole, own: backend.all_gather(
+        whole.reshape(-1)[4 * backend.rank :][: SOME[backend.rank]], whole.reshape(-1)[:10], SOME
+    ),
     "reduce_scatter of some": lambda backend, whole, own: backend.reduce_scatter(
         whole.reshape(-1)[:10], own.reshape(-1)[: SOME[backend.rank]], SOME
     ),
