@@ -156,7 +156,7 @@ class Shardkit:
         """Make the first calls of each group, which ranks compare with each other: a long run has
         them behind it.
         """
-        from shardkit.comm.mpi.channel import COMPARED_CALLS
+        from shardkit.comm.mpi.comparing import COMPARED_CALLS
 
         mesh = self.model.mesh
         for group in (mesh.world, *map(mesh.group, mesh.shape.order)):

@@ -239,7 +239,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     def memory(self) -> Any:
         """Return a heap with empty(shape, dtype) for arrays that travel; None: anywhere will do."""
-        return None if self.channel is None else self.channel.heap
+        return None if self.channel is None else self.channel.memory.heap
 
     @property
     def shares_memory(self) -> bool:
@@ -247,7 +247,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
         Each rank copies what it needs, and nothing moves meanwhile.
         """
-        return self.channel is not None and self.channel.shares_memory
+        return self.channel is not None and self.channel.memory.is_shared
 
     @property
     def levels(self) -> Any:
@@ -267,7 +267,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         if self.memory() is None or not self.shares_memory:
             return None
         with self.verb("common"):
-            return self.channel.common(size, dtype)
+            return self.channel.memory.common(size, dtype)
 
     # ---- objects ---------------------------------------------------------------------------------
 

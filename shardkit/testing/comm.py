@@ -8,7 +8,7 @@ NAMES = {
         "Ballot Handle abort_on_error agree by_first check_same collectively ordered_all_reduce "
         "ordered_reduce_scatter ordered_sum"
     ),
-    "channel": "Channel NotedCalls WrappedChannel",
+    "channel": "Channel ArrayMemory NotedCalls WrappedChannel",
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
     "collectives.asynchronous": (
@@ -19,7 +19,7 @@ NAMES = {
     "gpu.mpi": "MPITransport open_gpu_mpi",
     "gpu.nccl": "open_nccl",
     "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
-    "mpi.channel": "COMPARED_CALLS",
+    "mpi.comparing": "COMPARED_CALLS",
     "mpi.guard": "JobGuard",
     "mpi.launch": "check_launch check_library launch_warnings",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
