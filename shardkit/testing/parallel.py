@@ -31,6 +31,7 @@ MODULES = {
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",
+    "saves": "model.saves",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }

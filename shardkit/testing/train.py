@@ -27,7 +27,6 @@ MODULES = {
     "choice": "choice",
     "folder": "folder",
     "loop": "loop",
-    "saves": "saves",
     "stopping": "stopping",
     "terminal": "terminal",
     "tracking": "tracking",

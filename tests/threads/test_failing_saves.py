@@ -15,6 +15,7 @@ from shardkit.testing.checkpoint import compare, find_checkpoint
 from shardkit.testing.checkpoint import saving as saving_module
 from shardkit.testing.checkpoint import store as store_module
 from shardkit.testing.comm import StopSignals
+from shardkit.testing.parallel import saves as saves_module
 from shardkit.testing.task import Language
 from shardkit.testing.train import (
     TrainedRun,
@@ -25,7 +26,6 @@ from shardkit.testing.train import (
     stored_settings,
     train_run,
 )
-from shardkit.testing.train import saves as saves_module
 
 STEPS = 8
 NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES]
