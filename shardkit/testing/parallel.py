@@ -162,9 +162,9 @@ def has_pending_gradients(model: Any) -> Any:
     return parts_of(model).engine.has_pending_gradients
 
 
-def set_ballot(model: Any, ballot: Any) -> None:
-    """Ask the ranks before each step, with this ballot, whether to stop; None: nobody asks."""
-    parts_of(model).engine.ballot = ballot
+def voting(model: Any, ballot: Any) -> Any:
+    """Return a context manager, inside of which the ranks vote before each step whether to stop."""
+    return parts_of(model).engine.voting(ballot)
 
 
 def synchronize_replicas(model: Any) -> Any:

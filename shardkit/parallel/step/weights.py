@@ -51,6 +51,10 @@ class Weights:
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = mesh.group("tensor").all_gather_object(boxes)  # by tensor rank
 
+    def note_step(self) -> None:
+        """Note that a step has changed them. No communication."""
+        self.is_initial = False
+
     def check(self) -> None:
         """Raise ShardingError while the model awaits the values of a checkpoint. No communication.
 
