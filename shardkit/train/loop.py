@@ -425,7 +425,7 @@ class TrainingRun:
                 self._say_why(stop.reasons)
                 self._save()
             self.saves.finish()
-            self._name_checkpoints()
+            self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
@@ -482,10 +482,6 @@ class TrainingRun:
         has_saved = self.saves.newest is not None
         self.say(self._kept.mend(self.backend, self._watched, has_saved=has_saved))
         self.saves.save()
-
-    def _name_checkpoints(self):
-        """Say which checkpoints are the best and the newest."""
-        self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
 
     def _validate(self) -> float:
         with parts_of(self.model).engine.listening.span("validation"):

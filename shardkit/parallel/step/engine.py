@@ -343,10 +343,10 @@ class Engine:
             raise_failure(self.mesh.world, computed.failure)
             ranks = ranks_with_bad_losses(self.mesh.world, computed.losses.values())
             skip = SkippedStep(state.step_number + 1, loss, norm, ranks, is_empty)
-        state.skips.count(skip)
-        if not is_empty:
-            state.loss_scale.count(skip is None)
-        self._finish_step()
+        state.end_step(skip)
+        self.drop_gradients()
+        for unit in units.all:
+            unit.gather_if_lasting()
         return loss
 
     @contextmanager
@@ -365,11 +365,3 @@ class Engine:
         if agree(self.mesh.world, results.failure is not None):
             self.drop_gradients()
             raise_together(self.mesh.world, results.failure)
-
-    def _finish_step(self):
-        state = self.parts.state
-        state.step_number += 1
-        state.weights.note_step()
-        self.drop_gradients()
-        for unit in self.parts.units.all:
-            unit.gather_if_lasting()
