@@ -165,12 +165,6 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def _open_group(self, place, key: str) -> "CommunicationBackend":
         """Return the initialized group at the place that channel.split() found. Collective."""
 
-    def close_gpu_transport(self) -> None:
-        """Stage GPU arrays from now on. Collective."""
-        if self.gpu_transport is not None and self.world_size > 1:
-            self.gpu_transport.close()
-            self.gpu_transport = None
-
     # ---- watching --------------------------------------------------------------------------------
 
     @property
@@ -264,11 +258,6 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         Each rank copies what it needs, and nothing moves meanwhile.
         """
         return self.channel is not None and self.channel.shares_memory
-
-    @property
-    def levels(self) -> Any:
-        """The levels of a group on nodes that share memory each, or None (node/levels.py)."""
-        return None if self.channel is None else self.channel.levels
 
     def common(self, size: int, dtype: DTypeLike) -> Array | None:
         """Return an array [size] that all ranks of the group see, contents undefined. Collective.

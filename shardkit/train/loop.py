@@ -285,7 +285,7 @@ class TrainingRun:
             self.stream,
             self._marks,
             best=self.best,
-            stops=self.stops,
+            note_save=self.stops.note_save,
             reporter=self.reporter,
             callbacks=self.callbacks,
         )
@@ -295,7 +295,7 @@ class TrainingRun:
 
     @property
     def settings(self) -> RunConfiguration:
-        """Those of the task, with the steps that the run has."""
+        """The settings of the task, with the steps that the run has."""
         return self.task.settings
 
     @property

@@ -1,5 +1,6 @@
 """What a training run puts into its checkpoints beside the model, and says of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,12 @@ from ..task.task import Task
 from .best import Best
 from .log import Reporter, seconds_text
 from .resuming import DataMarks, told_settings
-from .stopping import Stops
 
 
 class CheckpointNews:
     """The SaveNews of a training run: log, curve, clock, the best one, callbacks.
 
-    stops   learns how long a checkpoint takes
+    note_save   function (seconds), called with the time that a checkpoint took to be on disk
     """
 
     advice = (
@@ -31,12 +31,12 @@ class CheckpointNews:
         marks: DataMarks,
         *,
         best: Best,
-        stops: Stops,
+        note_save: Callable[[float], None],
         reporter: Reporter,
         callbacks: Callback,
     ):
         self._task, self._stream, self._marks = task, stream, marks
-        self._best, self._stops = best, stops
+        self._best, self._note_save = best, note_save
         self._reporter, self._callbacks = reporter, callbacks
 
     def content(self, step: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class CheckpointNews:
                 f"  written in {seconds_text(seconds)}, training stood still for "
                 f"{seconds_text(saved.pause_seconds)}"
             )
-        self._stops.note_save(saved.seconds)
+        self._note_save(saved.seconds)
         self._reporter.line(f"{self._at(saved.step)}  checkpoint {saved.folder}{words}")
         self._best.is_saved(saved.step, saved.folder)
         self._callbacks.after_checkpoint(saved.step, saved.folder)

@@ -135,7 +135,7 @@ class MPICommunicationBackend(CommunicationBackend):
 
     def _close(self):
         """Free all that ranks have made together. Collective; watched to its end."""
-        self.close_gpu_transport()
+        self.use_gpu_transport(None)
         self.carrier.close()
 
     def revoke(self) -> None:

@@ -227,26 +227,28 @@ class Checkpoints:
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on a
         selection that means nothing; the model is unchanged then.
         """
-        weights, wanted = self._engine.weights, self._wanted(selection)
-        several = isinstance(path, tuple)  # folders, of which the newest is taken
+        state, wanted = self._engine.state, self._wanted(selection)
+        is_initial = state.weights.are_seeded and not state.step_number
         with collectively(self.world):
             which = checked_choice(which)
-        paths = [self._agreed(each, checkpoint=which) for each in (path if several else [path])]
-        path = tuple(paths) if several else paths[0]
+        if isinstance(path, tuple):  # folders, of which the newest is taken
+            path = tuple(self._agreed(each, checkpoint=which) for each in path)
+        else:
+            path = self._agreed(path, checkpoint=which)
         self.saver.wait()
         try:
             return load_from(
                 path,
                 wanted,
-                self._engine.state.owned_boxes(),
+                state.owned_boxes(),
                 self.world,
                 self._engine.device.copies,
-                expendable=weights.is_initial,
+                expendable=is_initial,
                 which=which,
             )
         except (CheckpointError, OSError):  # on all ranks
-            if weights.is_initial:  # then arrays may be half filled, and are made again
-                self._engine.state.start_over()
+            if is_initial:  # then arrays may be half filled, and are made again
+                state.start_over()
             raise
 
     def _wanted(self, selection: dict) -> Wanted:

@@ -148,7 +148,7 @@ class Assembly:
             plan.stages,
             units,
             plan.device,
-            is_initial=plan.is_initial,
+            are_seeded=plan.is_initial,
             awaits_values=awaits_values,
         )
         return cls(

@@ -343,7 +343,10 @@ class Engine:
             raise_failure(self.mesh.world, computed.failure)
             ranks = ranks_with_bad_losses(self.mesh.world, computed.losses.values())
             skip = SkippedStep(state.step_number + 1, loss, norm, ranks, is_empty)
-        state.end_step(skip)
+        state.skips.count(skip)
+        if not is_empty:
+            state.loss_scale.count(skip is None)
+        state.step_number += 1
         self.drop_gradients()
         for unit in units.all:
             unit.gather_if_lasting()

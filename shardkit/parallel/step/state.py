@@ -24,7 +24,7 @@ from ..tensor.claims import is_counted
 from .averaged import Averages
 from .buffers import Buffers
 from .numerics import LossScale
-from .votes import SkippedStep, Skips
+from .votes import Skips
 
 
 class State:
@@ -140,14 +140,6 @@ class State:
         return [name for name, parameter in parameters.items() if not parameter.requires_grad]
 
     # ---- going on from elsewhere -----------------------------------------------------------------
-
-    def end_step(self, skip: SkippedStep | None) -> None:
-        """Count a step; skip: why it changed nothing. No communication."""
-        self.skips.count(skip)
-        if skip is None or not skip.is_empty:
-            self.loss_scale.count(skip is None)
-        self.step_number += 1
-        self.weights.note_step()
 
     def start_over(self) -> None:
         """Make parameters, optimizer state and buffers as the seed makes them."""

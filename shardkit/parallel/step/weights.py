@@ -28,7 +28,8 @@ class Weights:
     """The parameters of all units of one model.
 
     units           of this rank
-    is_initial      they are what the seed makes, so that start_over() makes the same again
+    are_seeded      the seed made them, and nothing was written in their place: before the first
+                    step, start_over() makes the same again
     awaits_values   they await the values of a checkpoint, on this rank at least
     """
 
@@ -40,20 +41,16 @@ class Weights:
         units,
         device: Device,
         *,
-        is_initial: bool,
+        are_seeded: bool,
         awaits_values: bool,
     ):
         self.units = units
-        self.is_initial, self.awaits_values = is_initial, awaits_values
+        self.are_seeded, self.awaits_values = are_seeded, awaits_values
         self._model, self._mesh = model, mesh
         self._device = device
         self._stages = stages
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = mesh.group("tensor").all_gather_object(boxes)  # by tensor rank
-
-    def note_step(self) -> None:
-        """Note that a step has changed them. No communication."""
-        self.is_initial = False
 
     def check(self) -> None:
         """Raise ShardingError while the model awaits the values of a checkpoint. No communication.
@@ -207,7 +204,7 @@ class Weights:
 
     def replace(self, *, awaits_values: bool) -> None:
         """Go on with values that were written in the place of those that were there."""
-        self.is_initial, self.awaits_values = False, awaits_values
+        self.are_seeded, self.awaits_values = False, awaits_values
         self.settle()
 
     def settle(self) -> None:
