@@ -35,6 +35,7 @@ def test_what_blocks_would_read_is_known_after_each_use(strategy, half):
         lives = set()
         for unit in trained_units_of(model):
             unit.release()
+            unit.release()  # nothing is given back twice
             life = [unit.freshness]
             acts = unit.gather, unit.release, lambda: unit.step(1), unit.spread
             for act in (*acts, unit.gather_if_lasting):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...array.device import Device
 from ...comm.backend import CommunicationBackend
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
@@ -100,6 +101,11 @@ class Unit:
         """The dtype that the parameters are trained in."""
         return self.layout.dtype
 
+    @property
+    def device(self) -> Device:
+        """Where its arrays lie."""
+        return self._site.pools.device
+
     def _fill_with_initial_values(self):
         """Make this rank's span; whole arrays are filled by the first gather.
 
@@ -164,9 +170,13 @@ class Unit:
         self.lent.settle(self.gather)
 
     def release(self) -> None:
-        """Give the memory of gathered parameters back, if they are gathered for use only."""
-        self.lent.release(self.unbind)
-        self._note(self.freshness)
+        """Give the memory of gathered parameters back, if they are gathered for use only.
+
+        A second call does nothing.
+        """
+        if self.freshness is not Freshness.ABSENT:
+            self.lent.release(self.unbind)
+            self._note(self.freshness)
 
     def unbind(self) -> None:
         """Take the parameters' memory from them until the next gather. No communication."""

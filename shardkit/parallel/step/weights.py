@@ -41,11 +41,11 @@ class Weights:
         units,
         device: Device,
         *,
-        are_seeded: bool,
+        is_initial: bool,
         awaits_values: bool,
     ):
         self.units = units
-        self.are_seeded, self.awaits_values = are_seeded, awaits_values
+        self.are_seeded, self.awaits_values = is_initial, awaits_values
         self._model, self._mesh = model, mesh
         self._device = device
         self._stages = stages
