@@ -35,7 +35,6 @@ def test_what_blocks_would_read_is_known_after_each_use(strategy, half):
         lives = set()
         for unit in trained_units_of(model):
             unit.release()
-            unit.release()  # nothing is given back twice
             life = [unit.freshness]
             acts = unit.gather, unit.release, lambda: unit.step(1), unit.spread
             for act in (*acts, unit.gather_if_lasting):
@@ -47,3 +46,19 @@ def test_what_blocks_would_read_is_known_after_each_use(strategy, half):
 
     for lives in sk.run_ranks(2, run):
         assert lives == {LIVES[strategy, half]}
+
+
+@pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
+def test_memory_is_given_back_once(strategy):
+    """Of units whose buffers come from a pool: their model has blocks."""
+
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=1)
+        model = STRATEGIES[strategy](sk.models.MLP([5, 8, 2]), config)
+        for unit in trained_units_of(model):
+            for act in (unit.release, unit.gather, unit.release, unit.release, unit.gather):
+                act()
+            assert unit.freshness is CURRENT
+            unit.release()
+
+    sk.run_ranks(2, run)
