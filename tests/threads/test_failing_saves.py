@@ -13,6 +13,7 @@ from builders import TINY_RUN
 
 import shardkit as sk
 from shardkit import CheckpointError, ConfigurationError
+from shardkit.testing.base import PeerError
 from shardkit.testing.checkpoint import compare, find_checkpoint
 from shardkit.testing.checkpoint import saving as saving_module
 from shardkit.testing.checkpoint import store as store_module
@@ -315,6 +316,23 @@ def test_what_is_lost_of_an_optimize_is_an_error_on_all_ranks(tmp_path):
     with pytest.warns(sk.ShardingWarning, match="no checkpoint in"):
         with pytest.raises(CheckpointError, match=r"steps 1 to 12 are lost.*with this folder"):
             optimized(tmp_path)
+
+
+@pytest.mark.filterwarnings("error::shardkit.ShardingWarning")
+def test_a_warning_that_is_an_error_is_one_of_all_ranks(tmp_path):
+    """All meet it in the same save: nobody waits for rank 0."""
+    (tmp_path / "checkpoints").touch()
+
+    def on_rank(backend):
+        backend.timeout = 500
+        model = sk.models.MLP([5, 9, 2], dtype="float64", seed=4)
+        config = sk.ShardingConfiguration(backend)
+        optimizer = sk.FSDPOptimizer(sk.AdamW(lr=0.03), config, model=model)
+        with pytest.raises((sk.ShardingWarning, PeerError), match="no checkpoint in"):
+            optimizer.optimize(sk.OptimizationInputData(X, Y, batch_size=8), folder=tmp_path)
+        return optimizer.model.step_number
+
+    assert sk.run_ranks(2, on_rank) == [3, 3]
 
 
 @pytest.mark.parametrize("lost", [(3,), (6,), (3, 6), (6, 9), (3, 6, 9)])

@@ -253,8 +253,10 @@ class Journal:
         self._warn(f"{place} can be written again")
 
     def _warn(self, text: str) -> None:
-        if self._model.rank == 0:
-            warnings.warn(text, ShardingWarning, stacklevel=2)
+        """Warn on rank 0; where warnings are errors, raise on all ranks."""
+        with collectively(self._model.mesh.world):
+            if self._model.rank == 0:
+                warnings.warn(text, ShardingWarning, stacklevel=3)
 
 
 def _outline_of(given: OptimizationInputData) -> dict[str, str]:

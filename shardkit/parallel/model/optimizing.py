@@ -121,9 +121,9 @@ class Optimization:
         model = self._model
         with collectively(model.mesh.world):
             self._check()
-        left_out = self._given.left_out()
-        if left_out is not None and model.rank == 0:
-            warnings.warn(left_out, ShardingWarning, stacklevel=4)
+            left_out = self._given.left_out()
+            if left_out is not None and model.rank == 0:
+                warnings.warn(left_out, ShardingWarning, stacklevel=4)
         self._begin()
         self._callbacks.at_start(StartedOptimization(model, self._journal.folder))
         vote = self._loop.go(self)
