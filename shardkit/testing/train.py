@@ -16,6 +16,7 @@ NAMES = {
     "prediction": "predict",
     "ranks": "bits_text check_batch",
     "resuming": "changes schedule_line told_settings",
+    "saves": "CheckpointNews",
     "settings": "Parallel Run configuration_of first_settings resumed settled with_steps",
     "stopping": "Clock end_of_slurm_job",
     "terminal": "console_of output_of_launcher",

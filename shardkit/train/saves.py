@@ -16,6 +16,7 @@ from .resuming import DataMarks, told_settings
 class CheckpointNews:
     """The SaveNews of a training run: log, curve, clock, the best one, callbacks.
 
+    marks       of its samples
     note_save   function (seconds), called with the time that a checkpoint took to be on disk
     """
 
@@ -35,20 +36,24 @@ class CheckpointNews:
         reporter: Reporter,
         callbacks: Callback,
     ):
-        self._task, self._stream, self._marks = task, stream, marks
+        self._task, self._stream, self.marks = task, stream, marks
         self._best, self._note_save = best, note_save
         self._reporter, self._callbacks = reporter, callbacks
 
     def content(self, step: int) -> dict[str, Any]:
         """Return how many to keep, and what is said of the data, the settings, the validation."""
-        settings = self._task.settings
-        own = {**self._marks.stored(), "settings": told_settings(settings)}
+        run = self._task.settings.run
         return {
-            "keep": settings.run.keep_checkpoints,
-            "keep_every": settings.run.keep_every,
-            "data_position": {**own, **self._stream.position.stored(step)},
+            "keep": run.keep_checkpoints,
+            "keep_every": run.keep_every,
+            "data_position": self.data_position(step),
             "validation": self._best.description(step),
         }
+
+    def data_position(self, step: int) -> dict[str, Any]:
+        """Return what is said of the data of a step, and the settings then."""
+        own = {**self.marks.stored(), "settings": told_settings(self._task.settings)}
+        return {**own, **self._stream.position.stored(step)}
 
     def paused(self, step: int, seconds: float) -> None:
         """Record for how long training stood still."""
