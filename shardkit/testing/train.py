@@ -11,7 +11,7 @@ NAMES = {
     "folder": "fallback_place has_checkpoints stored_settings stored_task task_of_run",
     "keeping": "KeptFolder",
     "log": "duration_text read_metrics seconds_text",
-    "loop": "TrainingRun prepare_run",
+    "loop": "prepare_run",
     "model": "make_model",
     "prediction": "predict",
     "ranks": "bits_text check_batch",

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...array.device import Device
 from ...comm.backend import CommunicationBackend
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
@@ -61,6 +60,7 @@ class Unit:
                same state (partition.with_rules_apart)
 
     parameters   the keeper of what this rank trains of them
+    device       where its arrays lie
     lent         the keeper of what blocks read: the same, unless that is rounded
     freshness    what they would read now
     gradients    None if the unit is frozen; then its optimizer has no state
@@ -76,11 +76,12 @@ class Unit:
         groups: dict | None = None,
     ):
         self.plan = plan
+        self.device = pools.device
         self.layout = FlatLayout.of(
             {name: p.shape for name, p in plan.parameters.items()},
             num_shards=movement.group.world_size,
             alignment=NORM_BLOCK,
-            dtype=str(next(iter(plan.parameters.values())).dtype),
+            dtype=plan.dtype,
         )
         self._site = site = Site(self.layout, movement, pools)
         self.parameters, self.lent, self._lending = keepers.keep_parameters(site)
@@ -100,11 +101,6 @@ class Unit:
     def dtype(self) -> str:
         """The dtype that the parameters are trained in."""
         return self.layout.dtype
-
-    @property
-    def device(self) -> Device:
-        """Where its arrays lie."""
-        return self._site.pools.device
 
     def _fill_with_initial_values(self):
         """Make this rank's span; whole arrays are filled by the first gather.
@@ -170,13 +166,9 @@ class Unit:
         self.lent.settle(self.gather)
 
     def release(self) -> None:
-        """Give the memory of gathered parameters back, if they are gathered for use only.
-
-        A second call does nothing.
-        """
-        if self.freshness is not Freshness.ABSENT:
-            self.lent.release(self.unbind)
-            self._note(self.freshness)
+        """Give the memory of gathered parameters back, if they are gathered for use only."""
+        self.lent.release(self.unbind)
+        self._note(self.freshness)
 
     def unbind(self) -> None:
         """Take the parameters' memory from them until the next gather. No communication."""
@@ -187,7 +179,7 @@ class Unit:
 
     def _note(self, freshness: Freshness):
         """Note what blocks would read, if they find anything."""
-        self.freshness = Freshness.ABSENT if self.lent.whole is None else freshness
+        self.freshness = Freshness.STALE if self.lent.whole is None else freshness
 
     def wait_for_readers(self) -> None:
         """Wait until no rank reads the parameters any more, so that their owners may write them.
