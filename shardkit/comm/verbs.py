@@ -134,14 +134,19 @@ class Verbs:
         self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
         return UnderWay(self.progress, (peer, tag))
 
-    def use_gpu_transport(self, transport: GpuTransport) -> None:
+    def use_gpu_transport(self, transport: GpuTransport | None) -> None:
         """Carry GPU arrays this way from now on. On all ranks, between two calls.
 
         Parameters
         ----------
         transport
-            Takes some verbs; the others are staged.
+            Takes some verbs; the others are staged. None: the one that is used is closed, and all
+            are staged; a rank alone keeps its own.
         """
+        if transport is None and self.gpu_transport is not None:
+            if self.world_size == 1:
+                return
+            self.gpu_transport.close()
         self.gpu_transport = transport
 
     def renew_noted(self, channel: Any) -> None:

@@ -26,7 +26,8 @@ from ..nn.models.message_passing import MessagePassing
 from ..nn.module import Module
 from ..settings import fixed
 from .form import Arrays, check_on_grid
-from .table import TableData, TableTask
+from .table import TableTask
+from .table_files import TableData
 
 SIZES = "its checkpoints have these sizes"
 _IN_TIME = Arrays((2,), "(time, features)", channel_axis=-1)

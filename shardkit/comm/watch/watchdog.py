@@ -63,7 +63,6 @@ class Watchdog:
         patience: float = 0.0,
     ):
         self.folder = None if folder is None else Path(folder)
-        self.rank = rank
         self._seconds = seconds
         self._progress = progress
         self._abort = abort
@@ -78,7 +77,7 @@ class Watchdog:
         self.ledger = Ledger(
             self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
         )
-        self._stacks = self._open_stacks()
+        self._stacks = self._open_stacks(rank)
         self.ledger.beat(seconds(), 0.0)
         attendance().note_ledger(self.ledger.path)
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
@@ -86,12 +85,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
 
-    def _open_stacks(self):
+    def _open_stacks(self, rank: int):
         """Return the file for the stacks of this rank, or a place where they are lost."""
         try:
             if self.folder is not None:
                 remove_file(self.folder / HANG_NAME)  # left by an earlier run in this folder
-                return open_new(self.folder / STACKS_NAME.format(self.rank))
+                return open_new(self.folder / STACKS_NAME.format(rank))
         except OSError:  # the warning about the ledger has said so
             pass
         return open(os.devnull, "rb+")

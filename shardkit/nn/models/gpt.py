@@ -206,6 +206,10 @@ class Head(Module):
             dtype=settings.dtype,
         )
 
+    def tie(self, weight: Parameter) -> None:
+        """Multiply with this weight [vocabulary, width], which another layer has too."""
+        self.output.weight = weight
+
     def forward(self, x):
         if current_context().texts is not None:
             x = x[:, -1:]  # no more is asked for
@@ -330,7 +334,7 @@ class GPT(Module):
         )
         self.head = Head(settings)
         if tied:
-            self.head.output.weight = self.embedding.tokens.weight
+            self.head.tie(self.embedding.tokens.weight)
         self.loss = CrossEntropy()
         if lora_rank:
             apply_lora(self, *lora_layers, rank=lora_rank, alpha=lora_alpha)

@@ -35,11 +35,10 @@ from ...layout.policy import SHARD, WHOLE, Policy
 
 
 class Freshness(IntEnum):
-    """What the memory that blocks read has in it."""
+    """What blocks would read."""
 
-    ABSENT = 0  # there is none
-    STALE = 1  # other values than those that ranks own
-    CURRENT = 2  # what all ranks own
+    STALE = 0  # nothing, or other values than those that ranks own
+    CURRENT = 1  # what all ranks own
 
 
 def nothing(own) -> None:

@@ -57,6 +57,11 @@ class UnitPlan:
         return own + sum(part.num_elements for part in self.parts)
 
     @property
+    def dtype(self) -> str:
+        """The dtype of its parameters, in which they are trained."""
+        return str(next(iter(self.parameters.values())).dtype)
+
+    @property
     def is_frozen(self) -> bool:
         """True if its parameters take no gradient; else all of them do."""
         return not any(p.requires_grad for p in self.parameters.values())

@@ -60,6 +60,7 @@ class Unit:
                same state (partition.with_groups)
 
     parameters   the keeper of what this rank trains of them
+    device       where its arrays lie
     lent         the keeper of what blocks read: the same, unless that is rounded
     freshness    what they would read now
     gradients    None if the unit is frozen; then its optimizer has no state
@@ -75,11 +76,12 @@ class Unit:
         groups: dict | None = None,
     ):
         self.plan = plan
+        self.device = pools.device
         self.layout = FlatLayout.of(
             {name: p.shape for name, p in plan.parameters.items()},
             num_shards=movement.group.world_size,
             alignment=NORM_BLOCK,
-            dtype=str(next(iter(plan.parameters.values())).dtype),
+            dtype=plan.dtype,
         )
         self._site = site = Site(self.layout, movement, pools)
         self.parameters, self.lent, self._source = keepers.keep_parameters(site)
@@ -179,7 +181,7 @@ class Unit:
 
     def _note(self, freshness: Freshness):
         """Note what blocks would read, if they find anything."""
-        self.freshness = Freshness.ABSENT if self.lent.whole is None else freshness
+        self.freshness = Freshness.STALE if self.lent.whole is None else freshness
 
     def wait_for_readers(self) -> None:
         """Wait until no rank reads the parameters any more, so that their owners may write them.

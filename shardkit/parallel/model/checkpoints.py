@@ -233,7 +233,7 @@ class Checkpoints:
         Errors: as load(). Arrays that may be half filled then are made again.
         """
         state = self._engine.state
-        is_initial = state.weights.is_initial
+        is_initial = state.weights.are_seeded and not state.step_number
         try:
             return load_from(
                 path,

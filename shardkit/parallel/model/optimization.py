@@ -15,7 +15,7 @@ import numpy
 
 from ...arguments import is_integer, require
 from ...array.backend import host_array
-from ...array.random import key_of, random_bits
+from ...array.random import key_of, permutation
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
@@ -161,8 +161,7 @@ class OptimizationInputData:
         count, size = num_samples(self.x_train), self._size
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
-            bits = random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count)
-            order = numpy.argsort(bits, kind="stable")
+            order = permutation(key_of(self.shuffle_seed, "epoch", epoch), count)
         return [order[start : start + size] for start in range(0, count - size + 1, size)]
 
     def outline(self) -> dict[str, str]:

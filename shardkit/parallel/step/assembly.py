@@ -273,7 +273,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
-    gathering = plan.gathering(units, stages, mesh, pools.device)
+    gathering = plan.gathering(units, stages, mesh)
     keeps = not config.activation_checkpointing
     work = Work(units, stages, pools.arena, gathering, keep_activations=keeps)
     flow = Flow(stages, transfers, work)

@@ -8,6 +8,8 @@ predictions and losses without learning are in evaluation.py.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
@@ -87,8 +89,6 @@ class Engine:
     parts           what it is made of (assembly.py)
     compilation     of its steps as CUDA graphs
     overlap         whether messages go ahead in the next step
-    ballot          whether to stop, voted on before each train() and accumulate(); None: nobody
-                    asks
     gradient_norm   of the last step, before clipping; None if nothing clips
     """
 
@@ -126,7 +126,7 @@ class Engine:
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self._gradients = Accumulation()
-        self.ballot: Ballot | None = None
+        self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
         self.weights.settle()
 
@@ -193,7 +193,7 @@ class Engine:
         """Take one whole step; return the mean loss of the global batch before it."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        batch, inputs = self._intake.inputs(x, y, ballot=self.ballot)
+        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot)
         results = self._compute(batch, inputs)
         loss = self._take_step(results, batch.items)
         self.state.samples_seen += batch.samples
@@ -223,7 +223,7 @@ class Engine:
         batch, inputs = self._intake.inputs(
             x,
             y,
-            ballot=self.ballot,
+            ballot=self._ballot,
             first_gradient=pending.micro_batches,
             first_sample=pending.samples,
         )
@@ -349,8 +349,20 @@ class Engine:
         state.skips.count(skip)
         if not is_empty:
             state.loss_scale.count(skip is None)
-        self._finish_step()
+        state.step_number += 1
+        self.drop_gradients()
+        for unit in units.all:
+            unit.gather_if_lasting()
         return loss
+
+    @contextmanager
+    def voting(self, ballot: Ballot | None) -> Iterator[None]:
+        """Inside, the ranks vote before each step whether to stop; None: nobody is asked."""
+        self._ballot = ballot
+        try:
+            yield
+        finally:
+            self._ballot = None
 
     def _check_failures(self, results: Results):
         """Raise on all ranks what stopped one that had to go on with zeros; its gradients are of no
@@ -359,11 +371,3 @@ class Engine:
         if agree(self.mesh.world, results.failure is not None):
             self.drop_gradients()
             raise_together(self.mesh.world, results.failure)
-
-    def _finish_step(self):
-        state = self.parts.state
-        state.step_number += 1
-        state.weights.is_initial = False
-        self.drop_gradients()
-        for unit in self.parts.units.all:
-            unit.gather_if_lasting()

@@ -29,7 +29,8 @@ class Weights:
     """The parameters of all units of one model.
 
     units           of this rank
-    is_initial      they are what the seed makes, so that start_over() makes the same again
+    are_seeded      the seed made them, and nothing was written in their place: before the first
+                    step, start_over() makes the same again
     awaits_values   they await the values of a checkpoint, on this rank at least
     """
 
@@ -45,7 +46,7 @@ class Weights:
         awaits_values: bool,
     ):
         self.units = units
-        self.is_initial, self.awaits_values = is_initial, awaits_values
+        self.are_seeded, self.awaits_values = is_initial, awaits_values
         self._model, self._mesh = model, mesh
         self._device = device
         self._stages = stages
@@ -204,7 +205,7 @@ class Weights:
 
     def replace(self, *, awaits_values: bool) -> None:
         """Go on with values that were written in the place of those that were there."""
-        self.is_initial, self.awaits_values = False, awaits_values
+        self.are_seeded, self.awaits_values = False, awaits_values
         self.settle()
 
     def settle(self) -> None:
