@@ -10,9 +10,9 @@ MPI groups compare their first calls (mpi/channel.py). Threads compare always: t
 """
 
 from collections import Counter
-from dataclasses import dataclass
 
 from ..errors import CommunicationError
+from ..values import dataclass
 from .channel import ChannelCall, WrappedChannel, signature
 from .watch.progress import UnderWay
 

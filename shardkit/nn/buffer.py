@@ -26,7 +26,6 @@ what a training loop by hand is, each observation is applied at once, as in PyTo
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -36,6 +35,7 @@ from ..annotations import Array, DTypeLike, Shape
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
+from ..values import dataclass
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context

@@ -9,7 +9,6 @@
 Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weight
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed, setting
+from ..values import dataclass
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .scaling import Moments, Scaling

@@ -8,7 +8,7 @@ on any mesh, and ends with the result that an uninterrupted one has.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
 from ...files.paths import usable_path
 from ...tree import leaves
+from ...values import dataclass
 from .optimization import SETS, OptimizationInputData
 from .patience import Patience
 from .sharded_model import ShardedModel
