@@ -60,6 +60,12 @@ TABLE = {
         2600,
     ),
     "backend": ("import shardkit as sk; sk.MPICommunicationBackend()", "mpi4py", 4500),
+    "lines": (
+        "import os, sys; os.environ['SHARDKIT_PROGRESS'] = 'lines'; "
+        "from shardkit.testing.train import console_of; console_of(sys.stdout).print('a line')",
+        "",
+        4200,
+    ),
     "help": (
         "from shardkit.testing.cli import make_parser; make_parser()",
         "email importlib.metadata",
