@@ -18,7 +18,9 @@ from .requests import MPIErrors, RequestsHandle
 
 INT_MAX = 2**31 - 1
 COMPARED_CALLS = 100  # of each group, from the first: a script that is wrong is wrong there
-SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds
+SHORTEST_NAP, SHORT_NAP = 2e-5, 5e-4  # seconds
+LONGEST_NAP = 2e-2
+NAP_SHARE = 0.01  # of what a wait has lasted: naps beyond the short one are no longer
 
 
 class MPIChannel(Channel):
@@ -139,7 +141,7 @@ class MPIChannel(Channel):
         largest = numpy.array([number, -number], numpy.int64)
         with self.errors:
             request = self.communicator.Iallreduce(self.mpi.IN_PLACE, largest, self.mpi.MAX)
-            self.wait_all([request])
+            self._wait_asleep([request])
             if largest[0] != -largest[1]:
                 raise CommunicationError(
                     difference(self.communicator.allgather(text), self.members)
@@ -161,10 +163,16 @@ class MPIChannel(Channel):
         """Wait until all are complete."""
         if not self.shares_cores:
             return self.mpi.Request.Waitall(requests, statuses)
+        self._wait_asleep(requests, statuses)
+
+    def _wait_asleep(self, requests, statuses=None):
+        """Wait until all are complete, asleep: others may need the core, to compile for minutes."""
+        slept = 0.0
         seconds = SHORTEST_NAP
         while not self.mpi.Request.Testall(requests, statuses):
             time.sleep(seconds)
-            seconds = min(2 * seconds, LONGEST_NAP)
+            slept += seconds
+            seconds = min(2 * seconds, max(SHORT_NAP, NAP_SHARE * slept), LONGEST_NAP)
 
     def spans(self, array) -> list:
         """Return views of at most count_limit elements that cover the array; one if it is empty."""

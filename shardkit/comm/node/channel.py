@@ -7,11 +7,25 @@ import numpy
 
 from ..channel import ShortCall, WrappedChannel
 from ..operations import COMPILED_VERBS, ReductionOperation
-from .mailbox import ALL_REDUCE, BROADCAST, DONE, REDUCE_SCATTER, START, SUM, UNNOTED
+from .mailbox import (
+    ALL_REDUCE,
+    BROADCAST,
+    DONE,
+    NAP_TURNS,
+    NAPS,
+    REDUCE_SCATTER,
+    START,
+    SUM,
+    UNNOTED,
+    YIELD_TURNS,
+    YIELDS,
+)
 from .noted import KINDS, NO_PLACES, OPERATIONS, PARTS, NotedLoops, bound, loop_of
 
 SMALL_BYTES = 8192
 CALLS_BEFORE_OPENING = 100
+PATIENCE = 100  # returns of a loop, a quarter of a second: then it only sleeps
+PATIENT_NAPS = 20  # between two looks of such a loop at MPI
 SUM_OF_RANKS = ReductionOperation.SUM
 _SUMS = OPERATIONS | {ReductionOperation.AVERAGE: SUM}  # scaled afterwards
 
@@ -124,12 +138,24 @@ class SharedMemoryChannel(WrappedChannel):
         loop = self._loop(verb, arrays, option, counts)
         if stage == START:
             stage = loop(START)
-        while stage != DONE:
-            if stage is NotImplemented:
-                name = COMPILED_VERBS[verb]
-                raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
-            self.inside.probe()
-            stage = loop(stage)
+        if stage is NotImplemented:
+            name = COMPILED_VERBS[verb]
+            raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
+        if stage != DONE:
+            self._resume(loop, stage)
+
+    def _resume(self, loop, stage: int) -> None:
+        """Go on from this stage to the end, asleep in the kernel if that takes long."""
+        num_returns = 0
+        try:
+            while stage != DONE:
+                num_returns += 1
+                if num_returns == PATIENCE:
+                    self._table[[YIELDS, NAPS]] = 0, PATIENT_NAPS
+                self.inside.probe()
+                stage = loop(stage)
+        finally:
+            self._table[[YIELDS, NAPS]] = YIELD_TURNS, NAP_TURNS
 
     def _loop(self, verb, arrays, option, counts):
         """Return the loop of a call, whose caller is noted elsewhere: function (stage) -> stage."""
