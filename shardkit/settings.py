@@ -23,6 +23,7 @@ from .errors import ConfigurationError, InputError
 from .files.paths import spelled_out, usable_path
 from .files.reading import read_toml as read_tables
 from .plain import plain
+from .values import dataclass
 
 PATHS = {"is_path", "is_place", "made_absolute"}  # rules of settings that may begin with ~
 _WANTED = {NoneType: "None", bool: "True or False", int: "an integer", float: "a finite number"}
@@ -159,7 +160,7 @@ def as_section(cls: type) -> type:
     A dataclass stays what it is; a plain class becomes a frozen one.
     Errors: ConfigurationError on a field without a default, or of a type that no file can hold.
     """
-    made = cls if dataclasses.is_dataclass(cls) else dataclasses.dataclass(frozen=True)(cls)
+    made = cls if dataclasses.is_dataclass(cls) else dataclass(frozen=True)(cls)
     hints = get_type_hints(made)
     for field in dataclasses.fields(made):
         field.type = hints[field.name]
@@ -185,7 +186,7 @@ def as_section(cls: type) -> type:
     return made
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sections:
     """A configuration made of sections, each a dataclass of settings."""
 

@@ -8,7 +8,7 @@
 Tap t of window p reads position p stride + t dilation - before.
 """
 
-from dataclasses import dataclass
+from ..values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 one at a time.
 """
 
-from dataclasses import dataclass
-
+from ..values import dataclass
 from .box import Box
 
 

@@ -2,10 +2,11 @@
 those is in the open.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, Policy
+from ..values import dataclass
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .operations import Setting, block_seconds, cast_seconds

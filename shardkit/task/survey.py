@@ -7,11 +7,12 @@ A block has a fixed size, and blocks are merged in their order, so that no numbe
 a bit of the scaling.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy
 
 from ..data.samples import Samples
+from ..values import dataclass
 from .form import RowForm
 from .scaling import Moments, in_columns
 

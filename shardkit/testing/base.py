@@ -12,6 +12,7 @@ NAMES = {
     "plain": "plain unboxed",
     "settings": "PATHS as_section fixed read_toml",
     "tree": "LEAF is_tree leaves map_tree named_leaves num_samples rebuild rows structure",
+    "values": "dataclass",
 }
 MODULES = {"errors": "errors"}
 

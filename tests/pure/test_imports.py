@@ -60,6 +60,12 @@ TABLE = {
         2600,
     ),
     "backend": ("import shardkit as sk; sk.MPICommunicationBackend()", "mpi4py", 4500),
+    "lines": (
+        "import os, sys; os.environ['SHARDKIT_PROGRESS'] = 'lines'; "
+        "from shardkit.testing.train import console_of; console_of(sys.stdout).print('a line')",
+        "",
+        4200,
+    ),
     "help": (
         "from shardkit.testing.cli import make_parser; make_parser()",
         "email importlib.metadata",
@@ -148,6 +154,37 @@ for step in range(3):
     new.append(sorted(set(sys.modules) - before))
 print(json.dumps(new))
 """
+
+
+def test_the_collector_rests_while_names_are_imported():
+    found = python(
+        "import gc, shardkit as sk\n"
+        "rounds = []\n"
+        "gc.callbacks.append(lambda phase, about: rounds.append(phase))\n"
+        "sk.FSDPModel, sk.Training\n"
+        "print(rounds.count('start'), gc.isenabled())\n"
+        "gc.disable()\n"
+        "sk.TableTask\n"
+        "print(gc.isenabled())"
+    )
+    num_rounds, *is_enabled = found.split()
+    assert int(num_rounds) <= 2, "one may come after each import"
+    assert is_enabled == ["True", "False"]
+
+
+@pytest.mark.parametrize(("given", "is_ours"), [("", True), ("['--version']", False)])
+def test_a_command_leaves_its_modules_out_of_collections_of_its_own_process(given, is_ours):
+    found = python(
+        "import gc, sys\n"
+        "from shardkit.testing.cli import main\n"
+        "sys.argv = ['shardkit', '--version']\n"
+        "try:\n"
+        f"    main({given})\n"
+        "except SystemExit:\n"
+        "    print(gc.get_freeze_count(), gc.isenabled())"
+    )
+    frozen, is_enabled = found.splitlines()[-1].split()
+    assert (int(frozen) > 10_000, is_enabled) == (is_ours, "True")
 
 
 def test_a_step_imports_nothing_but_kernels():

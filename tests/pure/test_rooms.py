@@ -14,6 +14,7 @@ from shardkit.testing.files import LIBRARIES
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
+    "values": -3,
     "errors": -2,
     "annotations": -2,
     "public": -2,

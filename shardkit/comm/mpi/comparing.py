@@ -13,7 +13,7 @@ import numpy
 from ...errors import CommunicationError
 from ..channel import signature
 from ..compared import difference
-from .requests import wait_all
+from .requests import wait_asleep
 
 COMPARED_CALLS = 100  # of each group, from the first: a script that is wrong is wrong there
 
@@ -58,7 +58,7 @@ class MPIComparison:
         largest = numpy.array([number, -number], numpy.int64)
         with channel.errors:
             request = communicator.Iallreduce(channel.mpi.IN_PLACE, largest, channel.mpi.MAX)
-            wait_all(channel, [request])
+            wait_asleep(channel, [request])
             if largest[0] != -largest[1]:
                 raise CommunicationError(difference(communicator.allgather(text), channel.members))
 

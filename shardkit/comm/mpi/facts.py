@@ -1,7 +1,6 @@
 """Facts about the MPI library, from itself."""
 
-from dataclasses import dataclass
-
+from ...values import dataclass
 from .library import import_mpi
 
 

@@ -10,7 +10,9 @@ from ...errors import CommunicationError
 from ..operations import Handle
 
 TRY_CHECKED = "try again with SHARDKIT_CHECK=1, which names the rank that makes another call"
-SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds
+SHORTEST_NAP, SHORT_NAP = 2e-5, 5e-4  # seconds
+LONGEST_NAP = 2e-2
+NAP_SHARE = 0.01  # of what a wait has lasted: naps beyond the short one are no longer
 
 
 class MPIErrors:
@@ -78,10 +80,17 @@ def wait_all(channel, requests, statuses=None) -> None:
     """Wait until all requests of an MPIChannel are complete."""
     if not channel.shares_cores:
         return channel.mpi.Request.Waitall(requests, statuses)
+    wait_asleep(channel, requests, statuses)
+
+
+def wait_asleep(channel, requests, statuses=None) -> None:
+    """Wait until all are complete, asleep: others may need the core, to compile for minutes."""
+    slept = 0.0
     seconds = SHORTEST_NAP
     while not channel.mpi.Request.Testall(requests, statuses):
         time.sleep(seconds)
-        seconds = min(2 * seconds, LONGEST_NAP)
+        slept += seconds
+        seconds = min(2 * seconds, max(SHORT_NAP, NAP_SHARE * slept), LONGEST_NAP)
 
 
 def meet_asleep(channel) -> None:

@@ -36,6 +36,8 @@ from .mailbox import (
 )
 
 SUM_OF_RANKS = ReductionOperation.SUM
+PATIENCE = 100  # returns of a loop, a quarter of a second: then it only sleeps
+PATIENT_NAPS = 20  # between two looks of such a loop at MPI
 OPERATIONS = {
     ReductionOperation.SUM: SUM,
     ReductionOperation.PRODUCT: at.PRODUCT,
@@ -120,12 +122,24 @@ class Loops:
         loop = self._loop(verb, arrays, option, counts)
         if stage == START:
             stage = loop(START)
-        while stage != DONE:
-            if stage is NotImplemented:
-                name = COMPILED_VERBS[verb]
-                raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
-            self._messages.probe()
-            stage = loop(stage)
+        if stage is NotImplemented:
+            name = COMPILED_VERBS[verb]
+            raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
+        if stage != DONE:
+            self._resume(loop, stage)
+
+    def _resume(self, loop, stage: int) -> None:
+        """Go on from this stage to the end, asleep in the kernel if that takes long."""
+        num_returns = 0
+        try:
+            while stage != DONE:
+                num_returns += 1
+                if num_returns == PATIENCE:
+                    self.table[[at.YIELDS, at.NAPS]] = 0, PATIENT_NAPS
+                self._messages.probe()
+                stage = loop(stage)
+        finally:
+            self.table[[at.YIELDS, at.NAPS]] = at.YIELD_TURNS, at.NAP_TURNS
 
     def _loop(self, verb, arrays, option, counts):
         """Return the loop of a call: function (stage) -> stage."""

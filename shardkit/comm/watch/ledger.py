@@ -12,10 +12,8 @@ its own says what code the rank loads or compiles: meanwhile it waits for nobody
 import math
 import mmap
 import os
-import socket
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from sys import _getframe
 
@@ -26,6 +24,7 @@ from ...errors import CheckpointError
 from ...files.mapping import new_map
 from ...files.notes import tell
 from ...files.reading import read_bytes, understood
+from ...values import dataclass
 from .frames import first_frame
 from .pulse import NAMES_BYTES as _NAMES_BYTES
 from .pulse import NAMES_START as _NAMES_START
@@ -278,7 +277,7 @@ class Ledger:
             pid,
             self._names_end,
             self._clock,
-            socket.gethostname().encode()[:64],
+            os.uname().nodename.encode()[:64],
         )
 
 

@@ -13,7 +13,6 @@ Source: the flight recorder of torch.distributed.
 import faulthandler
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -216,7 +215,7 @@ class Watchdog:
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
         for other in read_ledgers(self.folder):
-            if other.host == socket.gethostname():
+            if other.host == os.uname().nodename:
                 try:
                     os.kill(other.pid, STACKS_SIGNAL)
                 except OSError:  # it has died, or the id belongs to another user's process now

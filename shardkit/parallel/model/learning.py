@@ -5,7 +5,6 @@ train(x, y) --engine--> loss --> History: of this model; its clones go on with t
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
 
@@ -15,6 +14,7 @@ from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
+from ...values import dataclass
 from ..fingerprint import describe
 
 

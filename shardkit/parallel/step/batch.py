@@ -9,7 +9,6 @@ along dim 0. The trees of all ranks have one structure.
 """
 
 import zlib
-from dataclasses import dataclass
 from math import nan
 from operator import itemgetter
 
@@ -33,6 +32,7 @@ from ...tree import (
     rebuild,
     structure,
 )
+from ...values import dataclass
 from .inputs import Inputs, MicroBatch, Update
 
 SAMPLE_BITS = (

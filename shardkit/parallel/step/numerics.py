@@ -27,7 +27,6 @@ why it starts lower.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy
 
@@ -36,6 +35,7 @@ from ...array.blas import Library, library_named
 from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import copy, rounded
 from ...errors import ConfigurationError
+from ...values import dataclass
 from ..settings import ShardingConfiguration
 from .batch import each
 

@@ -1,8 +1,7 @@
 """Settings of the tensor axis."""
 
-from dataclasses import dataclass
-
 from ...settings import setting
+from ...values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
