@@ -3,23 +3,19 @@
     differing_rank.py ODD JSON     {name: {"usual": [arguments], "odd": [arguments of rank ODD]}}
 
 With "training" in place of the first argument: sk.Training with these settings, "key=value" each.
-Of several names, each is a folder, in which one behind the other runs; what rank 0 said there is
-in NAME/0.out and NAME/0.err, and the code that it ended with in NAME/0.code.
+Of several names, each is a folder: see in_folders_rank.py.
 """
 
 import json
-import os
 import sys
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy
+from in_folders_rank import RANK, run_in
 
 import shardkit as sk
 from shardkit.testing.cli import main
 
 odd, cases = int(sys.argv[1]), json.loads(sys.argv[2])
-rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
 
 class Told(sk.Callback):
@@ -46,40 +42,8 @@ def run(arguments):
     ).run()
 
 
-@contextmanager
-def output_in(folder):
-    """Inside, standard output and error of this rank go to files."""
-    kept = [(number, os.dup(number)) for number in (1, 2)]
-    for (number, _), kind in zip(kept, ("out", "err")):
-        with open(folder / f"{rank}.{kind}", "wb") as file:
-            os.dup2(file.fileno(), number)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, before in kept:
-            os.dup2(before, number)
-            os.close(before)
-
-
-def run_in(folder, arguments):
-    """Run it in its folder, and note how it ended."""
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        with output_in(Path()):
-            try:
-                code = run(arguments) or 0
-            except SystemExit as end:
-                code = end.code
-        Path(f"{rank}.code").write_text(str(code))
-    finally:
-        os.chdir(before)
-
-
 for name, case in cases.items():
-    mine = case["odd" if rank == odd else "usual"]
+    mine = case["odd" if RANK == odd else "usual"]
     if len(cases) == 1:
         sys.exit(run(mine))
-    run_in(Path(name), mine)
+    run_in(name, run, mine)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from e2e.in_folders_rank import said_in
 from e2e.mpi_jobs import run_job
 
 SCRIPT = Path(__file__).with_name("differing_rank.py")
@@ -101,10 +102,7 @@ def test_ranks_that_were_started_differently_are_refused_together(num_ranks, odd
     assert done.returncode == 0, done.stderr
     for what in TOGETHER:
         folder = tmp_path / what
-        said, shown, codes = [
-            [(folder / f"{rank}.{kind}").read_text() for rank in range(num_ranks)]
-            for kind in ("err", "out", "code")
-        ]
+        shown, said, codes = said_in(folder, num_ranks)
         assert codes == ["1"] * num_ranks, f"{what}: {codes} {said}"
         check_refusal(what, odd, folder, "".join(said), "".join(shown))
 
