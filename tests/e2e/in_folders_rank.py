@@ -9,6 +9,7 @@ FOLDER.RANK.code                    the exit code that the command would have en
 import json
 import os
 import sys
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def run_in(folder, run, words):
                 code = run(words) or 0
             except SystemExit as end:
                 code = end.code or 0
+            except Exception:  # which would have ended a process of its own
+                traceback.print_exc()
+                code = 1
         Path(f"{folder}.{RANK}.code").write_text(str(code))
     finally:
         os.chdir(before)
