@@ -226,7 +226,7 @@ def test_a_run_does_all_that_it_does_everywhere(given, usual, tmp_path, name):
 
 @pytest.mark.timeout(1200)
 def test_suites_hold_without_asserts_and_docstrings():
-    """-OO leaves out what -O does, and docstrings. Not run are what PyTorch says, whose thousands of
+    """-OO leaves out what -O does, and docstrings. Not run: what PyTorch says, whose thousands of
     files would be compiled anew for that, and what is read from the source alone.
     """
     names = "test_plain test_paths test_order test_stop_clock test_layers test_reading"

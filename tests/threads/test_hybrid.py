@@ -202,8 +202,7 @@ def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
 ):
     def first(backend):
         model = make(backend, saved[0], saved[2], changes=FORMS[form])
-        for step in range(3):
-            model.train(*sk.split_batch(model.mesh, *batch(step)))
+        model.train(*sk.split_batch(model.mesh, *batch(0)))
         model.save_model(tmp_path)
         return model.serialize()
 
@@ -213,14 +212,14 @@ def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
             model = make(backend, loaded[0], loaded[2], "zero1", changes=FORMS[form])
             load(model)
             losses = [
-                model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(3, 5)
+                model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(1, 3)
             ]
             results.append((model.gather_full_parameters(), losses, gradient_norm_of(model)))
         return results
 
     image = sk.run_ranks(saved[0] * saved[1] * saved[2], first)[0]
     for result in sk.run_ranks(loaded[0] * loaded[1] * loaded[2], second)[0]:
-        agree(result, (serial[form][0], serial[form][1][3:], serial[form][2]))
+        agree(result, (serial[form][0], serial[form][1][1:], serial[form][2]))
 
 
 def test_a_tensor_rank_holds_its_part_and_parts_make_the_model():
