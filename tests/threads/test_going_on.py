@@ -22,7 +22,7 @@ from shardkit.testing.train import (
     train_run,
 )
 
-SEQUENCES = 24  # random runs with interruptions; each trains two to five times
+SEQUENCES = 12  # random runs with interruptions; each trains two to five times
 LIMIT = 60
 
 
