@@ -45,10 +45,10 @@ def multiply_modes(x: Tensor, weight: Tensor) -> Tensor:
     weight
         [I, O, *kept, 2], pairs of real and imaginary part.
     """
-    return _multiplied(x, weight, False)
+    return _multiply_modes(x, weight, False)
 
 
-def _multiplied(x, weight, is_adjoint):
+def _multiply_modes(x, weight, is_adjoint):
     """Return multiply_modes of both; is_adjoint: its gradient by x, of a gradient in its place."""
     read_x, read_weight = _read(x, weight)
     dtype = weight.gradient_dtype
@@ -65,8 +65,8 @@ def _multiplied(x, weight, is_adjoint):
 
     def differentiable(gradient, wanted, output):
         return (
-            _multiplied(gradient, read_weight, not is_adjoint) if wanted[0] else None,
-            _correlated(*_ordered(gradient, read_x, is_adjoint), dtype) if wanted[1] else None,
+            _multiply_modes(gradient, read_weight, not is_adjoint) if wanted[0] else None,
+            _correlate_modes(*_ordered(gradient, read_x, is_adjoint), dtype) if wanted[1] else None,
         )
 
     y = _product(is_adjoint)(x.array, weight.array)
@@ -74,7 +74,7 @@ def _multiplied(x, weight, is_adjoint):
     return record(y, (x, weight), backward, needs=needs, differentiable=differentiable)
 
 
-def _correlated(y, x, dtype):
+def _correlate_modes(y, x, dtype):
     """Return the gradient of multiply_modes by the weight, of this dtype, for that of y."""
     read_y, read_x = _read(y, x)
     own = x.dtype
@@ -89,8 +89,8 @@ def _correlated(y, x, dtype):
     def differentiable(gradient, wanted, output):
         matrices = gradient if gradient.dtype == own else cast(gradient, own)
         return (
-            _multiplied(read_x, matrices, False) if wanted[0] else None,
-            _multiplied(read_y, matrices, True) if wanted[1] else None,
+            _multiply_modes(read_x, matrices, False) if wanted[0] else None,
+            _multiply_modes(read_y, matrices, True) if wanted[1] else None,
         )
 
     weight = kernels.multiply_modes_weight(y.array, x.array)
@@ -124,17 +124,17 @@ def _analyzed(x, modes, is_mean):
     """Return the modes of x; is_mean: as the adjoint of from_modes, so divided by the grid."""
     grid = x.shape[x.ndim - len(modes) :]
     y = _analysis(x.array, modes, is_mean)
-    return _linear(y, x, (_synthesis, _synthesized), grid, is_mean)
+    return _transform_modes(y, x, (_synthesis, _synthesized), grid, is_mean)
 
 
 def _synthesized(y, grid, is_mean):
     """Return the sum of waves on the grid; is_mean: as irfftn, else as the adjoint of to_modes."""
     modes = _modes(y.shape[y.ndim - len(grid) :])
     x = _synthesis(y.array, grid, is_mean)
-    return _linear(x, y, (_analysis, _analyzed), modes, is_mean)
+    return _transform_modes(x, y, (_analysis, _analyzed), modes, is_mean)
 
 
-def _linear(result, x, adjoint, *form):
+def _transform_modes(result, x, adjoint, *form):
     """Return a result that is linear in x; adjoint: a function of arrays, and one of Tensors."""
     of_array, of_tensor = adjoint
     return record(
