@@ -79,10 +79,13 @@ def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
 def _lstm_step_backward(for_hidden, for_cell, gates, before, after, for_gates, for_before):
     width = before.shape[1]
     for b in range(before.shape[0]):
-        row, i, h, x, y = for_gates[b], gates[b], for_hidden[b], before[b], after[b]
-        f, g, o = i[width:], i[2 * width :], i[3 * width :]
-        for_i, for_f, for_g, for_o = row, row[width:], row[2 * width :], row[3 * width :]
-        c, for_after = for_cell[b], for_before[b]
+        x, y = before[b], after[b]
+        i, for_i = gates[b], for_gates[b]
+        f, for_f = i[width:], for_i[width:]
+        g, for_g = f[width:], for_f[width:]
+        o, for_o = g[width:], for_g[width:]
+        h, c = for_hidden[b], for_cell[b]
+        for_after = for_before[b]
         for j in range(width):
             for_o[j] = _tanh(y[j])
         for j in range(width):
@@ -121,19 +124,25 @@ def _gru_step(from_input, from_hidden, hidden, gates, after):
 def _gru_step_backward(for_hidden, gates, before, for_input, from_hidden, for_before):
     width = before.shape[1]
     for b in range(before.shape[0]):
-        r, h, x, y = gates[b], for_hidden[b], before[b], for_before[b]
-        z, n, last = r[width:], r[2 * width :], r[3 * width :]
-        row, other = for_input[b], from_hidden[b]
-        for_z, for_n, through_n = row[width:], row[2 * width :], other[2 * width :]
+        r, for_r = gates[b], for_input[b]
+        other = from_hidden[b]
+        z = r[width:]
+        n = z[width:]
+        last = n[width:]
+        for_z = for_r[width:]
+        for_n = for_z[width:]
+        through_n = other[2 * width :]
+        h, x = for_hidden[b], before[b]
+        y = for_before[b]
         for j in range(width):
             for_n[j] = h[j] * (like(1.0, h[j]) - z[j]) * (like(1.0, h[j]) - n[j] * n[j])
         for j in range(width):
             for_z[j] = h[j] * (x[j] - n[j]) * z[j] * (like(1.0, h[j]) - z[j])
         for j in range(width):
-            row[j] = for_n[j] * last[j] * r[j] * (like(1.0, r[j]) - r[j])
+            for_r[j] = for_n[j] * last[j] * r[j] * (like(1.0, r[j]) - r[j])
         for j in range(width):
             through_n[j] = for_n[j] * r[j]
         for j in range(2 * width):
-            other[j] = row[j]
+            other[j] = for_r[j]
         for j in range(width):
             y[j] = h[j] * z[j]
