@@ -51,6 +51,9 @@ ATTENTION = [
     (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
+# samples, channels in and out, modes
+SPECTRA = [(0, 2, 3, 4), (1, 1, 1, 1), (2, 0, 3, 5), (3, 5, 2, 4, 17), (2, 6, 9, 3, 5, 2)]
+SPECTRA += [(1, 9, 2, 128), (5, 3, 4, 129), (2, 33, 1, 257)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
 LINES = [(0, 2, 3), (1, 2, 1), (2, 4, 7), (3, 6, 33), (2, 2, 0), (4, 4, 1000)]
 # samples, channels in and out, stride, grid
@@ -99,6 +102,15 @@ def weight_of(s):
 
 def counts_of(s):
     return (s[0], s[2], *window_of(s).counts(s[4:], weight_of(s)[2:]))
+
+
+def spectrum_of(s, channels):
+    """Return the shape of a spectrum; channels: 1 for those in, 2 for those out."""
+    return (s[0], s[channels], 2, *s[3:])
+
+
+def matrices_of(s):
+    return (*s[1:], 2)
 
 
 def pools(s):
@@ -248,6 +260,11 @@ TABLE = {
         )
         for decay in (0.0, 0.1)
     ],
+    "multiply_modes": [Line(SPECTRA, lambda n, s: (n(spectrum_of(s, 1)), n(matrices_of(s))))],
+    "multiply_modes_input": [Line(SPECTRA, lambda n, s: (n(spectrum_of(s, 2)), n(matrices_of(s))))],
+    "multiply_modes_weight": [
+        Line(SPECTRA, lambda n, s: (n(spectrum_of(s, 2)), n(spectrum_of(s, 1))))
+    ],
     "momentum": [
         Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
         for nesterov in (False, True)
@@ -330,6 +347,9 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "gru_step_backward",
     "lstm_step",
     "lstm_step_backward",
+    "multiply_modes",
+    "multiply_modes_input",
+    "multiply_modes_weight",
     "pool_maxima",
     "pool_maxima_backward",
     "rotary_tables",

@@ -19,6 +19,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     convolution,
     flat,
     half,
+    modes,
     normalization,
     pooling,
     recurrent,

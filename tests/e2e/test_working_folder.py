@@ -22,7 +22,7 @@ from shardkit.testing.files import find_program, import_folders, python_command
 BIN = Path(sys.executable).parent
 BEHIND_EACH_OTHER = Path(__file__).with_name("commands_rank.py")
 LIBRARIES = {"cupy", "h5py", "mpi4py", "numba", "numpy", "rich", "shardkit", "threadpoolctl"}
-LIBRARIES |= {"pyarrow", "tokenizers", "torch", "transformers", "xxhash", "yaml"}
+LIBRARIES |= {"pyarrow", "scipy", "tokenizers", "torch", "transformers", "xxhash", "yaml"}
 LIBRARIES |= {"sitecustomize", "usercustomize"}
 PROGRAMS = ("mpiexec", "squeue", "scontrol", "sinfo", "git", "gcc", "ldconfig", "nvidia-smi", "sh")
 # what `python -m` imports before it comes to the package, by way of runpy

@@ -24,7 +24,7 @@ import shardkit as sk
 from shardkit.testing.comm import same
 
 PACKAGE = Path(sk.__file__).parent
-HEAVY = "cupy email h5py importlib.metadata llvmlite mpi4py numba rich".split()
+HEAVY = "cupy email h5py importlib.metadata llvmlite mpi4py numba rich scipy".split()
 NODE_LOCAL = ("/proc", "/sys", "/dev", "/etc", "/tmp")  # files of the node itself
 
 

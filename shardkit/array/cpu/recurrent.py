@@ -79,23 +79,27 @@ def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
 def _lstm_step_backward(for_hidden, for_cell, gates, before, after, for_gates, for_before):
     width = before.shape[1]
     for b in range(before.shape[0]):
-        for j in range(width):  # first the gradient of o, beside that of the cell after
-            o = gates[b, 3 * width + j]
-            top = _tanh(after[b, j])
-            one = like(1.0, o)
-            for_before[b, j] = for_cell[b, j] + for_hidden[b, j] * o * (one - top * top)
-            for_gates[b, 3 * width + j] = for_hidden[b, j] * top * o * (one - o)
+        x, y = before[b], after[b]
+        i, for_i = gates[b], for_gates[b]
+        f, for_f = i[width:], for_i[width:]
+        g, for_g = f[width:], for_f[width:]
+        o, for_o = g[width:], for_g[width:]
+        h, c = for_hidden[b], for_cell[b]
+        for_after = for_before[b]
         for j in range(width):
-            i = gates[b, j]
-            g = gates[b, 2 * width + j]
-            one = like(1.0, i)
-            for_gates[b, j] = for_before[b, j] * g * i * (one - i)
-            for_gates[b, 2 * width + j] = for_before[b, j] * i * (one - g * g)
+            for_o[j] = _tanh(y[j])
         for j in range(width):
-            f = gates[b, width + j]
-            for_after = for_before[b, j]
-            for_gates[b, width + j] = for_after * before[b, j] * f * (like(1.0, f) - f)
-            for_before[b, j] = for_after * f
+            for_after[j] = c[j] + h[j] * o[j] * (like(1.0, h[j]) - for_o[j] * for_o[j])
+        for j in range(width):
+            for_o[j] = h[j] * for_o[j] * o[j] * (like(1.0, h[j]) - o[j])
+        for j in range(width):
+            for_i[j] = for_after[j] * g[j] * i[j] * (like(1.0, i[j]) - i[j])
+        for j in range(width):
+            for_g[j] = for_after[j] * i[j] * (like(1.0, i[j]) - g[j] * g[j])
+        for j in range(width):
+            for_f[j] = for_after[j] * x[j] * f[j] * (like(1.0, f[j]) - f[j])
+        for j in range(width):
+            for_after[j] = for_after[j] * f[j]
 
 
 @compiled
@@ -120,18 +124,25 @@ def _gru_step(from_input, from_hidden, hidden, gates, after):
 def _gru_step_backward(for_hidden, gates, before, for_input, from_hidden, for_before):
     width = before.shape[1]
     for b in range(before.shape[0]):
+        r, for_r = gates[b], for_input[b]
+        other = from_hidden[b]
+        z = r[width:]
+        n = z[width:]
+        last = n[width:]
+        for_z = for_r[width:]
+        for_n = for_z[width:]
+        through_n = other[2 * width :]
+        h, x = for_hidden[b], before[b]
+        y = for_before[b]
         for j in range(width):
-            z = gates[b, width + j]
-            n = gates[b, 2 * width + j]
-            one = like(1.0, z)
-            for_input[b, 2 * width + j] = for_hidden[b, j] * (one - z) * (one - n * n)
-            for_input[b, width + j] = for_hidden[b, j] * (before[b, j] - n) * z * (one - z)
+            for_n[j] = h[j] * (like(1.0, h[j]) - z[j]) * (like(1.0, h[j]) - n[j] * n[j])
         for j in range(width):
-            r = gates[b, j]
-            for_n = for_input[b, 2 * width + j]
-            for_input[b, j] = for_n * gates[b, 3 * width + j] * r * (like(1.0, r) - r)
-            from_hidden[b, 2 * width + j] = for_n * r
+            for_z[j] = h[j] * (x[j] - n[j]) * z[j] * (like(1.0, h[j]) - z[j])
+        for j in range(width):
+            for_r[j] = for_n[j] * last[j] * r[j] * (like(1.0, r[j]) - r[j])
+        for j in range(width):
+            through_n[j] = for_n[j] * r[j]
         for j in range(2 * width):
-            from_hidden[b, j] = for_input[b, j]
+            other[j] = for_r[j]
         for j in range(width):
-            for_before[b, j] = for_hidden[b, j] * gates[b, width + j]
+            y[j] = h[j] * z[j]
