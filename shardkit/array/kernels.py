@@ -20,6 +20,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     flat,
     half,
     normalization,
+    pointwise,
     pooling,
     recurrent,
     rows,

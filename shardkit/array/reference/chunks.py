@@ -24,6 +24,8 @@ def spans(array, row_size: int = 1):
 
 def elementwise(rule, *inputs, out=None):
     """Return rule(*inputs), for inputs of one shape, in the dtype of the first."""
+    if out is None and xp_of(inputs[0]) is not numpy:
+        return rule(*inputs).astype(inputs[0].dtype, copy=False)
     out = empty_like(inputs[0], out)
     flat = [array.reshape(-1) for array in inputs]
     result = out.reshape(-1)

@@ -9,7 +9,7 @@ Rational approximations over three intervals of |x|, right to the last digits of
 import math
 
 from ..backend import xp_of
-from ..registry import kernel
+from ..registry import WITH_BFLOAT16, kernel
 from .chunks import elementwise
 
 # Coefficients (numerator, denominator), highest power first; |x| up to 0.46875: x P(x^2) / Q(x^2).
@@ -76,6 +76,7 @@ FAR = (
 LIMITS = (0.46875, 4.0, 6.0)
 ROOT_HALF = math.sqrt(0.5)
 SLOPE_AT_0 = 1 / math.sqrt(2 * math.pi)
+ERF_SLOPE_AT_0 = 2 / math.sqrt(math.pi)
 
 
 def _ratio(coefficients, x):
@@ -107,19 +108,29 @@ def _erf(x):
     return xp.where(size <= near, small * _ratio(NEAR, small * small), beyond)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def erf(x, out=None):
     """Return erf(x) for x [...]."""
     return elementwise(_erf, x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=False)
+def erf_backward(gradient, x, out=None):
+    """Return gradient 2/sqrt(pi) exp(-x^2), all [...]."""
+
+    def rule(gradient, x):
+        return gradient * (ERF_SLOPE_AT_0 * xp_of(x).exp(-x * x))
+
+    return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def erf_gelu(x, out=None):
     """Return x/2 (1 + erf(x / sqrt 2)) for x [...]."""
     return elementwise(lambda x: 0.5 * x * (1 + _erf(x * ROOT_HALF)), x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def erf_gelu_backward(gradient, x, out=None):
     """Return gradient (1/2 (1 + erf(x / sqrt 2)) + x exp(-x^2 / 2) / sqrt(2 pi)), all [...]."""
 
