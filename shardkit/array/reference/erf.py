@@ -76,7 +76,6 @@ FAR = (
 LIMITS = (0.46875, 4.0, 6.0)
 ROOT_HALF = math.sqrt(0.5)
 SLOPE_AT_0 = 1 / math.sqrt(2 * math.pi)
-ERF_SLOPE_AT_0 = 2 / math.sqrt(math.pi)
 
 
 def _ratio(coefficients, x):
@@ -112,16 +111,6 @@ def _erf(x):
 def erf(x, out=None):
     """Return erf(x) for x [...]."""
     return elementwise(_erf, x, out=out)
-
-
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=False)
-def erf_backward(gradient, x, out=None):
-    """Return gradient 2/sqrt(pi) exp(-x^2), all [...]."""
-
-    def rule(gradient, x):
-        return gradient * (ERF_SLOPE_AT_0 * xp_of(x).exp(-x * x))
-
-    return elementwise(rule, gradient, x, out=out)
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True,))

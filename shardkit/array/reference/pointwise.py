@@ -4,23 +4,25 @@ The gradient of a function is that of its result times its slope, at what the fu
 or its result y.
 """
 
+import math
+from typing import Any
+
 from ..backend import xp_of
 from ..registry import WITH_BFLOAT16, kernel
 from .activation import sigmoid
 from .chunks import elementwise
 
-SINGLE = WITH_BFLOAT16.replace("d", "")  # loops of float32 and bfloat16; float64 is computed here
-EXACT = {"kinds": WITH_BFLOAT16, "rounded": (True,), "has_cuda_twin": False}
-BY_POLYNOMIALS = {**EXACT, "kinds": SINGLE}
+ERF_SLOPE_AT_0 = 2 / math.sqrt(math.pi)
+FORM: dict[str, Any] = {"kinds": WITH_BFLOAT16, "rounded": (True,), "has_cuda_twin": False}
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def abs_backward(gradient, x, out=None):
     """Return gradient sign(x), all [...]."""
     return elementwise(lambda gradient, x: gradient * _sign(x), gradient, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def clamp_backward(gradient, x, lowest, highest, out=None):
     """Return gradient where lowest <= x <= highest, and 0 times gradient elsewhere, all [...]."""
 
@@ -30,7 +32,7 @@ def clamp_backward(gradient, x, lowest, highest, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def divisor_backward(gradient, x, y, out=None):
     """Return the gradient of y in x / y, -gradient / y x / y, all [...]."""
 
@@ -41,7 +43,7 @@ def divisor_backward(gradient, x, y, out=None):
     return elementwise(rule, gradient, x, y, out=out)
 
 
-@kernel(**BY_POLYNOMIALS)
+@kernel(**FORM)
 def elu(x, alpha, out=None):
     """Return x where it is positive, alpha (exp(x) - 1) elsewhere, for x [...]."""
     xp = xp_of(x)
@@ -52,7 +54,7 @@ def elu(x, alpha, out=None):
     return elementwise(rule, x, out=out)
 
 
-@kernel(**BY_POLYNOMIALS)
+@kernel(**FORM)
 def elu_backward(gradient, x, alpha, out=None):
     """Return gradient times 1 where x is positive, alpha exp(x) elsewhere, all [...]."""
     xp = xp_of(x)
@@ -63,7 +65,17 @@ def elu_backward(gradient, x, alpha, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
+def erf_backward(gradient, x, out=None):
+    """Return gradient 2/sqrt(pi) exp(-x^2), all [...]."""
+
+    def rule(gradient, x):
+        return gradient * (ERF_SLOPE_AT_0 * xp_of(x).exp(-x * x))
+
+    return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(**FORM)
 def extreme_backward(gradient, x, y, sign, out=None):
     """Return the gradient of x in the larger of x and y, sign 1, or the smaller, sign -1, [...].
 
@@ -78,7 +90,7 @@ def extreme_backward(gradient, x, y, sign, out=None):
     return elementwise(rule, gradient, x, y, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def hardtanh_backward(gradient, x, lowest, highest, out=None):
     """Return gradient where lowest < x < highest, and 0 times gradient elsewhere, all [...]."""
 
@@ -88,14 +100,14 @@ def hardtanh_backward(gradient, x, lowest, highest, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def leaky_relu(x, negative_slope, out=None):
     """Return x where it is positive, negative_slope x elsewhere, for x [...]."""
     xp = xp_of(x)
     return elementwise(lambda x: xp.where(x > 0, x, negative_slope * x), x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def leaky_relu_backward(gradient, x, negative_slope, out=None):
     """Return gradient times 1 where x is positive, negative_slope elsewhere, all [...]."""
     xp = xp_of(x)
@@ -106,13 +118,13 @@ def leaky_relu_backward(gradient, x, negative_slope, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(**BY_POLYNOMIALS)
+@kernel(**FORM)
 def mish(x, out=None):
     """Return x tanh(softplus(x)) for x [...]."""
     return elementwise(lambda x: x * _tanh_of_softplus(x), x, out=out)
 
 
-@kernel(**BY_POLYNOMIALS)
+@kernel(**FORM)
 def mish_backward(gradient, x, out=None):
     """Return gradient (t + x (1 - t^2) sigmoid(x)), t = tanh(softplus(x)), all [...]."""
 
@@ -123,25 +135,25 @@ def mish_backward(gradient, x, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def relu_backward(gradient, y, out=None):
     """Return gradient, and 0 where y = relu(x) is 0, all [...]."""
     return elementwise(lambda g, y: xp_of(y).where(y <= 0, 0, g), gradient, y, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def sigmoid_backward(gradient, y, out=None):
     """Return gradient y (1 - y), all [...], for y = sigmoid(x)."""
     return elementwise(lambda gradient, y: gradient * (y * (1 - y)), gradient, y, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def sign(x, out=None):
     """Return -1, 0 or 1 for x [...]; 0 of NaN."""
     return elementwise(_sign, x, out=out)
 
 
-@kernel(**BY_POLYNOMIALS)
+@kernel(**FORM)
 def softplus(x, beta, threshold, out=None):
     """Return log(1 + exp(beta x)) / beta, and x where beta x is above the threshold, [...]."""
     xp = xp_of(x)
@@ -153,30 +165,30 @@ def softplus(x, beta, threshold, out=None):
     return elementwise(rule, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def softplus_backward(gradient, x, beta, threshold, out=None):
     """Return gradient sigmoid(beta x), and gradient where beta x is above the threshold, [...]."""
 
     def rule(gradient, x):
         z = x * beta
-        return gradient * xp_of(x).where(z > threshold, 1, sigmoid.dispatch(z)).astype(x.dtype)
+        return gradient * xp_of(x).where(z > threshold, 1, sigmoid(z)).astype(x.dtype)
 
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(**BY_POLYNOMIALS)
+@kernel(**FORM)
 def tanh(x, out=None):
     """Return the hyperbolic tangent of x [...]."""
     return elementwise(xp_of(x).tanh, x, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def tanh_backward(gradient, y, out=None):
     """Return gradient (1 - y y), all [...], for y = tanh(x)."""
     return elementwise(lambda gradient, y: gradient * (1 - y * y), gradient, y, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def where_else(x, condition, number, holds, out=None):
     """Return x where the condition is `holds`, the number elsewhere, for x and condition [...]."""
     xp = xp_of(x)
@@ -187,7 +199,7 @@ def where_else(x, condition, number, holds, out=None):
     return elementwise(rule, x, condition, out=out)
 
 
-@kernel(**EXACT)
+@kernel(**FORM)
 def where_of(x, y, condition, out=None):
     """Return x where the condition holds, y elsewhere, for x, y and condition [...]."""
     return elementwise(lambda x, y, c: xp_of(x).where(c, x, y), x, y, condition, out=out)

@@ -7,7 +7,8 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...array.reference.activation import CUBIC
 from ...array.reference.activation import SQRT_2_OVER_PI as RATE
-from ...array.reference.erf import ERF_SLOPE_AT_0, ROOT_HALF, SLOPE_AT_0
+from ...array.reference.erf import ROOT_HALF, SLOPE_AT_0
+from ...array.reference.pointwise import ERF_SLOPE_AT_0
 from ...errors import ShapeError
 from ..autograd import CheapTensor, Tensor, record
 from .broadcast import summed
