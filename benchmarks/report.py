@@ -31,6 +31,7 @@ ORDER = (
     "scaling",
     "kernels",
     "layers",
+    "elementwise",
     "collectives",
     "between_nodes",
     "checkpoint",
