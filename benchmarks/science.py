@@ -1,7 +1,7 @@
 """Training steps of the models of science: shardkit against PyTorch, the same weights, batches and
 losses, in two sizes each, of which the second was not used for tuning.
 
-    python benchmarks/science.py [--only UNet] [--groups alone,ddp,fsdp] [--budget 1800]
+    python benchmarks/science.py [--only UNet] [--groups alone,ddp,fsdp] [--eager]
     python benchmarks/science.py --profile "LSTM 2 x 128, 32 x 128 steps"    where the time goes
 
 One thread per rank; a step is everything, as in train_step.py, and the race is the same. PyTorch
@@ -184,6 +184,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--eager", action="store_true", help="leave out torch.compile: quicker")
     parser.add_argument("--budget", type=float, default=1800, help="seconds for all races")
     parser.add_argument("--profile", choices=PROBLEMS, help="only show where its time goes")
     parser.add_argument("--library", help=argparse.SUPPRESS)
@@ -206,7 +207,9 @@ def race_all(asked) -> int:
     tables, profiles, best, wrong, measured = [], [], [], [], {}
     for at, (problem, group) in enumerate(races):
         seconds = (deadline - time.monotonic()) / (len(races) - at)
-        specs = contestants(problem, group)
+        specs = [
+            spec for spec in contestants(problem, group) if not (asked.eager and spec.compiled)
+        ]
         table, measured[f"{problem.name} {group}"], trouble = run_group(
             problem, group, specs, seconds, STEPS_PER_TURN
         )

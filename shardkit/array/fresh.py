@@ -65,6 +65,11 @@ def compute(name: str, *operands):
     return function(*operands) if form is None else function(*operands, out=empty(*form))
 
 
+def clip(x, lowest, highest):
+    """Return xp.clip(x, lowest, highest); None: no limit on this side."""
+    return xp_of(x).clip(x, lowest, highest, out=empty_like(x))
+
+
 def choose(condition, x, y):
     """Return x where the condition holds, y elsewhere.
 

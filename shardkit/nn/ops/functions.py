@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from ...array import kernels
+from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...array.reference.chunks import elementwise
@@ -38,6 +38,8 @@ from .shape import cast
 def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
     """Return compute(xp, x) of floats, whose gradient is multiplied by slope(xp, x).
 
+    Of a function of the library, compute is its name. Else both go piece by piece.
+
     Parameters
     ----------
     slope_again
@@ -57,7 +59,7 @@ def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
         return (multiply(gradient, slope_again(x)),)
 
     return record(
-        by_library(x, lambda x: compute(xp, x)),
+        by_library(x, compute),
         (x,),
         backward,
         needs=(x,),
@@ -66,8 +68,11 @@ def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
 
 
 def by_library(x: Tensor, compute):
-    """Return compute(array), piece by piece, half floats computed in float32."""
-    return rounded(elementwise(compute, widened(x.array)), x.dtype)
+    """Return compute(xp, array), or xp.NAME(array), half floats computed in float32."""
+    array = widened(x.array)
+    if isinstance(compute, str):
+        return rounded(fresh.compute(compute, array), x.dtype)
+    return rounded(elementwise(lambda x: compute(xp_of(x), x), array), x.dtype)
 
 
 def flat(slope):
@@ -80,13 +85,13 @@ def abs(x: Tensor) -> Tensor:
     if is_counted(x):
         return _whole("abs", x)
     check_floating("abs", x)
-    y = by_library(x, lambda x: xp_of(x).abs(x))
+    y = by_library(x, "absolute")
     return of_input("abs", x, slope=sign, y=y)
 
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x, in radians."""
-    return pointwise("sin", x, lambda xp, x: xp.sin(x), lambda xp, x: xp.cos(x), cos)
+    return pointwise("sin", x, "sin", lambda xp, x: xp.cos(x), cos)
 
 
 def cos(x: Tensor) -> Tensor:
@@ -94,7 +99,7 @@ def cos(x: Tensor) -> Tensor:
     return pointwise(
         "cos",
         x,
-        lambda xp, x: xp.cos(x),
+        "cos",
         lambda xp, x: -xp.sin(x),
         lambda x: negative(sin(x)),
     )
@@ -105,7 +110,7 @@ def tan(x: Tensor) -> Tensor:
     return pointwise(
         "tan",
         x,
-        lambda xp, x: xp.tan(x),
+        "tan",
         lambda xp, x: 1 + xp.tan(x) ** 2,
         lambda x: add(power(tan(x), 2), 1),
     )
@@ -116,7 +121,7 @@ def arctan(x: Tensor) -> Tensor:
     return pointwise(
         "arctan",
         x,
-        lambda xp, x: xp.arctan(x),
+        "arctan",
         lambda xp, x: 1 / (1 + x * x),
         lambda x: divide(1, add(multiply(x, x), 1)),
     )
@@ -171,7 +176,7 @@ def log1p(x: Tensor) -> Tensor:
     return pointwise(
         "log1p",
         x,
-        lambda xp, x: xp.log1p(x),
+        "log1p",
         lambda xp, x: 1 / (1 + x),
         lambda x: divide(1, add(x, 1)),
     )
@@ -182,7 +187,7 @@ def expm1(x: Tensor) -> Tensor:
     return pointwise(
         "expm1",
         x,
-        lambda xp, x: xp.expm1(x),
+        "expm1",
         lambda xp, x: xp.exp(x),
         exp,
     )
@@ -195,7 +200,7 @@ def square(x: Tensor) -> Tensor:
     return pointwise(
         "square",
         x,
-        lambda xp, x: x * x,
+        "square",
         lambda xp, x: 2 * x,
         lambda x: multiply(x, 2),
     )
@@ -206,7 +211,7 @@ def reciprocal(x: Tensor) -> Tensor:
     return pointwise(
         "reciprocal",
         x,
-        lambda xp, x: 1 / x,
+        "reciprocal",
         lambda xp, x: -1 / (x * x),
         lambda x: divide(-1, multiply(x, x)),
     )
@@ -243,7 +248,7 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 
     check_floating("clamp", x)
     limits = -math.inf if min is None else min, math.inf if max is None else max
-    y = by_library(x, lambda x: xp_of(x).clip(x, min, max))
+    y = rounded(fresh.clip(widened(x.array), min, max), x.dtype)
     return of_input("clamp", x, *limits, slope=flat(is_inside), y=y)
 
 
@@ -283,7 +288,7 @@ def sign(x: Tensor) -> Tensor:
 def _whole(name, x, keeps=False):
     """Return xp.name(x), or x itself if that keeps integers, without a gradient."""
     check_numbers(name, x)
-    return Tensor(x.array if keeps else getattr(xp_of(x.array), name)(x.array))
+    return Tensor(x.array if keeps else fresh.compute(name, x.array))
 
 
 def floor(x: Tensor) -> Tensor:
