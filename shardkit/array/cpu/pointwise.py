@@ -25,116 +25,14 @@ from .scalar import at_most, either, exp, expm1, fma, like, logistic, polynomial
 from .storage import narrow, wide
 
 
-def in_float32(function):
-    """Enter an implementation for float32 and bfloat16; float64 is computed by the definition."""
-    definition = getattr(reference, function.__name__)
-
-    @functools.wraps(function)
-    def implementation(*arguments, out=None):
-        if arguments[0].dtype == float64:
-            return definition(*arguments, out=out)
-        return function(*arguments, out=out)
-
-    return on_cpu(implementation)
-
-
-@on_cpu
-def abs_backward(gradient, x, out=None):
-    return elementwise(_abs_backward, gradient, x, out=out)
-
-
-@on_cpu
-def clamp_backward(gradient, x, lowest, highest, out=None):
-    limits = float(lowest), float(highest)
-    return elementwise(_clamp_backward, gradient, x, shared=(limits,), out=out)
-
-
 @on_cpu
 def divisor_backward(gradient, x, y, out=None):
     return elementwise(_divisor_backward, gradient, x, y, out=out)
 
 
-@in_float32
-def elu(x, alpha, out=None):
-    return elementwise(_elu, x, shared=((float(alpha),),), out=out)
-
-
-@in_float32
-def elu_backward(gradient, x, alpha, out=None):
-    return elementwise(_elu_backward, gradient, x, shared=((float(alpha),),), out=out)
-
-
-@in_float32
-def erf_backward(gradient, x, out=None):
-    return elementwise(_erf_backward, gradient, x, out=out)
-
-
 @on_cpu
 def extreme_backward(gradient, x, y, sign, out=None):
     return elementwise(_extreme_backward, gradient, x, y, shared=(float(sign),), out=out)
-
-
-@on_cpu
-def hardtanh_backward(gradient, x, lowest, highest, out=None):
-    limits = float(lowest), float(highest)
-    return elementwise(_hardtanh_backward, gradient, x, shared=(limits,), out=out)
-
-
-@on_cpu
-def leaky_relu(x, negative_slope, out=None):
-    return elementwise(_leaky_relu, x, shared=((float(negative_slope),),), out=out)
-
-
-@on_cpu
-def leaky_relu_backward(gradient, x, negative_slope, out=None):
-    slope = (float(negative_slope),)
-    return elementwise(_leaky_relu_backward, gradient, x, shared=(slope,), out=out)
-
-
-@in_float32
-def mish(x, out=None):
-    return elementwise(_mish, x, out=out)
-
-
-@in_float32
-def mish_backward(gradient, x, out=None):
-    return elementwise(_mish_backward, gradient, x, out=out)
-
-
-@on_cpu
-def relu_backward(gradient, y, out=None):
-    return elementwise(_relu_backward, gradient, y, out=out)
-
-
-@on_cpu
-def sigmoid_backward(gradient, y, out=None):
-    return elementwise(_sigmoid_backward, gradient, y, out=out)
-
-
-@on_cpu
-def sign(x, out=None):
-    return elementwise(_sign, x, out=out)
-
-
-@in_float32
-def softplus(x, beta, threshold, out=None):
-    return elementwise(_softplus, x, shared=((float(beta), float(threshold)),), out=out)
-
-
-@on_cpu
-def softplus_backward(gradient, x, beta, threshold, out=None):
-    shared = ((float(beta), float(threshold)),)
-    return elementwise(_softplus_backward, gradient, x, shared=shared, out=out)
-
-
-@in_float32
-def tanh(x, out=None):
-    return elementwise(_tanh, x, out=out)
-
-
-@on_cpu
-def tanh_backward(gradient, y, out=None):
-    return elementwise(_tanh_backward, gradient, y, out=out)
 
 
 @on_cpu
@@ -180,8 +78,25 @@ def gradient_loop(module, name, formula, *, takes_parameters=False):
 
 
 def _named(module, name, loop):
-    loop.__module__, loop.__name__, loop.__qualname__ = module, name, name
+    loop.__module__ = module
+    loop.__name__ = loop.__qualname__ = name
     return compiled(loop)
+
+
+def _enter(loop, *, has_polynomial=False):
+    """Let the loop compute the kernel of its name; the parameters come behind its arrays."""
+    definition = getattr(reference, loop.py_func.__name__.removeprefix("_"))
+    num_arrays = 2 if definition.__name__.endswith("_backward") else 1
+
+    @functools.wraps(definition)
+    def implementation(*arguments, out=None):
+        if has_polynomial and arguments[0].dtype == float64:
+            return definition(*arguments, out=out)
+        parameters = tuple(map(float, arguments[num_arrays:]))
+        shared = (parameters,) if parameters else ()
+        return elementwise(loop, *arguments[:num_arrays], shared=shared, out=out)
+
+    on_cpu(implementation)
 
 
 # ---- formulas ------------------------------------------------------------------------------------
@@ -326,29 +241,25 @@ def _hardtanh_share(gradient, x, limits):
 
 # ---- loops ---------------------------------------------------------------------------------------
 
-_abs_backward = gradient_loop(__name__, "_abs_backward", _abs_share)
-_clamp_backward = gradient_loop(__name__, "_clamp_backward", _clamp_share, takes_parameters=True)
-_elu = value_loop(__name__, "_elu", _elu_of, takes_parameters=True)
-_elu_backward = gradient_loop(__name__, "_elu_backward", _elu_share, takes_parameters=True)
-_erf_backward = gradient_loop(__name__, "_erf_backward", _erf_share)
-_hardtanh_backward = gradient_loop(
-    __name__, "_hardtanh_backward", _hardtanh_share, takes_parameters=True
+_enter(gradient_loop(__name__, "_abs_backward", _abs_share))
+_enter(gradient_loop(__name__, "_clamp_backward", _clamp_share, takes_parameters=True))
+_enter(value_loop(__name__, "_elu", _elu_of, takes_parameters=True), has_polynomial=True)
+_enter(
+    gradient_loop(__name__, "_elu_backward", _elu_share, takes_parameters=True), has_polynomial=True
 )
-_leaky_relu = value_loop(__name__, "_leaky_relu", _leaky_relu_of, takes_parameters=True)
-_leaky_relu_backward = gradient_loop(
-    __name__, "_leaky_relu_backward", _leaky_relu_share, takes_parameters=True
-)
-_mish = value_loop(__name__, "_mish", _mish_of)
-_mish_backward = gradient_loop(__name__, "_mish_backward", _mish_share)
-_relu_backward = gradient_loop(__name__, "_relu_backward", _relu_share)
-_sigmoid_backward = gradient_loop(__name__, "_sigmoid_backward", _sigmoid_share)
-_sign = value_loop(__name__, "_sign", _sign_of)
-_softplus = value_loop(__name__, "_softplus", _softplus_of, takes_parameters=True)
-_softplus_backward = gradient_loop(
-    __name__, "_softplus_backward", _softplus_share, takes_parameters=True
-)
-_tanh = value_loop(__name__, "_tanh", _tanh_of)
-_tanh_backward = gradient_loop(__name__, "_tanh_backward", _tanh_share)
+_enter(gradient_loop(__name__, "_erf_backward", _erf_share), has_polynomial=True)
+_enter(gradient_loop(__name__, "_hardtanh_backward", _hardtanh_share, takes_parameters=True))
+_enter(value_loop(__name__, "_leaky_relu", _leaky_relu_of, takes_parameters=True))
+_enter(gradient_loop(__name__, "_leaky_relu_backward", _leaky_relu_share, takes_parameters=True))
+_enter(value_loop(__name__, "_mish", _mish_of), has_polynomial=True)
+_enter(gradient_loop(__name__, "_mish_backward", _mish_share), has_polynomial=True)
+_enter(gradient_loop(__name__, "_relu_backward", _relu_share))
+_enter(gradient_loop(__name__, "_sigmoid_backward", _sigmoid_share))
+_enter(value_loop(__name__, "_sign", _sign_of))
+_enter(value_loop(__name__, "_softplus", _softplus_of, takes_parameters=True), has_polynomial=True)
+_enter(gradient_loop(__name__, "_softplus_backward", _softplus_share, takes_parameters=True))
+_enter(value_loop(__name__, "_tanh", _tanh_of), has_polynomial=True)
+_enter(gradient_loop(__name__, "_tanh_backward", _tanh_share))
 
 
 @compiled

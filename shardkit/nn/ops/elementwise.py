@@ -7,11 +7,12 @@ the gradient of x.
 
 import operator
 
-from ...array import fresh, kernels
+from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded
 from ...array.reference.chunks import elementwise
+from ...array.reference.pointwise import divisor_backward, extreme_backward
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import fit, form, summed
@@ -137,7 +138,7 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
 
 def _for_divisor(gradient, x, y):
     """Return -gradient x / y^2, and 0 where x and not y is 0."""
-    return kernels.divisor_backward(*alike(gradient, x, y))
+    return divisor_backward.dispatch(*alike(gradient, x, y))
 
 
 def alike(gradient, *operands):
@@ -306,8 +307,8 @@ def _extreme(name, sign, x, y):
     def backward(gradient, wanted):
         _, a, b = alike(gradient, array_of(x), array_of(y))
         return (
-            fit(kernels.extreme_backward(gradient, a, b, sign), form_x) if wanted[0] else None,
-            fit(kernels.extreme_backward(gradient, b, a, sign), form_y) if wanted[1] else None,
+            fit(extreme_backward.dispatch(gradient, a, b, sign), form_x) if wanted[0] else None,
+            fit(extreme_backward.dispatch(gradient, b, a, sign), form_y) if wanted[1] else None,
         )
 
     def differentiable(gradient, wanted, output):
