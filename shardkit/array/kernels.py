@@ -21,6 +21,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     half,
     modes,
     normalization,
+    pointwise,
     pooling,
     recurrent,
     rows,
