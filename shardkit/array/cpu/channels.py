@@ -126,7 +126,9 @@ def channels_last(x, n, depth, row, num_rows, column, lines, first):
 
     depth, row, column   of x, where that begins; there are zeros where x has no elements
     """
-    channels, flat, plane = lines.shape[2], lines.reshape(-1), x.shape[2] * x.shape[3] * x.shape[4]
+    channels = lines.shape[2]
+    flat = lines.reshape(-1)
+    plane = x.shape[2] * x.shape[3] * x.shape[4]
     for i in range(first, first + num_rows):
         h, line = row + i - first, i * lines.shape[1] * channels
         is_inside = 0 <= h < x.shape[3] and 0 <= depth < x.shape[2]
@@ -146,7 +148,9 @@ def channels_first(lines, bias, y, n, depth, row, column):
     column   of the lines, where y begins; what is beyond y is left out
     bias     [O], added to the lines; or of no elements
     """
-    channels, flat, plane = lines.shape[2], lines.reshape(-1), y.shape[2] * y.shape[3] * y.shape[4]
+    channels = lines.shape[2]
+    flat = lines.reshape(-1)
+    plane = y.shape[2] * y.shape[3] * y.shape[4]
     for i in range(max(0, -row), min(lines.shape[0], y.shape[3] - row)):
         for w in range(column, column + y.shape[4]):
             for o in range(bias.size):

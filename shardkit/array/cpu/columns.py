@@ -45,6 +45,13 @@ def _take_up(sample, before, bias, x, n):
 
 
 @inlined
+def _place(row, counts):
+    """Return the sample, depth and height of a row of windows."""
+    of_sample = counts[0] * counts[1]
+    return row // of_sample, row // counts[1] % counts[0], row % counts[1]
+
+
+@inlined
 def _window(row, w, counts, stride, dilation, a, b, sample):
     """Return where window w of a row of windows finds taps (a, b, 0) in a flat sample."""
     d = row // counts[1] % counts[0] * stride[0] + a * dilation[0]
@@ -55,7 +62,9 @@ def _window(row, w, counts, stride, dilation, a, b, sample):
 @inlined
 def _read(sample, row, counts, taps, stride, dilation, columns, p):
     """Set columns[p:] [windows, K] to what the windows of a row read of a sample."""
-    channels, flat, out = sample.shape[3], sample.reshape(-1), columns.reshape(-1)
+    channels = sample.shape[3]
+    flat = sample.reshape(-1)
+    out = columns.reshape(-1)
     run = taps[2] if dilation[2] == 1 else 1
     for a in range(taps[0]):
         for b in range(taps[1]):
@@ -70,7 +79,9 @@ def _read(sample, row, counts, taps, stride, dilation, columns, p):
 @inlined
 def _add(columns, p, row, counts, taps, stride, dilation, sample):
     """Add columns[p:] [windows, K] to a sample where the windows of a row read it."""
-    channels, flat, given = sample.shape[3], sample.reshape(-1), columns.reshape(-1)
+    channels = sample.shape[3]
+    flat = sample.reshape(-1)
+    given = columns.reshape(-1)
     run = taps[2] if dilation[2] == 1 else 1
     for a in range(taps[0]):
         for b in range(taps[1]):
@@ -88,11 +99,13 @@ def _add(columns, p, row, counts, taps, stride, dilation, sample):
 @compiled
 def _convolve(x, weight, bias, form, num_rows, sample, columns, results, y):
     """Set y; weight [K, wide O]; columns, results: memory for num_rows rows of windows."""
-    before, taps, stride, dilation = form[0], form[1], form[2], form[3]
+    before, taps, stride, dilation = form
     counts = y.shape[2:]
     of_sample = counts[0] * counts[1]
     depth, across = columns.shape[1], results.shape[1]
-    left, right, out = columns.reshape(-1), weight.reshape(-1), results.reshape(-1)
+    left = columns.reshape(-1)
+    right = weight.reshape(-1)
+    out = results.reshape(-1)
     for start in range(0, y.shape[0] * of_sample, num_rows):
         stop = min(start + num_rows, y.shape[0] * of_sample)
         for row in range(start, stop):
@@ -105,25 +118,27 @@ def _convolve(x, weight, bias, form, num_rows, sample, columns, results, y):
         for row in range(start, stop):
             p = (row - start) * counts[2]
             lines = results[p : p + counts[2]].reshape(1, counts[2], across)
-            n, d, h = row // of_sample, row // counts[1] % counts[0], row % counts[1]
+            n, d, h = _place(row, counts)
             channels_first(lines, bias, y, n, d, h, 0)
 
 
 @compiled
 def _convolve_input(gradient, weight, bias, form, num_rows, sample, columns, results, x):
     """Set x; weight [O, wide K]; columns, results: memory for num_rows rows of windows."""
-    before, taps, stride, dilation = form[0], form[1], form[2], form[3]
+    before, taps, stride, dilation = form
     counts = gradient.shape[2:]
     of_sample = counts[0] * counts[1]
     depth, across = results.shape[1], columns.shape[1]
-    left, right, out = results.reshape(-1), weight.reshape(-1), columns.reshape(-1)
+    left = results.reshape(-1)
+    right = weight.reshape(-1)
+    out = columns.reshape(-1)
     whole = sample.reshape(-1)
     for start in range(0, x.shape[0] * of_sample, num_rows):
         stop = min(start + num_rows, x.shape[0] * of_sample)
         for row in range(start, stop):
             p = (row - start) * counts[2]
             lines = results[p : p + counts[2]].reshape(1, counts[2], depth)
-            n, d, h = row // of_sample, row // counts[1] % counts[0], row % counts[1]
+            n, d, h = _place(row, counts)
             channels_last(gradient, n, d, h, 1, 0, lines, 0)
         sizes = ((stop - start) * counts[2], depth, across)
         multiply(sizes, left, (0, depth, 1), right, (0, across), out, (0, across), True)
@@ -140,16 +155,18 @@ def _convolve_input(gradient, weight, bias, form, num_rows, sample, columns, res
 @compiled
 def _convolve_weight(gradient, x, form, num_rows, sample, columns, results, chain, weight):
     """Add to weight [K, wide O]; columns, results: memory for num_rows rows of windows."""
-    before, taps, stride, dilation = form[0], form[1], form[2], form[3]
+    before, taps, stride, dilation = form
     counts = gradient.shape[2:]
     of_sample = counts[0] * counts[1]
     depth, across = columns.shape[1], results.shape[1]
-    left, right, out = columns.reshape(-1), results.reshape(-1), chain.reshape(-1)
+    left = columns.reshape(-1)
+    right = results.reshape(-1)
+    out = chain.reshape(-1)
     whole, length = weight.reshape(-1), 0
     for start in range(0, x.shape[0] * of_sample, num_rows):
         stop = min(start + num_rows, x.shape[0] * of_sample)
         for row in range(start, stop):
-            n, d, h = row // of_sample, row // counts[1] % counts[0], row % counts[1]
+            n, d, h = _place(row, counts)
             if row % of_sample == 0:
                 _lay_down(x, n, before, sample)
             p = (row - start) * counts[2]
@@ -221,7 +238,8 @@ def _memory(x, weight, window, y, num_wide):
     num_wide   outs that are laid down in whole vectors; 0: y's as they are
     """
     taps = weight.shape[2:]
-    form = numpy.array([window.before, taps, window.stride, window.dilation], numpy.int64)
+    rules = window.before, taps, window.stride, window.dilation
+    form = tuple([numpy.array(rule, numpy.int64) for rule in rules])
     before, _, stride, dilation = form
     sizes = (numpy.array(y.shape[2:]) - 1) * stride + (numpy.array(taps) - 1) * dilation + 1
     sizes = numpy.maximum(sizes, before + x.shape[2:])

@@ -28,7 +28,9 @@ from .notation import cgutils, intrinsic, types
 from .panels import multiply
 from .tiles import VECTOR_BYTES, Lanes, copy_row, index, pointers
 
-TAPS, RESULTS, POINTS = 3, 4, 6
+TAPS = 3
+RESULTS = 4
+POINTS = 6
 OVERLAP = POINTS - RESULTS
 FEWEST, STEP = 16, 32  # channels; they cost as much as the next multiple of a step
 SAMPLES, GAIN = 8, 1.3  # the batch that the choice is made for; by how much it has to be quicker
@@ -104,7 +106,9 @@ def _transform_inputs(x, block, before, num_tiles, lines, columns, values):
     """Set values [36, tiles, channels] to the transforms of the tiles of a block."""
     channels, lanes = lines.shape[2], VECTOR_BYTES // x.itemsize
     line = lines.shape[1] * channels
-    flat, across, to = lines.reshape(-1), columns.reshape(-1), values.reshape(-1)
+    flat = lines.reshape(-1)
+    across = columns.reshape(-1)
+    to = values.reshape(-1)
     step = values.shape[1] * channels
     t = 0
     for n in range(block[0], block[1]):
@@ -128,7 +132,9 @@ def _transform_gradients(gradient, block, num_tiles, lines, columns, values):
     """Set values [36, tiles, channels] to the transforms of the gradients of a block's results."""
     channels, lanes = lines.shape[2], VECTOR_BYTES // gradient.itemsize
     line = lines.shape[1] * channels
-    flat, across, to = lines.reshape(-1), columns.reshape(-1), values.reshape(-1)
+    flat = lines.reshape(-1)
+    across = columns.reshape(-1)
+    to = values.reshape(-1)
     step = values.shape[1] * channels
     t = 0
     for n in range(block[0], block[1]):
@@ -148,7 +154,9 @@ def _transform_results(products, block, num_tiles, columns, lines, bias, y):
     """Set a block of y to the results of the products [36, tiles, channels]."""
     channels, lanes = lines.shape[2], VECTOR_BYTES // y.itemsize
     line = lines.shape[1] * channels
-    flat, across, given = lines.reshape(-1), columns.reshape(-1), products.reshape(-1)
+    flat = lines.reshape(-1)
+    across = columns.reshape(-1)
+    given = products.reshape(-1)
     step = products.shape[1] * channels
     t = 0
     for n in range(block[0], block[1]):
@@ -169,7 +177,9 @@ def _convolve_by_points(x, weight, bias, blocks, before, num_tiles, given, made,
     lines, columns, values = given
     result_lines, result_columns, products = made
     rows, at = values.shape[2], products.shape[2]
-    flat, right, out = values.reshape(-1), weight.reshape(-1), products.reshape(-1)
+    flat = values.reshape(-1)
+    right = weight.reshape(-1)
+    out = products.reshape(-1)
     for b in range(blocks.shape[0]):
         block = blocks[b]
         count = _transform_inputs(x, block, before, num_tiles, lines, columns, values)
@@ -187,8 +197,11 @@ def _weigh_by_points(x, gradient, blocks, before, num_tiles, given, made, chain,
     lines, columns, values = given
     gradient_lines, gradient_columns, gradients = made
     rows, at = values.shape[2], gradients.shape[2]
-    flat, right, out = values.reshape(-1), gradients.reshape(-1), chain.reshape(-1)
-    whole, length = weight.reshape(-1), 0
+    flat = values.reshape(-1)
+    right = gradients.reshape(-1)
+    out = chain.reshape(-1)
+    whole = weight.reshape(-1)
+    length = 0
     for b in range(blocks.shape[0]):
         block = blocks[b]
         count = _transform_inputs(x, block, before, num_tiles, lines, columns, values)
