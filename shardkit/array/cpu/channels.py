@@ -1,6 +1,6 @@
 """Rows of a grid with the channels of each position beside each other, for compiled loops.
 
-    x [N, C, D, H, W]  <->  lines [rows, columns, channels]
+    x [N, C, H, W]  <->  lines [rows, columns, channels]
 
 Vectors of channels need no care for strides, windows and ends of rows. There may be more channels
 than those of x: products want whole vectors.
@@ -109,10 +109,12 @@ def _turn(num_in, num_out, source, at, step, out, to, out_step):
     lanes = VECTOR_BYTES // source.itemsize
     for i in range(0, num_in, lanes):
         for k in range(0, num_out, lanes):
-            rows, columns = min(lanes, num_in - i), min(lanes, num_out - k)
-            begin, place = at + i * step + k, to + k * out_step + i
-            ends = begin + (rows - 1) * step + lanes, place + (columns - 1) * out_step + lanes
-            if ends[0] <= source.size and ends[1] <= out.size:
+            rows = min(lanes, num_in - i)
+            columns = min(lanes, num_out - k)
+            begin = at + i * step + k
+            place = to + k * out_step + i
+            is_read_within = begin + (rows - 1) * step + lanes <= source.size
+            if is_read_within and place + (columns - 1) * out_step + lanes <= out.size:
                 turn_square(rows, columns, source, begin, step, out, place, out_step)
             else:
                 for j in range(columns):
@@ -121,40 +123,45 @@ def _turn(num_in, num_out, source, at, step, out, to, out_step):
 
 
 @inlined
-def channels_last(x, n, depth, row, num_rows, column, lines, first):
-    """Lay rows of sample n of x [N, C, D, H, W] down as lines[first:] [rows, columns, channels].
+def channels_last(x, n, row, num_rows, column, lines, first):
+    """Lay rows of sample n of x [N, C, H, W] down as lines[first:] [rows, columns, channels].
 
-    depth, row, column   of x, where that begins; there are zeros where x has no elements
+    row, column   of x, where that begins; there are zeros where x has no elements
     """
-    channels = lines.shape[2]
-    flat = lines.reshape(-1)
-    plane = x.shape[2] * x.shape[3] * x.shape[4]
-    for i in range(first, first + num_rows):
-        h, line = row + i - first, i * lines.shape[1] * channels
-        is_inside = 0 <= h < x.shape[3] and 0 <= depth < x.shape[2]
-        low = max(0, -column) if is_inside else lines.shape[1]
-        high = max(low, min(lines.shape[1], x.shape[4] - column))
-        clear_row(low * channels, flat, line)
-        clear_row((lines.shape[1] - high) * channels, flat, line + high * channels)
-        at = n * x.shape[1] * plane + (depth * x.shape[3] + h) * x.shape[4] + column + low
-        to = line + low * channels
-        _turn(x.shape[1], high - low, x.reshape(-1), at, plane, flat, to, channels)
+    _, num_channels, height, width = x.shape
+    _, length, channels = lines.shape
+    source = x.reshape(-1)
+    out = lines.reshape(-1)
+    plane = height * width
+    for i in range(num_rows):
+        h = row + i
+        to = (first + i) * length * channels
+        low = max(0, -column)
+        if h < 0 or h >= height:
+            low = length
+        high = max(low, min(length, width - column))
+        clear_row(low * channels, out, to)
+        clear_row((length - high) * channels, out, to + high * channels)
+        at = n * num_channels * plane + h * width + column + low
+        _turn(num_channels, high - low, source, at, plane, out, to + low * channels, channels)
 
 
 @inlined
-def channels_first(lines, bias, y, n, depth, row, column):
-    """Lay lines [rows, columns, channels] down as rows of sample n of y [N, O, D, H, W], plus bias.
+def channels_first(lines, bias, y, n, row, column):
+    """Lay lines [rows, columns, channels] down as rows of sample n of y [N, O, H, W], plus bias.
 
     column   of the lines, where y begins; what is beyond y is left out
     bias     [O], added to the lines; or of no elements
     """
-    channels = lines.shape[2]
-    flat = lines.reshape(-1)
-    plane = y.shape[2] * y.shape[3] * y.shape[4]
-    for i in range(max(0, -row), min(lines.shape[0], y.shape[3] - row)):
-        for w in range(column, column + y.shape[4]):
+    _, num_channels, height, width = y.shape
+    num_rows, length, channels = lines.shape
+    source = lines.reshape(-1)
+    out = y.reshape(-1)
+    plane = height * width
+    for i in range(min(num_rows, height - row)):
+        for w in range(column, column + width):
             for o in range(bias.size):
                 lines[i, w, o] += bias[o]
-        at = (i * lines.shape[1] + column) * channels
-        to = n * y.shape[1] * plane + (depth * y.shape[3] + row + i) * y.shape[4]
-        _turn(y.shape[4], y.shape[1], flat, at, channels, y.reshape(-1), to, plane)
+        at = (i * length + column) * channels
+        to = n * num_channels * plane + (row + i) * width
+        _turn(width, num_channels, source, at, channels, out, to, plane)

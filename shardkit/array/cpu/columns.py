@@ -8,21 +8,24 @@
     gradient of the weight    K x O      = (windows x K)^T times windows x O
     gradient of x             windows x K = windows x O times O x K, added up where they were read
 
-A few rows of windows at a time, so that what is copied stays in cache. Each number is one chain of
-fused multiply-adds, in one order: the bits of a sample do not depend on the others.
+A few rows of windows at a time, so that what is copied stays in cache. Tables say where a row of
+windows begins and where its taps read, so that one loop serves all strides, dilations and dims.
+Each number is one chain of fused multiply-adds, in one order: the bits of a sample do not depend on
+the others.
 """
 
 from math import prod
 
 import numpy
 
+from ...values import dataclass
 from .. import fresh
 from ..arena import empty
 from .arrays import plain
 from .channels import added_up, chains, channels_first, channels_last, wide
 from .compiled import compiled, inlined
 from .panels import multiply
-from .tiles import copy_row
+from .tiles import clear_row, copy_row
 
 BLOCK_BYTES = 1 << 19  # of what the windows of a block read
 FEWEST = 64  # windows of 8 samples
@@ -30,153 +33,145 @@ APART, TOGETHER = 1 << 13, 30_000  # products of a window with strides, and with
 
 
 @inlined
-def _lay_down(x, n, before, sample):
-    """Set a sample [D, H, W, C] to sample n of x, from so far before its beginning."""
-    for d in range(sample.shape[0]):
-        lines = sample[d]
-        channels_last(x, n, d - before[0], -before[1], lines.shape[0], -before[2], lines, 0)
+def _lay_down(x, n, rows, margin, sample):
+    """Set a sample [rows, columns, C] to those rows of sample n of x [N, C, rows, W]."""
+    for i in range(rows.size):
+        channels_last(x, n, rows[i], 1, -margin, sample, i)
 
 
 @inlined
-def _take_up(sample, before, bias, x, n):
-    """Set sample n of x to what lies there in a sample [D, H, W, C], plus bias."""
-    for d in range(x.shape[2]):
-        channels_first(sample[d + before[0]], bias, x, n, d, -before[1], before[2])
+def _take_up(sample, rows, margin, bias, x, n):
+    """Set sample n of x to what lies there in a sample, plus bias."""
+    for i in range(rows.size):
+        if rows[i] >= 0:
+            channels_first(sample[i : i + 1], bias, x, n, rows[i], margin)
 
 
 @inlined
-def _place(row, counts):
-    """Return the sample, depth and height of a row of windows."""
-    of_sample = counts[0] * counts[1]
-    return row // of_sample, row // counts[1] % counts[0], row % counts[1]
-
-
-@inlined
-def _window(row, w, counts, stride, dilation, a, b, sample):
-    """Return where window w of a row of windows finds taps (a, b, 0) in a flat sample."""
-    d = row // counts[1] % counts[0] * stride[0] + a * dilation[0]
-    h = row % counts[1] * stride[1] + b * dilation[1]
-    return ((d * sample.shape[1] + h) * sample.shape[2] + w * stride[2]) * sample.shape[3]
-
-
-@inlined
-def _read(sample, row, counts, taps, stride, dilation, columns, p):
-    """Set columns[p:] [windows, K] to what the windows of a row read of a sample."""
-    channels = sample.shape[3]
-    flat = sample.reshape(-1)
+def _read(sample, start, taps, steps, columns):
+    """Set columns [windows, K] to what a row of windows reads of a flat sample from `start` on."""
     out = columns.reshape(-1)
-    run = taps[2] if dilation[2] == 1 else 1
-    for a in range(taps[0]):
-        for b in range(taps[1]):
-            for w in range(counts[2]):
-                at = _window(row, w, counts, stride, dilation, a, b, sample)
-                to = (p + w) * columns.shape[1] + (a * taps[1] + b) * taps[2] * channels
-                for e in range(0, taps[2], run):
-                    place = at + e * dilation[2] * channels
-                    copy_row(run * channels, flat, place, 1, out, to + e * channels, 1)
+    step, run = steps
+    to = 0
+    for w in range(columns.shape[0]):
+        at = start + w * step
+        for tap in taps:
+            copy_row(run, sample, at + tap, 1, out, to, 1)
+            to += run
 
 
 @inlined
-def _add(columns, p, row, counts, taps, stride, dilation, sample):
-    """Add columns[p:] [windows, K] to a sample where the windows of a row read it."""
-    channels = sample.shape[3]
-    flat = sample.reshape(-1)
-    given = columns.reshape(-1)
-    run = taps[2] if dilation[2] == 1 else 1
-    for a in range(taps[0]):
-        for b in range(taps[1]):
-            for w in range(counts[2]):
-                at = _window(row, w, counts, stride, dilation, a, b, sample)
-                read = (p + w) * columns.shape[1] + (a * taps[1] + b) * taps[2] * channels
-                for e in range(0, taps[2], run):
-                    place, start = at + e * dilation[2] * channels, read + e * channels
-                    target = flat[place : place + run * channels]
-                    source = given[start : start + run * channels]
-                    for k in range(run * channels):
-                        target[k] += source[k]
+def _add(columns, start, taps, steps, sample):
+    """Add columns [windows, K] to a flat sample where a row of windows read it."""
+    step, run = steps
+    for w in range(columns.shape[0]):
+        at = start + w * step
+        for k in range(taps.size):
+            target = sample[at + taps[k] : at + taps[k] + run]
+            source = columns[w, k * run : k * run + run]
+            for i in range(run):
+                target[i] += source[i]
 
 
 @compiled
-def _convolve(x, weight, bias, form, num_rows, sample, columns, results, y):
-    """Set y; weight [K, wide O]; columns, results: memory for num_rows rows of windows."""
-    before, taps, stride, dilation = form
-    counts = y.shape[2:]
-    of_sample = counts[0] * counts[1]
-    depth, across = columns.shape[1], results.shape[1]
+def _convolve(x, weight, bias, tables, margin, steps, sample, columns, results, y):
+    """Set y [N, O, rows, W]; weight [K, wide O]; columns, results: memory for rows of windows."""
+    rows, starts, taps = tables
+    windows = y.shape[3]
+    whole = sample.reshape(-1)
     left = columns.reshape(-1)
     right = weight.reshape(-1)
     out = results.reshape(-1)
-    for start in range(0, y.shape[0] * of_sample, num_rows):
-        stop = min(start + num_rows, y.shape[0] * of_sample)
-        for row in range(start, stop):
-            if row % of_sample == 0:
-                _lay_down(x, row // of_sample, before, sample)
-            p = (row - start) * counts[2]
-            _read(sample, row, counts, taps, stride, dilation, columns, p)
-        sizes = ((stop - start) * counts[2], depth, across)
-        multiply(sizes, left, (0, depth, 1), right, (0, across), out, (0, across), True)
-        for row in range(start, stop):
-            p = (row - start) * counts[2]
-            lines = results[p : p + counts[2]].reshape(1, counts[2], across)
-            n, d, h = _place(row, counts)
-            channels_first(lines, bias, y, n, d, h, 0)
+    depth = columns.shape[1]
+    across = results.shape[1]
+    last = y.shape[0] * starts.size
+    block = columns.shape[0] // windows
+    for begin in range(0, last, block):
+        end = min(begin + block, last)
+        p = 0
+        for number in range(begin, end):
+            n, row = divmod(number, starts.size)
+            if row == 0:
+                _lay_down(x, n, rows, margin, sample)
+            _read(whole, starts[row], taps, steps, columns[p : p + windows])
+            p += windows
+        multiply(
+            (p, depth, across), left, (0, depth, 1), right, (0, across), out, (0, across), True
+        )
+        p = 0
+        for number in range(begin, end):
+            n, row = divmod(number, starts.size)
+            lines = results[p : p + windows].reshape(1, windows, across)
+            channels_first(lines, bias, y, n, row, 0)
+            p += windows
 
 
 @compiled
-def _convolve_input(gradient, weight, bias, form, num_rows, sample, columns, results, x):
-    """Set x; weight [O, wide K]; columns, results: memory for num_rows rows of windows."""
-    before, taps, stride, dilation = form
-    counts = gradient.shape[2:]
-    of_sample = counts[0] * counts[1]
-    depth, across = results.shape[1], columns.shape[1]
+def _convolve_input(gradient, weight, bias, tables, margin, steps, sample, columns, results, x):
+    """Set x [N, C, rows, W]; weight [O, wide K]; columns, results: memory for rows of windows."""
+    rows, starts, taps = tables
+    windows = gradient.shape[3]
+    whole = sample.reshape(-1)
     left = results.reshape(-1)
     right = weight.reshape(-1)
     out = columns.reshape(-1)
-    whole = sample.reshape(-1)
-    for start in range(0, x.shape[0] * of_sample, num_rows):
-        stop = min(start + num_rows, x.shape[0] * of_sample)
-        for row in range(start, stop):
-            p = (row - start) * counts[2]
-            lines = results[p : p + counts[2]].reshape(1, counts[2], depth)
-            n, d, h = _place(row, counts)
-            channels_last(gradient, n, d, h, 1, 0, lines, 0)
-        sizes = ((stop - start) * counts[2], depth, across)
-        multiply(sizes, left, (0, depth, 1), right, (0, across), out, (0, across), True)
-        for row in range(start, stop):
-            if row % of_sample == 0:
-                for k in range(whole.size):
-                    whole[k] = 0
-            p = (row - start) * counts[2]
-            _add(columns, p, row, counts, taps, stride, dilation, sample)
-            if (row + 1) % of_sample == 0:
-                _take_up(sample, before, bias, x, row // of_sample)
+    depth = results.shape[1]
+    across = columns.shape[1]
+    last = x.shape[0] * starts.size
+    block = columns.shape[0] // windows
+    for begin in range(0, last, block):
+        end = min(begin + block, last)
+        p = 0
+        for number in range(begin, end):
+            n, row = divmod(number, starts.size)
+            lines = results[p : p + windows].reshape(1, windows, depth)
+            channels_last(gradient, n, row, 1, 0, lines, 0)
+            p += windows
+        multiply(
+            (p, depth, across), left, (0, depth, 1), right, (0, across), out, (0, across), True
+        )
+        p = 0
+        for number in range(begin, end):
+            n, row = divmod(number, starts.size)
+            if row == 0:
+                clear_row(whole.size, whole, 0)
+            _add(columns[p : p + windows], starts[row], taps, steps, whole)
+            if row == starts.size - 1:
+                _take_up(sample, rows, margin, bias, x, n)
+            p += windows
 
 
 @compiled
-def _convolve_weight(gradient, x, form, num_rows, sample, columns, results, chain, weight):
-    """Add to weight [K, wide O]; columns, results: memory for num_rows rows of windows."""
-    before, taps, stride, dilation = form
-    counts = gradient.shape[2:]
-    of_sample = counts[0] * counts[1]
-    depth, across = columns.shape[1], results.shape[1]
+def _convolve_weight(gradient, x, tables, margin, steps, sample, columns, results, chain, weight):
+    """Add to weight [K, wide O]; columns, results: memory for rows of windows."""
+    rows, starts, taps = tables
+    windows = gradient.shape[3]
+    whole = sample.reshape(-1)
     left = columns.reshape(-1)
     right = results.reshape(-1)
     out = chain.reshape(-1)
-    whole, length = weight.reshape(-1), 0
-    for start in range(0, x.shape[0] * of_sample, num_rows):
-        stop = min(start + num_rows, x.shape[0] * of_sample)
-        for row in range(start, stop):
-            n, d, h = _place(row, counts)
-            if row % of_sample == 0:
-                _lay_down(x, n, before, sample)
-            p = (row - start) * counts[2]
-            _read(sample, row, counts, taps, stride, dilation, columns, p)
-            lines = results[p : p + counts[2]].reshape(1, counts[2], across)
-            channels_last(gradient, n, d, h, 1, 0, lines, 0)
-        count = (stop - start) * counts[2]
-        sizes, is_first = (depth, count, across), length == 0
-        multiply(sizes, left, (0, 1, depth), right, (0, across), out, (0, across), is_first)
-        length = added_up(length + count, stop == x.shape[0] * of_sample, out, whole)
+    sums = weight.reshape(-1)
+    depth = columns.shape[1]
+    across = results.shape[1]
+    last = x.shape[0] * starts.size
+    block = columns.shape[0] // windows
+    length = 0
+    for begin in range(0, last, block):
+        end = min(begin + block, last)
+        p = 0
+        for number in range(begin, end):
+            n, row = divmod(number, starts.size)
+            if row == 0:
+                _lay_down(x, n, rows, margin, sample)
+            _read(whole, starts[row], taps, steps, columns[p : p + windows])
+            lines = results[p : p + windows].reshape(1, windows, across)
+            channels_last(gradient, n, row, 1, 0, lines, 0)
+            p += windows
+        is_new = length == 0
+        multiply(
+            (depth, p, across), left, (0, 1, depth), right, (0, across), out, (0, across), is_new
+        )
+        length = added_up(length + p, end == last, out, sums)
 
 
 # ---- what convolution.py calls; grids have three dims --------------------------------------------
@@ -186,7 +181,7 @@ def is_quicker(window, weight, counts, dtype) -> bool:
     """Return whether this is quicker than swept.py, for a weight of this shape and counts of y.
 
     Where windows do not overlap or lie apart, their sums share little; else only wide products pay
-    for what is copied. Chosen on 20 forms on Zen 4, judged on others: benchmarks/convolutions.py.
+    for what is copied. Chosen on 20 forms on Zen 4, judged on 20 others.
     """
     num_out, channels, *taps = weight
     depth = channels * prod(taps)
@@ -200,53 +195,113 @@ def is_quicker(window, weight, counts, dtype) -> bool:
 
 def convolve(x, weight, bias, window, y):
     """Set y [N, O, *counts] to the convolution of x with weight [O, C, *taps]."""
-    memory = _memory(x, weight, window, y, y.shape[1])
-    right = fresh.zeros((*weight.shape[2:], x.shape[1], memory[-1].shape[1]), x.dtype)
+    form = _Form.of(window, weight, x, y)
+    columns, results = form.memory(form.depth, wide(y.shape[1], x.dtype), x, y)
+    right = fresh.zeros((*weight.shape[2:], x.shape[1], results.shape[1]), x.dtype)
     right[..., : y.shape[1]] = weight.transpose(2, 3, 4, 1, 0)
-    right = right.reshape(-1, right.shape[-1])
-    _convolve(plain(x), right, _bias(bias, y), *memory, y)
+    right = right.reshape(form.depth, -1)
+    given = form.given(x)
+    _convolve(_in_rows(plain(x)), right, _bias(bias, y), *given, columns, results, _in_rows(y))
 
 
 def convolve_input(gradient, weight, bias, window, x):
     """Set x [N, C, *sizes] to its gradient for that of y."""
-    form, num_rows, sample, columns, results = _memory(x, weight, window, gradient, 0)
-    columns = empty((columns.shape[0], wide(columns.shape[1], x.dtype)), x.dtype)
+    form = _Form.of(window, weight, x, gradient)
+    columns, results = form.memory(wide(form.depth, x.dtype), gradient.shape[1], x, gradient)
     right = fresh.zeros((weight.shape[0], columns.shape[1]), x.dtype)
-    right[:, : weight[0].size] = weight.transpose(0, 2, 3, 4, 1).reshape(weight.shape[0], -1)
-    memory = form, num_rows, sample, columns, results
-    _convolve_input(plain(gradient), right, _bias(bias, x), *memory, x)
+    right[:, : form.depth] = weight.transpose(0, 2, 3, 4, 1).reshape(weight.shape[0], -1)
+    gradient = _in_rows(plain(gradient))
+    given = form.given(x)
+    _convolve_input(gradient, right, _bias(bias, x), *given, columns, results, _in_rows(x))
 
 
 def convolve_weight(gradient, x, window, weight):
     """Set weight [O, C, *taps] to its gradient."""
-    memory = _memory(x, weight, window, gradient, gradient.shape[1])
-    shape = memory[-2].shape[1], memory[-1].shape[1]
-    chain, sums = chains(shape, x, prod(gradient.shape[2:]))
-    _convolve_weight(plain(gradient), plain(x), *memory, chain, sums)
+    form = _Form.of(window, weight, x, gradient)
+    columns, results = form.memory(form.depth, wide(gradient.shape[1], x.dtype), x, gradient)
+    chain, sums = chains((form.depth, results.shape[1]), x, prod(gradient.shape[2:]))
+    both = _in_rows(plain(gradient)), _in_rows(plain(x))
+    _convolve_weight(*both, *form.given(x), columns, results, chain, sums)
     sums = sums if sums.size else chain
     found = sums[:, : weight.shape[0]].reshape(*weight.shape[2:], weight.shape[1], -1)
     weight[...] = found.transpose(4, 3, 0, 1, 2)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What the loops have to know of a convolution.
+
+    sizes    rows and columns of a sample with its zeros
+    tables   of each row there, which of x it is, or -1; where each row of windows begins in a flat
+             sample; where its runs of taps lie from there
+    margin   zeros before each row
+    steps    from window to window; elements of a run
+    depth    K
+    """
+
+    sizes: tuple[int, int]
+    tables: tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]
+    margin: int
+    steps: tuple[int, int]
+    depth: int
+
+    @classmethod
+    def of(cls, window, weight, x, y) -> "_Form":
+        """Return the form of a convolution of x to y."""
+        taps, sizes = weight.shape[2:], []
+        for dim in range(3):
+            reach = (y.shape[2 + dim] - 1) * window.stride[dim]
+            reach += (taps[dim] - 1) * window.dilation[dim] + 1
+            sizes.append(max(reach, window.before[dim] + x.shape[2 + dim]))
+        channels = x.shape[1]
+        step = numpy.array([sizes[1] * sizes[2], sizes[2], 1]) * channels
+        is_run = window.dilation[2] == 1
+        met = [*taps[:2], 1] if is_run else taps
+        tables = (
+            _rows(sizes, window.before, x.shape[2:]),
+            _places(y.shape[2:4], step * window.stride),
+            _places(met, step * window.dilation),
+        )
+        run = taps[2] * channels if is_run else channels
+        steps = window.stride[2] * channels, run
+        return cls((sizes[0] * sizes[1], sizes[2]), tables, window.before[2], steps, weight[0].size)
+
+    def given(self, x):
+        """Return what the loops are given, with memory for a sample of x."""
+        sample = empty((*self.sizes, x.shape[1]), x.dtype)
+        return self.tables, self.margin, self.steps, sample
+
+    def memory(self, depth, across, x, y):
+        """Return memory for rows of windows: [windows, depth] and [windows, across]."""
+        windows = y.shape[4]
+        room = BLOCK_BYTES // (self.depth * x.itemsize * windows)
+        rows = min(max(1, room), y.shape[0] * y.shape[2] * y.shape[3])
+        columns = empty((rows * windows, depth), x.dtype)
+        return columns, fresh.zeros((rows * windows, across), x.dtype)
+
+
+def _rows(sizes, before, inside):
+    """Return which row of x [depth x height] each row of a sample is, or -1."""
+    depth = numpy.arange(sizes[0]) - before[0]
+    height = numpy.arange(sizes[1]) - before[1]
+    is_depth = (depth >= 0) & (depth < inside[0])
+    is_height = (height >= 0) & (height < inside[1])
+    rows = depth[:, None] * inside[1] + height
+    return numpy.where(is_depth[:, None] & is_height, rows, -1).reshape(-1)
+
+
+def _places(counts, steps):
+    """Return the sums of multiples of the steps, below these counts."""
+    places = numpy.zeros(1, numpy.int64)
+    for count, step in zip(counts, steps):
+        places = (places[:, None] + numpy.arange(count) * step).reshape(-1)
+    return places
+
+
+def _in_rows(x):
+    """Return x [N, C, D, H, W] as [N, C, rows, W]."""
+    return x.reshape(*x.shape[:2], -1, x.shape[4])
+
+
 def _bias(bias, y):
     return numpy.empty(0, y.dtype) if bias is None else plain(bias)
-
-
-def _memory(x, weight, window, y, num_wide):
-    """Return the form of a convolution of x to y, and memory: what the loops have to know.
-
-    num_wide   outs that are laid down in whole vectors; 0: y's as they are
-    """
-    taps = weight.shape[2:]
-    rules = window.before, taps, window.stride, window.dilation
-    form = tuple([numpy.array(rule, numpy.int64) for rule in rules])
-    before, _, stride, dilation = form
-    sizes = (numpy.array(y.shape[2:]) - 1) * stride + (numpy.array(taps) - 1) * dilation + 1
-    sizes = numpy.maximum(sizes, before + x.shape[2:])
-    sample = empty((*sizes, x.shape[1]), x.dtype)
-    depth, line = weight[0].size, y.shape[4]
-    num_rows = max(1, BLOCK_BYTES // (depth * x.itemsize * line))
-    num_rows = min(num_rows, y.shape[0] * y.shape[2] * y.shape[3])
-    across = wide(num_wide, x.dtype) if num_wide else y.shape[1]
-    columns = empty((num_rows * line, depth), x.dtype)
-    return form, num_rows, sample, columns, fresh.zeros((num_rows * line, across), x.dtype)

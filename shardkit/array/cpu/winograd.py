@@ -18,6 +18,7 @@ from math import prod
 
 import numpy
 
+from ...values import dataclass
 from .. import fresh
 from ..arena import empty
 from ..dtypes import FLOAT32
@@ -26,7 +27,7 @@ from .channels import added_up, chains, channels_first, channels_last, wide
 from .compiled import compiled, inlined
 from .notation import cgutils, intrinsic, types
 from .panels import multiply
-from .tiles import VECTOR_BYTES, Lanes, copy_row, index, pointers
+from .tiles import Lanes, copy_row, index, pointers
 
 TAPS = 3
 RESULTS = 4
@@ -63,7 +64,10 @@ def _combining(matrix):
 
     @intrinsic
     def combine(typing_context, count, source, at_source, step, out, at_out, out_step):
-        """Set out[r step + i] = sum over k of matrix[r, k] source[k step + i] for count vectors."""
+        """Set out[r step + i] = sum over k of matrix[r, k] source[k step + i], i < count.
+
+        The count is one of whole vectors.
+        """
         n = types.intp
         signature = types.void(n, source, n, n, out, n, n)
 
@@ -73,7 +77,8 @@ def _combining(matrix):
                 context, builder, signature, arguments
             )
             x, y = builder.gep(x, [at_x]), builder.gep(y, [at_y])
-            with cgutils.for_range(builder, count) as loop:
+            vectors = builder.udiv(count, index(lanes.count))
+            with cgutils.for_range(builder, vectors) as loop:
                 at = builder.mul(loop.index, index(lanes.count))
                 read = [
                     lanes.load(x, builder.add(at, builder.mul(x_step, index(k))))
@@ -98,122 +103,138 @@ _combine_taps = _combining(_OF_TAPS)
 _combine_weights = _combining(_OF_TAPS.T)
 
 
+def _spreading(combine, name):
+    """Return what makes the transforms of a row of tiles from those down its columns."""
+
+    def spread(columns, num_tiles, t, values):
+        channels = columns.shape[2]
+        line = columns.shape[1] * channels
+        step = values.shape[1] * channels
+        source = columns.reshape(-1)
+        out = values.reshape(-1)
+        for j in range(num_tiles):
+            at = j * RESULTS * channels
+            to = (t + j) * channels
+            for _ in range(POINTS):
+                combine(channels, source, at, channels, out, to, step)
+                at += line
+                to += POINTS * step
+
+    spread.__name__ = spread.__qualname__ = name
+    return inlined(spread)
+
+
+_spread_inputs = _spreading(_combine_inputs, "spread_inputs")
+_spread_gradients = _spreading(_combine_gradients, "spread_gradients")
+
+
 # ---- blocks of tiles -----------------------------------------------------------------------------
 
 
 @inlined
-def _transform_inputs(x, block, before, num_tiles, lines, columns, values):
-    """Set values [36, tiles, channels] to the transforms of the tiles of a block."""
-    channels, lanes = lines.shape[2], VECTOR_BYTES // x.itemsize
-    line = lines.shape[1] * channels
+def _transform_inputs(x, block, before, num_tiles, given):
+    """Transform the tiles of a block; return how many they are.
+
+    given   memory for lines, for transforms down their columns, and for both [36, tiles, channels]
+    """
+    lines, columns, values = given
+    line = lines.shape[1] * lines.shape[2]
     flat = lines.reshape(-1)
     across = columns.reshape(-1)
-    to = values.reshape(-1)
-    step = values.shape[1] * channels
+    first, last, top, bottom = block
     t = 0
-    for n in range(block[0], block[1]):
-        for i in range(block[2], block[3]):
-            kept = OVERLAP if i > block[2] else 0
+    for n in range(first, last):
+        for i in range(top, bottom):
+            kept = OVERLAP if i > top else 0
             copy_row(kept * line, flat, RESULTS * line, 1, flat, 0, 1)
-            row = i * RESULTS - before[0]
-            channels_last(x, n, 0, row + kept, POINTS - kept, -before[1], lines, kept)
-            _combine_inputs(line // lanes, flat, 0, line, across, 0, line)
-            for j in range(num_tiles):
-                for r in range(POINTS):
-                    read = r * line + j * RESULTS * channels
-                    at = r * POINTS * step + t * channels
-                    _combine_inputs(channels // lanes, across, read, channels, to, at, step)
-                t += 1
+            row = i * RESULTS - before[0] + kept
+            channels_last(x, n, row, POINTS - kept, -before[1], lines, kept)
+            _combine_inputs(line, flat, 0, line, across, 0, line)
+            _spread_inputs(columns, num_tiles, t, values)
+            t += num_tiles
     return t
 
 
 @inlined
-def _transform_gradients(gradient, block, num_tiles, lines, columns, values):
-    """Set values [36, tiles, channels] to the transforms of the gradients of a block's results."""
-    channels, lanes = lines.shape[2], VECTOR_BYTES // gradient.itemsize
-    line = lines.shape[1] * channels
+def _transform_gradients(gradient, block, num_tiles, given):
+    """Transform the gradients of a block's results."""
+    lines, columns, values = given
+    line = lines.shape[1] * lines.shape[2]
     flat = lines.reshape(-1)
     across = columns.reshape(-1)
-    to = values.reshape(-1)
-    step = values.shape[1] * channels
+    first, last, top, bottom = block
     t = 0
-    for n in range(block[0], block[1]):
-        for i in range(block[2], block[3]):
-            channels_last(gradient, n, 0, i * RESULTS, RESULTS, 0, lines, 0)
-            _combine_gradients(line // lanes, flat, 0, line, across, 0, line)
-            for j in range(num_tiles):
-                for r in range(POINTS):
-                    read = r * line + j * RESULTS * channels
-                    at = r * POINTS * step + t * channels
-                    _combine_gradients(channels // lanes, across, read, channels, to, at, step)
-                t += 1
+    for n in range(first, last):
+        for i in range(top, bottom):
+            channels_last(gradient, n, i * RESULTS, RESULTS, 0, lines, 0)
+            _combine_gradients(line, flat, 0, line, across, 0, line)
+            _spread_gradients(columns, num_tiles, t, values)
+            t += num_tiles
 
 
 @inlined
-def _transform_results(products, block, num_tiles, columns, lines, bias, y):
-    """Set a block of y to the results of the products [36, tiles, channels]."""
-    channels, lanes = lines.shape[2], VECTOR_BYTES // y.itemsize
+def _transform_results(block, num_tiles, made, bias, y):
+    """Set a block of y to the results of the products; made as `given` above."""
+    lines, columns, products = made
+    channels = lines.shape[2]
     line = lines.shape[1] * channels
+    step = products.shape[1] * channels
     flat = lines.reshape(-1)
     across = columns.reshape(-1)
-    given = products.reshape(-1)
-    step = products.shape[1] * channels
+    source = products.reshape(-1)
+    first, last, top, bottom = block
     t = 0
-    for n in range(block[0], block[1]):
-        for i in range(block[2], block[3]):
+    for n in range(first, last):
+        for i in range(top, bottom):
             for j in range(num_tiles):
-                for r in range(POINTS):
-                    at = r * line + j * RESULTS * channels
-                    read = r * POINTS * step + t * channels
-                    _combine_results(channels // lanes, given, read, step, across, at, channels)
+                at = t * channels
+                to = j * RESULTS * channels
+                for _ in range(POINTS):
+                    _combine_results(channels, source, at, step, across, to, channels)
+                    at += POINTS * step
+                    to += line
                 t += 1
-            _combine_results(line // lanes, across, 0, line, flat, 0, line)
-            channels_first(lines, bias, y, n, 0, i * RESULTS, 0)
+            _combine_results(line, across, 0, line, flat, 0, line)
+            channels_first(lines, bias, y, n, i * RESULTS, 0)
 
 
 @compiled
 def _convolve_by_points(x, weight, bias, blocks, before, num_tiles, given, made, y):
-    """Convolve; weight [36, C, O]; given, made: memory, for what is read and for what is made."""
-    lines, columns, values = given
-    result_lines, result_columns, products = made
-    rows, at = values.shape[2], products.shape[2]
-    flat = values.reshape(-1)
+    """Set y; weight [36, C, O]; given, made: memory, for what is read and for what is made."""
+    _, tiles, rows = given[2].shape
+    _, depth, across = weight.shape
+    values = given[2].reshape(-1)
     right = weight.reshape(-1)
-    out = products.reshape(-1)
-    for b in range(blocks.shape[0]):
-        block = blocks[b]
-        count = _transform_inputs(x, block, before, num_tiles, lines, columns, values)
+    out = made[2].reshape(-1)
+    for block in blocks:
+        count = _transform_inputs(x, block, before, num_tiles, given)
         for k in range(POINTS * POINTS):
-            sizes = (count, weight.shape[1], at)
-            left = (k * values.shape[1] * rows, rows, 1)
-            into = (k * products.shape[1] * at, at)
-            multiply(sizes, flat, left, right, (k * weight.shape[1] * at, at), out, into, True)
-        _transform_results(products, block, num_tiles, result_columns, result_lines, bias, y)
+            left = k * tiles * rows, rows, 1
+            at = k * depth * across, across
+            to = k * tiles * across, across
+            multiply((count, depth, across), values, left, right, at, out, to, True)
+        _transform_results(block, num_tiles, made, bias, y)
 
 
 @compiled
 def _weigh_by_points(x, gradient, blocks, before, num_tiles, given, made, chain, weight):
     """Add to weight [36, C, O] the sums over tiles of x by the gradient, both transformed."""
-    lines, columns, values = given
-    gradient_lines, gradient_columns, gradients = made
-    rows, at = values.shape[2], gradients.shape[2]
-    flat = values.reshape(-1)
-    right = gradients.reshape(-1)
+    _, tiles, rows = given[2].shape
+    _, depth, across = chain.shape
+    values = given[2].reshape(-1)
+    right = made[2].reshape(-1)
     out = chain.reshape(-1)
     whole = weight.reshape(-1)
     length = 0
     for b in range(blocks.shape[0]):
-        block = blocks[b]
-        count = _transform_inputs(x, block, before, num_tiles, lines, columns, values)
-        _transform_gradients(
-            gradient, block, num_tiles, gradient_lines, gradient_columns, gradients
-        )
+        count = _transform_inputs(x, blocks[b], before, num_tiles, given)
+        _transform_gradients(gradient, blocks[b], num_tiles, made)
+        is_new = length == 0
         for k in range(POINTS * POINTS):
-            sizes = (chain.shape[1], count, at)
-            left = (k * values.shape[1] * rows, 1, rows)
-            start = k * gradients.shape[1] * at
-            into = (k * chain.shape[1] * at, at)
-            multiply(sizes, flat, left, right, (start, at), out, into, length == 0)
+            left = k * tiles * rows, 1, rows
+            at = k * tiles * across, across
+            to = k * depth * across, across
+            multiply((depth, count, across), values, left, right, at, out, to, is_new)
         length = added_up(length + count, b + 1 == blocks.shape[0], out, whole)
 
 
@@ -224,34 +245,37 @@ def _transform_taps(weight, depth_step, step, is_turned, num_out, taps, columns,
     depth_step, step   from a channel that is read, and made, to the next
     is_turned          the taps are taken from the last on
     """
-    lanes, wide = VECTOR_BYTES // weight.itemsize, values.shape[2]
-    to = values.reshape(-1)
-    for d in range(values.shape[1]):
+    _, depth, across = values.shape
+    out = values.reshape(-1)
+    row = TAPS * across
+    for d in range(depth):
         for o in range(num_out):
             at = d * depth_step + o * step
             for t in range(TAPS * TAPS):
-                taps[t * wide + o] = weight[at + (TAPS * TAPS - 1 - t if is_turned else t)]
-        _combine_taps(TAPS * wide // lanes, taps, 0, TAPS * wide, columns, 0, TAPS * wide)
+                from_last = TAPS * TAPS - 1 - t
+                taps[t * across + o] = weight[at + (from_last if is_turned else t)]
+        _combine_taps(row, taps, 0, row, columns, 0, row)
+        to = d * across
         for r in range(POINTS):
-            place = (r * POINTS * values.shape[1] + d) * wide
-            read = r * TAPS * wide
-            _combine_taps(wide // lanes, columns, read, wide, to, place, values.shape[1] * wide)
+            _combine_taps(across, columns, r * row, across, out, to, depth * across)
+            to += POINTS * depth * across
 
 
 @compiled
 def _transform_weight(values, taps, columns, weight):
     """Set weight [O, C, 9] to what values [36, C, outs] are the gradient of."""
-    lanes, wide = VECTOR_BYTES // weight.itemsize, values.shape[2]
-    given = values.reshape(-1)
-    for c in range(values.shape[1]):
+    _, depth, across = values.shape
+    source = values.reshape(-1)
+    row = TAPS * across
+    for c in range(depth):
+        at = c * across
         for r in range(POINTS):
-            read = (r * POINTS * values.shape[1] + c) * wide
-            at = r * TAPS * wide
-            _combine_weights(wide // lanes, given, read, values.shape[1] * wide, columns, at, wide)
-        _combine_weights(TAPS * wide // lanes, columns, 0, TAPS * wide, taps, 0, TAPS * wide)
+            _combine_weights(across, source, at, depth * across, columns, r * row, across)
+            at += POINTS * depth * across
+        _combine_weights(row, columns, 0, row, taps, 0, row)
         for o in range(weight.shape[0]):
             for t in range(TAPS * TAPS):
-                weight[o, c, t] = taps[t * wide + o]
+                weight[o, c, t] = taps[t * across + o]
 
 
 # ---- what convolution.py calls -------------------------------------------------------------------
@@ -286,14 +310,14 @@ def convolve_input(gradient, weight, bias, window, x):
 
 def convolve_weight(gradient, x, window, weight):
     """Set weight [O, C, 1, 3, 3] to its gradient."""
-    tiles = _tiles(gradient.shape[3:])
-    blocks, most = _blocks(x.shape[0], tiles, sum(weight.shape[:2]), x.itemsize)
-    given = _memory(tiles, most, x.shape[1], x.dtype, POINTS)
-    made = _memory(tiles, most, gradient.shape[1], x.dtype, RESULTS)
-    chain, sums = chains((POINTS**2, x.shape[1], made[2].shape[2]), x, prod(tiles))
+    blocks = _Blocks.of(x, gradient)
+    given = blocks.memory(x.shape[1], x.dtype, POINTS)
+    made = blocks.memory(gradient.shape[1], x.dtype, RESULTS)
+    shape = POINTS**2, x.shape[1], made[2].shape[2]
+    chain, sums = chains(shape, x, prod(blocks.tiles))
     before = numpy.array(window.before[1:], numpy.int64)
-    about = blocks, before, tiles[1], given, made
-    _weigh_by_points(plain(x), plain(gradient), *about, chain, sums)
+    about = blocks.table, before, blocks.tiles[1], given, made
+    _weigh_by_points(_flat(x), _flat(gradient), *about, chain, sums)
     sums = sums if sums.size else chain
     found = empty((*weight.shape[:2], TAPS * TAPS), x.dtype)
     _transform_weight(sums, *_lines_of_taps(sums), found)
@@ -301,23 +325,28 @@ def convolve_weight(gradient, x, window, weight):
 
 
 def _run(x, taps, bias, before, y):
-    tiles = _tiles(y.shape[3:])
-    blocks, most = _blocks(x.shape[0], tiles, x.shape[1] + y.shape[1], x.itemsize)
-    given = _memory(tiles, most, x.shape[1], x.dtype, POINTS)
-    made = _memory(tiles, most, y.shape[1], x.dtype, RESULTS)
+    blocks = _Blocks.of(x, y)
+    given = blocks.memory(x.shape[1], x.dtype, POINTS)
+    made = blocks.memory(y.shape[1], x.dtype, RESULTS)
     bias = numpy.empty(0, x.dtype) if bias is None else plain(bias)
     before = numpy.array(before, numpy.int64)
-    _convolve_by_points(plain(x), taps, bias, blocks, before, tiles[1], given, made, y)
+    about = bias, blocks.table, before, blocks.tiles[1], given, made
+    _convolve_by_points(_flat(x), taps, *about, _flat(y))
+
+
+def _flat(x):
+    """Return x [N, C, 1, H, W] as [N, C, H, W]."""
+    return plain(x).reshape(*x.shape[:2], *x.shape[3:])
 
 
 def _taps_of(weight, depth_dim, dim):
-    """Return the transforms [36, depth, outs] of a weight [., ., 3, 3], with zeros after the outs.
+    """Return the transforms [36, depth, outs] of a weight [., ., 1, 3, 3], zeros after the outs.
 
     depth_dim, dim   of the channels that are read, and of those that are made
     """
     weight = plain(weight)
     num_out = weight.shape[dim]
-    shape = (POINTS**2, weight.shape[depth_dim], wide(num_out, weight.dtype))
+    shape = POINTS**2, weight.shape[depth_dim], wide(num_out, weight.dtype)
     values = empty(shape, weight.dtype)
     steps = [weight.strides[each] // weight.itemsize for each in (depth_dim, dim)]
     lines = _lines_of_taps(values)
@@ -335,24 +364,39 @@ def _tiles(counts):
     return [-(-count // RESULTS) for count in counts]
 
 
-def _blocks(samples, tiles, channels, item_bytes):
-    """Return blocks [., 4] of samples and rows of tiles, and the most tiles of one."""
-    room = max(LEAST_TILES, BLOCK_BYTES // (POINTS**2 * channels * item_bytes))
-    of_sample = tiles[0] * tiles[1]
-    num_samples = max(1, room // of_sample)
-    num_rows = tiles[0] if of_sample <= room else max(1, room // tiles[1])
-    found = [
-        (n, min(n + num_samples, samples), i, min(i + num_rows, tiles[0]))
-        for n in range(0, samples, num_samples)
-        for i in range(0, tiles[0], num_rows)
-    ]
-    most = min(num_samples, samples) * min(num_rows, tiles[0]) * tiles[1]
-    return numpy.array(found, numpy.int64), most
+@dataclass(frozen=True)
+class _Blocks:
+    """Tiles that are transformed and multiplied together.
 
+    tiles   rows and columns of them in a sample
+    table   [blocks, 4] of samples and of rows of tiles, each the first and the one after the last
+    most    tiles of a block
+    """
 
-def _memory(tiles, most, channels, dtype, num_lines):
-    """Return memory for lines, for transforms down a column, and for both [36, tiles, channels]."""
-    channels = wide(channels, dtype)
-    width = tiles[1] * RESULTS + num_lines - RESULTS
-    lines = fresh.zeros((num_lines, width, channels), dtype)
-    return lines, empty((POINTS, width, channels), dtype), empty((POINTS**2, most, channels), dtype)
+    tiles: list[int]
+    table: numpy.ndarray
+    most: int
+
+    @classmethod
+    def of(cls, x, y) -> "_Blocks":
+        """Return the blocks for the results y [N, O, 1, *counts] of x."""
+        tiles = _tiles(y.shape[3:])
+        channels = x.shape[1] + y.shape[1]
+        room = max(LEAST_TILES, BLOCK_BYTES // (POINTS**2 * channels * x.itemsize))
+        of_sample = tiles[0] * tiles[1]
+        samples = min(max(1, room // of_sample), x.shape[0])
+        rows = min(max(1, room // tiles[1]), tiles[0])
+        found = [
+            (n, min(n + samples, x.shape[0]), i, min(i + rows, tiles[0]))
+            for n in range(0, x.shape[0], samples)
+            for i in range(0, tiles[0], rows)
+        ]
+        return cls(tiles, numpy.array(found, numpy.int64), samples * rows * tiles[1])
+
+    def memory(self, channels, dtype, num_lines):
+        """Return memory for lines, for transforms down their columns, and for both."""
+        channels = wide(channels, dtype)
+        width = self.tiles[1] * RESULTS + num_lines - RESULTS
+        lines = fresh.zeros((num_lines, width, channels), dtype)
+        columns = empty((POINTS, width, channels), dtype)
+        return lines, columns, empty((POINTS**2, self.most, channels), dtype)
