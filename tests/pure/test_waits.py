@@ -10,9 +10,9 @@ from shardkit.testing.comm import (
     NAPS,
     YIELD_TURNS,
     YIELDS,
+    Loops,
     MPIChannel,
-    SharedMemoryChannel,
-    mpi_channel,
+    mpi_requests,
 )
 
 DONE, STAGE = 0, 3
@@ -22,7 +22,7 @@ DONE, STAGE = 0, 3
 def naps(monkeypatch):
     """The naps of this process, in seconds; none of them is slept."""
     taken = []
-    monkeypatch.setattr(mpi_channel.time, "sleep", taken.append)
+    monkeypatch.setattr(mpi_requests.time, "sleep", taken.append)
     return taken
 
 
@@ -39,7 +39,7 @@ def channel_that_waits(seconds, naps):
     ("seconds", "most_looks"), [(0.0, 0), (1e-4, 3), (0.05, 110), (1.0, 450), (600.0, 31_000)]
 )
 def test_a_rank_asks_more_rarely_the_longer_others_take_to_call_the_same(seconds, most_looks, naps):
-    channel_that_waits(seconds, naps).compare("barrier", ())
+    channel_that_waits(seconds, naps).comparison.compare("barrier", ())
     assert len(naps) <= most_looks
     assert sum(naps) <= seconds + max(5e-4, 0.011 * seconds), "it sleeps past what it waits for"
     assert max(naps, default=0.0) <= 0.02, "MPI stands still for so long"
@@ -66,16 +66,14 @@ def test_a_loop_that_has_returned_often_only_sleeps_until_it_ends(num_returns, e
     table = numpy.zeros(8, numpy.int64)
     table[[YIELDS, NAPS]] = usual = YIELD_TURNS, NAP_TURNS
     looks = []
-    names = dict.fromkeys(["communicator", "heap", "levels", "shares_memory", "address"])
-    inside = types.SimpleNamespace(probe=lambda: looks.append(1), rank=0, size=2, **names)
-    channel = SharedMemoryChannel(inside, table, types.SimpleNamespace(heap=None), None)
+    loops = Loops(table, types.SimpleNamespace(probe=lambda: looks.append(1), size=2))
     loop = Loop(num_returns, table, error)
-    monkeypatch.setattr(channel, "_loop", lambda *call: loop)
+    monkeypatch.setattr(loops, "_loop", lambda *call: loop)
     if error is None:
-        channel.finish(0, [], None, 0)
+        loops.finish(0, [], None, 0)
     else:
         with pytest.raises(KeyboardInterrupt):
-            channel.finish(0, [], None, 0)
+            loops.finish(0, [], None, 0)
     assert len(looks) == num_returns, "MPI makes progress before each further try"
     assert loop.seen[:100] == [usual] * min(num_returns + 1, 100)
     assert all(yields == 0 and naps > NAP_TURNS for yields, naps in loop.seen[100:])

@@ -220,4 +220,5 @@ def _tanh_of_softplus(x):
 def _sign(x):
     """Return the sign of x, and 0 of NaN."""
     xp = xp_of(x)
-    return xp.nan_to_num(xp.asarray(xp.sign(x)), copy=False)
+    sign = xp.asarray(xp.sign(x))
+    return xp.where(xp.isnan(sign), sign.dtype.type(0), sign)
