@@ -4,10 +4,10 @@ No other file reads os.environ.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ConfigurationError
-from .values import dataclass
 
 _WORLD_SIZE_VARIABLES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "PMI", "PMIX_SIZE": "PMIx"}
 _THREAD_VARIABLES = (

@@ -13,6 +13,7 @@ leaves a choice open. In a file and on the command line it is written "none", an
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from types import NoneType
@@ -23,7 +24,6 @@ from .errors import ConfigurationError, InputError
 from .files.paths import spelled_out, usable_path
 from .files.reading import read_toml as read_tables
 from .plain import plain
-from .values import dataclass
 
 PATHS = {"is_path", "is_place", "made_absolute"}  # rules of settings that may begin with ~
 _WANTED = {NoneType: "None", bool: "True or False", int: "an integer", float: "a finite number"}

@@ -10,13 +10,12 @@ rank can tell another what a message holds. Nothing here knows what an array is.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Number
 from typing import Any
 
 from .errors import ShapeError
-from .values import dataclass
 
 _SEQUENCES = (tuple, list)
 

@@ -7,13 +7,13 @@
 CuPy is imported here and nowhere else, and only when a CUDA device is asked for.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy
 
 from ..errors import DeviceError, DeviceMemoryError
-from ..values import dataclass
 from .accounts import Accounts, bytes_text
 from .arena import ALIGNMENT_BYTES
 from .copies import Copies, LaneCopies

@@ -9,11 +9,11 @@ too, of the elements that a window reads: `back` has them, so nothing is scatter
 each sum is that of a table.
 """
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy
 
-from ..values import dataclass
 from .backend import xp_of
 
 NEAREST = ("nearest", "nearest-exact")

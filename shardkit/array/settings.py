@@ -1,8 +1,9 @@
 """Settings of what arrays live on, and of what multiplies them."""
 
+from dataclasses import dataclass
+
 from ..arguments import require
 from ..settings import setting
-from ..values import dataclass
 from .blas import LIBRARIES
 from .products import PRECISIONS
 

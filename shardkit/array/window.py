@@ -8,7 +8,7 @@
 Tap t of window p reads position p stride + t dilation - before.
 """
 
-from ..values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ One rank looks into the folders, once; then all try the same ones, one after the
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError, ConfigurationError
 from ..files.paths import usable_path
-from ..values import dataclass
 from .choice import NEWEST, Chosen, Taken, Which, choose, step_of
 from .fit import Wanted
 from .format.manifest import MANIFEST_NAME

@@ -11,13 +11,13 @@ truth about what is there.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 from typing import TypeAlias
 
 from ..arguments import is_integer
 from ..errors import CheckpointError, ConfigurationError
-from ..values import dataclass
 from .format.manifest import read_manifest
 
 BEST, NEWEST = "best", "newest"

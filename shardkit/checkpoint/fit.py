@@ -10,12 +10,11 @@ The user is told what is unused or missing. A load of the parameters alone begin
 """
 
 import warnings
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError
 from ..optim.average import AVERAGE
 from ..optim.description import rule_text
-from ..values import dataclass
 from .format.description import state_since
 from .format.values import text_of, with_lists
 from .paths import (

@@ -17,7 +17,7 @@ import json
 import re
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from ..errors import CheckpointError
 from ..files.ownership import Ownership
 from ..files.removing import FILE, TEMPORARY, remove_folder
 from ..layout.piece import Piece
-from ..values import dataclass
 from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
 from .format.description import check_description, storable

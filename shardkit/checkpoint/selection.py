@@ -7,11 +7,10 @@ in the model, not stored    missing_names, left as they are
 stored, not in the model    unexpected_names, left where they are
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from ..errors import CheckpointError, ConfigurationError
-from ..values import dataclass
 
 AVERAGED = "averaged"
 KEPT = ("model/", "buffers/")  # groups that belong to the model itself

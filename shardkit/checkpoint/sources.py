@@ -4,12 +4,13 @@ load_model, on all ranks     load_from
 generate, convert            find_model
 """
 
+from dataclasses import dataclass
+
 from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import by_first
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
-from ..values import dataclass
 from .candidates import Candidates
 from .choice import NEWEST, Taken, Which, checked_choice
 from .find import find_chosen

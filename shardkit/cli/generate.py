@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint.models import gpt_of
@@ -22,7 +23,6 @@ from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
 from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
-from ..values import dataclass
 from .arguments import add_averaged, add_checkpoint, count, local_path
 from .job import job, mpi_backend
 from .settings import parsed

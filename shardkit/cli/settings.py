@@ -7,7 +7,7 @@ is kept until the task is known.
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigurationError
@@ -18,7 +18,6 @@ from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, absolute_task, load_task
 from ..train.folder import has_checkpoints, stored_settings, stored_task, task_of_run
 from ..train.settings import RunConfiguration, configuration_of, first_settings, resumed
-from ..values import dataclass
 
 _SHORT = {"--task": "--run.task"}
 

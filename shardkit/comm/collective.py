@@ -5,8 +5,8 @@ sent    the bytes that this rank sends, by the formulas of Traffic (operations.p
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..values import dataclass
 from .checks import bytes_of_root, check_rank, ring_bytes
 
 

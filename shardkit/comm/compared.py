@@ -10,9 +10,9 @@ MPI groups compare their first calls (mpi/comparing.py). Threads compare always:
 """
 
 from collections import Counter
+from dataclasses import dataclass
 
 from ..errors import CommunicationError
-from ..values import dataclass
 from .channel import ChannelCall, WrappedChannel, signature
 from .watch.progress import UnderWay
 

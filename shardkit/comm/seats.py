@@ -11,12 +11,11 @@ those of the kernel: with two hardware threads to a core, both count. The quota 
 
 import os
 import platform
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from threadpoolctl import threadpool_limits
 
 from ..environment import blas_threads_are_set
-from ..values import dataclass
 from .quotas import own_quotas
 
 

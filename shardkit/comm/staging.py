@@ -20,11 +20,10 @@ and one dtype.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
-
-from ..values import dataclass
 
 WINDOW_BYTES = 4 << 20
 _IN_FLIGHT = 3  # windows: one is loaded, one is in the verb, one is stored

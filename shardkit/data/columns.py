@@ -8,13 +8,13 @@
 """
 
 import re
+from dataclasses import dataclass
 from math import prod
 
 import numpy
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
-from ..values import dataclass
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d*)(?P<colon>:?)(?P<stop>\d*)\]", re.S)
 _SHOWN = 8  # names in a message

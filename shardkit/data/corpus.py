@@ -6,14 +6,13 @@
 Without weights all paths are one corpus; with weights each path is one.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from ..errors import CorpusError
-from ..values import dataclass
 from .formats import format_named, format_of
 from .packed import PackedTokens
 from .samples import TRAINING, VALIDATION

@@ -8,11 +8,11 @@ mapping is read here, and the sources are opened as any other file (hdf5_table.p
 Source: HDF5 File Format Specification 3.0, IV.A.2.i and VII.
 """
 
+from dataclasses import dataclass
 from math import prod
 
 from ..annotations import Shape
 from ..files.reading import MOST_DIMS
-from ..values import dataclass
 
 _HYPERSLAB, _ALL = 2, 3  # selections
 _WORD = 0xFFFFFFFF

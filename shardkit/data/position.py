@@ -8,13 +8,12 @@ A step begins where the one before it ended. So the position is stored with the 
 another size after a resume leaves no sample out, and reads none twice.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 
 from ..checkpoint.format.description import is_count
 from ..errors import CheckpointError
-from ..values import dataclass
 
 _STORED = ("next_step", "epoch", "sample", "samples")
 

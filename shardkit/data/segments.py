@@ -10,13 +10,12 @@ and kept, up to 32 MiB of them: opening thousands of files takes longer than rea
 
 import os
 from collections import OrderedDict
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy
 
 from ..errors import CorpusError
 from ..files.reading import open_regular
-from ..values import dataclass
 from .contents import Stamp, content_of, settled_stamp
 
 _MOST_OPEN_FILES = 128  # of the 1024 that a process usually may open

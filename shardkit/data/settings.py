@@ -1,7 +1,8 @@
 """The settings of language data: the section [data] of a run."""
 
+from dataclasses import dataclass
+
 from ..settings import fixed
-from ..values import dataclass
 
 AUTO = "auto"
 FORMATS = ("text", "tokens", "nanogpt", "megatron", "npy", "npz")

@@ -9,11 +9,12 @@
 Nothing is in both parts.
 """
 
+from dataclasses import dataclass
+
 import numpy
 
 from ..array.random import key_of, uniform
 from ..errors import CorpusError
-from ..values import dataclass
 from .samples import Samples, reader_of
 
 _MOST_STRETCHES = 1024

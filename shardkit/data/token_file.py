@@ -11,13 +11,13 @@ All datasets are contiguous: readers map them into memory, and the ranks of `sha
 their parts at their places. HDF5 in any language opens the file.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 
 from ..errors import CorpusError, FileError
 from ..files.reading import LARGEST, loaded, mapped, wanted, wanted_count
-from ..values import dataclass
 from . import hdf5
 from .tokenizer import MOST_TOKENS, Tokenizer, token_dtype
 

@@ -8,12 +8,12 @@ for each half that a row can have. Some windows are described at once, since a d
 about as much as a thousand rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from ..array import kernels
-from ..values import dataclass
 from .cipher import decipher, encipher, subkeys, tables
 
 WINDOW_RUNS = 4  # runs whose samples are mixed

@@ -1,9 +1,7 @@
 """Findings: a topic, what was found, and what to do."""
 
 import json
-from dataclasses import asdict
-
-from ..values import dataclass
+from dataclasses import asdict, dataclass
 
 LEVELS = ("ok", "warning", "error")
 _COLORS = {"ok": "32", "warning": "33", "error": "1;31"}  # green, yellow, bold red (ECMA-48, SGR)

@@ -9,13 +9,13 @@ import os
 import struct
 import tokenize
 import zipfile
+from dataclasses import dataclass
 
 import numpy
 from numpy.lib import format as npy
 
 from ..annotations import Shape
 from ..errors import FileError, InputError
-from ..values import dataclass
 from .reading import LARGEST, bytes_of, checked_bytes, is_plain, opened, understood
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a member of a zip archive, before its name

@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..values import dataclass
 from .removing import remove_file
 
 WAIT_SECONDS = 120.0

@@ -29,13 +29,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..environment import batch_job
 from ..errors import ConfigurationError, FileError
-from ..values import dataclass
 from .reading import open_regular, opened
 from .removing import remove_file
 from .writing import give_name, named_errors

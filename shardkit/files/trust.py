@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any
 
 from ..annotations import FilePath
 from ..errors import ConfigurationError
-from ..values import dataclass
 from .paths import usable_path
 
 _IMPORTING: dict[Path, Any] = {}  # file -> the lock of its import

@@ -18,11 +18,10 @@ take it, a setting of [mesh], and its pair of functions, as conjugate.py in para
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
-
-from ..values import dataclass
 
 LEFT_OVER = -1  # ranks of an axis: as many as the other axes leave
 

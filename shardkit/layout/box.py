@@ -13,10 +13,10 @@ package knows how shards overlap.
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 from math import prod
 
 from ..errors import LayoutError
-from ..values import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)

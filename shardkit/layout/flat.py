@@ -22,11 +22,11 @@ parameter.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from ..errors import LayoutError
-from ..values import dataclass
 from .box import flat_range_to_boxes
 from .piece import Piece
 

@@ -15,12 +15,11 @@ be the one with the most messages: tensor. Source: Megatron-LM (arXiv 2104.04473
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..arguments import is_integer
 from ..errors import MeshError
-from ..values import dataclass
 from .axes import AXES, LEFT_OVER, ORDER, REMAINDER, Held, alike, apart
 
 

@@ -2,7 +2,8 @@
 one at a time.
 """
 
-from ..values import dataclass
+from dataclasses import dataclass
+
 from .box import Box
 
 

@@ -13,12 +13,11 @@ Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277), who
 HSDP.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..arguments import is_among, is_integer, require
 from ..errors import ConfigurationError, MeshError
-from ..values import dataclass
 
 SIZES = (4, 4, 8)  # bytes of a parameter, its gradient and its state: float32, and AdamW's moments
 

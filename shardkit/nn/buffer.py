@@ -25,6 +25,7 @@ what a training loop by hand is, each observation is applied at once, as in PyTo
 """
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -33,7 +34,6 @@ from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
-from ..values import dataclass
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context

@@ -14,10 +14,8 @@ numbers of its own, and a second pass under an equal context counts, and draws, 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
-
-from ..values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

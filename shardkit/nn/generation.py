@@ -11,6 +11,7 @@ costs a pass over the whole window. Cache or no cache, the logits are those of
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy
 
@@ -18,7 +19,6 @@ from ..arguments import is_integer, is_number, require
 from ..array.backend import host_array, to_host
 from ..array.random import key_of, uniform
 from ..errors import ConfigurationError, ShapeError
-from ..values import dataclass
 from .autograd import no_grad
 from .context import ForwardContext, forward_context
 from .texts import TextPass, Texts

@@ -6,11 +6,12 @@ are elements [1000, 2000) of that parameter, in C order. So a rank fills the par
 without ever making the whole, and a model starts from the same weights however it is sharded.
 """
 
+from dataclasses import dataclass
+
 import numpy
 
 from ..array.random import key_of, normal, uniform
 from ..errors import ConfigurationError, ShardingError
-from ..values import dataclass
 
 CHUNK = 1 << 18  # elements per pass: the float64 temporaries stay small beside the result
 

@@ -20,6 +20,7 @@ box of the whole one, with the values that the whole one has there.
 """
 
 import copy
+from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
 from typing import Any
@@ -32,7 +33,6 @@ from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
-from ..values import dataclass
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_surroundings

@@ -1,7 +1,8 @@
 """The section `model`: the sizes of a GPT."""
 
+from dataclasses import dataclass
+
 from ..settings import fixed, setting
-from ..values import dataclass
 from .layers.basic import DTYPES
 from .models.gpt import LORA_ALPHA, LORA_LAYERS
 from .transformer import ATTENTION_BIASES, BLOCK_NORMS, QK_NORMS, ROTARY_BASE, STYLES

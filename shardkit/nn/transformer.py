@@ -17,6 +17,7 @@ slice of them needs no other change.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ import numpy
 from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
 from ..errors import ConfigurationError
-from ..values import dataclass
 from .autograd import Tensor
 from .context import current_context
 from .init import Initializer, Normal

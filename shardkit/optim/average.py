@@ -11,11 +11,12 @@ updates, nothing is sent for it, and checkpoints reshard it. Under half floats i
 master weights. Source: Polyak and Juditsky (1992), as used for instance in arXiv 2006.11239.
 """
 
+from dataclasses import dataclass
+
 from ..annotations import Array
 from ..arguments import is_number, require
 from ..array.reference.chunks import spans
 from ..refusal import check_made
-from ..values import dataclass
 from .late import RatedRule
 
 AVERAGE = "average"  # the state that holds averaged weights, also in checkpoints

@@ -5,9 +5,9 @@ moments              .  .  .  .  1  2       since = 4: corrected for their bias 
 learning rate        1  2  3  4  5  6       goes on
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from ..values import dataclass
 from .rules import Rule
 
 

@@ -13,6 +13,7 @@ get another rule:
     )
 """
 
+from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -21,7 +22,6 @@ from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
 from ..array.reference.chunks import spans
-from ..values import dataclass
 from .rules import LearningRate, Rule, Scheduled, require_share, require_weight_decay
 
 _ADJUSTMENTS = ("original", "match_rms_adamw")

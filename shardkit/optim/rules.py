@@ -13,6 +13,7 @@ whole matrices. A new rule is one such class and its test: settings, checkpoints
 learn from the class what it takes and keeps.
 """
 
+from dataclasses import dataclass
 from typing import Callable, ClassVar, Protocol, runtime_checkable
 
 from ..annotations import Array
@@ -20,7 +21,6 @@ from ..arguments import is_number, require
 from ..array import kernels
 from ..errors import ConfigurationError
 from ..refusal import check_made
-from ..values import dataclass
 
 LearningRate = float | Callable[[int], float]
 

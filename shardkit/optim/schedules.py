@@ -10,12 +10,12 @@ Being pure functions, they have no state that a resumed run would need.
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..arguments import is_integer, is_number, require
 from ..errors import ConfigurationError
 from ..refusal import check_made
-from ..values import dataclass
 
 __all__ = ["Constant", "Cosine", "Linear", "SCHEDULES", "Schedule", "WarmupStableDecay"]
 

@@ -1,10 +1,9 @@
 """The section `optimizer`, and the rule that it describes."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from ..errors import ConfigurationError
 from ..settings import fixed, setting
-from ..values import dataclass
 from .average import EMA
 from .groups import ParameterGroup
 from .rules import RULES

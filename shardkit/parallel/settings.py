@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..array.settings import ArraySettings, check_device
@@ -12,7 +12,6 @@ from ..environment import checked_mode
 from ..optim.groups import ParameterGroup
 from ..refusal import check_made
 from ..settings import check_fields, setting
-from ..values import dataclass
 from .data.settings import DataSettings
 from .pipeline.settings import PipelineSettings
 from .step.settings import StepSettings

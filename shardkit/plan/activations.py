@@ -15,9 +15,9 @@ For the programs of Megatron-LM the sum of the rows is s b h (34 + 5 a s / h) by
 the arrays that its tape holds; the tests compare them with a tape.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
-from ..values import dataclass
 from .layouts import RunLayout
 from .model import ModelShape
 from .shape import Shape

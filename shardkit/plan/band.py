@@ -11,10 +11,10 @@ widest band.
 """
 
 import tomllib
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..values import dataclass
 from .hardware import HALVES, Cluster
 from .layouts import RunLayout
 from .shape import Shape

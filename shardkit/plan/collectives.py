@@ -19,9 +19,9 @@ and tree, as NCCL does. Source of the rings: Patarasuk and Yuan, Bandwidth optim
 algorithms (2009).
 """
 
+from dataclasses import dataclass
 from math import ceil, log2
 
-from ..values import dataclass
 from .hardware import Cluster
 
 ALL_REDUCE = "all_reduce"

@@ -16,12 +16,11 @@ cost = step_cost(layout, shape, software, cluster)
 cost.seconds, cost.parts["bubble"]
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule.catalog import ORDERS
-from ..values import dataclass
 from .activations import boundary_bytes
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, RankGroup, collective_seconds
 from .hardware import Cluster

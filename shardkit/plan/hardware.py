@@ -7,13 +7,12 @@ A figure belongs to the hardware: none depends on the model that is planned.
 """
 
 from bisect import bisect
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
 
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
-from ..values import dataclass
 
 HALVES = ("float16", "bfloat16")
 

@@ -7,7 +7,7 @@ memory.py and cost.py find whether it fits into memory and how long a step takes
 refuses what is refused here; the tests build what is not.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 
 from ..errors import ConfigurationError
@@ -15,7 +15,6 @@ from ..layout.axes import AXES
 from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
-from ..values import dataclass
 from .shape import Shape
 from .software import Software
 from .stages import stage_units

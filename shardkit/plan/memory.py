@@ -9,13 +9,13 @@ units in parallel/data/unit.py and the sums in parallel/data/gradient_sum.py. Fo
 they follow the formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..layout.flat import FlatLayout
 from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule.actions import Kind
 from ..schedule.catalog import ORDERS, order_named
-from ..values import dataclass
 from .activations import BlockBytes, block_bytes, boundary_bytes
 from .layouts import RunLayout
 from .shape import Shape

@@ -7,9 +7,9 @@ A row has one item, so that a micro-batch of n rows multiplies matrices of n row
 all of this with nn.models.MLP and its tape.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
-from ..values import dataclass
 from .activations import Row, tables
 from .collectives import ALL_REDUCE, RankGroup, collective_seconds
 from .operations import BlockSeconds, Setting, accumulation_seconds, seconds

@@ -9,12 +9,12 @@ A model is a row of blocks, as in nn.GPT: embedding, layer, layer, ..., head. Th
 of this with nn.GPT and the default tensor plan.
 """
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, prod
 
 from ..nn.models.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
-from ..values import dataclass
 from .shape import Shape, division, hashed_once
 
 

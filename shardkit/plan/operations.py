@@ -10,9 +10,9 @@ Backward has two parts: the gradient of the input, which the stage before waits 
 the weights. Inside and outside of a region count as in arXiv 2205.05198, section 4.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
-from ..values import dataclass
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape

@@ -5,7 +5,7 @@ all as JSON.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from math import inf, isfinite
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ..files.writing import write_whole
 from ..public import LateModule
 from ..schedule.grid import draw_svg
-from ..values import dataclass
 from .band import band_of
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search

@@ -4,12 +4,13 @@ language   model.width, model.layers, ...        -> ModelShape
 table      the columns of the file, model.hidden -> MLPShape
 """
 
+from dataclasses import dataclass
+
 from ..errors import ConfigurationError
 from ..files.reading import named
 from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, load_task
 from ..train.settings import RunConfiguration, configuration_of
-from ..values import dataclass
 from .mlp import MLPShape
 from .model import ModelShape
 from .shape import Shape

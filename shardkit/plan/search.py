@@ -17,14 +17,13 @@ without it.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
-from ..values import dataclass
 from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster
 from .layouts import RECOMPUTATIONS, RunLayout, why_not

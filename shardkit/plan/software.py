@@ -11,13 +11,12 @@ The values are for AdamW with clipping; settings.py has them for other settings.
 which published times are for, are in benchmarks/published.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
-from ..values import dataclass
 from .shape import hashed_once
 
 

@@ -2,11 +2,10 @@
 those is in the open.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, Policy
-from ..values import dataclass
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .operations import Setting, block_seconds, cast_seconds

@@ -9,14 +9,13 @@ The tests hold a replay equal to the simulation. A schedule of far more micro-ba
 repeats itself, so a replay of the first few is continued along a straight line.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..schedule.actions import Kind
 from ..schedule.catalog import order_named
 from ..schedule.lowering import lower
 from ..schedule.simulate import Timeline, simulate
-from ..values import dataclass
 from .stages import order_ranks
 
 _FORWARD, _BACKWARD, _WEIGHT = range(3)

@@ -10,11 +10,11 @@ Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval 
 Future Generation Computer Systems 22 (2006); the first-order interval is J. W. Young's (1974).
 """
 
+from dataclasses import dataclass
 from math import exp, expm1, sqrt
 
 from ..arguments import is_number
 from ..errors import ConfigurationError
-from ..values import dataclass
 
 
 @dataclass(frozen=True)

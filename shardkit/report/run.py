@@ -8,6 +8,7 @@ timeline.json        one step, action by action
 A folder of an older run lacks some of these files; its record has None there.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -21,7 +22,6 @@ from ..train.log import read_metrics
 from ..train.ranks_record import ALL_AT_ONCE, RANKS, RESIDENT
 from ..train.settings import RunConfiguration, configuration_of
 from ..train.tracing import TIMELINE
-from ..values import dataclass
 from .timeline import read_timeline
 
 METRICS = "metrics.jsonl"

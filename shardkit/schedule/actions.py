@@ -31,10 +31,10 @@ A program is one tuple of actions per pipeline rank. Its text has one line per r
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 
 from ..errors import ScheduleError
-from ..values import dataclass
 
 
 class Kind(Enum):

@@ -10,10 +10,10 @@ settings, help, drawings and the planner find it here.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..arguments import nearest
 from ..errors import ScheduleError
-from ..values import dataclass
 from .actions import Program, peak_live
 
 

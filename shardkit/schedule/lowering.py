@@ -22,12 +22,11 @@ Source: the passes of torch.distributed.pipelining.schedules.
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from ..errors import ScheduleError
-from ..values import dataclass
 from .actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Program, receive_of, wait_of
 from .check import validate
 

@@ -12,10 +12,10 @@ The rules are the strictest that MPI allows, so a program that ends here ends on
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import ScheduleError
-from ..values import dataclass
 from .actions import (
     COMPUTE,
     RECEIVES,

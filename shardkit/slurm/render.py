@@ -10,6 +10,7 @@ An error is reported here, on the login node, and not by a job that waited for a
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from ..errors import ConfigurationError
 from ..files.shown import is_plain
 from ..train.ranks import check_batch
 from ..train.settings import RunConfiguration
-from ..values import dataclass
 
 TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
 SCHEDULERS = ("slurm", "pbs", "lsf")

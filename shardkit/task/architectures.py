@@ -10,6 +10,7 @@ Those of images are in images.py.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
 from math import prod
 from typing import Any
@@ -24,7 +25,6 @@ from ..nn.models.lstm import LSTMModel as LSTM
 from ..nn.models.message_passing import MessagePassing
 from ..nn.module import Module
 from ..settings import fixed
-from ..values import dataclass
 from .form import Arrays, check_on_grid
 from .table import TableTask
 from .table_files import TableData

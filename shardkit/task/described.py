@@ -5,6 +5,7 @@ predictions --> InUnits, OfClasses --> metrics in the units of the file
 """
 
 import json
+from dataclasses import dataclass
 
 import numpy
 
@@ -13,7 +14,6 @@ from ..data.samples import Samples, reader_of
 from ..data.tables import MOST_CLASSES, TableSamples
 from ..files.reading import parsed_json, understood, wanted, wanted_count
 from ..nn.metrics import Metric
-from ..values import dataclass
 from .scaling import Scaling
 
 

@@ -7,11 +7,12 @@ A column is what is scaled by itself. Of an array it is a channel, over all poin
 steps of time.
 """
 
+from dataclasses import dataclass
+
 from ..annotations import Shape
 from ..data.tables import TableSamples
 from ..errors import ConfigurationError
 from ..nn.metrics import MAE, R2, RMSE
-from ..values import dataclass
 
 
 @dataclass(frozen=True)

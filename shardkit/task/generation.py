@@ -4,6 +4,7 @@ prompts --encode--> numbers --ShardedModel.generate--> numbers --decode--> texts
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy
 
@@ -13,7 +14,6 @@ from ..errors import ConfigurationError
 from ..nn.models.gpt import GPT
 from ..parallel.model.sharded_model import ShardedModel
 from ..settings import setting
-from ..values import dataclass
 from .streaming import TextStream, continuation, until
 
 

@@ -8,6 +8,7 @@
 A grid has one to three dimensions: a signal, an image, a volume.
 """
 
+from dataclasses import dataclass
 from math import prod
 
 from ..errors import ConfigurationError
@@ -15,7 +16,6 @@ from ..nn.models.resnet import NORMS, ResNet
 from ..nn.models.unet import UNet
 from ..nn.models.vit import ViT
 from ..settings import fixed
-from ..values import dataclass
 from .architectures import SIZES, built, defaults_of, flops
 from .form import Arrays, check_on_grid
 from .table import TableTask

@@ -6,9 +6,9 @@ The order of additions is that of survey.py. Source: Chan, Golub, LeVeque, "Upda
 pairwise algorithm for computing sample variances" (1979).
 """
 
-import numpy
+from dataclasses import dataclass
 
-from ..values import dataclass
+import numpy
 
 _ROUNDING = 2.0**-53  # of a float64, relative
 _FAR = 2.0**20  # deviations from 0 to a mean

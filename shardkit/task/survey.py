@@ -7,12 +7,11 @@ A block has a fixed size, and blocks are merged in their order, so that no numbe
 a bit of the scaling.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy
 
 from ..data.samples import Samples
-from ..values import dataclass
 from .form import RowForm
 from .scaling import Moments, in_columns
 

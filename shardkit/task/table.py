@@ -9,6 +9,7 @@
 Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
 
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed
-from ..values import dataclass
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .scaling import Moments, Scaling

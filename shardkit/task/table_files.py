@@ -7,6 +7,7 @@ run folder/data/  training.rows, validation.rows   where the rows of a text file
                   contents of both                 so that a run goes on with no others
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
 from ..settings import fixed, setting
-from ..values import dataclass
 
 LOSSES = {
     "regression": MeanSquaredError,

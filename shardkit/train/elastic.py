@@ -10,7 +10,7 @@ that neighbors keep (parallel/pipeline/neighbors.py), at most a step old.
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from ..files.paths import usable_path
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..parallel.pipeline.neighbors import Neighbors, restore
-from ..values import dataclass
 from .log import seconds_text
 
 

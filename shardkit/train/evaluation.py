@@ -8,6 +8,7 @@ that has no window in the last round runs along, uncounted.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
-from ..values import dataclass
 from .agreement import agreed_folder, samples_alike
 from .folder import has_checkpoints, stored_places, stored_settings
 from .model import make_model

@@ -17,6 +17,7 @@ run folder/
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -34,7 +35,6 @@ from ..parallel.model.patience import Patience
 from ..parallel.model.saves import Saves
 from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
-from ..values import dataclass
 from .agreement import (
     SAME_DATA,
     SAME_SETTINGS,

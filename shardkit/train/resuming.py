@@ -8,10 +8,10 @@ rate   |\\______floor______|       optimizer.decay_steps < run.steps: the floor 
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, ConfigurationError
-from ..values import dataclass
 from .settings import RunConfiguration
 
 OTHER_HELD_OUT = (

@@ -7,7 +7,7 @@ Sections stand beside the code that reads them, and those of the training loop h
 """
 
 import re
-from dataclasses import field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,6 @@ from ..parallel.settings import ParallelSettings
 from ..settings import Sections, fixed, setting
 from ..task.load import DEFAULT_TASK, absolute_task
 from ..task.task import Task
-from ..values import dataclass
 from .tracking import TRACKERS
 
 AUTOMATIC = "auto"  # of parallel.blas; see choice.py

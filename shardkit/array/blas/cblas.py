@@ -9,10 +9,10 @@ two of bfloat16  cblas_gemm_bf16bf16f32: exact products, added up in float32, on
 
 import ctypes
 import functools
+from dataclasses import dataclass
 
 import numpy
 
-from ...values import dataclass
 from ..dtypes import FLOAT32
 from .layout import Layout, address_of, form_of, layout_of, leading_strides
 

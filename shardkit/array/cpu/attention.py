@@ -16,9 +16,10 @@ Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D]: as the la
 attention have them, so that no permute has to copy.
 """
 
+from dataclasses import dataclass
+
 import numpy
 
-from ...values import dataclass
 from .. import fresh, products
 from ..arena import empty
 from ..halves import rounded, widened

@@ -14,11 +14,11 @@ Each number is one chain of fused multiply-adds, in one order: the bits of a sam
 the others.
 """
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy
 
-from ...values import dataclass
 from .. import fresh
 from ..arena import empty
 from .arrays import plain

@@ -11,10 +11,9 @@ import json
 import mmap
 import struct
 import zlib
+from dataclasses import dataclass
 
 import numpy
-
-from ...values import dataclass
 
 FASTCALL = 0x80
 # Where the code finds what it reads of objects of CPython and NumPy 2 (compiling.py); all versions

@@ -11,9 +11,8 @@ Source: System V ABI, AMD64 supplement; ELF for the Arm 64-bit architecture.
 """
 
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ...values import dataclass
 from .images import Image
 
 MACHINES = {62: "x86_64", 183: "aarch64"}

@@ -17,12 +17,12 @@ tap gets a phase of its own, which nothing lies between.
 """
 
 import functools
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 import numpy
 
-from ...values import dataclass
 from ..window import ConvolutionWindow
 
 PACKED_BYTES = 600_000  # of a packed part, so that it stays in the second cache

@@ -16,11 +16,11 @@ import functools
 import hashlib
 import platform
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ...environment import wanted_kernels
 from ...errors import ConfigurationError, FileError
 from ...files.reading import opened
-from ...values import dataclass
 
 CPUINFO = "/proc/cpuinfo"
 CPUINFO_BYTES = 1 << 14  # the first CPU is in it; a file of hundreds takes long to make

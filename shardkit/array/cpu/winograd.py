@@ -14,11 +14,11 @@ the tiles of a block, is one chain of fused multiply-adds: the bits of a sample 
 others.
 """
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy
 
-from ...values import dataclass
 from .. import fresh
 from ..arena import empty
 from ..dtypes import FLOAT32

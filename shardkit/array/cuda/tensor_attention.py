@@ -8,10 +8,10 @@ float64, heads wider than WIDEST_HEAD, and GPUs before compute capability 8.0 ha
 """
 
 import functools
+from dataclasses import dataclass
 
 import numpy
 
-from ...values import dataclass
 from .. import products
 from ..backend import xp_of
 from .launch import launch

@@ -12,6 +12,7 @@ the checksum of a segment (Check).
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from ...array.backend import is_device_array
 from ...array.copies import Copies
 from ...errors import CheckpointError
 from ...layout.box import Box
-from ...values import dataclass
 from .files import as_text, bytes_of, checksum, crc32, damage_of, open_regular, read_fully
 from .stored import SEGMENT_BYTES, SegmentTable, StoredBox, cut
 

@@ -10,11 +10,11 @@ all of it.
 """
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 
 from ...annotations import Shape
 from ...layout.box import Box
-from ...values import dataclass
 
 SEGMENT_BYTES = 1 << 20
 

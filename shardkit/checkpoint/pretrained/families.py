@@ -13,13 +13,12 @@ its config.json is read and written.
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ...errors import CheckpointError
 from ...files.reading import wanted_count
 from ...nn.models.gpt import GPT, GPTSettings
 from ...nn.transformer import STYLES, hidden_width
-from ...values import dataclass
 from .configuration import (
     Configuration,
     check_window,

@@ -20,10 +20,10 @@ permutation. families.py has the names of every family.
 """
 
 import re
+from dataclasses import dataclass
 
 from ...layout.box import Box
 from ...nn.models.gpt import GPT
-from ...values import dataclass
 from .families import Family
 
 # constants that older files repeat

@@ -7,10 +7,11 @@ What has our dtype and order in the file is read straight to where it belongs, a
 (format/reads.py).
 """
 
+from dataclasses import dataclass
+
 import numpy
 
 from ...layout.box import Box
-from ...values import dataclass
 from ..format.reads import (
     GAP_BYTES,
     Reader,

@@ -12,6 +12,7 @@ Source: github.com/huggingface/safetensors, "Format".
 """
 
 import json
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from ...files.reading import (
     wanted,
 )
 from ...files.writing import whole_file
-from ...values import dataclass
 
 # bfloat16, which NumPy does not have, is the upper half of a float32
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}

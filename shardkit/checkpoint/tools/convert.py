@@ -14,6 +14,7 @@ travel in the checkpoints, through training too (format/companions.py).
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -25,7 +26,6 @@ from ...files.removing import remove_file
 from ...files.writing import write_whole
 from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
-from ...values import dataclass
 from ..choice import Which
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..format.manifest import MANIFEST_NAME

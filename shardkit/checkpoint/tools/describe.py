@@ -1,11 +1,11 @@
 """Describe what is in a checkpoint, as text for people."""
 
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
-from ...values import dataclass
 from ..candidates import locate, steps_in
 from ..choice import best_of, validation_loss
 from ..format.values import text_of

@@ -4,13 +4,12 @@ Tensors are read in windows of a few boxes, from whatever files and boxes they w
 model of any size is compared in the same memory, and the meshes that wrote the two do not matter.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import inf, prod
 
 import numpy
 
 from ...layout.box import flat_range_to_boxes
-from ...values import dataclass
 from ..format.description import state_since
 from ..format.values import with_lists
 from ..load import Checkpoint

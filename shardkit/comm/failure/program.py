@@ -12,11 +12,11 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PeerError, ShardkitError
 from ...files.notes import Notes
-from ...values import dataclass
 from .agreement import describe_error
 
 INTERRUPTED_CODE = 130  # the exit code after Ctrl-C, a convention of shells

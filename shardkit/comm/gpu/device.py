@@ -2,12 +2,12 @@
 
 import platform
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy
 
 from ...array.device import Device, page_locked
 from ...errors import DeviceError
-from ...values import dataclass
 from ..operations import CompleteHandle, CopiedHandle, Handle
 
 EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may compute the array

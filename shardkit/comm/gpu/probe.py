@@ -17,13 +17,13 @@ every node, or nothing.
 import os
 import signal
 import subprocess
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from ...environment import environment_without_launcher, gpu_aware_mpi
 from ...errors import DeviceError
 from ...files.programs import python_command
-from ...values import dataclass
 from ..mpi.launch import find_mpiexec
 from .device import gpu_seat
 

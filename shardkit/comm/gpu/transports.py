@@ -3,9 +3,10 @@
 A transport is imported when a model asks for it: runs on NumPy need nothing of it.
 """
 
+from dataclasses import dataclass
+
 from ...layout.axes import Held, alike
 from ...settings import setting
-from ...values import dataclass
 
 
 def _staged(world, groups: dict, deterministic: bool) -> None:

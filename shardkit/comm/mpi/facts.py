@@ -1,6 +1,7 @@
 """Facts about the MPI library, from itself."""
 
-from ...values import dataclass
+from dataclasses import dataclass
+
 from .library import import_mpi
 
 

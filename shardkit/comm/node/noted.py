@@ -206,7 +206,7 @@ class NotedLoops(NotedCalls):
 
     # ---- verbs, with arguments as given to the verb of that name, which calls it -----------------
 
-    def _barrier(self) -> bool:
+    def barrier(self) -> bool:
         stage = loop_of(BARRIER)(self._table, self._site(OF_VERB), START)
         return stage == DONE or self._go_on(BARRIER, (), None, stage)
 

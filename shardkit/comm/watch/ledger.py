@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from sys import _getframe
 
@@ -24,7 +25,6 @@ from ...errors import CheckpointError
 from ...files.mapping import new_map
 from ...files.notes import tell
 from ...files.reading import read_bytes, understood
-from ...values import dataclass
 from .frames import first_frame
 from .pulse import NAMES_BYTES as _NAMES_BYTES
 from .pulse import NAMES_START as _NAMES_START

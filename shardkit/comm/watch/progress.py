@@ -7,13 +7,13 @@ calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from ...values import dataclass
 from .ledger import PLACE_IS_FREE, Ledger, Names
 
 NUM_CALLS, NANOSECONDS = range(2)  # of a tally

@@ -10,11 +10,11 @@ Only the standard library, since a warden reads it (warden.py).
 
 import os
 import struct
+from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 
 from ...files.writing import write_whole
-from ...values import dataclass
 
 # A record of the ledger: its fields in order, with their types as struct and NumPy write them.
 RECORD_FIELDS = (

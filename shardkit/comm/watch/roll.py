@@ -11,10 +11,9 @@ wait. All ranks make the same waits in the same order, so the numbers show who i
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from ...values import dataclass
 
 _ENTRY = struct.Struct("<IIBBBBB3xdd96s")
 ENTRY_BYTES = _ENTRY.size

@@ -29,8 +29,8 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ...values import dataclass
 from .cores import FairClock, children_of
 from .folder import JobFolder, remove_if_abandoned
 from .pulse import read_pulse

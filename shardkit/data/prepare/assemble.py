@@ -5,6 +5,7 @@ tokens   [ 0   1   2   3 ]       a part begins where those before it end
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
-from ...values import dataclass
 from ..token_file import DOCUMENTS, TOKENS, lay_out_token_file
 from ..tokenizer import Tokenizer, token_dtype
 from .inputs import passing

@@ -7,13 +7,12 @@ many ranks there are, changes nothing.
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from ...errors import ConfigurationError, CorpusError
 from ...files.reading import opened, size_of
-from ...values import dataclass
 from ..contents import content_of, stamp_of
 from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader

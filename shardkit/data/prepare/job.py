@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...checkpoint.format.files import sync
@@ -25,7 +25,6 @@ from ...files.ownership import Ownership
 from ...files.reading import read_json, wanted
 from ...files.removing import few
 from ...files.writing import move_file, write_whole
-from ...values import dataclass
 from ..token_file import open_token_file
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble

@@ -20,6 +20,7 @@ part that still holds, whatever was killed and however many ranks there are.
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -31,7 +32,6 @@ from ...files.ownership import OWNER_NAMES, Ownership
 from ...files.reading import read_bytes
 from ...files.removing import FILE, TEMPORARY, clear_folder, remove_file, remove_folder
 from ...files.writing import write_whole
-from ...values import dataclass
 
 SYNC_SECONDS = 3600.0  # that a disk may take for what it was given
 _SUFFIX = ".part"

@@ -14,12 +14,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...arguments import nearest
 from ...errors import CorpusError
 from ...files.reading import FAULTS, bytes_of, opened, size_of
-from ...values import dataclass
 
 PIECE_BYTES = 1 << 16  # of text that is encoded at once; blocks of text are multiples of it
 _GOOD_CUTS = (  # each match ends where a text may be cut, the best kind first

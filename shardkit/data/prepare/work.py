@@ -9,12 +9,12 @@ so the error that is raised is the first of the corpus, for any number of ranks.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import CorpusError
-from ...values import dataclass
 from ..tokenizer import Tokenizer, token_dtype
 from .encode import encode_block
 from .inputs import Block, Input, passing

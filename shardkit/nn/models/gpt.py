@@ -7,7 +7,7 @@ Each arrow enters a block of `blocks()`: what is gathered together, or sent to a
 stage.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy
@@ -16,7 +16,6 @@ from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ...values import dataclass
 from ..buffer import Buffer
 from ..context import current_context
 from ..generation import Choice, generate

@@ -25,13 +25,13 @@ A `site` has the layout, the data axis and the memory of the unit (site.py).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from ...array import halves
 from ...layout.piece import Piece
 from ...layout.policy import SHARD, WHOLE, Policy
-from ...values import dataclass
 
 
 class Freshness(IntEnum):

@@ -11,6 +11,7 @@ pump                      progresses all that is under way; called between two a
 end                       waits for the rest
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 from ...array.device import BufferPool
@@ -26,7 +27,6 @@ from ...comm.collectives.asynchronous import (
 )
 from ...comm.collectives.compressed import compressed_all_reduce, compressed_reduce_scatter
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ...values import dataclass
 
 # 4 x 4095 x NUM_TAGS is below 32767, the largest tag that every MPI has
 _NUM_RUNS = 4

@@ -16,7 +16,7 @@ names, and they are gathered when these modules are called (step/calls.py):
       up.1 (norm, conv)                 up.1.norm up.1.conv      merged as blocks are
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -26,7 +26,6 @@ from ...layout.cuts import merged_blocks, minimum_for_stages
 from ...nn.module import Module, Parameter, blocks_of, members_of
 from ...optim.groups import rule_for
 from ...optim.muon import matrix_rule_of
-from ...values import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Pools   one per model: the device, the arena of activations, and whole buffers t
 Site    one per unit: its flat layout, the pools, and the data axis that its arrays travel over
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy
@@ -12,7 +13,6 @@ from ...array.arena import Arena
 from ...array.device import BufferPool, Device
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
-from ...values import dataclass
 from .movement import Movement
 
 

@@ -17,6 +17,7 @@ The flat arrays are storage and messages; a parameter's identity is its name and
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,6 @@ from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
 from ...optim.groups import rule_for
 from ...optim.muon import matrix_rule_of
-from ...values import dataclass
 from .gradients import NORM_BLOCK, Gradients
 from .keepers import Freshness, Keepers
 from .matrices import Matrices

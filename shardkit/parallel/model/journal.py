@@ -11,7 +11,7 @@ checkpoint, training goes on, and it is tried again (saves.py).
 import hashlib
 import warnings
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
 from ...tree import leaves
-from ...values import dataclass
 from .callback import Callback
 from .optimization import SETS, OptimizationInputData
 from .patience import Patience

@@ -5,6 +5,7 @@ train(x, y) --engine--> loss --> History: of this model; its clones go on with t
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
 
@@ -14,7 +15,6 @@ from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
-from ...values import dataclass
 from ..fingerprint import describe
 
 

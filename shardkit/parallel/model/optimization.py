@@ -8,7 +8,7 @@ The arrays are global and the same on all ranks; who computes on which sample fo
 but the batches do not.
 """
 
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy
@@ -20,7 +20,6 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
 from ...tree import is_tree, leaves, named_leaves, num_samples, rebuild, structure
-from ...values import dataclass
 from ..fingerprint import describe
 from ..step.engine import Engine
 from .sharded_model import ShardedModel

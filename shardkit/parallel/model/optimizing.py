@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...comm.failure.agreement import collectively
@@ -19,7 +19,6 @@ from ...errors import ShardingWarning, StopVoted
 from ...nn.features import input_features
 from ...nn.metrics import metrics_of
 from ...tree import num_samples, rows
-from ...values import dataclass
 from ..data.batches import own_part, split_batch
 from .callback import Callback
 from .journal import EpochProgress, Journal, NoJournal

@@ -8,7 +8,7 @@ The last model of a mesh closes its communicators.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import Saver
@@ -19,7 +19,6 @@ from ...errors import ShardingWarning
 from ...layout.policy import policy_named
 from ...nn.module import Module
 from ...refusal import check_usable
-from ...values import dataclass
 from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine

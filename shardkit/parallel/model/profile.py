@@ -15,11 +15,11 @@ has synchronized.
 
 import resource
 from collections import defaultdict
+from dataclasses import dataclass
 from statistics import median
 
 from ...array import kernels
 from ...errors import ShardingError
-from ...values import dataclass
 from ..step.recorder import COMMUNICATION, STEP
 from ..step.stopwatch import (
     MESSAGE_WAIT,

@@ -11,11 +11,11 @@ written on one rank alone, or a machine that adds differently, show here before 
 loss.
 """
 
+from dataclasses import dataclass
 from math import inf, isnan, prod
 
 from ...array.backend import xp_of
 from ...layout.axes import Held, alike
-from ...values import dataclass
 from ..data.unit import Holding, Unit
 
 

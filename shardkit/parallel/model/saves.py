@@ -11,6 +11,7 @@ and hear what became of it.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple, Protocol
 from ...checkpoint.background import PendingCheckpoint
 from ...checkpoint.format.hdf5 import load_library
 from ...errors import CheckpointError
-from ...values import dataclass
 from .sharded_model import ShardedModel
 
 LAST_SAVE_SECONDS = 600.0  # how long the last save is tried, if nothing else is said

@@ -13,6 +13,7 @@ rank keeps four times what it owns, in host memory.
 Source: the idea is from diskless checkpointing (Plank, Li and Puening, 1998).
 """
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy
@@ -22,7 +23,6 @@ from ...array.copies import Done
 from ...array.device import Device
 from ...comm.backend import CommunicationBackend
 from ...layout.box import Box
-from ...values import dataclass
 
 _TAG = 77
 _NUM_GENERATIONS = 2

@@ -6,12 +6,11 @@ ahead     ... 0.1W0 0.1RELEASE 0.1BEGIN_REDUCE 0.0GATHER 0.0B0 ... 0.1REDUCE
 forward   ... 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1RELEASE
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...schedule.actions import Action, Kind, Program
 from ...schedule.lowering import add_gathers, add_transfers, expand, lower
 from ...schedule.overlap import begin_gathers, begin_reductions
-from ...values import dataclass
 from .stages import Stages
 
 Actions = tuple[Action, ...]

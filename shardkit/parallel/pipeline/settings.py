@@ -1,8 +1,9 @@
 """Settings of the pipeline axis: the order of micro-batches, and where stages begin."""
 
+from dataclasses import dataclass
+
 from ...schedule.catalog import ORDERS
 from ...settings import setting
-from ...values import dataclass
 
 BALANCES = ("compute", "parameters", "uniform")
 

@@ -12,13 +12,13 @@ A unit may have parts: those of a single block, and what is frozen, or keeps oth
 of one that is trained. They come after all units of their stage, and nothing flows through them.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from ...nn.module import Module
 from ...schedule.actions import Program
 from ...schedule.lowering import Uses
-from ...values import dataclass
 from ..data.partition import UnitPlan
 
 

@@ -6,6 +6,8 @@
 Which policy, which schedule, how many ranks is decided here, once.
 """
 
+from dataclasses import dataclass
+
 from ...array.device import Device
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
@@ -17,7 +19,6 @@ from ...optim.groups import groups_by_name
 from ...optim.rules import SGD
 from ...schedule.actions import Program
 from ...schedule.catalog import order_named
-from ...values import dataclass
 from ..data.keepers import Keepers
 from ..data.matrices import check_matrices
 from ..data.movement import Movement

@@ -9,6 +9,7 @@ along dim 0. The trees of all ranks have one structure.
 """
 
 import zlib
+from dataclasses import dataclass
 from math import nan
 from operator import itemgetter
 
@@ -32,7 +33,6 @@ from ...tree import (
     rebuild,
     structure,
 )
-from ...values import dataclass
 from .inputs import Inputs, MicroBatch, Update
 
 SAMPLE_BITS = (

@@ -4,7 +4,7 @@ Each class has the members of Work (work.py), and is made for one run of a progr
 cuda_graphs.py.
 """
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy
 
@@ -12,7 +12,6 @@ from ...array.backend import is_array, to_host
 from ...array.graphs import GraphCalls, GraphMemory, GraphRecorder
 from ...array.products import doing_meanwhile
 from ...errors import ShardingError
-from ...values import dataclass
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """What goes into one run of a program, and what comes out of it."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...nn.context import ForwardContext
-from ...values import dataclass
 
 
 class MicroBatch(NamedTuple):

@@ -27,6 +27,7 @@ why it starts lower.
 """
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy
 
@@ -35,7 +36,6 @@ from ...array.blas import Library, library_named
 from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import copy, rounded
 from ...errors import ConfigurationError
-from ...values import dataclass
 from ..settings import ShardingConfiguration
 from .batch import each
 

@@ -1,10 +1,10 @@
 """Settings of a step: what is computed in which dtype, and what is kept for the backward."""
 
+from dataclasses import dataclass
 from math import log2
 
 from ...array.dtypes import COMPUTE_DTYPES, FLOAT8
 from ...settings import fixed, setting
-from ...values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@
 The others wait for its messages, so it goes through the rest of the program without computing.
 """
 
+from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
 
 from ...array.device import Device
 from ...errors import CommunicationError, DeviceMemoryError, OutOfMemoryError, ShardkitError
 from ...schedule.actions import COMPUTE, Action, Kind
-from ...values import dataclass
 from .inputs import Inputs, Results
 
 BLOCK_ERRORS = (ShardkitError, ValueError, TypeError, LookupError, ArithmeticError)

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from ...array import products
 from ...array.device import Device
 from ...array.registry import wrapped_kernels
 from ...schedule.actions import Kind
-from ...values import dataclass
 from .executor import Listening
 from .recorder import CALL, COMMUNICATION, STEP, Recorder, TimeSpan
 

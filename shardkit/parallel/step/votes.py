@@ -10,6 +10,7 @@ makes it NaN for all. So a good step costs no message; only after a bad one the 
 other what happened.
 """
 
+from dataclasses import dataclass
 from math import isfinite, nan
 
 import numpy
@@ -19,7 +20,6 @@ from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.mesh import Mesh
-from ...values import dataclass
 from .batch import tree_total
 from .inputs import Results
 

@@ -10,6 +10,7 @@ A second forward has the same dropout masks, for they depend on seed, step, samp
 the call in its block alone, and what its buffers observe does not count.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...array.arena import Arena
@@ -20,7 +21,6 @@ from ...nn.buffer import unobserved
 from ...nn.context import begin_block, forward_context, late_logits
 from ...nn.module import Module
 from ...nn.trees import arrays_of, as_tensors, gradients_of
-from ...values import dataclass
 from ..data.unit import Unit, Units
 from ..pipeline.stages import Place, Stages
 from .gathering import Gathering

@@ -1,11 +1,12 @@
 """Claims: how the ranks of an axis share a parameter, and which of them counts it."""
 
+from dataclasses import dataclass
+
 from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.module import Parameter
-from ...values import dataclass
 
 
 @dataclass(frozen=True, eq=False)

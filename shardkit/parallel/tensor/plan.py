@@ -15,6 +15,7 @@ are fewer key heads than ranks, each rank holds the one that its query heads rea
 that hold the same one form a sub-group.
 """
 
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ...arguments import nearest
@@ -28,7 +29,6 @@ from ...nn.models.gpt import GPT
 from ...nn.module import Module, Parameter, exchange, members_of
 from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
-from ...values import dataclass
 from .claims import SHARDED, Claim
 from .default_plans import default_plan
 from .dropouts import dropouts_on_parts

@@ -1,7 +1,8 @@
 """Settings of the tensor axis."""
 
+from dataclasses import dataclass
+
 from ...settings import setting
-from ...values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ A style enters it with a decorator on the function that builds the layer.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...nn.layers.basic import DenseLayer, Dropout, Embedding, Linear, RMSNorm
 from ...nn.lora import LoRALinear
 from ...nn.module import Module
-from ...values import dataclass
 from .layers import ColumnParallelLinear, ColumnParallelRMSNorm, Region, RowParallelLinear
 from .lora import ColumnParallelLoRALinear, RowParallelLoRALinear
 from .sequence import SlicedDropout
