@@ -67,13 +67,32 @@ def public_names(
 @contextmanager
 def importing() -> Iterator[None]:
     """Inside, this thread alone imports, and the collector of cycles rests."""
-    with _IMPORTING:
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_enabled:
+    with _IMPORTING, resting():
+        yield
+
+
+class _Rests:
+    """How many threads want the collector of cycles to rest, and whether it works after them."""
+
+    lock = threading.Lock()
+    count = 0
+    is_wanted_after = False
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Inside, the collector of cycles rests: until the last of the threads that are here leaves."""
+    with _Rests.lock:
+        if _Rests.count == 0:
+            _Rests.is_wanted_after = gc.isenabled()
+            gc.disable()
+        _Rests.count += 1
+    try:
+        yield
+    finally:
+        with _Rests.lock:
+            _Rests.count -= 1
+            if _Rests.count == 0 and _Rests.is_wanted_after:
                 gc.enable()
 
 

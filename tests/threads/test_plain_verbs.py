@@ -7,7 +7,14 @@ import pytest
 
 import shardkit as sk
 from shardkit import ReductionOperation
-from shardkit.testing.comm import LEDGER_NAME, checks, read_ledger
+from shardkit.testing.comm import (
+    COMPILED_VERBS,
+    LEDGER_NAME,
+    NotedCalls,
+    NotedLoops,
+    checks,
+    read_ledger,
+)
 
 AVERAGE = ReductionOperation.AVERAGE
 SOME = [4, 6]  # elements of each rank
@@ -104,3 +111,9 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
         assert backend.progress.current is None and backend.traffic.bytes_sent == 0
 
     sk.run_ranks(2, work)
+
+
+@pytest.mark.parametrize("verb", [*COMPILED_VERBS, "bind", "close"])
+def test_each_verb_of_the_memory_of_a_node_is_compiled(verb):
+    """A name that is not overridden would make the call the long way, with the same result."""
+    assert getattr(NotedLoops, verb) is not getattr(NotedCalls, verb)

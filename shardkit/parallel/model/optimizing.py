@@ -131,8 +131,10 @@ class Optimization:
             self._journal.save()
             self._journal.finish()
             raise vote
-        self._journal.finish()
-        self._best.put_back(model)
+        try:
+            self._journal.finish()
+        finally:  # a lost checkpoint is an error on all ranks, and the model is the best one still
+            self._best.put_back(model)
         result = self._result()
         self._callbacks.at_end(result)
         return result
