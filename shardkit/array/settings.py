@@ -6,6 +6,7 @@ from ..arguments import require
 from ..settings import setting
 from .blas import LIBRARIES
 from .products import PRECISIONS
+from .window import CONVOLUTIONS
 
 DEVICES = ("cpu", "cuda")
 
@@ -19,6 +20,12 @@ class ArraySettings:
         "highest",
         "precision of float32 products; tf32: on cuda, reads 10 bits of the mantissa",
         among=PRECISIONS,
+    )
+    convolutions: str = setting(
+        "fast",
+        "convolutions on the CPU; direct: no 3 x 3 taps by fewer products, whose errors are those "
+        "of the largest number within 6 x 6",
+        among=CONVOLUTIONS,
     )
     blas: str = setting(
         "numpy",
@@ -42,4 +49,10 @@ def check_device(settings: ArraySettings) -> None:
             "blas",
             settings.blas,
             '"numpy": on "cuda" cuBLAS multiplies',
+        )
+        require(
+            settings.convolutions == "fast",
+            "convolutions",
+            settings.convolutions,
+            '"fast": on "cuda" every sum adds all products',
         )

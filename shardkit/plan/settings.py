@@ -45,6 +45,7 @@ _LEFT_OUT = {
     "parallel.device": ("cpu", "the hardware file says what ranks compute on"),
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
     "parallel.matmul_precision": ("highest", "multiplies faster"),
+    "parallel.convolutions": ("fast", "products are counted as a sum of all of them has them"),
     "parallel.blas": ("numpy", "the hardware's products say how fast matrices are multiplied"),
     "run.elastic": (False, "keeps a copy of a neighbor's part of the model"),
 }

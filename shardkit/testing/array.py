@@ -37,7 +37,7 @@ NAMES = {
     "reference.chunks": "CHUNK_ELEMENTS",
     "registry": "KERNELS",
     "scatter": "add_at",
-    "window": "ConvolutionWindow",
+    "window": "ConvolutionWindow convolutions",
 }
 MODULES = {
     "arena": "arena",

@@ -8,7 +8,7 @@ import pytest
 
 from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
-from shardkit.testing.array import KERNELS, WAYS, ConvolutionWindow, kernels
+from shardkit.testing.array import KERNELS, WAYS, ConvolutionWindow, convolutions, kernels
 
 try:
     import torch
@@ -169,8 +169,12 @@ SHAPES = {
         ((12, 9), (3, 3), 2, 70, 65, 1, 2, 2),
         ((5, 6, 7), (3, 3, 3), 2, 41, 40, 1, 1, 1),
         ((17, 33), (5, 1), 2, 96, 96, 1, 1, 1),
+        ((4, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
+        ((1, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
     ],
     "swept": [
+        ((3000,), (3,), 1, 128, 128, 1, 1, 1),
+        ((3, 17_000), (3, 3), 1, 16, 16, 1, 1, 1),
         ((9, 8), (3, 3), 2, 5, 40, 1, 1, 1),
         ((6, 6), (3, 3), 2, 15, 15, 1, 1, 1),
     ],
@@ -250,6 +254,22 @@ def test_the_gradient_of_a_weight_is_put_where_it_is_asked_for(way, shape):
     out = around[1:-1].reshape(weight.shape)
     assert kernels.convolve_weight(gradient, x, window, weight.shape[2:], out=out) is out
     assert (out == found).all() and numpy.isnan(around[[0, -1]]).all()
+
+
+@every_shape
+def test_direct_convolutions_add_every_product(way, shape):
+    """A fill value of 1e8 leaves the windows that do not read it as they are."""
+    sizes, taps, _, channels, *_ = shape
+    window, x, weight, bias, _ = a_convolution(shape, "float32")
+    x[(0, 0, *[size - 1 for size in sizes])] = 1e8
+    reach = KERNELS["convolve"].reference(abs(x), abs(weight), None, window) < 1e6
+    with convolutions("direct"):
+        found = kernels.convolve(x, weight, bias, window)[reach]
+        kernels.convolve_input(*a_convolution(shape, "float32")[4:], weight, None, window, sizes)
+    right = KERNELS["convolve"].reference(
+        *[each.astype(float) for each in (x, weight, bias)], window
+    )[reach]
+    assert right.size and abs(found - right).max() < 1e-4
 
 
 def test_no_number_of_one_position_comes_near_another():

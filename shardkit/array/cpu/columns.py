@@ -187,6 +187,8 @@ def is_quicker(window, weight, counts, dtype) -> bool:
     depth = channels * prod(taps)
     if window.groups > 1 or 8 * prod(counts) < FEWEST or min(num_out, depth) < 24:
         return False
+    if counts[2] * depth * dtype.itemsize > BLOCK_BYTES:  # a row is the least that is copied
+        return False
     if max(window.stride) > 1:
         is_wide = channels >= 16 and num_out * depth >= APART
         return is_wide or tuple(taps) == window.stride

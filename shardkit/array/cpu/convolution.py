@@ -11,13 +11,16 @@ the others, and ranks never differ.
 
 from ..arena import empty
 from ..registry import on_cpu
+from ..window import convolutions_in_use
 from . import columns, one_tap, swept, winograd
 
 WAYS = one_tap, winograd, columns, swept  # the first that is quicker than those after it
+DIRECT = one_tap, columns, swept  # each sum adds all products
 
 
 @on_cpu
 def convolve(x, weight, bias, window, out=None):
+    assert out is None or out.flags.carray
     counts = window.counts(x.shape[2:], weight.shape[2:])
     shape = (x.shape[0], weight.shape[0], *counts)
     y = empty(shape, x.dtype) if out is None else out
@@ -29,6 +32,7 @@ def convolve(x, weight, bias, window, out=None):
 
 @on_cpu
 def convolve_input(gradient, weight, bias, window, sizes, out=None):
+    assert out is None or out.flags.carray
     shape = (gradient.shape[0], weight.shape[1] * window.groups, *sizes)
     x = empty(shape, gradient.dtype) if out is None else out
     if x.size:
@@ -59,4 +63,5 @@ def _in_three_dims(x, weight, y, window):
 def _way(window, weight, y):
     """Return the module that convolves the quickest."""
     form = window, weight.shape, y.shape[2:], y.dtype
-    return next(way for way in WAYS if way.is_quicker(*form))
+    ways = WAYS if convolutions_in_use() == "fast" else DIRECT
+    return next(way for way in ways if way.is_quicker(*form))

@@ -36,6 +36,7 @@ OVERLAP = POINTS - RESULTS
 FEWEST, STEP = 16, 32  # channels; they cost as much as the next multiple of a step
 SAMPLES, GAIN = 8, 1.3  # the batch that the choice is made for; by how much it has to be quicker
 BLOCK_BYTES = 1 << 20  # of the 36 matrices of a block, so that they stay in cache
+MOST_BYTES = 1 << 24  # of a row of tiles, the least that is transformed at once
 LEAST_TILES = 64  # of a block, which reads the weight once
 _FINITE = (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
 
@@ -287,8 +288,12 @@ def is_quicker(window, weight, counts, dtype) -> bool:
     The costs of a tile are in nanoseconds on Zen 4; float64 is left to sums of all products.
     """
     num_out, channels, *taps = weight
-    is_fit = dtype == FLOAT32 and window.groups == 1 and taps == [1, TAPS, TAPS]
+    is_plane = counts[0] == 1 and not window.before[0] and not window.after[0]
+    is_fit = dtype == FLOAT32 and window.groups == 1 and taps == [1, TAPS, TAPS] and is_plane
     if not is_fit or max(*window.stride, *window.dilation) > 1 or min(num_out, channels) < FEWEST:
+        return False
+    row_bytes = POINTS**2 * (channels + num_out) * dtype.itemsize * _tiles(counts[2:])[0]
+    if row_bytes > MOST_BYTES:
         return False
     wide_in, wide_out = [-(-number // STEP) * STEP for number in (channels, num_out)]
     num_tiles = prod(_tiles(counts[1:]))

@@ -31,6 +31,7 @@ def metadata_of(parts) -> dict:
         "product_dtype": str(numerics.product_dtype(engine.device.kind != "cpu")),
         "matmul_precision": numerics.precision,
         "blas": numerics.blas.name if numerics.blas else config.blas,
+        "convolutions": numerics.convolutions,
         "loss_scale": state.loss_scale.value,
         "parameter_bytes": live("parameters", "gathered parameters"),
         "gradient_bytes": live("gradients", "gradients in flight"),
