@@ -75,8 +75,8 @@ def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
         x, y = x[width:], y[width:]
         for j in range(width):
             o[j] = logistic(x[j] + y[j])
-        f, before = row[width:], cell[b]
-        c, h = after[b], hidden[b]
+        f, c = row[width:], after[b]
+        before, h = cell[b], hidden[b]
         for j in range(width):
             kept = f[j] * before[j]
             c[j] = kept + row[j] * g[j]
