@@ -107,7 +107,8 @@ def _wanted(field) -> str:
             words.append(_WANTED[kind])
     if {int, float}.intersection(_kinds(field)):
         limits = {"minimum": "at least", "maximum": "at most", "above": "above", "below": "below"}
-        words[0] += "".join(f", {word} {rules[r]}" for r, word in limits.items() if r in rules)
+        set_here = [rule for rule in limits if rule in rules]
+        words[0] += "".join(f", {limits[rule]} {rules[rule]}" for rule in set_here)
     return " or ".join(words)
 
 

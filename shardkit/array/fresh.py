@@ -129,12 +129,13 @@ def _form(operands, condition=None):
         is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)
     ):
         return None
-    if not is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
+    dtype = arrays[0].dtype
+    if not is_floating(dtype) or any(x.dtype != dtype for x in arrays):
         return None
     shapes = {x.shape for x in (arrays if condition is None else [*arrays, condition])}
     return (
         shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes),
-        arrays[0].dtype,
+        dtype,
         xp_of(*arrays),
     )
 

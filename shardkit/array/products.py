@@ -123,7 +123,8 @@ def _added(a, b, out):
 
 def _half_product(library, a, b, out):
     """Return the product of half floats on the CPU, rounded unless `out` is float32."""
-    shape = (*numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    leading = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*leading, a.shape[-2], b.shape[-1])
     if out is None:
         out = empty(shape, a.dtype)
     if library is not None and library.multiply(a, b, out):

@@ -341,7 +341,8 @@ def _check_index(path: Path, dtype: numpy.dtype, sizes, pointers, documents) -> 
         at = int(ends[-1])
     for first in range(0, len(documents), _CHECKED):
         part = documents[first : first + _CHECKED + 1]
-        is_right = (part[1:] >= part[:-1]).all() and part[0] >= 0 and part[-1] <= len(sizes)
+        ascends = (part[1:] >= part[:-1]).all()
+        is_right = ascends and part[0] >= 0 and part[-1] <= len(sizes)
         if not is_right or documents[0] != 0:
             raise CorpusError(
                 f"{path}: its documents are not parts of its {len(sizes):,} sequences",

@@ -87,7 +87,8 @@ class FNOTask(TableTask):
         check_on_grid(x, y, self.settings.data)
         model, grid = self.settings.model, x[1:]
         modes = model.modes * len(grid) if len(model.modes) == 1 else model.modes
-        if len(modes) != len(grid) or any(2 * kept > size for kept, size in zip(modes, grid)):
+        is_beyond = any(2 * kept > size for kept, size in zip(modes, grid))
+        if len(modes) != len(grid) or is_beyond:
             raise ConfigurationError(
                 f"model.modes = {list(model.modes)} on a grid of {grid}; wanted one number, or one "
                 "for each dimension, each at most half of its points"

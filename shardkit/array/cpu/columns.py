@@ -198,20 +198,25 @@ def is_quicker(window, weight, counts, dtype) -> bool:
 def convolve(x, weight, bias, window, y):
     """Set y [N, O, *counts] to the convolution of x with weight [O, C, *taps]."""
     form = _Form.of(window, weight, x, y)
-    columns, results = form.memory(form.depth, wide(y.shape[1], x.dtype), x, y)
-    right = fresh.zeros((*weight.shape[2:], x.shape[1], results.shape[1]), x.dtype)
-    right[..., : y.shape[1]] = weight.transpose(2, 3, 4, 1, 0)
+    across = wide(y.shape[1], x.dtype)
+    columns, results = form.memory(form.depth, across, x, y)
+    num_out, channels, *taps = weight.shape
+    right = fresh.zeros((*taps, channels, results.shape[1]), x.dtype)
+    right[..., :num_out] = weight.transpose(2, 3, 4, 1, 0)
     right = right.reshape(form.depth, -1)
     given = form.given(x)
-    _convolve(_in_rows(plain(x)), right, _bias(bias, y), *given, columns, results, _in_rows(y))
+    x, y_rows = _in_rows(plain(x)), _in_rows(y)
+    _convolve(x, right, _bias(bias, y), *given, columns, results, y_rows)
 
 
 def convolve_input(gradient, weight, bias, window, x):
     """Set x [N, C, *sizes] to its gradient for that of y."""
     form = _Form.of(window, weight, x, gradient)
-    columns, results = form.memory(wide(form.depth, x.dtype), gradient.shape[1], x, gradient)
+    depth = wide(form.depth, x.dtype)
+    columns, results = form.memory(depth, gradient.shape[1], x, gradient)
     right = fresh.zeros((weight.shape[0], columns.shape[1]), x.dtype)
-    right[:, : form.depth] = weight.transpose(0, 2, 3, 4, 1).reshape(weight.shape[0], -1)
+    channels_last = weight.transpose(0, 2, 3, 4, 1)
+    right[:, : form.depth] = channels_last.reshape(weight.shape[0], -1)
     gradient = _in_rows(plain(gradient))
     given = form.given(x)
     _convolve_input(gradient, right, _bias(bias, x), *given, columns, results, _in_rows(x))
@@ -220,12 +225,15 @@ def convolve_input(gradient, weight, bias, window, x):
 def convolve_weight(gradient, x, window, weight):
     """Set weight [O, C, *taps] to its gradient."""
     form = _Form.of(window, weight, x, gradient)
-    columns, results = form.memory(form.depth, wide(gradient.shape[1], x.dtype), x, gradient)
-    chain, sums = chains((form.depth, results.shape[1]), x, prod(gradient.shape[2:]))
+    across = wide(gradient.shape[1], x.dtype)
+    columns, results = form.memory(form.depth, across, x, gradient)
+    num_windows = prod(gradient.shape[2:])
+    chain, sums = chains((form.depth, results.shape[1]), x, num_windows)
     both = _in_rows(plain(gradient)), _in_rows(plain(x))
     _convolve_weight(*both, *form.given(x), columns, results, chain, sums)
     sums = sums if sums.size else chain
-    found = sums[:, : weight.shape[0]].reshape(*weight.shape[2:], weight.shape[1], -1)
+    num_out, channels, *taps = weight.shape
+    found = sums[:, :num_out].reshape(*taps, channels, -1)
     weight[...] = found.transpose(4, 3, 0, 1, 2)
 
 
@@ -266,7 +274,8 @@ class _Form:
         )
         run = taps[2] * channels if is_run else channels
         steps = window.stride[2] * channels, run
-        return cls((sizes[0] * sizes[1], sizes[2]), tables, window.before[2], steps, weight[0].size)
+        num_rows = sizes[0] * sizes[1]
+        return cls((num_rows, sizes[2]), tables, window.before[2], steps, weight[0].size)
 
     def given(self, x):
         """Return what the loops are given, with memory for a sample of x."""
@@ -277,9 +286,10 @@ class _Form:
         """Return memory for rows of windows: [windows, depth] and [windows, across]."""
         windows = y.shape[4]
         room = BLOCK_BYTES // (self.depth * x.itemsize * windows)
-        rows = min(max(1, room), y.shape[0] * y.shape[2] * y.shape[3])
-        columns = empty((rows * windows, depth), x.dtype)
-        return columns, fresh.zeros((rows * windows, across), x.dtype)
+        most_rows = y.shape[0] * y.shape[2] * y.shape[3]
+        windows *= min(max(1, room), most_rows)
+        columns = empty((windows, depth), x.dtype)
+        return columns, fresh.zeros((windows, across), x.dtype)
 
 
 def _rows(sizes, before, inside):

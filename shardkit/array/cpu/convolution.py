@@ -55,8 +55,11 @@ def convolve_weight(gradient, x, window, taps, out=None):
 
 def _in_three_dims(x, weight, y, window):
     """Return arrays [., ., *grid] with a grid of three dimensions, and the window."""
-    shapes = [(*each.shape[:2], *[1] * (5 - each.ndim), *each.shape[2:]) for each in (x, weight, y)]
-    grids = [each.reshape(shape) for each, shape in zip((x, weight, y), shapes)]
+    missing = (1,) * (5 - x.ndim)
+    grids = []
+    for each in (x, weight, y):
+        rows, channels, *sizes = each.shape
+        grids.append(each.reshape(rows, channels, *missing, *sizes))
     return (*grids, window.in_dims(3))
 
 

@@ -85,7 +85,8 @@ def _multiply(x, pairs, is_adjoint, some_x, some_weights, sums, y):
                 _unpair(pairs[first : first + 2 * size], sign, some_weights, c)
             for b in range(samples):
                 _add_products(some_x[2 * LANE * b * summed :], some_weights, summed, size, sums)
-                real, imaginary = y[b, d, 0, start:], y[b, d, 1, start:]
+                real = y[b, d, 0, start:]
+                imaginary = y[b, d, 1, start:]
                 for j in range(size):
                     real[j] = sums[j]
                     imaginary[j] = sums[LANE + j]
@@ -149,29 +150,36 @@ def _add_products(x, w, count, size, sums):
     for j in range(2 * LANE):
         sums[j] = like(0.0, sums[0])
     for at in range(0, count - 3, 4):  # sums stay in registers for four products
-        a, b = x[2 * LANE * at :], w[2 * LANE * at :]
+        first = 2 * LANE * at
+        a, b = x[first:], w[first:]
         for j in range(width):
-            total = sums[j], sums[LANE + j]
-            total = _plus_product(total, a[j], a[LANE + j], b[j], b[LANE + j])
-            total = _plus_product(
-                total, a[2 * LANE + j], a[3 * LANE + j], b[2 * LANE + j], b[3 * LANE + j]
-            )
-            total = _plus_product(
-                total, a[4 * LANE + j], a[5 * LANE + j], b[4 * LANE + j], b[5 * LANE + j]
-            )
-            total = _plus_product(
-                total, a[6 * LANE + j], a[7 * LANE + j], b[6 * LANE + j], b[7 * LANE + j]
-            )
+            total = _number(sums, 0, j)
+            total = _plus_product(total, _number(a, 0, j), _number(b, 0, j))
+            total = _plus_product(total, _number(a, 1, j), _number(b, 1, j))
+            total = _plus_product(total, _number(a, 2, j), _number(b, 2, j))
+            total = _plus_product(total, _number(a, 3, j), _number(b, 3, j))
             sums[j], sums[LANE + j] = total
     for at in range(count - count % 4, count):
-        a, b = x[2 * LANE * at :], w[2 * LANE * at :]
+        first = 2 * LANE * at
+        a, b = x[first:], w[first:]
         for j in range(width):
-            total = sums[j], sums[LANE + j]
-            sums[j], sums[LANE + j] = _plus_product(total, a[j], a[LANE + j], b[j], b[LANE + j])
+            total = _number(sums, 0, j)
+            total = _plus_product(total, _number(a, 0, j), _number(b, 0, j))
+            sums[j], sums[LANE + j] = total
 
 
 @inlined
-def _plus_product(total, a, b, c, d):
-    """Return total + (a + b i) (c + d i), as pairs."""
-    real, imaginary = total
-    return fma(-b, d, fma(a, c, real)), fma(b, c, fma(a, d, imaginary))
+def _number(packed, place, j):
+    """Return mode j of what is packed at this place, as a pair."""
+    at = 2 * LANE * place + j
+    return packed[at], packed[at + LANE]
+
+
+@inlined
+def _plus_product(total, x, y):
+    """Return total + x y of complex numbers, as pairs."""
+    a, b = x
+    c, d = y
+    real = fma(-b, d, fma(a, c, total[0]))
+    imaginary = fma(b, c, fma(a, d, total[1]))
+    return real, imaginary

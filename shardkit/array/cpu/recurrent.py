@@ -51,6 +51,11 @@ def _tanh(x):
     return like(2.0, x) * logistic(x + x) - like(1.0, x)
 
 
+@inlined
+def _complement(x):
+    return like(1.0, x) - x
+
+
 # LLVM makes vectors of loops with few streams whose index it knows to be positive: parts of a row
 # are views, indexed from 0, since an index such as 2 * width + j might count from the end.
 
@@ -62,15 +67,19 @@ def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
         row, x, y = gates[b], from_input[b], from_hidden[b]
         for j in range(2 * width):
             row[j] = logistic(x[j] + y[j])
-        g, x, y = row[2 * width :], x[2 * width :], y[2 * width :]
+        g = row[2 * width :]
+        x, y = x[2 * width :], y[2 * width :]
         for j in range(width):
             g[j] = _tanh(x[j] + y[j])
-        o, x, y = g[width:], x[width:], y[width:]
+        o = g[width:]
+        x, y = x[width:], y[width:]
         for j in range(width):
             o[j] = logistic(x[j] + y[j])
-        f, c, before, h = row[width:], after[b], cell[b], hidden[b]
+        f, c = row[width:], after[b]
+        before, h = cell[b], hidden[b]
         for j in range(width):
-            c[j] = f[j] * before[j] + row[j] * g[j]
+            kept = f[j] * before[j]
+            c[j] = kept + row[j] * g[j]
         for j in range(width):
             h[j] = o[j] * _tanh(c[j])
 
@@ -89,15 +98,20 @@ def _lstm_step_backward(for_hidden, for_cell, gates, before, after, for_gates, f
         for j in range(width):
             for_o[j] = _tanh(y[j])
         for j in range(width):
-            for_after[j] = c[j] + h[j] * o[j] * (like(1.0, h[j]) - for_o[j] * for_o[j])
+            shown = for_o[j]
+            for_after[j] = c[j] + h[j] * o[j] * _complement(shown * shown)
         for j in range(width):
-            for_o[j] = h[j] * for_o[j] * o[j] * (like(1.0, h[j]) - o[j])
+            gate, for_gate = o[j], h[j] * for_o[j]
+            for_o[j] = for_gate * gate * _complement(gate)
         for j in range(width):
-            for_i[j] = for_after[j] * g[j] * i[j] * (like(1.0, i[j]) - i[j])
+            gate, for_gate = i[j], for_after[j] * g[j]
+            for_i[j] = for_gate * gate * _complement(gate)
         for j in range(width):
-            for_g[j] = for_after[j] * i[j] * (like(1.0, i[j]) - g[j] * g[j])
+            new = g[j]
+            for_g[j] = for_after[j] * i[j] * _complement(new * new)
         for j in range(width):
-            for_f[j] = for_after[j] * x[j] * f[j] * (like(1.0, f[j]) - f[j])
+            gate, for_gate = f[j], for_after[j] * x[j]
+            for_f[j] = for_gate * gate * _complement(gate)
         for j in range(width):
             for_after[j] = for_after[j] * f[j]
 
@@ -117,7 +131,8 @@ def _gru_step(from_input, from_hidden, hidden, gates, after):
             n[j] = _tanh(x[j] + row[j] * y[j])
         before, h = hidden[b], after[b]
         for j in range(width):
-            h[j] = n[j] + z[j] * (before[j] - n[j])
+            new = n[j]
+            h[j] = new + z[j] * (before[j] - new)
 
 
 @compiled
@@ -135,11 +150,14 @@ def _gru_step_backward(for_hidden, gates, before, for_input, from_hidden, for_be
         h, x = for_hidden[b], before[b]
         y = for_before[b]
         for j in range(width):
-            for_n[j] = h[j] * (like(1.0, h[j]) - z[j]) * (like(1.0, h[j]) - n[j] * n[j])
+            new, for_new = n[j], h[j] * _complement(z[j])
+            for_n[j] = for_new * _complement(new * new)
         for j in range(width):
-            for_z[j] = h[j] * (x[j] - n[j]) * z[j] * (like(1.0, h[j]) - z[j])
+            gate, for_gate = z[j], h[j] * (x[j] - n[j])
+            for_z[j] = for_gate * gate * _complement(gate)
         for j in range(width):
-            for_r[j] = for_n[j] * last[j] * r[j] * (like(1.0, r[j]) - r[j])
+            gate, for_gate = r[j], for_n[j] * last[j]
+            for_r[j] = for_gate * gate * _complement(gate)
         for j in range(width):
             through_n[j] = for_n[j] * r[j]
         for j in range(2 * width):

@@ -85,7 +85,8 @@ def _adam(
             g = g + like(decay, p) * p
         p = p * like(shrink, p)
         m[i] = first = m[i] + like(1 - beta1, p) * (g - m[i])
-        v[i] = second = v[i] * like(beta2, p) + like(1 - beta2, p) * g * g
+        kept = v[i] * like(beta2, p)
+        v[i] = second = kept + like(1 - beta2, p) * g * g
         parameters[i] = p - like(step_size, p) * first / (
             math.sqrt(second) / like(root_correction, p) + like(eps, p)
         )

@@ -148,7 +148,8 @@ def _pack(x, group, num_channels, part, firsts, step, grid, reach, source):
                         at += ((n * grid[1] + i) * grid[2] + j) * grid[3]
                         if 0 <= d < x.shape[2] and 0 <= h < x.shape[3]:
                             row = (part[0] + n) * x.shape[1] + group * num_channels + c
-                            row = ((row * x.shape[2] + d) * x.shape[3] + h) * x.shape[4]
+                            of_plane = row * x.shape[2] + d
+                            row = (of_plane * x.shape[3] + h) * x.shape[4]
                             begin = row + first + low * step[2]
                             clear_row(low, source, at)
                             copy_row(high - low, flat, begin, step[2], source, at + low, 1)
@@ -188,7 +189,8 @@ def _unpack(results, begin, stop, group, num_rows, part, grid, y, shape, first, 
         at = number * grid[3] + k - begin
         for o in range(num_rows if count > 0 else 0):
             row = (part[0] + n) * shape[1] + group * num_rows + o
-            to = ((row * shape[2] + d) * shape[3] + h) * shape[4] + w
+            of_plane = row * shape[2] + d
+            to = (of_plane * shape[3] + h) * shape[4] + w
             copy_row(count, flat, o * results.shape[1] + at, 1, y, to, step[2])
 
 
@@ -206,8 +208,9 @@ def _pack_results(y, shape, begin, stop, group, num_rows, part, grid, left):
         at = number * grid[3] + k - begin
         for o in range(num_rows if count > 0 else 0):
             row = (part[0] + n) * shape[1] + group * num_rows + o
-            row = (row * shape[2] + part[1] + i) * shape[3] + part[2] + j
-            begin_row = row * shape[4] + part[3] + k
+            of_plane = row * shape[2] + part[1] + i
+            line = of_plane * shape[3] + part[2] + j
+            begin_row = line * shape[4] + part[3] + k
             copy_row(count, y, begin_row, 1, flat, o * left.shape[1] + at, 1)
 
 

@@ -21,7 +21,8 @@ def multiply_modes(x, weight):
     x, weight   [B, I, 2, *modes], [I, O, *modes, 2]
     """
     (a, b), (c, d) = _parts(x), _pairs(weight)
-    real, imaginary = _times(a, c) - _times(b, d), _times(a, d) + _times(b, c)
+    real = _times(a, c) - _times(b, d)
+    imaginary = _times(a, d) + _times(b, c)
     return _joined(real, imaginary, x.shape[3:])
 
 
@@ -31,8 +32,10 @@ def multiply_modes_input(gradient, weight):
 
     gradient, weight   [B, O, 2, *modes], [I, O, *modes, 2]
     """
-    (a, b), (c, d) = _parts(gradient), [part.swapaxes(1, 2) for part in _pairs(weight)]
-    real, imaginary = _times(a, c) + _times(b, d), _times(b, c) - _times(a, d)
+    a, b = _parts(gradient)
+    c, d = [part.swapaxes(1, 2) for part in _pairs(weight)]
+    real = _times(a, c) + _times(b, d)
+    imaginary = _times(b, c) - _times(a, d)
     return _joined(real, imaginary, gradient.shape[3:])
 
 
@@ -42,8 +45,11 @@ def multiply_modes_weight(gradient, x, out=None):
 
     gradient, x   [B, O, 2, *modes], [B, I, 2, *modes]
     """
-    (a, b), (c, d) = [part.swapaxes(1, 2) for part in _parts(x)], _parts(gradient)
-    parts = _times(a, c) + _times(b, d), _times(a, d) - _times(b, c)
+    a, b = [part.swapaxes(1, 2) for part in _parts(x)]
+    c, d = _parts(gradient)
+    real = _times(a, c) + _times(b, d)
+    imaginary = _times(a, d) - _times(b, c)
+    parts = real, imaginary
     shape = (x.shape[1], gradient.shape[1], *x.shape[3:], 2)
     weight = xp_of(x).stack([part.transpose(1, 2, 0) for part in parts], -1).reshape(shape)
     if out is None:

@@ -73,7 +73,8 @@ def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradie
         if weight_decay:
             p *= 1 - lr * weight_decay
         mixed = m_ + (1 - beta1) * change
-        p -= lr * xp.where(mixed > 0, 1, xp.where(mixed < 0, -1, mixed)).astype(p.dtype)
+        sign = xp.where(mixed > 0, 1, xp.where(mixed < 0, -1, mixed))  # of zero and NaN itself
+        p -= lr * sign.astype(p.dtype)
         m_ += (1 - beta2) * change
 
 

@@ -74,7 +74,7 @@ class ChannelLinear(Module):
         self.bias = Parameter((out_channels,), Fill(0.0), dtype)
 
     def forward(self, x):
-        points = reshape(x, (*x.shape[:2], -1)) if x.size else reshape(x, (*x.shape[:2], 0))
+        points = reshape(x, (*x.shape[:2], -1 if x.size else 0))
         y = matmul(self.weight, points)
         y = add(y, reshape(self.bias, (-1, 1)))
         return reshape(y, (x.shape[0], self.weight.shape[0], *x.shape[2:]))

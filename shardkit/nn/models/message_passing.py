@@ -199,7 +199,8 @@ def _checked_edges(senders, receivers):
         return None
     ends = [numpy.asarray([] if each is None else each) for each in (senders, receivers)]
     are_numbers = all(each.dtype.kind in "iu" and each.ndim == 1 for each in ends)
-    if not are_numbers or ends[0].shape != ends[1].shape or min(e.min(initial=0) for e in ends) < 0:
+    are_alike = ends[0].shape == ends[1].shape
+    if not are_numbers or not are_alike or min(e.min(initial=0) for e in ends) < 0:
         raise ConfigurationError(
             "MessagePassing with edges that are not two rows of numbers of nodes of one length; "
             "give senders and receivers, or neither"

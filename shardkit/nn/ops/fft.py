@@ -141,7 +141,8 @@ def _both_ways(name, adjoint, x, s, dim, norm):
 def complex_multiply(x: Tensor, y: Tensor) -> Tensor:
     """Return the complex products of pairs x [..., 2] and y [..., 2], which broadcast."""
     check_floating("complex_multiply", x, y)
-    (a, b), (c, d) = [[getitem(z, (..., part)) for part in (0, 1)] for z in (x, y)]
+    a, b = [getitem(x, (..., part)) for part in (0, 1)]
+    c, d = [getitem(y, (..., part)) for part in (0, 1)]
     return stack([a * c - b * d, a * d + b * c], -1)
 
 

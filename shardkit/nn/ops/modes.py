@@ -163,7 +163,8 @@ def _analysis(x, modes, is_mean):
 def _synthesis(y, grid, is_mean):
     """Return [..., *grid] for an array [..., 2, *kept]."""
     xp, num_dims = xp_of(y), len(grid)
-    leading, kept = y.shape[: y.ndim - num_dims - 1], y.shape[y.ndim - num_dims :]
+    first = y.ndim - num_dims  # of the dimensions of modes
+    leading, kept = y.shape[: first - 1], y.shape[first:]
     modes = _modes(kept)
     for dim in range(num_dims - 1):  # [rows, 2 modes, later modes]
         rows = math.prod(leading) * math.prod(grid[:dim])
@@ -210,7 +211,8 @@ def _real_waves(xp, grid, m, dtype, is_mean):
     size = grid[-1]
     cosines, sines = _waves(xp, size, range(m))
     if is_mean:
-        counts = xp.asarray([1 if 2 * k in (0, size) else 2 for k in range(m)]) / math.prod(grid)
+        counts = xp.asarray([1 if 2 * k in (0, size) else 2 for k in range(m)])
+        counts = counts / math.prod(grid)
         cosines, sines = cosines * counts, sines * counts
     return xp.concatenate([cosines, -sines], 1).astype(dtype)
 
@@ -220,8 +222,10 @@ def _complex_waves(xp, size, m, dtype):
     """Return [2 2m, n 2], exp(-i angle) as real matrices: real parts of all modes before imaginary
     ones, but pairs of them for each place of the grid.
     """
-    cosines, sines = [part.T for part in _waves(xp, size, [*range(m), *range(-m, 0)])]
-    real, imaginary = [xp.stack(pair, -1) for pair in ((cosines, sines), (-sines, cosines))]
+    frequencies = [*range(m), *range(-m, 0)]
+    cosines, sines = [part.T for part in _waves(xp, size, frequencies)]
+    real = xp.stack((cosines, sines), -1)
+    imaginary = xp.stack((-sines, cosines), -1)
     return xp.concatenate([real, imaginary]).reshape(4 * m, 2 * size).astype(dtype)
 
 

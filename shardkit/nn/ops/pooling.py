@@ -137,9 +137,8 @@ def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
                 f"{name} with padding = {padding}, kernel_size = {kernel}; wanted at most half of "
                 "the window"
             )
-        count = (
-            -(-(size + 2 * p - reach) // s) + 1 if ceil_mode else (size + 2 * p - reach) // s + 1
-        )
+        room = size + 2 * p - reach
+        count = (-(-room // s) if ceil_mode else room // s) + 1
         if ceil_mode and (count - 1) * s >= size + p:
             count -= 1  # windows begin on the grid or before it
         if count < 1:

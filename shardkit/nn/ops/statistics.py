@@ -31,7 +31,8 @@ def prod(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     dims = reduced_dims(x, dim)
     kept = [d for d in range(x.ndim) if d not in dims]
     sizes = [x.shape[d] for d in kept]
-    rows = reshape(permute(x, (*kept, *dims)), (*sizes, product([x.shape[d] for d in dims])))
+    length = product([x.shape[d] for d in dims])
+    rows = reshape(permute(x, (*kept, *dims)), (*sizes, length))
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)] if keepdim else sizes
     return reshape(_row_products(rows), shape)
 
@@ -44,9 +45,11 @@ def _row_products(x):
     def backward(gradient, wanted):
         rows = widened(x.array)
         ones = xp.ones((*rows.shape[:-1], 1), rows.dtype)
-        before = xp.concatenate([ones, rows[..., :-1]], axis=-1)[..., : rows.shape[-1]]
-        after = xp.concatenate([rows[..., 1:], ones], axis=-1)[..., : rows.shape[-1]]
-        others = before.cumprod(axis=-1) * after[..., ::-1].cumprod(axis=-1)[..., ::-1]
+        length = rows.shape[-1]
+        before = xp.concatenate([ones, rows[..., :-1]], axis=-1)[..., :length]
+        after = xp.concatenate([rows[..., 1:], ones], axis=-1)[..., :length]
+        from_the_end = after[..., ::-1].cumprod(axis=-1)
+        others = before.cumprod(axis=-1) * from_the_end[..., ::-1]
         return (rounded(widened(gradient)[..., None] * others, dtype),)
 
     y = widened(x.array).prod(axis=-1, dtype=sum_dtype("prod", x))

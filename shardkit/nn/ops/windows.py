@@ -72,7 +72,8 @@ def _sums(x, dim, windows):
     shape = [*x.shape]
     shape[dim] = windows.index.shape[1]
     total = fresh.zeros(tuple(shape), x.dtype, xp)
-    planes, sums = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in (x, total)]
+    all_planes = x.shape[0] * x.shape[1]
+    planes, sums = [a.reshape(all_planes, *a.shape[2:]) for a in (x, total)]
     num_planes = len(planes)
     if xp is numpy:
         num_planes = PIECE_ELEMENTS // max(1, *[prod(a.shape[1:]) for a in (planes, sums)])
