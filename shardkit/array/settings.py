@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from ..arguments import require
 from ..settings import setting
 from .blas import LIBRARIES
-from .products import PRECISIONS
-from .window import CONVOLUTIONS
+from .products import CONVOLUTIONS, PRECISIONS
 
 DEVICES = ("cpu", "cuda")
 

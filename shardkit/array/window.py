@@ -8,28 +8,7 @@
 Tap t of window p reads position p stride + t dilation - before.
 """
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-
-# "fast": 3 x 3 taps by fewer products where that pays on the CPU; "direct": every sum adds all
-CONVOLUTIONS = ("fast", "direct")
-_convolutions: ContextVar[str] = ContextVar("shardkit_convolutions", default="fast")
-
-
-@contextmanager
-def convolutions(name: str):
-    """Inside, convolutions of this thread are one of CONVOLUTIONS."""
-    token = _convolutions.set(name)
-    try:
-        yield
-    finally:
-        _convolutions.reset(token)
-
-
-def convolutions_in_use() -> str:
-    """Return which convolutions this thread makes."""
-    return _convolutions.get()
 
 
 @dataclass(frozen=True, slots=True)

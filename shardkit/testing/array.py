@@ -37,7 +37,7 @@ NAMES = {
     "reference.chunks": "CHUNK_ELEMENTS",
     "registry": "KERNELS",
     "scatter": "add_at",
-    "window": "ConvolutionWindow convolutions",
+    "window": "ConvolutionWindow",
 }
 MODULES = {
     "arena": "arena",

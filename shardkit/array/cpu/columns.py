@@ -197,7 +197,7 @@ def is_quicker(window, weight, counts, dtype) -> bool:
 
 def convolve(x, weight, bias, window, y):
     """Set y [N, O, *counts] to the convolution of x with weight [O, C, *taps]."""
-    form = _Form.of(window, weight, x, y)
+    form = _Reading.of(window, weight, x, y)
     across = wide(y.shape[1], x.dtype)
     columns, results = form.memory(form.depth, across, x, y)
     num_out, channels, *taps = weight.shape
@@ -211,7 +211,7 @@ def convolve(x, weight, bias, window, y):
 
 def convolve_input(gradient, weight, bias, window, x):
     """Set x [N, C, *sizes] to its gradient for that of y."""
-    form = _Form.of(window, weight, x, gradient)
+    form = _Reading.of(window, weight, x, gradient)
     depth = wide(form.depth, x.dtype)
     columns, results = form.memory(depth, gradient.shape[1], x, gradient)
     right = fresh.zeros((weight.shape[0], columns.shape[1]), x.dtype)
@@ -224,7 +224,7 @@ def convolve_input(gradient, weight, bias, window, x):
 
 def convolve_weight(gradient, x, window, weight):
     """Set weight [O, C, *taps] to its gradient."""
-    form = _Form.of(window, weight, x, gradient)
+    form = _Reading.of(window, weight, x, gradient)
     across = wide(gradient.shape[1], x.dtype)
     columns, results = form.memory(form.depth, across, x, gradient)
     num_windows = prod(gradient.shape[2:])
@@ -238,7 +238,7 @@ def convolve_weight(gradient, x, window, weight):
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Reading:
     """What the loops have to know of a convolution.
 
     sizes    rows and columns of a sample with its zeros
@@ -256,7 +256,7 @@ class _Form:
     depth: int
 
     @classmethod
-    def of(cls, window, weight, x, y) -> "_Form":
+    def of(cls, window, weight, x, y) -> "_Reading":
         """Return the form of a convolution of x to y."""
         taps, sizes = weight.shape[2:], []
         for dim in range(3):

@@ -10,8 +10,8 @@ the others, and ranks never differ.
 """
 
 from ..arena import empty
+from ..products import convolutions_in_use
 from ..registry import on_cpu
-from ..window import convolutions_in_use
 from . import columns, one_tap, swept, winograd
 
 WAYS = one_tap, winograd, columns, swept  # the first that is quicker than those after it

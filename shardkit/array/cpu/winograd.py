@@ -315,7 +315,7 @@ def convolve_input(gradient, weight, bias, window, x):
 
 def convolve_weight(gradient, x, window, weight):
     """Set weight [O, C, 1, 3, 3] to its gradient."""
-    blocks = _Blocks.of(x, gradient)
+    blocks = _Tiling.of(x, gradient)
     given = blocks.memory(x.shape[1], x.dtype, POINTS)
     made = blocks.memory(gradient.shape[1], x.dtype, RESULTS)
     shape = POINTS**2, x.shape[1], made[2].shape[2]
@@ -330,7 +330,7 @@ def convolve_weight(gradient, x, window, weight):
 
 
 def _run(x, taps, bias, before, y):
-    blocks = _Blocks.of(x, y)
+    blocks = _Tiling.of(x, y)
     given = blocks.memory(x.shape[1], x.dtype, POINTS)
     made = blocks.memory(y.shape[1], x.dtype, RESULTS)
     bias = numpy.empty(0, x.dtype) if bias is None else plain(bias)
@@ -370,7 +370,7 @@ def _tiles(counts):
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class _Tiling:
     """Tiles that are transformed and multiplied together.
 
     tiles   rows and columns of them in a sample
@@ -383,7 +383,7 @@ class _Blocks:
     most: int
 
     @classmethod
-    def of(cls, x, y) -> "_Blocks":
+    def of(cls, x, y) -> "_Tiling":
         """Return the blocks for the results y [N, O, 1, *counts] of x."""
         tiles = _tiles(y.shape[3:])
         channels = x.shape[1] + y.shape[1]

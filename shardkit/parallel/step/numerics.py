@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from ...array import products, window
+from ...array import products
 from ...array.blas import Library, library_named
 from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import copy, rounded
@@ -51,7 +51,7 @@ class Numerics:
     compute_dtype   of what blocks read, and of activations
     precision       of products of float32: one of array.products.PRECISIONS
     blas            library of products on the CPU; None: NumPy's
-    convolutions    one of array.window.CONVOLUTIONS
+    convolutions    one of array.products.CONVOLUTIONS
     """
 
     dtype: numpy.dtype
@@ -121,7 +121,7 @@ class Numerics:
         with (
             products.precision(self.precision),
             products.multiplied_by(self.blas),
-            window.convolutions(self.convolutions),
+            products.convolutions(self.convolutions),
             numpy.errstate(**ignored),
         ):
             yield
