@@ -8,7 +8,7 @@ import pytest
 
 from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
-from shardkit.testing.array import KERNELS, WAYS, ConvolutionWindow, convolutions, kernels
+from shardkit.testing.array import KERNELS, WAYS, ConvolutionWindow, kernels, products
 
 try:
     import torch
@@ -264,7 +264,7 @@ def test_direct_convolutions_add_every_product(way, shape):
     x[(0, 0, *[size - 1 for size in sizes])] = 1e8
     ones = numpy.ones_like(weight)
     reach = KERNELS["convolve"].reference((x == 1e8).astype("float32"), ones, None, window) == 0
-    with convolutions("direct"):
+    with products.convolutions("direct"):
         found = kernels.convolve(x, weight, bias, window)[reach]
         kernels.convolve_input(*a_convolution(shape, "float32")[4:], weight, None, window, sizes)
     right = KERNELS["convolve"].reference(

@@ -43,18 +43,18 @@ def _conv(
     groups
         Parts of the channels that do not see each other.
 
-    Notes
-    -----
-    On the CPU 3 x 3 taps of many channels in float32 take fewer products (Winograd), with an error
-    of the largest number within 6 x 6 positions: see docs/numerics.md, and `convolutions` in the
-    configuration.
-
     Raises
     ------
     ShapeError
         If shapes or dtypes do not fit.
     ConfigurationError
         On other arguments.
+
+    Notes
+    -----
+    On the CPU 3 x 3 taps of many channels in float32 take fewer products (Winograd), with an error
+    of the largest number within 6 x 6 positions: see docs/numerics.md, and `convolutions` in the
+    configuration.
     """
     name = f"conv{num_dims}d"
     channels = weight.shape[1] * groups if weight.ndim > 1 else 0
