@@ -191,8 +191,9 @@ ELSEWHERE = {
     "device",
     "matmul_precision",
     "blas",
+    "convolutions",
     "frozen",
-}  # of GPUs, of a library that may not be installed, or of what is trained (frozen)
+}  # of GPUs, of a library that may not be there, of convolutions, or of what is trained (frozen)
 
 
 KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with
