@@ -181,7 +181,8 @@ def remove_files(folder):
 
 
 PURGES = {
-    "all that is in it": (remove_all, "owner.json, configuration.json, .*metrics.jsonl.*checkpo"),
+    # a line of metrics.jsonl may be written before the next look
+    "all that is in it": (remove_all, "owner.json, configuration.json, .*checkpoints"),
     "the folder": (shutil.rmtree, "owner.json, configuration.json, .*data/index.json.*checkpoints"),
     "all files": (remove_files, "owner.json, configuration.json, ranks.json, data/index.json"),
     "the data": (lambda run: shutil.rmtree(run / "data"), "data/index.json had gone. .* again, wi"),
