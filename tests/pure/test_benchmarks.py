@@ -47,6 +47,7 @@ def test_a_twin_has_the_names_logits_and_gradients_of_our_model(style, attention
 
 @pytest.mark.parametrize("model", ["ResNet", "UNet", "FNO", "LSTM", "ViT", "MessagePassing", "MLP"])
 def test_a_twin_of_a_model_of_science_has_its_loss_and_gradients(model):
+    pytest.importorskip("torch")
     from problems import PROBLEMS, Problem
     from science_twins import TWINS
 
