@@ -23,7 +23,7 @@ import h5py
 import numpy
 
 import shardkit as sk
-from shardkit.checkpoint import CheckpointStore
+from shardkit.checkpoint.candidates import Candidates
 from shardkit.parallel.model.sharded_model import parts_of
 
 CHUNK = 1 << 20
@@ -150,11 +150,10 @@ class Ours:
         self._state.model.save_model(self._path)
 
     def load(self):
-        CheckpointStore(self._path).load_newest(
-            self._state.owned,
-            self._state.backend,
-            lambda checkpoint: None,
-            expendable=self._expendable,
+        owned, backend = self._state.owned, self._state.backend
+        Candidates.at(self._path).first_good(
+            backend,
+            lambda found, fit: found.read_verified(owned, backend, expendable=self._expendable),
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy
+from problems import PROBLEMS, Problem
 
 LEARNING_RATE = 3e-4
 CLIP_NORM = 1.0
@@ -46,6 +47,18 @@ class Sizes:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def our_model(self):
+        return shardkit_gpt(self)
+
+    def batch(self, number: int):
+        return token_batch(self, number)
+
+
+def sizes_from(text: str) -> "Sizes | Problem":
+    """Return what to_json wrote."""
+    fields = json.loads(text)
+    return PROBLEMS[fields["problem"]] if "problem" in fields else Sizes(**fields)
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -59,6 +72,7 @@ class Spec:
     blas       shardkit only: "numpy", "mkl" or "onednn"; PyTorch's wheels hold the last two
     compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
+    channels_last      torch only: the form of grids in memory
     layout     shardkit only: arguments of shardkit.plan.RunLayout, instead of a strategy
     """
 
@@ -69,6 +83,7 @@ class Spec:
     schedule: str = "1f1b"
     attention: str = "eager"
     fused: bool = False
+    channels_last: bool = False
     compiled: bool = False
     blas: str = "numpy"
     compute: str = "float32"
@@ -141,7 +156,7 @@ class Shardkit:
                 **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
                 **({"shard_ranks": SHARD_RANKS} if spec.strategy == "hsdp" else {}),
             )
-            self.model = models[spec.strategy](shardkit_gpt(sizes), config)
+            self.model = models[spec.strategy](sizes.our_model(), config)
         self._settle()
 
     def _configuration(self, sk, **settings):
@@ -156,7 +171,7 @@ class Shardkit:
         """Make the first calls of each group, which ranks compare with each other: a long run has
         them behind it.
         """
-        from shardkit.comm.mpi.channel import COMPARED_CALLS
+        from shardkit.comm.mpi.comparing import COMPARED_CALLS
 
         mesh = self.model.mesh
         for group in (mesh.world, *map(mesh.group, mesh.shape.order)):
@@ -195,9 +210,7 @@ class Shardkit:
         )
 
     def step(self, number: int) -> float:
-        return self.model.train(
-            *self.split_batch(self.model.mesh, *token_batch(self.sizes, number))
-        )
+        return self.model.train(*self.split_batch(self.model.mesh, *self.sizes.batch(number)))
 
     def facts(self) -> dict:
         """Return the bytes on this rank that the library itself accounts for."""
@@ -226,11 +239,11 @@ def shardkit_gpt(sizes):
     )
 
 
-def write_weights(sizes, path: str) -> int:
-    """Write the common initial weights; returns num_flops_per_token."""
-    model = shardkit_gpt(sizes)
+def write_weights(sizes, path: str) -> int | None:
+    """Write the common initial weights; returns num_flops_per_token, of a GPT."""
+    model = sizes.our_model()
     numpy.savez(path, **model.state_dict())
-    return model.num_flops_per_token
+    return getattr(model, "num_flops_per_token", None)
 
 
 def bind(rank: int) -> None:

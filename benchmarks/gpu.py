@@ -467,7 +467,10 @@ def flat_passes(device: Device, scale: Scale, seed: int) -> dict:
             ),
             7 * size,
         ),
-        "momentum": (lambda: kernels.momentum(p, g, m, lr=1e-3, beta=0.9), 5 * size),
+        "momentum": (
+            lambda: kernels.momentum(p, g, m, lr=1e-3, beta=0.9, nesterov=False),
+            5 * size,
+        ),
         "sgd": (lambda: kernels.sgd(p, g, lr=1e-3), 3 * size),
         "block_squares": (lambda: kernels.block_squares(g), size),
         "tree_sum of 4": (lambda: kernels.tree_sum([p, g, m, other], out=other), 5 * size),

@@ -153,7 +153,15 @@ CASES = {
     "conv2d 3x3 stride 2, 32 to 64": lambda: convolution(
         (16, 32, 64, 64), 64, 3, stride=2, padding=1
     ),
+    "conv2d 3x3, 64 to 64, 16 x 16 x 16": lambda: convolution((16, 64, 16, 16), 64, 3, padding=1),
+    "conv2d 3x3, 128 to 128, 16 x 8 x 8": lambda: convolution((16, 128, 8, 8), 128, 3, padding=1),
     "conv2d 3x3, 256 to 256, 16 x 4 x 4": lambda: convolution((16, 256, 4, 4), 256, 3, padding=1),
+    "conv2d 3x3, 24 to 24, 4 x 96 x 96": lambda: convolution((4, 24, 96, 96), 24, 3, padding=1),
+    "conv2d 3x3, 192 to 192, 4 x 14 x 14": lambda: convolution((4, 192, 14, 14), 192, 3, padding=1),
+    "conv2d 3x3 stride 2, 64 to 128, 16 x 16 x 16": lambda: convolution(
+        (16, 64, 16, 16), 128, 3, stride=2, padding=1
+    ),
+    "conv2d 1x1, 64 to 128, 16 x 16 x 16": lambda: convolution((16, 64, 16, 16), 128, 1),
     "conv2d 1x1, 64 to 64": lambda: convolution((16, 64, 32, 32), 64, 1),
     "conv2d 3x3 depthwise, 64": lambda: convolution((16, 64, 32, 32), 64, 3, padding=1, groups=64),
     "conv1d 5, 64 to 64": lambda: convolution((16, 64, 512), 64, 5, padding=2),

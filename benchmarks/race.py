@@ -24,7 +24,15 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from contestants import Sizes, Spec, bind, import_library, make_contestant, write_weights
+from contestants import (
+    Sizes,
+    Spec,
+    bind,
+    import_library,
+    make_contestant,
+    sizes_from,
+    write_weights,
+)
 
 ONE_THREAD = {
     name: "1"
@@ -332,4 +340,4 @@ def kib(text: str) -> int:
 
 if __name__ == "__main__":
     own_spec, own_sizes, weights_file, socket_path = sys.argv[1:]
-    serve(Spec(**json.loads(own_spec)), Sizes(**json.loads(own_sizes)), weights_file, socket_path)
+    serve(Spec(**json.loads(own_spec)), sizes_from(own_sizes), weights_file, socket_path)

@@ -21,13 +21,17 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from problems import PROBLEMS, SECOND
+
 RESULTS = Path(__file__).parent / "results"
 ORDER = (
     "train_step",
+    "science",
     "memory",
     "scaling",
     "kernels",
     "layers",
+    "elementwise",
     "collectives",
     "between_nodes",
     "checkpoint",
@@ -280,21 +284,36 @@ WANTED = {
     "M, 2 ranks, pipeline, 4 micro-batches": 1.35,
     "S, 2 ranks, pipeline, 4 micro-batches": 1.25,
 }
-MACHINES = ("train_step", "train_step_amd", "train_step_amd_avx2")
+MACHINES = ("train_step", "train_step_amd", "train_step_amd_avx2", "science")
+
+
+# of whole steps of science on one rank; at second sizes it is 1
+WANTED_OF_MODEL = {"ViT": 1.15, "MessagePassing": 1.15}
+WANTED_OF_OTHERS = 1.05
+WANTED_ON_RANKS = {"2 ranks, data parallel": 1.2, "2 ranks, fully sharded": 1.4}
+
+
+def wanted_of_science() -> dict[str, float]:
+    """Return {race of science.py: wanted}."""
+    wanted = {}
+    for name, problem in PROBLEMS.items():
+        first = WANTED_OF_MODEL.get(problem.model, WANTED_OF_OTHERS)
+        wanted[f"{name}, 1 rank"] = 1.0 if name in SECOND else first
+        wanted |= {f"{name}, {ranks}": least for ranks, least in WANTED_ON_RANKS.items()}
+    return wanted
 
 
 def beside_parts() -> list[str]:
     """Return the ratios of all machines side by side, those that miss most first; and the kept
     ones of guard.py.
     """
-    found = {
-        result["machine"]["processor"]: ratios_of(result["tables"])
-        for name in MACHINES
-        if (result := _loaded(RESULTS / f"{name}.json"))
-    }
+    found: dict[str, dict[str, float]] = {}
+    for name in MACHINES:
+        if result := _loaded(RESULTS / f"{name}.json"):
+            found.setdefault(result["machine"]["processor"], {}).update(ratios_of(result["tables"]))
     rows = [
         [title, wanted, *[ratios.get(title) for ratios in found.values()]]
-        for title, wanted in WANTED.items()
+        for title, wanted in (WANTED | wanted_of_science()).items()
     ]
     rows = [row for row in rows if any(cell is not None for cell in row[2:])]
     rows.sort(key=_missed)

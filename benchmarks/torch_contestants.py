@@ -8,7 +8,8 @@ the norm that clips.
 
 import torch
 import torch.distributed as dist
-from contestants import CLIP_NORM, LEARNING_RATE, Sizes, Spec, blocks_of_stages, token_batch
+from contestants import CLIP_NORM, LEARNING_RATE, Problem, Sizes, Spec, blocks_of_stages
+from science_twins import TWINS
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from twins import GPT, mean_loss
 
@@ -21,7 +22,12 @@ class Alone:
         self.rank = rank
         self.ranks = spec.ranks
         self.autocasts = spec.compute == "bfloat16"
-        self.module = self.parallel(self.twin(spec, weights))
+        twin = self.twin(spec, weights)
+        self.loss = getattr(twin, "loss", mean_loss)
+        self.channels_last = spec.channels_last and channels_last_of(sizes)
+        if self.channels_last:
+            twin = twin.to(memory_format=self.channels_last)
+        self.module = self.parallel(twin)
         if spec.compiled:
             self.module = torch.compile(self.module)
         self.parameters = list(self.module.parameters())
@@ -30,7 +36,10 @@ class Alone:
         )
 
     def twin(self, spec, weights):
-        twin = GPT(self.sizes, spec.attention)
+        if isinstance(self.sizes, Problem):
+            twin = self.sizes.made_by(TWINS.__getitem__)
+        else:
+            twin = GPT(self.sizes, spec.attention)
         twin.load_state_dict(weights)
         return twin
 
@@ -42,9 +51,10 @@ class Alone:
 
     def batch(self, number):
         """Return this rank's rows of the global batch."""
-        x, y = token_batch(self.sizes, number)
+        x, y = self.sizes.batch(number)
         part = slice(len(x) * self.rank // self.ranks, len(x) * (self.rank + 1) // self.ranks)
-        return torch.from_numpy(x[part]), torch.from_numpy(y[part])
+        x, y = torch.from_numpy(x[part]), torch.from_numpy(y[part])
+        return x.contiguous(memory_format=self.channels_last) if self.channels_last else x, y
 
     def step(self, number: int) -> float:
         x, y = self.batch(number)
@@ -56,7 +66,7 @@ class Alone:
 
     def backward(self, x, y) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocasts):
-            loss = mean_loss(self.module(x), y)
+            loss = self.loss(self.module(x), y)
         loss.backward()
         return loss.item()
 
@@ -77,6 +87,12 @@ class Alone:
             dist.destroy_process_group()
 
 
+def channels_last_of(sizes):
+    """Return the memory format of PyTorch with channels last, of grids in 2-D and 3-D."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return formats.get(len(sizes.x)) if isinstance(sizes, Problem) else None
+
+
 class DDP(Alone):
     """torch.nn.parallel.DistributedDataParallel as it is by default."""
 
@@ -92,7 +108,7 @@ class FSDP2(Alone):
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (self.ranks,))
-        for block in twin.blocks.values():
+        for block in twin.parts():
             fully_shard(block, mesh=mesh)
         return fully_shard(twin, mesh=mesh)
 
@@ -139,7 +155,7 @@ class Tensor(Alone):
         return [{"params": self.cut}, {"params": self.plain}]
 
     def batch(self, number):
-        return tuple(map(torch.from_numpy, token_batch(self.sizes, number)))
+        return tuple(map(torch.from_numpy, self.sizes.batch(number)))
 
     def backward(self, x, y):
         from torch.distributed.tensor import DTensor
@@ -198,7 +214,7 @@ class Pipeline(Alone):
         return twin
 
     def batch(self, number):
-        return tuple(map(torch.from_numpy, token_batch(self.sizes, number)))
+        return tuple(map(torch.from_numpy, self.sizes.batch(number)))
 
     def backward(self, x, y):
         losses = []

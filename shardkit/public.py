@@ -8,7 +8,8 @@ What type checkers read, the __init__.pyi beside it, is written from the table b
 packaging/stubs.py; a test compares them. So an import of a large room, or of one file of it, opens
 what is used and nothing else: of 4,096 ranks on one file system each reads the files that it runs.
 What a name needs is imported whole and at once, so a model that is built imports nothing more
-during its steps.
+during its steps. The collector of cycles rests meanwhile: an import makes many objects and hardly
+a cycle that is garbage, so each of its rounds walks all of them for nothing.
 
 A late name must not be that of a file of the room: importing the file would put itself in its
 place. Files and folders of a room are attributes of it too, without being named.
@@ -19,9 +20,11 @@ files may. So that none waits for our lock inside of an import, files of shardki
 that they import from, and no room.
 """
 
+import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
@@ -33,19 +36,15 @@ def public_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return __getattr__, __dir__ and __all__ of this room.
 
-    Parameters
-    ----------
-    table
-        As places_of() reads it.
-    hint
-        name -> what the message of an AttributeError says about it.
+    table   as places_of() reads it
+    hint    name -> what the message of an AttributeError says about it
     """
     places = places_of(table)
 
     def find(name: str) -> object:
         if name not in places:
             return find_file(name)
-        with _IMPORTING:
+        with importing():
             value = _imported(room, *places[name])
         setattr(sys.modules[room], name, value)  # from now on it is found without us
         return value
@@ -63,6 +62,38 @@ def public_names(
         return sorted({*vars(sys.modules[room]), *places})
 
     return find, known, sorted(places)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Inside, this thread alone imports, and the collector of cycles rests."""
+    with _IMPORTING, resting():
+        yield
+
+
+class _Rests:
+    """How many threads want the collector of cycles to rest, and whether it works after them."""
+
+    lock = threading.Lock()
+    count = 0
+    is_wanted_after = False
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Inside, the collector of cycles rests: until the last of the threads that are here leaves."""
+    with _Rests.lock:
+        if _Rests.count == 0:
+            _Rests.is_wanted_after = gc.isenabled()
+            gc.disable()
+        _Rests.count += 1
+    try:
+        yield
+    finally:
+        with _Rests.lock:
+            _Rests.count -= 1
+            if _Rests.count == 0 and _Rests.is_wanted_after:
+                gc.enable()
 
 
 def import_names(room: str, table: dict[str, str]) -> list[str]:
@@ -112,7 +143,7 @@ class GivenBy:
         self._name = name
 
     def __get__(self, instance: object, cls: type):
-        with _IMPORTING:
+        with importing():
             import_module(self._file)
         return getattr(cls if instance is None else instance, self._name)
 

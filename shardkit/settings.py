@@ -13,6 +13,7 @@ leaves a choice open. In a file and on the command line it is written "none", an
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from types import NoneType
@@ -106,7 +107,8 @@ def _wanted(field) -> str:
             words.append(_WANTED[kind])
     if {int, float}.intersection(_kinds(field)):
         limits = {"minimum": "at least", "maximum": "at most", "above": "above", "below": "below"}
-        words[0] += "".join(f", {word} {rules[r]}" for r, word in limits.items() if r in rules)
+        set_here = [rule for rule in limits if rule in rules]
+        words[0] += "".join(f", {limits[rule]} {rules[rule]}" for rule in set_here)
     return " or ".join(words)
 
 
@@ -159,7 +161,7 @@ def as_section(cls: type) -> type:
     A dataclass stays what it is; a plain class becomes a frozen one.
     Errors: ConfigurationError on a field without a default, or of a type that no file can hold.
     """
-    made = cls if dataclasses.is_dataclass(cls) else dataclasses.dataclass(frozen=True)(cls)
+    made = cls if dataclasses.is_dataclass(cls) else dataclass(frozen=True)(cls)
     hints = get_type_hints(made)
     for field in dataclasses.fields(made):
         field.type = hints[field.name]
@@ -185,7 +187,7 @@ def as_section(cls: type) -> type:
     return made
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sections:
     """A configuration made of sections, each a dataclass of settings."""
 

@@ -72,7 +72,7 @@ RUNS = [
     (lambda: sk.models.MLP((8, 16, 1), "relu"), numbers, {"optimizer": sk.SGD(0.1), **REGRESSION}),
     (lambda: sk.models.ViT(16, 4, classes=5, width=16, depth=2, heads=2), images, {}),
     (
-        lambda: sk.models.ResNet(3, 5, (1, 1), width=8, small_images=True),
+        lambda: sk.models.ResNet(3, 5, (1, 1), width=32, small_images=True),
         images,
         {"optimizer": sk.Momentum(0.1)},
     ),

@@ -74,28 +74,33 @@ class Silence:
 
 
 class LastingObjects:
-    """Keeps thousands of tests, and large libraries that some import, out of the garbage
-    collector's way: many tests call it, and it would look through them all each time.
+    """Keeps thousands of tests, what is left of those that ran, and large libraries that some
+    import, out of the garbage collector's way: many tests call it, and it would look through them
+    all each time. Between two files nothing else is there that might be garbage later.
     """
 
     NAME = "shardkit lasting objects"
-    MANY_MODULES = 50
+    MANY_MODULES, MANY_TESTS = 50, 100
 
     def __init__(self):
-        self._num_modules = 0
+        self._num_modules = self._num_tests = 0
+        self._file = None
 
     def pytest_collection_finish(self):
         self._keep()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self):
-        if len(sys.modules) >= self._num_modules + self.MANY_MODULES:
+    def pytest_runtest_setup(self, item):
+        self._num_tests += 1
+        is_new_file, self._file = item.path != self._file, item.path
+        many_tests = is_new_file and self._num_tests > self.MANY_TESTS
+        if many_tests or len(sys.modules) >= self._num_modules + self.MANY_MODULES:
             self._keep()
 
     def _keep(self):
         gc.collect()
         gc.freeze()
-        self._num_modules = len(sys.modules)
+        self._num_modules, self._num_tests = len(sys.modules), 0
 
 
 @pytest.hookimpl(tryfirst=True)

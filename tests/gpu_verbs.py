@@ -37,7 +37,7 @@ def gpu_group(backend, window_bytes=4096, **machine):
         try:
             yield group, cupy, book
         finally:
-            group.close_gpu_transport()
+            group.use_gpu_transport(None)
             group.close()
 
 

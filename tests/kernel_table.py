@@ -51,6 +51,9 @@ ATTENTION = [
     (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
+# samples, channels in and out, modes
+SPECTRA = [(0, 2, 3, 4), (1, 1, 1, 1), (2, 0, 3, 5), (3, 5, 2, 4, 17), (2, 6, 9, 3, 5, 2)]
+SPECTRA += [(1, 9, 2, 128), (5, 3, 4, 129), (2, 33, 1, 257)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
 LINES = [(0, 2, 3), (1, 2, 1), (2, 4, 7), (3, 6, 33), (2, 2, 0), (4, 4, 1000)]
 # samples, channels in and out, stride, grid
@@ -99,6 +102,15 @@ def weight_of(s):
 
 def counts_of(s):
     return (s[0], s[2], *window_of(s).counts(s[4:], weight_of(s)[2:]))
+
+
+def spectrum_of(s, channels):
+    """Return the shape of a spectrum; channels: 1 for those in, 2 for those out."""
+    return (s[0], s[channels], 2, *s[3:])
+
+
+def matrices_of(s):
+    return (*s[1:], 2)
 
 
 def pools(s):
@@ -171,6 +183,7 @@ ADAM = {
 }
 MOMENTUM = {"lr": 0.1, "beta": 0.9, "weight_decay": 0.01, "gradient_scale": 0.3}
 TABLE = {
+    "abs_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "adam": [
         Line(VECTORS, lambda n, s: (n(s), n(s), n(s), abs(n(s))), {**ADAM, "decoupled": decoupled})
         for decoupled in (False, True)
@@ -179,24 +192,17 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0, 1))
     ],
     "add_rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), 1e-6), in_place=(0, 1))],
-    "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
-    "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
-    "group_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), s[1] // 2, 1e-5))],
-    "group_norm_backward": [
-        Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, 1e-5))
-    ],
-    "gru_step": [Line(CELLS, lambda n, s: (n((s[0], 3 * s[1])), n((s[0], 3 * s[1])), n(s)))],
-    "gru_step_backward": [Line(CELLS, lambda n, s: (n(s), abs(n(four(s))) / 4, n(s)))],
+    "add_row": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "batch_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), 1e-5))],
     "batch_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))
     ],
-    "add_row": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
     "causal_attention": [Line(ATTENTION, attention)],
     "causal_attention_backward": [Line(ATTENTION, attention_backward)],
+    "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [
         Line(GRIDS, lambda n, s: (n(grid_of(s)), n(weight_of(s)), n(s[2]), window_of(s))),
         Line(GRIDS, lambda n, s: (n(grid_of(s)), n(weight_of(s)), None, window_of(s))),
@@ -219,27 +225,62 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), targets(*s)), in_place=(0,)),
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1), in_place=(0,)),
     ],
+    "divisor_backward": [Line(ANY, lambda n, s: (n(s), n(s).round(), n(s)), in_place=(0, 1, 2))],
     "dropout": [
         Line(ANY, lambda n, s: (n(s), 2**63 + 17, 5, 0.3), in_place=(0,)),
         Line([(0,), (5000,)], lambda n, s: (n(s), 3, 4 * 10**10 + 2, 0.0), in_place=(0,)),
     ],
     "dropout_mask": [Line(VECTORS, lambda n, s: (2**64 - 1, 6, 6 + s[0], 0.3))],
+    "elu": [
+        Line(
+            ANY,
+            lambda n, s: (
+                2 * n(s),
+                0.7,
+            ),
+            in_place=(0,),
+        )
+    ],
+    "elu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), 0.7), in_place=(0, 1))],
     "embedding_backward": [
         Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11)),
         Line(ROWS, lambda n, s: (n(s), targets(s[0], 11) % 2, 3)),  # many rows of an id
     ],
     "erf": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
+    "erf_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "erf_gelu": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "erf_gelu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
+    "extreme_backward": [
+        Line(ANY, lambda n, s, d=d: (n(s), n(s).round(), n(s).round(), d), in_place=(0, 1, 2))
+        for d in (1, -1)
+    ],
     "from_half": [Line(VECTORS, lambda n, s: ((3 * n(s)).astype("float16"), n(1).dtype))],
     "gelu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "gelu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "group_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), s[1] // 2, 1e-5))],
+    "group_norm_backward": [
+        Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, 1e-5))
+    ],
+    "gru_step": [Line(CELLS, lambda n, s: (n((s[0], 3 * s[1])), n((s[0], 3 * s[1])), n(s)))],
+    "gru_step_backward": [Line(CELLS, lambda n, s: (n(s), abs(n(four(s))) / 4, n(s)))],
+    "hardtanh_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "largest_magnitude": [
         Line(VECTORS, lambda n, s: (n(s),)),
         Line(VECTORS, lambda n, s: (-abs(n(s)),)),
     ],
     "layer_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0,))],
     "layer_norm_backward": [Line(ROWS, layer_norm_backward, in_place=(0, 1))],
+    "leaky_relu": [
+        Line(
+            ANY,
+            lambda n, s: (
+                2 * n(s),
+                0.01,
+            ),
+            in_place=(0,),
+        )
+    ],
+    "leaky_relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), 0.01), in_place=(0, 1))],
     "lion": [
         Line(
             VECTORS,
@@ -248,12 +289,22 @@ TABLE = {
         )
         for decay in (0.0, 0.1)
     ],
+    "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
+    "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
+    "mish": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
+    "mish_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "momentum": [
         Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
         for nesterov in (False, True)
     ],
+    "multiply_modes": [Line(SPECTRA, lambda n, s: (n(spectrum_of(s, 1)), n(matrices_of(s))))],
+    "multiply_modes_input": [Line(SPECTRA, lambda n, s: (n(spectrum_of(s, 2)), n(matrices_of(s))))],
+    "multiply_modes_weight": [
+        Line(SPECTRA, lambda n, s: (n(spectrum_of(s, 2)), n(spectrum_of(s, 1))))
+    ],
     "pool_maxima": [Line(POOLED, lambda n, s: (n(s).round(1), pools(s)))],
     "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
+    "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
     "rotary": [Line(HEADS, lambda n, s: (n(s), n((s[2], s[3] // 2)), n((s[2], s[3] // 2))))],
@@ -272,6 +323,8 @@ TABLE = {
     ],
     "shuffled": [Line([(1, 1, 0), (5, 0, 5), (600, 3, 590), (4099, 0, 4099)], shuffle)],
     "sigmoid": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
+    "sigmoid_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s))), in_place=(0, 1))],
+    "sign": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "silu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "silu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "softmax": [
@@ -282,10 +335,17 @@ TABLE = {
         Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1)),
         Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1)),
     ],
+    "softplus": [
+        Line(ANY, lambda n, s: (4 * n(s), 1.0, 20.0), in_place=(0,)),
+        Line(ANY, lambda n, s: (4 * n(s), 3.0, 8.0), in_place=(0,)),
+    ],
+    "softplus_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s), 3.0, 8.0), in_place=(0, 1))],
     "sum_of_rows": [Line(ROWS, lambda n, s: (n(s),))],
     "sum_of_two": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
+    "tanh": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
+    "tanh_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "to_half": [
         Line(VECTORS, lambda n, s: (n(s),)),
         Line(VECTORS, lambda n, s: (n(s) * 10 ** (4 * n(s)), 0.7)),
@@ -294,47 +354,89 @@ TABLE = {
         Line(VECTORS, lambda n, s, count=count: ([n(s) for _ in range(count)],))
         for count in (1, 2, 3, 4, 5, 7, 8)
     ],
+    "where_else": [
+        Line(ANY, lambda n, s, holds=holds: (n(s), n(s) > 0, -1.5, holds), in_place=(0,))
+        for holds in (True, False)
+    ],
+    "where_of": [Line(ANY, lambda n, s: (n(s), n(s), n(s) > 0), in_place=(0, 1))],
 }
 EXACT = {
+    "abs_backward",
     "adam",
     "add_row",
+    "clamp_backward",
+    "divisor_backward",
     "dropout",
     "dropout_mask",
     "embedding_backward",
+    "extreme_backward",
     "from_half",
+    "hardtanh_backward",
     "largest_magnitude",
+    "leaky_relu",
+    "leaky_relu_backward",
     "lion",
     "momentum",
     "pool_maxima",
     "pool_maxima_backward",
+    "relu_backward",
     "rotary_tables",
     "rows_kept",
     "segment_max",
     "sgd",
     "shuffled",
+    "sigmoid_backward",
+    "sign",
     "sum_of_two",
+    "tanh_backward",
     "to_half",
     "tree_sum",
+    "where_else",
+    "where_of",
 }
 ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, wherever the model is
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
+    "abs_backward",
     "add_row",
     "batch_norm",
     "batch_norm_backward",
+    "clamp_backward",
     "convolve",
     "convolve_input",
     "convolve_weight",
+    "divisor_backward",
+    "elu",
+    "elu_backward",
+    "erf_backward",
+    "extreme_backward",
     "group_norm",
     "group_norm_backward",
     "gru_step",
     "gru_step_backward",
+    "hardtanh_backward",
+    "leaky_relu",
+    "leaky_relu_backward",
     "lstm_step",
     "lstm_step_backward",
+    "mish",
+    "mish_backward",
+    "multiply_modes",
+    "multiply_modes_input",
+    "multiply_modes_weight",
     "pool_maxima",
     "pool_maxima_backward",
+    "relu_backward",
     "rotary_tables",
+    "sigmoid_backward",
+    "sign",
+    "softplus",
+    "softplus_backward",
     "sum_of_rows",
     "sum_of_two",
+    "tanh",
+    "tanh_backward",
+    "where_else",
+    "where_of",
 }
 IN_PLACE_RULES = {"adam", "lion", "momentum", "sgd"}
 CASES = [

@@ -116,7 +116,7 @@ def each_choice(items) -> set:
     return {
         item
         for cases in _by_test(items)
-        for item in _few_of(_covering({case: _values(case) for case in cases}))
+        for item in _few_of(covering({case: _values(case) for case in cases}))
     }
 
 
@@ -133,9 +133,9 @@ def beyond_pairs(items, first) -> set:
         pairs = {case: set(combinations(_lines(case), 2)) for case in cases}
         if max(map(len, pairs.values())) < 3:  # of two parameters all pairs are the product
             continue
-        covering = _covering(pairs, [case for case in cases if case in first])
-        if len(cases) > WORTH * len(covering):
-            beyond |= set(cases).difference(covering)
+        chosen = covering(pairs, [case for case in cases if case in first])
+        if len(cases) > WORTH * len(chosen):
+            beyond |= set(cases).difference(chosen)
     return beyond
 
 
@@ -160,7 +160,7 @@ def _most_of(case) -> float:
     return min((mark.kwargs["but"] for mark in case.iter_markers("thorough")), default=math.inf)
 
 
-def _covering(found, first=()) -> list:
+def covering(found, first=()) -> list:
     """Return the fewest cases, from `first` on, that have all that is in any: found {case: set}."""
     missing, chosen = set().union(*found.values()), list(first)
     missing -= set().union(*(found[case] for case in first))

@@ -6,7 +6,7 @@ Each has a heap of its own, as processes of one node have them.
 import threading
 from types import SimpleNamespace
 
-from shardkit.testing.comm import Heap, SharedMemoryChannel, new_mailbox, table_of
+from shardkit.testing.comm import ArrayMemory, Heap, SharedMemoryChannel, new_mailbox, table_of
 
 HEAP_BYTES = 1 << 26
 
@@ -14,14 +14,10 @@ HEAP_BYTES = 1 << 26
 class NoMessages:
     """What a shared-memory channel needs of the messages around which it is made."""
 
-    communicator = heap = levels = None
-    shares_memory = False
+    communicator = levels = None
 
     def __init__(self, rank, size):
-        self.rank, self.size = rank, size
-
-    def address(self, array):
-        return array.ctypes.data
+        self.rank, self.size, self.memory = rank, size, ArrayMemory()
 
     def probe(self):
         """Nothing is under way."""

@@ -93,6 +93,7 @@ MADE = {
     "seed": (of_setting("seed", 0.5), "seed = 0.5"),
     "device": (of_setting("device", "tpu"), "device"),
     "blas": (of_setting("blas", "none such"), "none such"),
+    "convolutions": (of_setting("convolutions", "winograd"), "convolutions"),
     "matmul_precision": (of_setting("matmul_precision", "low"), "matmul_precision"),
     "gpu_transport": (of_setting("gpu_transport", "pigeon"), "gpu_transport"),
     "activation_checkpointing": (of_setting("activation_checkpointing", 1), "= 1"),

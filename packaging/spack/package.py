@@ -22,6 +22,7 @@ class PyShardkit(PythonPackage):
     depends_on("mpi", type="run")
     depends_on("py-mpi4py@4.1:", type=("build", "run"))
     depends_on("py-numpy@2.0.2:", type=("build", "run"))
+    depends_on("py-scipy@1.13.1:", type=("build", "run"))
     depends_on("py-numba@0.62:", type=("build", "run"))
     depends_on("py-llvmlite@0.45:", type=("build", "run"))
     depends_on("py-h5py@3.12.1:", type=("build", "run"))

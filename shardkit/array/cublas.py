@@ -83,7 +83,8 @@ def matmul(a, b, out=None, *, is_tf32: bool = False, is_added: bool = False):
         leading = numpy.broadcast_shapes(leading, b.shape[:-2])
     c = out
     if out is None or _written(out) is None:
-        c = xp.empty((*leading, a.shape[-2], b.shape[-1]), a.dtype if out is None else out.dtype)
+        dtype = a.dtype if out is None else out.dtype
+        c = xp.empty((*leading, a.shape[-2], b.shape[-1]), dtype)
         if is_added:
             c[...] = out
     if c.size and not a.shape[-1]:
@@ -99,7 +100,9 @@ def matmul(a, b, out=None, *, is_tf32: bool = False, is_added: bool = False):
 def _multiply(xp, a, b, c, leading, is_tf32, is_added):
     if leading and b.ndim == 2 and a.flags.c_contiguous and c.flags.c_contiguous:
         # one product of all rows
-        a, c, leading = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1]), ()
+        a = a.reshape(-1, a.shape[-1])
+        c = c.reshape(-1, c.shape[-1])
+        leading = ()
     a, a_form, a_row, a_step = as_it_lies(xp, a, leading)
     b, b_form, b_row, b_step = as_it_lies(xp, b, leading)
     rows, columns = c.shape[-2:]
@@ -181,7 +184,8 @@ def _row(x, num_rows, num_columns, row, column):
 def _step(x, num_leading):
     """Return the elements between matrices, or None if they are not evenly spaced."""
     dims = [(size, stride) for size, stride in zip(x.shape[:num_leading], x.strides) if size > 1]
-    if any(stride != inner * size for (_, stride), (size, inner) in zip(dims, dims[1:])):
+    neighbors = zip(dims, dims[1:])
+    if any(stride != inner * size for (_, stride), (size, inner) in neighbors):
         return None
     return dims[-1][1] // x.dtype.itemsize if dims else 0
 

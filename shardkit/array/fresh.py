@@ -65,12 +65,19 @@ def compute(name: str, *operands):
     return function(*operands) if form is None else function(*operands, out=empty(*form))
 
 
+def clip(x, lowest, highest):
+    """Return xp.clip(x, lowest, highest); None: no limit on this side."""
+    return xp_of(x).clip(x, lowest, highest, out=empty_like(x))
+
+
 def choose(condition, x, y):
     """Return x where the condition holds, y elsewhere.
 
     x and y have one dtype, or one of them is a Python number.
     """
     xp = xp_of(condition, x, y)
+    if xp is numpy and _is_one_form(condition, x, y):
+        return _chosen(condition, x, y)
     form = _form((x, y), condition)
     if form is None:
         return xp.where(condition, x, y)
@@ -78,6 +85,28 @@ def choose(condition, x, y):
     out[...] = y
     xp.copyto(out, x, where=condition)
     return out
+
+
+def _is_one_form(condition, x, y) -> bool:
+    """Return True if kernels choose: booleans and floats of one shape and dtype, or a number."""
+    arrays = [each for each in (x, y) if type(each) is numpy.ndarray]
+    return (
+        "where_of" in FASTER
+        and len(arrays) + (type(x) in (int, float)) + (type(y) in (int, float)) == 2
+        and type(condition) is numpy.ndarray
+        and condition.dtype == bool
+        and len({(each.shape, each.dtype) for each in arrays}) == 1
+        and is_floating(arrays[0].dtype)
+        and arrays[0].shape == condition.shape
+    )
+
+
+def _chosen(condition, x, y):
+    if type(y) is not numpy.ndarray:
+        return FASTER["where_else"](x, condition, y, True)
+    if type(x) is not numpy.ndarray:
+        return FASTER["where_else"](y, condition, x, False)
+    return FASTER["where_of"](x, y, condition)
 
 
 def rows(table, ids):
@@ -100,12 +129,13 @@ def _form(operands, condition=None):
         is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)
     ):
         return None
-    if not is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
+    dtype = arrays[0].dtype
+    if not is_floating(dtype) or any(x.dtype != dtype for x in arrays):
         return None
     shapes = {x.shape for x in (arrays if condition is None else [*arrays, condition])}
     return (
         shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes),
-        arrays[0].dtype,
+        dtype,
         xp_of(*arrays),
     )
 

@@ -25,6 +25,8 @@ def enter_half_kernels() -> None:
         elif entry.after_adding is not None:
             entry.half = partial(_after_adding, KERNELS[entry.after_adding])
     FASTER["add"] = KERNELS["sum_of_two"].dispatch
+    for name in ("where_else", "where_of"):
+        FASTER[name] = KERNELS[name].dispatch
 
 
 def _in_float32(entry: Kernel, dtype, args, kwargs):

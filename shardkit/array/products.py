@@ -27,8 +27,11 @@ from .dtypes import FLOAT32, is_half
 from .halves import rounded, widened
 
 PRECISIONS = ("highest", "tf32")
+# fast: 3 x 3 taps by fewer products where that pays on the CPU; direct: every sum adds all
+CONVOLUTIONS = ("fast", "direct")
 
 _precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")
+_convolutions: ContextVar[str] = ContextVar("shardkit_convolutions", default="fast")
 _library: ContextVar[Library | None] = ContextVar("shardkit_blas", default=None)
 
 
@@ -123,7 +126,8 @@ def _added(a, b, out):
 
 def _half_product(library, a, b, out):
     """Return the product of half floats on the CPU, rounded unless `out` is float32."""
-    shape = (*numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    leading = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*leading, a.shape[-2], b.shape[-1])
     if out is None:
         out = empty(shape, a.dtype)
     if library is not None and library.multiply(a, b, out):
@@ -158,6 +162,16 @@ def precision(name: str):
 def precision_in_use() -> str:
     """Return the precision of float32 products on a GPU in this thread."""
     return _precision.get()
+
+
+def convolutions(name: str):
+    """Inside, convolutions of this thread on the CPU are one of CONVOLUTIONS."""
+    return _setting(_convolutions, name)
+
+
+def convolutions_in_use() -> str:
+    """Return which convolutions this thread makes on the CPU."""
+    return _convolutions.get()
 
 
 def multiplied_by(library: Library | None):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..arguments import require
 from ..settings import setting
 from .blas import LIBRARIES
-from .products import PRECISIONS
+from .products import CONVOLUTIONS, PRECISIONS
 
 DEVICES = ("cpu", "cuda")
 
@@ -19,6 +19,12 @@ class ArraySettings:
         "highest",
         "precision of float32 products; tf32: on cuda, reads 10 bits of the mantissa",
         among=PRECISIONS,
+    )
+    convolutions: str = setting(
+        "fast",
+        "convolutions on the CPU; direct: no 3 x 3 taps by fewer products, whose errors are those "
+        "of the largest number within 6 x 6",
+        among=CONVOLUTIONS,
     )
     blas: str = setting(
         "numpy",
@@ -42,4 +48,10 @@ def check_device(settings: ArraySettings) -> None:
             "blas",
             settings.blas,
             '"numpy": on "cuda" cuBLAS multiplies',
+        )
+        require(
+            settings.convolutions == "fast",
+            "convolutions",
+            settings.convolutions,
+            '"fast": on "cuda" every sum adds all products',
         )

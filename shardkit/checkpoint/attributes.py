@@ -96,10 +96,7 @@ def _is_plain(name: str, value: Any) -> bool:
 class Attributes:
     """What to store of the attributes of one model that is sharded.
 
-    Parameters
-    ----------
-    model
-        Before it is cut.
+    model   before it is cut
     """
 
     def __init__(self, model: Module) -> None:

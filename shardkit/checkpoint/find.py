@@ -1,8 +1,5 @@
-"""Find the checkpoint that a path means, on one process: the search is that of the store.
-
-    load_model, on all ranks     --- CheckpointStore.load_newest  ---\
-    find_checkpoint              --- CheckpointStore.newest_valid ----- CheckpointStore.newest_that
-    find_description             --- CheckpointStore.newest_complete -/
+"""Find the checkpoint that a path means, on one process. load_model searches in the same way, on
+all ranks (candidates.py).
 """
 
 from collections.abc import Sequence
@@ -10,11 +7,11 @@ from pathlib import Path
 
 from ..comm.threads.backend import run_ranks
 from ..errors import CheckpointError
+from .candidates import Candidates, steps_in
 from .choice import NEWEST, Taken, Validated, Which, best_of, step_of
 from .format.files import read_whole
 from .format.manifest import MANIFEST_NAME, MOST_BYTES, parse_object
 from .load import Checkpoint
-from .store import CheckpointStore, locate, store_at, taken_from
 
 
 def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
@@ -30,9 +27,9 @@ def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
 
 def find_chosen(path, which: Which) -> tuple[Checkpoint, list[str], Taken]:
     """Return find_checkpoint(), and which of several it is."""
-    store = store_at(path, which=which)
-    checkpoint = run_ranks(1, store.newest_valid)[0]
-    return checkpoint, store.skipped, taken_from(store, checkpoint)
+    candidates = Candidates.at(path, which)
+    checkpoint = run_ranks(1, candidates.first_valid)[0]
+    return checkpoint, candidates.skipped, candidates.taken(checkpoint)
 
 
 def best_among(places: Sequence[Path], most_steps: int | None = None) -> Validated | None:
@@ -49,7 +46,7 @@ def newest_among(places: Sequence[Path]) -> Path | None:
 
 
 def _finished(places: Sequence[Path]) -> list[Path]:
-    return [path for place in places for path in CheckpointStore(place).steps()]
+    return [path for place in places for path in steps_in(place)]
 
 
 def find_description(path) -> Checkpoint:
@@ -60,21 +57,21 @@ def find_description(path) -> Checkpoint:
     Errors: CheckpointError if there is none, PermissionError.
     """
     try:
-        store = CheckpointStore(*locate(path))
-        models = [_stored_model(store, name) for name in store.candidates()[0]]
+        candidates = Candidates.at(path)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{error}; pass the folder that save_model() was given, or one of its step folders"
         ) from None
-    models = [model for model in models if model is not None]
-    is_one_model = all(model == models[0] for model in models)
-    return run_ranks(1, store.newest_complete if is_one_model else store.newest_valid)[0]
+    models = [model for model in map(_stored_model, candidates.folders) if model is not None]
+    if any(model != models[0] for model in models):
+        return run_ranks(1, candidates.first_valid)[0]
+    return run_ranks(1, candidates.first_good)[0][0]
 
 
-def _stored_model(store: CheckpointStore, name: str) -> dict | None:
+def _stored_model(folder: Path) -> dict | None:
     """Return the "model" entry of a manifest, or None if it cannot be read."""
     try:
-        content = read_whole(store.folder / name / MANIFEST_NAME, MOST_BYTES)
+        content = read_whole(folder / MANIFEST_NAME, MOST_BYTES)
         return parse_object(content).get("model")
     except (CheckpointError, OSError):
         return None

@@ -10,7 +10,7 @@ The user is told what is unused or missing. A load of the parameters alone begin
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError
 from ..optim.average import AVERAGE
@@ -24,171 +24,160 @@ from .paths import (
     averaged_path,
     check_averaged,
     is_aged,
-    model_shapes,
+    of_model,
     parameter_of,
     state_names,
     state_of,
-    without_buffers,
-    without_state,
-    without_unused_state,
 )
 from .selection import AVERAGED, Match, Selection
 
+Form = tuple[tuple[int, ...], str]  # global shape and dtype of a tensor
 _UPDATES = {"lora_rank", "lora_alpha", "lora_layers"}  # what a GPT has of LoRA
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What there is to be loaded.
+
+    where         for messages: the folder
+    description   as check_description() takes it
+    tensors       {path: (global shape, dtype)}
+    """
+
+    where: str
+    description: dict
+    tensors: dict[str, Form]
+
+    @property
+    def num_updates(self) -> int:
+        """Steps that were taken, and not skipped."""
+        return self.description["step"] - (self.description.get("skipped_steps") or 0)
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The part of a checkpoint that a model takes.
 
-    shapes        {path: global shape} of its parameters, and of all state that its rule keeps
-    dtype         of all these
+    tensors       {path: (global shape, dtype)} of its parameters and buffers, and of all state that
+                  its rule keeps
     model         its class and configuration, as in the manifest
     num_features  of its input; None: it has no input features
     optimizer     its rule, as describe_rule() returns it
     can_be_late   the rule can handle state that began after the run did
     selection     what is taken
-    buffers       {path: dtype} of its buffers, which are in `shapes` too
     awaited       names of the parameters that await the values of a checkpoint: none of them may be
                   left out
-    frozen        names of its parameters that keep their values, and have no state in `shapes`
+    frozen        names of its parameters that keep their values, and have no state in `tensors`
     """
 
-    shapes: dict[str, tuple[int, ...]]
-    dtype: str
+    tensors: dict[str, Form]
     model: dict
     num_features: int | None
     optimizer: dict
     can_be_late: bool
     selection: Selection = Selection()
-    buffers: dict[str, str] = field(default_factory=dict)
     awaited: frozenset[str] = frozenset()
     frozen: tuple[str, ...] = ()
 
-    def fit(self, where: str, description: dict, stored: dict, dtypes: dict[str, str]) -> "Fit":
+    @property
+    def dtype(self) -> str:
+        """The dtype of the parameters."""
+        return next(iter(of_model(self.tensors).values()))[1]
+
+    def fit(self, stored: Stored) -> "Fit":
         """Compare with what is stored.
 
-        where   for messages: the folder      description   as check_description() takes it
-        stored  {path: global shape}          dtypes        {path: dtype}
         Errors: CheckpointError if it is of another model, its state is not whole, or a part of the
         rule's state is missing.
         """
-        _check_state(where, description, stored)
+        _check_state(stored)
         if self.selection.only == AVERAGED:
-            check_averaged(where, stored)
-        if self.selection.is_partial:
-            return self._partial_fit(where, description, stored, dtypes)
-        there = state_names(stored)
-        kept = state_names(self.shapes)
-        missing = [name for name in kept if name not in there]
-        thawed = [name for name in (description.get("frozen") or ()) if name not in self.frozen]
-        if self._begins_anew(description, missing) or thawed or self._lacks(stored, missing):
-            missing = kept
-        unused = [name for name in there if name not in kept or name in missing]
-        missing_buffers = self._missing_buffers(where, stored, dtypes)
-        stored = without_buffers(stored)
-        left_out = {*missing, *unused, *(kept if self.selection.only else ())}
-        stored = without_unused_state(without_state(stored, left_out), self.shapes)
-        stored_dtypes = {dtypes[tensor] for tensor in stored}
-        check_same_tensors(
-            where,
-            stored,
-            stored_dtypes,
-            without_state(without_buffers(self.shapes), left_out),
-            self.dtype,
-        )
-        self._check_features(where, description["active_features"])
+            check_averaged(stored.where, stored.tensors)
+        return self._fit_of_names(stored) if self.selection.is_partial else self._whole_fit(stored)
+
+    def _whole_fit(self, stored: Stored) -> "Fit":
+        """Return the fit of everything, but for state that only one side has."""
+        there, kept = state_names(stored.tensors), state_names(self.tensors)
+        missing, thawed = self._state_to_begin(stored)
+        buffers = [tensor for tensor in self.tensors if tensor.startswith(BUFFERS)]
+        has_buffers = any(tensor.startswith(BUFFERS) for tensor in stored.tensors)
         fit = Fit(
-            where,
-            description,
-            self.model,
-            self.optimizer,
+            stored,
+            self,
             missing,
-            unused,
-            only=self.selection.only,
-            missing_buffers=missing_buffers,
+            unused_state=[name for name in there if name not in kept or name in missing],
+            missing_buffers=[] if has_buffers else buffers,  # as of older models: none is stored
             thawed=thawed,
         )
-        if self.selection.only is None and fit.state_since and missing and not self.can_be_late:
+        _check_same(
+            stored.where,
+            {
+                tensor: form
+                for tensor, form in stored.tensors.items()
+                if fit.takes(tensor) and self._keeps(tensor)
+            },
+            {tensor: form for tensor, form in self.tensors.items() if fit.takes(tensor)},
+        )
+        self._check_features(stored)
+        if fit.only is None and fit.state_since and missing and not self.can_be_late:
             raise CheckpointError(
-                f"{where} was written under {fit.old_rule} and does not go on under "
+                f"{stored.where} was written under {fit.old_rule} and does not go on under "
                 f"{fit.new_rule}: state that begins in the middle of a run needs its learning rate "
                 'apart, and it has no rate(); use only="model" to begin with its parameters, or '
                 "the rule that wrote it"
             )
         return fit
 
-    def _lacks(self, stored: dict, missing: list[str]) -> bool:
-        """Return True if any state but `missing` is stored for some of these parameters, and not
-        for others, which had another rule.
-        """
-        states = [tensor for tensor in self.shapes if state_of(tensor) is not None]
-        wanted = [tensor for tensor in states if state_of(tensor) not in missing]
-        return any(tensor not in stored and parameter_of(tensor) in stored for tensor in wanted)
+    def _state_to_begin(self, stored: Stored) -> tuple[list[str], list[str]]:
+        """Return the names of state that starts at zero, and the parameters that have thawed.
 
-    def _partial_fit(self, where, description, stored, dtypes) -> "Fit":
+        All of it does where a part would be younger than the rest, but before the first update all
+        is as old, and an average begins with the weights, at any time; where parameters were frozen
+        there; and where some of them had another rule, so that state is stored for a part.
+        """
+        there, kept = state_names(stored.tensors), state_names(self.tensors)
+        frozen = stored.description.get("frozen") or ()
+        thawed = [name for name in frozen if name not in self.frozen]
+        missing = [name for name in kept if name not in there]
+        shared = {*kept} - {*missing}
+        is_younger = stored.num_updates > 0 and is_aged(missing)
+        lacks_some = any(
+            tensor not in stored.tensors and parameter_of(tensor) in stored.tensors
+            for tensor in self.tensors
+            if state_of(tensor) in shared
+        )
+        return (kept if is_younger or thawed or lacks_some else missing), thawed
+
+    def _keeps(self, tensor: str) -> bool:
+        """Return False for state of a parameter of the model that has none of this name: it is
+        frozen, or has another rule.
+        """
+        is_state = state_of(tensor) is not None
+        return not is_state or tensor in self.tensors or parameter_of(tensor) not in self.tensors
+
+    def _fit_of_names(self, stored: Stored) -> "Fit":
         """Return the fit of parameters and buffers by their names; features stay as they are."""
-        here = {
-            tensor: (shape, self.buffers.get(tensor, self.dtype))
-            for tensor, shape in self.shapes.items()
-        }
-        there = {tensor: (shape, dtypes[tensor]) for tensor, shape in stored.items()}
-        match = self.selection.match(where, here, there)
+        match = self.selection.match(stored.where, self.tensors, stored.tensors)
         if not match.taken >= {MODEL + name for name in self.awaited}:
             raise CheckpointError(
-                f"{where} would leave parameters of the model without any values: it was made by "
-                "from_checkpoint() and awaits all of them; build it without, to keep its own"
+                f"{stored.where} would leave parameters of the model without any values: it was "
+                "made by from_checkpoint() and awaits all of them; build it without, to keep its "
+                "own"
             )
-        return Fit(
-            where,
-            {**description, "active_features": None},
-            self.model,
-            self.optimizer,
-            [],
-            [],
-            only=self.selection.only,
-            match=match,
-        )
+        kept = replace(stored, description={**stored.description, "active_features": None})
+        return Fit(kept, self, [], match=match)
 
-    def _missing_buffers(self, where: str, stored: dict, dtypes: dict[str, str]) -> list[str]:
-        """Return the paths of all buffers if none is stored, as in checkpoints of older models.
-
-        Errors: CheckpointError if some are stored, and not the model's.
-        """
-        there = {tensor: shape for tensor, shape in stored.items() if tensor.startswith(BUFFERS)}
-        if not there:
-            return list(self.buffers)
-        here = {tensor: self.shapes[tensor] for tensor in self.buffers}
-        for tensor in sorted(here.keys() | there.keys()):
-            check_same_tensors(
-                where,
-                {tensor: there[tensor]} if tensor in there else {},
-                {dtypes[tensor]} if tensor in there else set(),
-                {tensor: here[tensor]} if tensor in here else {},
-                self.buffers.get(tensor, ""),
-            )
-        return []
-
-    def _check_features(self, where: str, active: list[int] | None) -> None:
+    def _check_features(self, stored: Stored) -> None:
         """Raise CheckpointError if the stored model uses features that this one does not have."""
+        active, num_features = stored.description["active_features"], self.num_features
         if active is None:
             return
-        num_features = self.num_features
         if num_features is None or not active or max(active) >= num_features:
             own = "no" if num_features is None else num_features
             raise CheckpointError(
-                f"{where} is of another model: active_features = {active} in the checkpoint, "
-                f"but the model has {own} input features"
+                f"{stored.where} is of another model: active_features = {active} in the "
+                f"checkpoint, but the model has {own} input features"
             )
-
-    @staticmethod
-    def _begins_anew(description: dict, missing: list[str]) -> bool:
-        """Return True if all state must start at zero, since some would be younger than the rest.
-
-        Before the first update all is as old. An average begins with the weights, at any time.
-        """
-        num_updates = description["step"] - (description.get("skipped_steps") or 0)
-        return num_updates > 0 and is_aged(missing)
 
 
 @dataclass(frozen=True)
@@ -203,33 +192,35 @@ class Fit:
     thawed          parameters that were frozen there, without state, and are trained here
     """
 
-    where: str
-    description: dict
-    model: dict
-    optimizer: dict
+    stored: Stored
+    wanted: Wanted
     missing_state: list[str]
-    unused_state: list[str]
-    only: str | None = None
+    unused_state: list[str] = field(default_factory=list)
     missing_buffers: list[str] = field(default_factory=list)
     match: Match | None = None
     thawed: list[str] = field(default_factory=list)
 
+    @property
+    def only(self) -> str | None:
+        """What a load takes that does not go on with everything: see Selection."""
+        return self.wanted.selection.only
+
     def taken(self, owned) -> list:
         """Return those of the (tensor path, Piece, array) that are to be filled, by stored path."""
-        taken = [part for part in owned if self._takes(part[0])]
+        taken = [part for part in owned if self.takes(part[0])]
         if self.only != AVERAGED:
             return taken
-        frozen = self.description.get("frozen") or ()
+        frozen = self.stored.description.get("frozen") or ()
         return [(averaged_path(tensor, frozen), piece, array) for tensor, piece, array in taken]
 
-    def _takes(self, tensor: str) -> bool:
+    def takes(self, tensor: str) -> bool:
+        """Return True if a tensor of the model is filled."""
         if self.match is not None:
             return tensor in self.match.taken
         if tensor in self.missing_buffers:
             return False
-        if not tensor.startswith(OPTIMIZER):
-            return True
-        return self.only is None and state_of(tensor) not in self.missing_state
+        state, left_out = state_of(tensor), (*self.missing_state, *self.unused_state)
+        return state is None or self.only is None and state not in left_out
 
     def report(self) -> dict[str, list[str]]:
         """Return the names of what only one side has, as load_model returns them."""
@@ -245,37 +236,33 @@ class Fit:
     @property
     def old_rule(self) -> str:
         """The rule that wrote it, as text."""
-        rule = self.description["optimizer"]
+        rule = self.stored.description["optimizer"]
         return "no rule" if rule is None else rule_text(rule)
 
     @property
     def new_rule(self) -> str:
         """The rule of the model, as text."""
-        return rule_text(self.optimizer)
-
-    @property
-    def num_updates(self) -> int:
-        """Steps that were taken, and not skipped."""
-        return self.description["step"] - (self.description.get("skipped_steps") or 0)
+        return rule_text(self.wanted.optimizer)
 
     @property
     def state_since(self) -> int:
         """After how many updates the state was zero with which the rule goes on."""
-        if not self.optimizer["state"]:
+        if not self.wanted.optimizer["state"]:
             return 0
         is_new = is_aged(self.missing_state)  # also where parameters have thawed
-        return self.num_updates if is_new else state_since(self.description)
+        return self.stored.num_updates if is_new else state_since(self.stored.description)
 
     def goes_on_from(self) -> dict:
         """Return the description with which the model goes on.
 
         It is the stored one; with parameters alone, that of a beginning.
         """
-        optimizer = {**self.optimizer, "state_since": self.state_since}
+        optimizer = {**self.wanted.optimizer, "state_since": self.state_since}
+        description = {**self.stored.description, "optimizer": optimizer}
         if self.only is None:
-            return {**self.description, "optimizer": optimizer}
+            return description
         return {
-            **self.description,
+            **description,
             "step": 0,
             "samples_seen": 0,
             "data_position": {},
@@ -290,11 +277,11 @@ class Fit:
         """Warn the user of load_model() of other settings and other optimizer state."""
         for difference in (self._model_difference(), self._rule_difference()):
             if difference:
-                warnings.warn(f"{self.where} was written under {difference}", stacklevel=5)
+                warnings.warn(f"{self.stored.where} was written under {difference}", stacklevel=5)
         if self.missing_buffers:
             names = ", ".join(tensor.removeprefix(BUFFERS) for tensor in self.missing_buffers)
             warnings.warn(
-                f"{self.where} holds no buffers; {names} begin with their initial values",
+                f"{self.stored.where} holds no buffers; {names} begin with their initial values",
                 stacklevel=5,
             )
 
@@ -306,7 +293,7 @@ class Fit:
         ignored = {"seed"} | (_UPDATES if self.match is not None else set())
         there, here = [
             {"class": model["class"], **with_lists(model["configuration"])}
-            for model in (self.description["model"], self.model)
+            for model in (self.stored.description["model"], self.wanted.model)
         ]
         different = [
             f"{name} = {text_of(there[name]):.200} there and {text_of(here[name]):.200} here"
@@ -317,7 +304,7 @@ class Fit:
 
     def _rule_difference(self) -> str:
         """Name optimizer state that is missing or unused, but for parameters alone."""
-        if self.only is not None or self.description["optimizer"] is None:
+        if self.only is not None or self.stored.description["optimizer"] is None:
             return ""
         notes = []
         if self.missing_state:
@@ -335,47 +322,56 @@ class Fit:
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
 
 
-def _check_state(where: str, description: dict, stored: dict) -> None:
+def _check_state(stored: Stored) -> None:
     """Raise CheckpointError unless the state that is named is stored for all parameters, but for
     frozen ones and those that had another rule.
     """
-    there = state_names(stored)
-    named = [] if description["optimizer"] is None else description["optimizer"].get("state", there)
+    where, optimizer = stored.where, stored.description["optimizer"] or {}
+    there = state_names(stored.tensors)
+    named = optimizer.get("state", there) if optimizer else []
     if sorted(named) != sorted(there):
         raise CheckpointError(
             f"{where} says that it keeps {', '.join(named) or 'no optimizer state'}, but holds "
             f"{', '.join(there) or 'none'}"
         )
-    frozen = {f"{MODEL}{name}" for name in description.get("frozen") or ()}
-    spared = (description["optimizer"] or {}).get("spared", {})
-    spared = {f"{OPTIMIZER}{name}/{each}" for name, names in spared.items() for each in names}
-    for tensor, shape in model_shapes(stored).items():
+    frozen = {f"{MODEL}{name}" for name in stored.description.get("frozen") or ()}
+    spared = {
+        f"{OPTIMIZER}{name}/{each}"
+        for name, names in optimizer.get("spared", {}).items()
+        for each in names
+    }
+    for tensor, (shape, _) in of_model(stored.tensors).items():
         for name in () if tensor in frozen else there:
             state = f"{OPTIMIZER}{name}/{tensor.removeprefix(MODEL)}"
-            if stored.get(state) != (None if state in spared else shape):
+            found = _shape_of(stored.tensors, state)
+            if found != (None if state in spared else shape):
                 raise CheckpointError(
                     f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "
-                    f"{_shape_text(stored.get(state))}"
+                    f"{_shape_text(found)}"
                 )
 
 
-def check_same_tensors(
-    where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str
-) -> None:
-    """Raise CheckpointError unless names, shapes and dtype are those of the model.
+def _check_same(where: str, stored: dict[str, Form], wanted: dict[str, Form]) -> None:
+    """Raise CheckpointError unless names, shapes and dtypes are those of the model.
 
     The message names the first tensor that differs.
     """
-    for tensor in sorted(shapes.keys() | stored.keys()):
-        here, there = shapes.get(tensor), stored.get(tensor)
+    tensors = sorted(wanted.keys() | stored.keys())
+    for tensor in tensors:
+        here, there = _shape_of(wanted, tensor), _shape_of(stored, tensor)
         if here != there:
             raise CheckpointError(
                 f"{where} is of another model: {tensor} is {_shape_text(there)} in the checkpoint "
                 f"and {_shape_text(here)} in the model"
             )
-    others = stored_dtypes - {dtype}
-    if others:
-        raise CheckpointError(f"{where} holds {min(others)} numbers, the model is {dtype}")
+    for tensor in tensors:
+        own, found = wanted[tensor][1], stored[tensor][1]
+        if own != found:
+            raise CheckpointError(f"{where} holds {found} numbers, the model is {own}")
+
+
+def _shape_of(tensors: dict[str, Form], tensor: str) -> tuple[int, ...] | None:
+    return tensors[tensor][0] if tensor in tensors else None
 
 
 def _shape_text(shape) -> str:

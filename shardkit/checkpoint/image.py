@@ -23,7 +23,7 @@ from ..array.backend import is_device_array, to_host
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
-from .fit import Fit, Wanted
+from .fit import Fit, Stored, Wanted
 from .format.description import check_description, storable
 from .format.files import as_text, crc32
 from .format.hdf5 import write_image
@@ -36,31 +36,30 @@ _TEXT = re.compile(rb"[^\0]*")
 _LARGEST = 10**20  # stands for a number that is not known yet
 
 
-def make_image(
-    owned, shapes: dict[str, tuple[int, ...]], backend: CommunicationBackend, description: dict
-) -> bytes:
+def make_image(owned, backend: CommunicationBackend, description: dict) -> bytes:
     """Return the image, the same bytes on all ranks. Collective over `backend`.
 
     owned    (tensor path, Piece, 1-D array) each: over all ranks these tile every tensor exactly
              once
-    shapes   {tensor path: global shape}
     Errors, on all ranks: CheckpointError if JSON cannot hold the description.
     """
-    own = [(tensor, piece.box, to_host(array).copy()) for tensor, piece, array in owned]
+    own = [(tensor, piece, to_host(array).copy()) for tensor, piece, array in owned]
     gathered = backend.gather_object(own, 0)
     image = None
     with collectively(backend):
         description = storable(description)
         if gathered is not None:
-            image = image_of(_assemble(gathered, shapes), description)
+            image = image_of(_assemble(gathered), description)
     return backend.broadcast_object(image, 0)
 
 
-def _assemble(gathered, shapes) -> dict:
-    boxes = [box for part in gathered for box in part]
-    tensors = {tensor: numpy.empty(shapes[tensor], array.dtype) for tensor, _, array in boxes}
-    for tensor, box, array in boxes:
-        tensors[tensor][box.slices()] = array.reshape(box.shape)
+def _assemble(gathered) -> dict:
+    parts = [part for own in gathered for part in own]
+    tensors = {
+        tensor: numpy.empty(piece.global_shape, array.dtype) for tensor, piece, array in parts
+    }
+    for tensor, piece, array in parts:
+        tensors[tensor][piece.box.slices()] = array.reshape(piece.box.shape)
     return {tensor: tensors[tensor] for tensor in sorted(tensors)}
 
 
@@ -131,9 +130,8 @@ def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend
     """
     with collectively(backend):
         tensors, description = read_image(data)
-        shapes = {tensor: array.shape for tensor, array in tensors.items()}
-        dtypes = {tensor: str(array.dtype) for tensor, array in tensors.items()}
-        fit = wanted.fit("the image", description, shapes, dtypes)
+        forms = {tensor: (array.shape, str(array.dtype)) for tensor, array in tensors.items()}
+        fit = wanted.fit(Stored("the image", description, forms))
     for tensor, piece, array in fit.taken(owned):
         if tensor in tensors:
             _fill(array, tensors[tensor][piece.box.slices()].reshape(-1))

@@ -15,12 +15,12 @@ import numpy
 from ..array.backend import is_device_array
 from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import by_first, collectively
 from ..comm.operations import ReductionOperation
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
-from .fit import Fit, Wanted
+from .fit import Fit, Stored, Wanted
 from .format.companions import read_companions
 from .format.manifest import read_manifest, stored_boxes
 from .format.reads import READERS, Check, Reader, read_all, reads_of
@@ -50,14 +50,14 @@ class Checkpoint:
 
         Errors, on all ranks: CheckpointError, PermissionError.
         """
-        with collectively(backend):
-            manifest = read_manifest(Path(folder)) if backend.rank == 0 else None
-        return cls(folder, backend.broadcast_object(manifest, 0))
+        return cls(folder, by_first(backend, lambda: read_manifest(Path(folder))))
 
     def fit(self, wanted: Wanted) -> Fit:
         """Return the fit with a model. Errors: CheckpointError if they do not fit."""
-        dtypes = {tensor: entry["dtype"] for tensor, entry in self.manifest["tensors"].items()}
-        return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
+        tensors = {
+            tensor: (boxes[0].global_shape, boxes[0].dtype) for tensor, boxes in self._boxes.items()
+        }
+        return wanted.fit(Stored(str(self.folder), self.manifest, tensors))
 
     def companions(self) -> dict[str, bytes]:
         """Return {name: content} of its files without tensors, such as those of a tokenizer.
@@ -101,13 +101,25 @@ class Checkpoint:
     # ---- values ----------------------------------------------------------------------------------
 
     def read_verified(
-        self, owned, backend: CommunicationBackend, copies: Copies | None = None
+        self,
+        owned,
+        backend: CommunicationBackend,
+        copies: Copies | None = None,
+        *,
+        expendable: bool = True,
     ) -> None:
-        """Fill 1-D arrays and compare every checksum, reading each byte once. Collective.
+        """Fill 1-D arrays and compare every checksum. Collective.
 
-        A rank verifies the segments that it reads whole; the ranks share out what is left then.
-        Errors, on all ranks: CheckpointError, PermissionError; the arrays then hold anything.
+        expendable   the arrays may hold anything after an error: each byte is read once. A rank
+                     verifies the segments that it reads whole; the ranks share out what is left
+                     then. False: everything is verified before anything is filled.
+        Errors, on all ranks: CheckpointError, PermissionError.
         """
+        if not expendable:
+            verify_together(self, backend)
+            with collectively(backend):
+                self.read_into(owned, copies)
+            return
         verified = numpy.zeros(len(self._segments), numpy.uint8)
         with collectively(backend):
             self.read_into(owned, copies, verified)

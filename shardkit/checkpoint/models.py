@@ -82,10 +82,7 @@ def _built(cls: type[Module], configuration: dict, path, changes: dict) -> Modul
 def without_weights(model: Module, path, kept=()) -> Module:
     """Return the model, awaiting the values at this path: no initial ones are made for it.
 
-    Parameters
-    ----------
-    kept
-        CodeNames of parameters that are not there, and keep their initial values.
+    kept   CodeNames of parameters that are not there, and keep their initial values
     """
     for name, parameter in model.named_parameters().items():
         if name not in kept:

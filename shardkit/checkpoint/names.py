@@ -35,14 +35,9 @@ _NAMESPACES = ("argparse:Namespace", "types:SimpleNamespace")
 class CodeNames:
     """Looks up what one checkpoint names.
 
-    Parameters
-    ----------
-    where
-        The checkpoint, for messages.
-    trust
-        What the caller allows.
-    package
-        The first name of the module of the stored class, whose functions may be taken too.
+    where     the checkpoint, for messages
+    trust     what the caller allows
+    package   the first name of the module of the stored class, whose functions may be taken too
     """
 
     def __init__(self, where: str, trust: Trust, package: str = "") -> None:

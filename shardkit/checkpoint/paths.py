@@ -33,9 +33,9 @@ def is_aged(names: list[str]) -> bool:
     return any(name != AVERAGE for name in names)
 
 
-def model_shapes(shapes: dict) -> dict:
-    """Return the shapes of the parameters."""
-    return {tensor: shape for tensor, shape in shapes.items() if tensor.startswith(MODEL)}
+def of_model(tensors: dict) -> dict:
+    """Return the entries of the parameters."""
+    return {tensor: entry for tensor, entry in tensors.items() if tensor.startswith(MODEL)}
 
 
 def state_names(tensors) -> list[str]:
@@ -49,25 +49,6 @@ def state_of(tensor: str) -> str | None:
     return tensor.split("/", 2)[1] if tensor.startswith(OPTIMIZER) else None
 
 
-def without_state(shapes: dict, names: set[str]) -> dict:
-    return {tensor: shape for tensor, shape in shapes.items() if state_of(tensor) not in names}
-
-
 def parameter_of(tensor: str) -> str:
     """Return model/NAME for optimizer/first_moment/NAME."""
     return MODEL + tensor.split("/", 2)[2]
-
-
-def without_unused_state(stored: dict, shapes: dict) -> dict:
-    """Return what is stored without state that a model of these shapes does not keep of its
-    parameters: they are frozen, or have another rule.
-    """
-    return {
-        tensor: shape
-        for tensor, shape in stored.items()
-        if state_of(tensor) is None or tensor in shapes or parameter_of(tensor) not in shapes
-    }
-
-
-def without_buffers(shapes: dict) -> dict:
-    return {name: shape for name, shape in shapes.items() if not name.startswith(BUFFERS)}

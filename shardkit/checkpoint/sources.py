@@ -4,17 +4,19 @@ load_model, on all ranks     load_from
 generate, convert            find_model
 """
 
+from dataclasses import dataclass
+
 from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import by_first
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
+from .candidates import Candidates
 from .choice import NEWEST, Taken, Which, checked_choice
 from .find import find_chosen
 from .fit import Fit, Wanted
 from .load import Checkpoint
 from .pretrained.folder import TransformersFolder, is_transformers_folder
-from .store import CheckpointStore, taken_from
 
 
 def find_model(
@@ -42,6 +44,27 @@ def _check_not_chosen(path, which: Which) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What a load has taken.
+
+    source    what was read
+    fit       of it with the model
+    skipped   why newer checkpoints were passed over
+    taken     which of several it is
+    """
+
+    source: Checkpoint | TransformersFolder
+    fit: Fit
+    skipped: list[str]
+    taken: Taken
+
+    def report(self) -> dict:
+        """Return what load_model returns."""
+        found = {"skipped": self.skipped, "chosen": self.taken.text}
+        return {**self.source.manifest, **found, **self.fit.report()}
+
+
 def load_from(
     path,
     wanted: Wanted,
@@ -51,28 +74,31 @@ def load_from(
     *,
     expendable: bool,
     which: Which = NEWEST,
-) -> tuple[Checkpoint | TransformersFolder, Fit, list[str], Taken]:
+) -> Loaded:
     """Fill the owned arrays that a model wants from what is at a path. Collective.
 
     path        or a tuple of folders, of which the newest valid checkpoint of all is taken
     owned       (tensor path, Piece, 1-D array) each
-    expendable  see CheckpointStore.load_newest
+    expendable  see Checkpoint.read_verified
     which       of several, see choice.py
-    returns     what was read, how it fits, why newer checkpoints were passed over, and which one it
-                is
     Errors, on all ranks: FileNotFoundError, PermissionError, OSError, CheckpointError.
     """
-    with collectively(backend):
-        is_one = backend.rank == 0 and not isinstance(path, tuple)
-        is_folder = is_one and is_transformers_folder(path)
-        if is_folder:
-            _check_not_chosen(path, which)
-    if backend.broadcast_object(is_folder, 0):
+
+    def look() -> Candidates | None:
+        if isinstance(path, tuple) or not is_transformers_folder(path):
+            return Candidates.at(path, which)
+        _check_not_chosen(path, which)
+        return None
+
+    candidates = by_first(backend, look)
+    if candidates is None:
         folder = TransformersFolder.opened_together(path, backend)
-        folder.load(owned, backend, lambda found: found.fit(wanted), copies)
-        return folder, folder.fit(wanted), [], Taken()
-    store = CheckpointStore.found(path, backend, copies=copies, which=which)
-    checkpoint = store.load_newest(
-        owned, backend, lambda found: found.fit(wanted), expendable=expendable
+        return Loaded(folder, folder.load(owned, wanted, backend, copies), [], Taken())
+    checkpoint, fit = candidates.first_good(
+        backend,
+        lambda found, fit: found.read_verified(
+            fit.taken(owned), backend, copies, expendable=expendable
+        ),
+        wanted,
     )
-    return checkpoint, checkpoint.fit(wanted), store.skipped, taken_from(store, checkpoint)
+    return Loaded(checkpoint, fit, candidates.skipped, candidates.taken(checkpoint))

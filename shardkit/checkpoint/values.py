@@ -73,12 +73,9 @@ _TENSORS = {"Parameter": Parameter, "Buffer": Buffer}
 class DataWriter:
     """Turns values into data; what is made once and met again is the same.
 
-    Parameters
-    ----------
-    paths
-        {id: path in the model} of modules, parameters and buffers that are named and not described.
-    most_bytes
-        Of an array that is written whole; of a larger one the checksum.
+    paths        {id: path in the model} of modules, parameters and buffers that are named and not
+                 described
+    most_bytes   of an array that is written whole; of a larger one the checksum
     """
 
     def __init__(self, paths: dict[int, str] | None = None, most_bytes: int = MOST_BYTES) -> None:
@@ -242,12 +239,8 @@ def _checksum(values: numpy.ndarray) -> str:
 class DataReader:
     """Turns data into values again, and runs nothing but the classes of modules that it names.
 
-    Parameters
-    ----------
-    names
-        Finds what is named.
-    parts
-        {path: module, parameter or buffer} of the model whose attributes are read.
+    names   finds what is named
+    parts   {path: module, parameter or buffer} of the model whose attributes are read
     """
 
     def __init__(self, names: "CodeNames", parts: dict[str, Any] | None = None) -> None:

@@ -1,6 +1,7 @@
 """The command line: `shardkit <command>`, also `python -m shardkit <command>`."""
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from ..files.notes import replaced_characters, settle_output, tell
+from ..public import importing
 from .arguments import add_command
 from .settings import without_settings
 
@@ -37,20 +39,22 @@ checkpoint (`train --resume` goes on), 130 ended by Ctrl-C."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; None: with the arguments of this process."""
     with replaced_characters(sys.stdout), replaced_characters(sys.stderr):
         try:
-            code = _run(sys.argv[1:] if arguments is None else arguments)
+            code = _run(arguments)
         except KeyboardInterrupt:
             tell("interrupted by Ctrl-C")
             code = INTERRUPTED_CODE
         return code if settle_output() else code or 1
 
 
-def _run(arguments: list[str]) -> int:
-    arguments, own_command = _cut(arguments)
+def _run(given: list[str] | None) -> int:
+    arguments, own_command = _cut(sys.argv[1:] if given is None else given)
     rest, settings = without_settings(arguments)
     parser, commands = make_parser(rest[0] if rest else "")
+    if given is None:
+        gc.freeze()  # modules stay to the end: no collection, and not the last one, walks them
     if " ".join(rest[:2]) in commands:  # "inspect hang" is a command of its own
         rest[:2] = [" ".join(rest[:2])]
     known, unknown = parser.parse_known_args(rest)
@@ -102,5 +106,7 @@ def make_parser(word: str = "") -> tuple[argparse.ArgumentParser, dict]:
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for file in dict.fromkeys([_FILES[word]] if word in _FILES else _FILES.values()):
-        import_module(f".{file}", __name__).add_commands(partial(add_command, commands))
+        with importing():
+            made = import_module(f".{file}", __name__)
+        made.add_commands(partial(add_command, commands))
     return parser, commands.choices

@@ -125,7 +125,6 @@ def _print_settings(known, overrides) -> int:
 def _show_help(known, overrides) -> int:
     """Print the options, and the settings of the task that is given."""
     configuration = Given.read(known.settings, overrides).configuration()
-    known.parser.epilog = f"settings of {configuration.task_class.__name__}:\n\n"
-    known.parser.epilog += configuration.help_text()
-    known.parser.print_help()
+    print(known.parser.format_help())
+    print(f"settings of {configuration.task_class.__name__}:\n\n{configuration.help_text()}")
     return 0

@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = public_names(
     {
         "backend": "CommunicationBackend",
         "collectives.ordered": "ordered_all_reduce ordered_reduce_scatter ordered_sum",
-        "failure.agreement": "agree collectively raise_together",
+        "failure.agreement": "agree by_first collectively raise_together",
         "failure.ballot": "Ballot",
         "failure.program": "abort_on_error",
         "mesh": "Mesh",

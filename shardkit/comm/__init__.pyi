@@ -7,6 +7,7 @@ from .collectives.ordered import (
 )
 from .failure.agreement import (
     agree as agree,
+    by_first as by_first,
     collectively as collectively,
     raise_together as raise_together,
 )

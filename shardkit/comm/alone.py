@@ -74,16 +74,13 @@ class AloneTransport:
     def takes(self, verb, num_bytes, dtype, op):
         return verb in _VERBS
 
-    def adds_in_tree_order(self, array):
+    def adds_in_tree_order(self, num_bytes, dtype):
         return True
 
-    def leave(self, port, option):
-        """Leave the array as it is."""
-        return CompleteHandle()
-
-    all_reduce = broadcast = leave
-
-    def all_to_all(self, outgoing, incoming):
+    def make(self, verb, *parts):
+        if verb in ("all_reduce", "broadcast"):
+            return CompleteHandle()
+        outgoing, incoming = parts[:2]
         source, target = outgoing.port, incoming.port
         itemsize = source.dtype.itemsize
         from_ = source.address + outgoing.starts[0] * itemsize
@@ -93,14 +90,8 @@ class AloneTransport:
         num_bytes = outgoing.counts[0] * itemsize
         return self._group.staging.copies.copy_in_order(to, from_, num_bytes, source, target)
 
-    def all_gather(self, own, whole):
-        return self.all_to_all(own, whole)
-
-    def reduce_scatter(self, whole, own, op):
-        return self.all_to_all(whole, own)
-
     def begin(self, verb, *parts):
-        return getattr(self, verb)(*parts), None
+        return self.make(verb, *parts), None
 
     def close(self):
         """Do nothing: nothing is held."""

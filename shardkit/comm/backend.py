@@ -27,6 +27,8 @@ from .verbs import Verbs
 from .watch.ledger import LEDGER_NAME, Ledger
 from .watch.progress import Progress, UnderWay
 
+WORLD = "world"  # the key of a group that is split from no other
+
 
 class CommunicationBackend(Verbs, metaclass=ABCMeta):
     """One rank's end of a group of ranks.
@@ -39,19 +41,17 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         The same on all ranks of a group, different between groups.
     parent
         The backend that the group is split from; None: the group is a world.
+    timeout
+        Of a world.
 
     Attributes
     ----------
     timeout
         Seconds that a rank may wait for the others in one verb; may be set at any time, here or on
         a group from split().
-    local_rank
-        Position among the ranks of the node; threads share one.
-    ledger_folder
-        Of this rank's ledger; None: it has none, or one in memory only.
     seconds_left
         Function () -> seconds until the batch system kills the job, for this rank's watchdog; may
-        be set.
+        be set, here or on a group from split().
     """
 
     def __init__(
@@ -59,19 +59,22 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         rank: int,
         world_ranks: Sequence[int],
         *,
-        key: str = "world",
+        key: str = WORLD,
         parent: "CommunicationBackend | None" = None,
+        timeout: float = inf,
     ) -> None:
         super().__init__(
             rank,
             world_ranks,
             key,
             staging=Staging() if parent is None else parent.staging,
-            progress=Progress() if parent is None else parent.progress,
+            progress=Progress(timeout) if parent is None else parent.progress,
         )
-        self.local_rank: int = rank if parent is None else parent.local_rank
-        self.seconds_left: Callable[[], float] = lambda: inf
-        self.ledger_folder: Path | None = None
+
+    @property
+    def local_rank(self) -> int:
+        """Position among the ranks of the node; threads share one."""
+        return self.world_ranks[self.rank]
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -162,12 +165,6 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def _open_group(self, place, key: str) -> "CommunicationBackend":
         """Return the initialized group at the place that channel.split() found. Collective."""
 
-    def close_gpu_transport(self) -> None:
-        """Stage GPU arrays from now on. Collective."""
-        if self.gpu_transport is not None and self.world_size > 1:
-            self.gpu_transport.close()
-            self.gpu_transport = None
-
     # ---- watching --------------------------------------------------------------------------------
 
     @property
@@ -178,6 +175,20 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     @timeout.setter
     def timeout(self, seconds: float):
         self.progress.timeout = checks.check_timeout(seconds)
+
+    @property
+    def seconds_left(self) -> Callable[[], float]:
+        """Function () -> seconds until the job is killed; one for a backend and all its groups."""
+        return self.progress.seconds_left
+
+    @seconds_left.setter
+    def seconds_left(self, function: Callable[[], float]):
+        self.progress.seconds_left = function
+
+    @property
+    def ledger_folder(self) -> Path | None:
+        """The folder of this rank's ledger; None: it has none, or one in memory only."""
+        return self.progress.ledger_folder
 
     def keep_ledger(self, folder: FilePath | None) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
@@ -198,7 +209,6 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         path = None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank)
         ledger = Ledger(path, self.rank, self.world_size, self.progress.names)
         self.progress.ledger = ledger
-        self.ledger_folder = ledger.path and ledger.path.parent
 
     def work(self) -> None:
         """Note that this rank gets on with work of its own, while others wait for it in a verb.
@@ -239,7 +249,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     def memory(self) -> Any:
         """Return a heap with empty(shape, dtype) for arrays that travel; None: anywhere will do."""
-        return None if self.channel is None else self.channel.heap
+        return None if self.channel is None else self.channel.memory.heap
 
     @property
     def shares_memory(self) -> bool:
@@ -247,12 +257,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
         Each rank copies what it needs, and nothing moves meanwhile.
         """
-        return self.channel is not None and self.channel.shares_memory
-
-    @property
-    def levels(self) -> Any:
-        """The levels of a group on nodes that share memory each, or None (node/levels.py)."""
-        return None if self.channel is None else self.channel.levels
+        return self.channel is not None and self.channel.memory.is_shared
 
     def common(self, size: int, dtype: DTypeLike) -> Array | None:
         """Return an array [size] that all ranks of the group see, contents undefined. Collective.
@@ -267,7 +272,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         if self.memory() is None or not self.shares_memory:
             return None
         with self.verb("common"):
-            return self.channel.common(size, dtype)
+            return self.channel.memory.common(size, dtype)
 
     # ---- objects ---------------------------------------------------------------------------------
 

@@ -30,6 +30,27 @@ from collections.abc import Callable
 from .operations import Handle, SeveralHandles
 
 
+class ArrayMemory:
+    """Where the arrays of a group lie; node/node.py has the kind that ranks have in common.
+
+    heap        where they should lie: an object with empty(shape, dtype); None: anywhere
+    is_shared   all ranks see each other's memory
+    address     function (array) -> address of its first byte; None: as NumPy tells it
+    """
+
+    def __init__(self, heap=None, *, is_shared: bool = False, address=None):
+        self.heap, self.is_shared = heap, is_shared
+        self.address = address or _address
+
+    def common(self, size: int, dtype):
+        """Return an array [size] that all ranks see, or None on all of them. Collective."""
+        return None
+
+
+def _address(array) -> int:
+    return array.ctypes.data
+
+
 class ChannelCall(metaclass=ABCMeta):
     """A collective with its arguments, planned. Calling it, and beginning it, is collective."""
 
@@ -46,17 +67,16 @@ class Channel(metaclass=ABCMeta):
     """One rank's end.
 
     rank, size      this rank in the group, and the number of ranks
+    memory          of the arrays that it takes
     communicator    of mpi4py, or None
-    heap            where arrays should lie: an object with empty(shape, dtype); None: anywhere
-    shares_memory   all ranks see each other's memory
-    levels          the LevelsChannel, if there is one, else None
+    levels          the Levels of its nodes, if it has some, else None
     """
 
-    communicator = heap = levels = None
-    shares_memory = False
+    communicator = levels = None
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int, memory: ArrayMemory):
         self.rank, self.size = rank, size
+        self.memory = memory
 
     @abstractmethod
     def plan(self, verb: str, *arguments) -> ChannelCall:
@@ -70,20 +90,15 @@ class Channel(metaclass=ABCMeta):
         self.plan(verb, *arguments)()
 
     def noted_calls(self, group) -> "NotedCalls":
-        """Return the verbs that the channel makes with their notes for this group."""
-        return NotedCalls()
+        """Return the verbs that the channel makes with their notes for this group.
 
-    def address(self, array) -> int:
-        """Return the address of the first byte of the array."""
-        return array.ctypes.data
+        group   its Verbs, whose renew_noted() the channel calls when there are more
+        """
+        return NotedCalls()
 
     def adds_in_tree_order(self, num_bytes: int, dtype) -> bool:
         """Return True if sums of such arrays are added as the tree of ordered.py."""
         return False
-
-    def common(self, size: int, dtype):
-        """Return an array [size] that all ranks see, or None on all of them. Collective."""
-        return None
 
     @abstractmethod
     def split(self, color: int | None, key: int):
@@ -135,22 +150,16 @@ class WrappedChannel(Channel):
     """A channel around another one, which does all; a wrapper overrides some of it."""
 
     def __init__(self, inside: Channel):
-        super().__init__(inside.rank, inside.size)
+        super().__init__(inside.rank, inside.size, inside.memory)
         self.inside = inside
         self.communicator = inside.communicator
-        self.heap = inside.heap
         self.levels = inside.levels
-        self.shares_memory = inside.shares_memory
-        self.address = inside.address
 
     def plan(self, verb, *arguments):
         return self.inside.plan(verb, *arguments)
 
     def adds_in_tree_order(self, num_bytes, dtype):
         return self.inside.adds_in_tree_order(num_bytes, dtype)
-
-    def common(self, size, dtype):
-        return self.inside.common(size, dtype)
 
     def split(self, color, key):
         return self.inside.split(color, key)

@@ -39,20 +39,35 @@ def is_carried(op) -> bool:
     return type(op) is ReductionOperation and op is not ReductionOperation.AVERAGE
 
 
-def is_slice(own, whole, num_ranks: int, place: int | None, address) -> bool:
-    """Return True if `own` is as long as one of equal slices of `whole`, and lies apart from it.
+def counts_of_plain(group, own, whole, counts, *, may_lie_inside: bool) -> list[int] | None:
+    """Return the counts of the slices of a plain array, of which this rank has its own.
 
-    place     it may also be this slice, exactly; None: it may not
-    address   function (array) -> address of its first byte
+    may_lie_inside   that may be a view of its place in `whole`
+    returns          None if an array is not plain, or anything is wrong: check_counts() and its
+                     like say what
     """
-    return (
-        own.dtype == whole.dtype
-        and own.size * num_ranks == whole.size
-        and (
-            (place is not None and address(own) == address(whole) + place * own.nbytes)
-            or not numpy.may_share_memory(own, whole)
-        )
-    )
+    if not (is_plain(own) and is_plain(whole) and own.dtype == whole.dtype):
+        return None
+    counts = _counts_of(whole, counts, own, group)
+    if counts is None:
+        return None
+    if may_lie_inside:
+        address = group.channel.memory.address
+        if address(own) == address(whole) + sum(counts[: group.rank]) * own.itemsize:
+            return counts
+    return None if numpy.may_share_memory(own, whole) else counts
+
+
+def _counts_of(whole, counts, own, group) -> list[int] | None:
+    """Return the counts of all slices, as given or (None) equal; None if they do not fit."""
+    num_ranks = group.world_size
+    if counts is None:
+        return [own.size] * num_ranks if own.size * num_ranks == whole.size else None
+    try:
+        counts = check_counts("counts", counts, whole.size, num_ranks)
+    except ValueError:
+        return None
+    return counts if counts[group.rank] == own.size else None
 
 
 def pieces_of_plain(
@@ -113,23 +128,21 @@ def _plain_broadcast(group, array, root):
 
 
 def _plain_all_gather(group, send, receive, counts):
-    n, address = group.world_size, group.channel.address
-    if counts is not None or not (is_plain(send) and is_plain(receive)):
+    counts = counts_of_plain(group, send, receive, counts, may_lie_inside=True)
+    if counts is None:
         return None
-    if not is_slice(send, receive, n, group.rank, address):
-        return None
-    return (_flat(send), _flat(receive), [send.size] * n), receive, (n - 1) * send.nbytes
+    sent = (group.world_size - 1) * send.nbytes
+    return (_flat(send), _flat(receive), counts), receive, sent
 
 
 def _plain_reduce_scatter(group, send, receive, counts, op, in_place):
-    n, address = group.world_size, group.channel.address
-    if counts is not None or not (is_plain(send) and is_plain(receive) and is_carried(op)):
+    if not is_carried(op):
         return None
-    place = group.rank if in_place and group.adds_in_tree_order(send) else None
-    if not is_slice(receive, send, n, place, address):
+    may_lie_inside = in_place and group.adds_in_tree_order(send)
+    counts = counts_of_plain(group, receive, send, counts, may_lie_inside=may_lie_inside)
+    if counts is None:
         return None
-    arguments = _flat(send), _flat(receive), [receive.size] * n, op
-    return arguments, receive, send.nbytes - receive.nbytes
+    return (_flat(send), _flat(receive), counts, op), receive, send.nbytes - receive.nbytes
 
 
 def _plain_all_to_all(group, send, receive, *counts):

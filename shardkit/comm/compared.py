@@ -6,7 +6,7 @@
 The comparison is one collective of its own, the same whatever is called, so ranks that have
 diverged meet in it. In checked mode (SHARDKIT_CHECK=1) every collective is compared, and a rank
 whose arguments are refused lets the others know; it costs as much as a small collective. Otherwise
-MPI groups compare their first calls (mpi/channel.py). Threads compare always: there it is free.
+MPI groups compare their first calls (mpi/comparing.py). Threads compare always: there it is free.
 """
 
 from collections import Counter

@@ -95,12 +95,7 @@ class Mesh:
         Parameters
         ----------
         axis
-            "pipeline", "data" or "tensor".
-
-        Raises
-        ------
-        MeshError
-            On an unknown axis.
+            As of group, with its errors.
         """
         return self.group(axis).world_size
 
@@ -147,12 +142,7 @@ class Mesh:
         Parameters
         ----------
         axis
-            "pipeline", "data" or "tensor".
-
-        Raises
-        ------
-        MeshError
-            On an unknown axis.
+            As of group, with its errors.
         """
         cuts = self._cuts.values() if axis == "data" else ()
         return self.group(axis), *(group for groups in cuts for group in groups)
@@ -165,7 +155,7 @@ class Mesh:
         Parameters
         ----------
         axis
-            "pipeline", "data" or "tensor".
+            As of group.
         """
         lengths = {
             len(list(run))
@@ -224,7 +214,7 @@ class Mesh:
             return
         groups = {axis: self.carriers(axis) for axis in AXES}
         for group in (group for along in groups.values() for group in along):
-            group.close_gpu_transport()
+            group.use_gpu_transport(None)
         from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
 
         open_transport(name, self.world, groups, deterministic=deterministic)

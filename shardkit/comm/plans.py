@@ -11,10 +11,11 @@ called where it was planned), for the watchdog.
 Source: persistent collectives, MPI_Allreduce_init of MPI 4.
 """
 
-from . import checks
+from typing import Any
+
+from .channel import ChannelCall
 from .collective import COLLECTIVES
 from .operations import ReductionOperation
-from .under_way import check_alive
 from .watch.frames import OF_VERB
 
 SUM = ReductionOperation.SUM
@@ -31,9 +32,10 @@ class PlannedCall:
     """
 
     def __init__(self, group, verb: str, arguments: tuple, site: int):
-        self._group, self._verb, self._arguments, self._site = group, verb, arguments, site
+        self._group, self._verb, self._arguments, self.site = group, verb, arguments, site
         self._channel = None  # for which one it is planned
-        self._planned: tuple | None = None  # as of checks.PLAIN, and the call of the channel
+        self._passed: tuple | None = None  # the arguments of the channel's verb
+        self._call: Any = None  # the channel's
         self._run, self._go_on = _unbound, None
 
     def checked(self) -> "PlannedCall":
@@ -47,31 +49,23 @@ class PlannedCall:
             self._rest(stage)
 
     def _rest(self, stage: int) -> None:
-        """Go on with a call that takes long; make the whole call where it was refused."""
+        """Go on with a call that takes long; let the group make one that was refused."""
         if self._go_on is not None and self._go_on(stage):
             return
-        self._make()
-        self._run, self._go_on = self._bound() or (_unbound, None)
+        group = self._group
+        group.make(self._verb, *self._arguments, planned=self)
+        bound = None
+        if self._passed is not None:
+            bound = group.noted.bind(self._verb, self._passed, self.site)
+        self._run, self._go_on = bound or (_unbound, None)
 
-    def _bound(self) -> tuple | None:
-        """Return the call as compiled code, and what goes on with it, if it can be that."""
-        if self._planned is None:
-            return None
-        (arguments, *_), _ = self._planned
-        return self._group.noted.bind(self._verb, arguments, self._site)
-
-    def _make(self) -> None:
-        group, channel = self._group, self._group.channel
-        check_alive(group, self._verb)
-        plain = checks.PLAIN[self._verb](group, *self._arguments)  # an array may be read-only now
-        if plain is None:
-            self._planned = None
-            group.make_through_ports(self._verb, self._arguments, self._site)
-            return
-        if self._planned is None or channel is not self._channel:
-            self._channel = channel
-            self._planned = plain, channel.plan(self._verb, *plain[0])
-        group.make_planned(self._verb, *self._planned, self._site)
+    def plan(self, verb: str, *passed) -> ChannelCall:
+        """Return the call of the group's channel, planned now unless it was before."""
+        channel = self._group.channel
+        if channel is not self._channel:
+            self._channel, self._passed = channel, passed
+            self._call = channel.plan(verb, *passed)
+        return self._call
 
 
 class PlannedVerbs:

@@ -176,4 +176,5 @@ def ranks_text(ranks) -> str:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+    ends = [(part[0], part[-1]) for part in parts]
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ends)

@@ -133,14 +133,11 @@ class Staging:
         )
 
     def exchange(self, send: Pieces, receive: Pieces, run, *, num_ranks: int, longest: int) -> None:
-        """Call run(send, receive, send_part, receive_part) on host arrays.
+        """Call run(send, receive, send_part, receive_part) on a window of every piece at a time.
 
-        Directly, or a window of every piece at a time.
         longest   elements of the longest piece on any rank: all ranks go through the same number of
                   windows
         """
-        if send.port.host is not None and receive.port.host is not None:
-            return run(send.port.host, receive.port.host, send, receive)
         send.port.settle()
         receive.port.settle()
         length = max(1, self.window_bytes // (num_ranks * send.port.wire.itemsize))

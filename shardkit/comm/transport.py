@@ -12,6 +12,7 @@ A group has at most one transport beside the staged one, which takes what the ot
 of them a call takes is decided by what all ranks know: verb, bytes, dtype and operation.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy
@@ -26,7 +27,7 @@ _LONGEST = ReductionOperation.MAX
 class GpuTransport(Protocol):
     """A way for GPU arrays. Ports are DevicePorts; every method is collective like its verb.
 
-    Each verb that takes() accepts is a method with the name and the arguments of StagedTransport's.
+    Messages that takes() accepts are methods with the names and arguments of StagedTransport's.
     """
 
     def takes(self, verb: str, num_bytes: int, dtype, op: ReductionOperation | None) -> bool:
@@ -35,8 +36,14 @@ class GpuTransport(Protocol):
         num_bytes   of the whole array; 0 where that may differ
         """
 
-    def adds_in_tree_order(self, array) -> bool:
+    def adds_in_tree_order(self, num_bytes: int, dtype) -> bool:
         """Return True if sums of such an array are added here as the tree of ordered.py."""
+
+    def make(self, verb: str, *parts) -> Handle:
+        """Make a collective that takes() accepts; return the handle of what a GPU still does.
+
+        parts   as of COLLECTIVES (collective.py)
+        """
 
     def begin(self, verb: str, *parts) -> tuple:
         """Begin a collective: what takes() accepted with an i before its name.
@@ -46,6 +53,19 @@ class GpuTransport(Protocol):
 
     def close(self) -> None:
         """Free what it holds. Collective over the group."""
+
+
+# From what a window has, host arrays and pieces on either side, and a root or an operation, to the
+# arguments of the channel's verb.
+_ARGUMENTS: dict[str, Callable[..., tuple]] = {
+    "all_gather": lambda send, receive, out, into: (send, receive, into.counts),
+    "reduce_scatter": lambda send, receive, out, into, op: (send, receive, out.counts, op),
+    "scatter": lambda send, receive, out, into, root: (send, receive, root, out.counts),
+    "gather": lambda send, receive, out, into, root: (send, receive, root, into.counts),
+    "all_to_all": lambda send, receive, out, into: (
+        (send, receive, out.counts, into.counts, out.starts, into.starts)
+    ),
+}
 
 
 class StagedTransport:
@@ -59,73 +79,49 @@ class StagedTransport:
 
     # ---- done when they return -------------------------------------------------------------------
 
-    def all_reduce(self, port, op) -> Handle:
+    def make(self, verb, *parts) -> Handle:
+        if verb in _ARGUMENTS:
+            self._exchange(verb, *parts)
+        else:
+            self._in_place(verb, *parts)
+        return _COMPLETE
+
+    def _in_place(self, verb, port, option):
+        """Make an all_reduce or a broadcast; option: an operation or a root."""
         channel = self._group.channel
+        is_root = option == channel.rank
 
         def run(host):
-            channel.run("all_reduce", host, op)
-            self._scale(host, op)
+            channel.run(verb, host, option)
+            self._scale(host, option)
 
-        self._group.staging.in_place(port, run)
-        return _COMPLETE
-
-    def broadcast(self, port, root) -> Handle:
-        channel = self._group.channel
-        is_root = channel.rank == root
+        is_sum = verb == "all_reduce"
         self._group.staging.in_place(
-            port,
-            lambda host: channel.run("broadcast", host, root),
-            loads=is_root,
-            stores=not is_root,
+            port, run, loads=is_sum or is_root, stores=is_sum or not is_root
         )
-        return _COMPLETE
 
-    def all_gather(self, own: Pieces, whole: Pieces) -> Handle:
-        channel = self._group.channel
-
-        def run(send, receive, _, part):
-            channel.run("all_gather", send, receive, part.counts)
-
-        return self._exchange(own, whole, run, max(whole.counts))
-
-    def reduce_scatter(self, whole: Pieces, own: Pieces, op) -> Handle:
-        channel = self._group.channel
-
-        def run(send, receive, part, _):
-            channel.run("reduce_scatter", send, receive, part.counts, op)
-            self._scale(receive, op)
-
-        return self._exchange(whole, own, run, max(whole.counts))
-
-    def scatter(self, whole: Pieces, own: Pieces, root) -> Handle:
-        channel = self._group.channel
-
-        def run(send, receive, part, _):
-            channel.run("scatter", send, receive, root, part.counts)
-
-        return self._exchange(whole, own, run, max(whole.counts))
-
-    def gather(self, own: Pieces, whole: Pieces, root) -> Handle:
-        channel = self._group.channel
-
-        def run(send, receive, _, part):
-            channel.run("gather", send, receive, root, part.counts)
-
-        return self._exchange(own, whole, run, max(whole.counts))
-
-    def all_to_all(self, outgoing: Pieces, incoming: Pieces) -> Handle:
-        channel = self._group.channel
+    def _exchange(self, verb, outgoing, incoming, *option):
+        """Make another collective: on the arrays, or window by window; option: as above."""
+        group = self._group
+        source, target = outgoing.port.host, incoming.port.host
 
         def run(send, receive, out, into):
-            channel.run(
-                "all_to_all", send, receive, out.counts, into.counts, out.starts, into.starts
-            )
+            group.channel.run(verb, *_ARGUMENTS[verb](send, receive, out, into, *option))
+            self._scale(receive, *option)
 
-        source, target = outgoing.port.host, incoming.port.host
         if source is not None and target is not None:
-            run(source, target, outgoing, incoming)
-            return _COMPLETE
-        return self._exchange(outgoing, incoming, run, self._longest_anywhere(outgoing, incoming))
+            return run(source, target, outgoing, incoming)
+        longest = max(outgoing.counts + incoming.counts)
+        if verb == "all_to_all":  # the longest of any rank: all go through as many windows
+            agreed = numpy.array([longest], numpy.int64)
+            group.channel.run("all_reduce", agreed, _LONGEST)
+            longest = int(agreed[0])
+        group.staging.exchange(outgoing, incoming, run, num_ranks=group.world_size, longest=longest)
+
+    def _scale(self, host, option=None) -> None:
+        """Turn a sum into the average, if that is what was asked for."""
+        if option is ReductionOperation.AVERAGE:
+            numpy.divide(host, self._group.world_size, out=host)
 
     def send(self, port, destination, tag) -> Handle:
         channel = self._group.channel
@@ -140,23 +136,6 @@ class StagedTransport:
             port, lambda host: channel.irecv(host, source, tag).wait(), loads=False
         )
         return _COMPLETE
-
-    def _exchange(self, send, receive, run, longest):
-        self._group.staging.exchange(
-            send, receive, run, num_ranks=self._group.world_size, longest=longest
-        )
-        return _COMPLETE
-
-    def _longest_anywhere(self, outgoing, incoming) -> int:
-        """Return the longest piece of any rank: all go through the same number of windows."""
-        agreed = numpy.array([max(outgoing.counts + incoming.counts)], numpy.int64)
-        self._group.channel.run("all_reduce", agreed, _LONGEST)
-        return int(agreed[0])
-
-    def _scale(self, host, op) -> None:
-        """Turn a sum into the average, if that is what was asked for."""
-        if op is ReductionOperation.AVERAGE:
-            numpy.divide(host, self._group.world_size, out=host)
 
     # ---- non-blocking: return (the channel's handle, what to do once it is complete or None) -----
 
@@ -177,11 +156,11 @@ class StagedTransport:
             port, op = parts
             host = staging.whole(port, load=True)
             return self._begun(verb, (host, op), port, host, op)
-        first, second, *op = parts
-        source = staging.whole(first.port, load=True)
-        target = staging.whole(second.port, load=False)
-        counts = (first if verb == "reduce_scatter" else second).counts
-        return self._begun(verb, (source, target, counts, *op), second.port, target, *op)
+        outgoing, incoming, *op = parts
+        source = staging.whole(outgoing.port, load=True)
+        target = staging.whole(incoming.port, load=False)
+        arguments = _ARGUMENTS[verb](source, target, outgoing, incoming, *op)
+        return self._begun(verb, arguments, incoming.port, target, *op)
 
     def _begun(self, verb, arguments, port, target, op=None):
         def finish():

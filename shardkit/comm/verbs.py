@@ -12,7 +12,7 @@
 A collective is planned, then called or begun:
 
     plan    plain arrays: the channel plans the call, with all that it needs; nothing is sent
-            others (half floats to be summed, GPU arrays, averages, counts): only noted
+            others (half floats to be summed, GPU arrays, averages): only noted
     call    noted (watch/progress.py), made, counted; others through ports (collective.py) and a
             transport (transport.py), window by window
     begin   the same to be awaited; always through a transport
@@ -34,7 +34,7 @@ from ..array.backend import is_device_array
 from . import checks
 from .alone import AloneTransport
 from .arguments import Arguments
-from .channel import ChannelCall, NotedCalls
+from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, ReductionOperation, Traffic
 from .plans import PlannedVerbs
@@ -134,15 +134,31 @@ class Verbs:
         self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
         return UnderWay(self.progress, (peer, tag))
 
-    def use_gpu_transport(self, transport: GpuTransport) -> None:
+    def use_gpu_transport(self, transport: GpuTransport | None) -> None:
         """Carry GPU arrays this way from now on. On all ranks, between two calls.
 
         Parameters
         ----------
         transport
-            Takes some verbs; the others are staged.
+            Takes some verbs; the others are staged. None: the one that is used is closed, and all
+            are staged; a rank alone keeps its own.
         """
+        if transport is None and self.gpu_transport is not None:
+            if self.world_size == 1:
+                return
+            self.gpu_transport.close()
         self.gpu_transport = transport
+
+    def renew_noted(self, channel: Any) -> None:
+        """Ask the channel again for the verbs that it makes with their notes.
+
+        Parameters
+        ----------
+        channel
+            Nothing is done if it does not carry the verbs of this group now.
+        """
+        if channel is self.channel:
+            self.noted = channel.noted_calls(self)
 
     def transport(self, verb: str, parts: Sequence[Any]) -> Any:
         """Return the transport that takes this call.
@@ -169,27 +185,31 @@ class Verbs:
         By size and dtype, the same on all ranks.
         """
         if isinstance(array, numpy.ndarray):
-            channel = self.channel
-            return channel is not None and channel.adds_in_tree_order(array.nbytes, array.dtype)
-        transport = self.gpu_transport if is_device_array(array) else None
-        return transport is not None and transport.adds_in_tree_order(array)
+            carrier = self.channel
+        else:
+            carrier = self.gpu_transport if is_device_array(array) else None
+        return carrier is not None and carrier.adds_in_tree_order(array.nbytes, array.dtype)
 
-    def make_planned(
-        self, verb: str, plain: tuple, call: ChannelCall, site: int | None = None
-    ) -> None:
-        """Make a call that the channel has planned.
+    def make(self, verb: str, *arguments: Any, planned: Any = None) -> None:
+        """Plan a collective, unless that is done, and call it.
 
         Parameters
         ----------
-        plain
-            What checks.PLAIN gave for it.
-        call
-            The channel's.
-        site
-            As of verb().
+        arguments
+            All that the verb takes.
+        planned
+            The PlannedCall that is made; None: a verb, whose caller is looked for.
         """
-        _, whole, sent = plain
+        if self.channel is None:
+            check_alive(self, verb)
         progress = self.progress
+        site = progress.site(OF_VERB) if planned is None else planned.site
+        plain = checks.PLAIN[verb](self, *arguments)  # an array may be read-only now
+        if plain is None:
+            return self._make_through_ports(verb, arguments, site)
+        passed, whole, sent = plain
+        plan = self.channel.plan if planned is None else planned.plan
+        call = plan(verb, *passed)
         progress.begin_collective(
             verb, self.group_key, self.world_ranks, whole.dtype, whole.size, site
         )
@@ -202,32 +222,13 @@ class Verbs:
         if sent is not None:
             self.traffic.add(verb, sent)
 
-    def make_through_ports(self, verb: str, arguments: tuple, site: int | None = None) -> None:
-        """Make a call that a transport carries.
-
-        Parameters
-        ----------
-        arguments
-            All that the verb takes.
-        site
-            As of verb().
-        """
+    def _make_through_ports(self, verb: str, arguments: tuple, site: int) -> None:
+        """Make a call that a transport carries."""
         collective = COLLECTIVES[verb]
         with self.verb(verb, site=site):
             parts = collective.ports(self, *arguments)
-            getattr(self.transport(verb, parts), verb)(*parts).wait()
+            self.transport(verb, parts).make(verb, *parts).wait()
             self.traffic.add(verb, collective.sent(self, *parts))
-
-    def _make(self, verb: str, *arguments) -> None:
-        """Plan a collective and call it."""
-        if self.channel is None:
-            check_alive(self, verb)
-        site = self.progress.site(OF_VERB)
-        plain = checks.PLAIN[verb](self, *arguments)
-        if plain is None:
-            self.make_through_ports(verb, arguments, site)
-        else:
-            self.make_planned(verb, plain, self.channel.plan(verb, *plain[0]), site)
 
     def _begin(self, verb: str, *arguments) -> Handle:
         """Begin a collective. All ranks begin their collectives in the same order."""
@@ -242,7 +243,7 @@ class Verbs:
     def barrier(self) -> None:
         """Wait until every rank has called it. Collective."""
         if not self.noted.barrier():
-            self._make("barrier")
+            self.make("barrier")
 
     def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
@@ -253,12 +254,12 @@ class Verbs:
             Any shape, the same on all ranks. Half floats are summed as float32.
         """
         if not self.noted.all_reduce(array, op):
-            self._make("all_reduce", array, op)
+            self.make("all_reduce", array, op)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Leave the root's elements in `array`, on every rank. Collective, in place."""
         if not self.noted.broadcast(array, root):
-            self._make("broadcast", array, root)
+            self.make("broadcast", array, root)
 
     def all_gather(self, send: Array, receive: Array, counts: Sequence[int] | None = None) -> None:
         """Leave the slices of all ranks, in rank order, in `receive`. Collective.
@@ -274,7 +275,7 @@ class Verbs:
             Elements per rank; None: equal.
         """
         if counts is not None or not self.noted.all_gather(send, receive):
-            self._make("all_gather", send, receive, counts)
+            self.make("all_gather", send, receive, counts)
 
     def reduce_scatter(
         self,
@@ -299,7 +300,7 @@ class Verbs:
             `receive` may be this rank's own slice of `send`; only if adds_in_tree_order.
         """
         if counts is not None or not self.noted.reduce_scatter(send, receive, op, in_place):
-            self._make("reduce_scatter", send, receive, counts, op, in_place)
+            self.make("reduce_scatter", send, receive, counts, op, in_place)
 
     def scatter(
         self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
@@ -313,7 +314,7 @@ class Verbs:
         receive
             counts[rank] elements; on the root it may be its own place in `send`.
         """
-        self._make("scatter", send, receive, root, counts)
+        self.make("scatter", send, receive, root, counts)
 
     def gather(
         self, send: Array, receive: Array, root: int = 0, counts: Sequence[int] | None = None
@@ -327,7 +328,7 @@ class Verbs:
         receive
             On the root: sum of counts elements; ignored elsewhere (pass None).
         """
-        self._make("gather", send, receive, root, counts)
+        self.make("gather", send, receive, root, counts)
 
     def all_to_all(
         self,
@@ -345,7 +346,7 @@ class Verbs:
         covering the array. The two arrays do not overlap.
         """
         counts = send_counts, receive_counts, send_displacements, receive_displacements
-        self._make("all_to_all", send, receive, *counts)
+        self.make("all_to_all", send, receive, *counts)
 
     # ---- between two ranks -----------------------------------------------------------------------
 

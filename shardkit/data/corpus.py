@@ -67,9 +67,9 @@ class Corpus:
         found = {}
         for name, rows in zip((TRAINING, VALIDATION), both):
             group = tables[rows[:, 0]]
-            parts = numpy.stack(
-                [group[:, 0], group[:, 1] + rows[:, 1], group[:, 1] + rows[:, 2]], axis=1
-            )
+            numbers, starts = group[:, 0], group[:, 1]
+            begins, ends = starts + rows[:, 1], starts + rows[:, 2]
+            parts = numpy.stack([numbers, begins, ends], axis=1)
             found[name] = self._packed(_merged(parts))
         return found
 
@@ -87,7 +87,8 @@ def _grouped(segments, percent: float) -> numpy.ndarray:
         cuts = numpy.arange(0, segment.count, max(1, total // groups))
         cuts = numpy.unique([*numpy.searchsorted(documents, cuts), 0, len(documents) - 1])
         bounds = documents[cuts]
-        columns = numpy.full(len(cuts) - 1, number), bounds[:-1], bounds[1:], numpy.diff(cuts) == 1
+        numbers = numpy.full(len(cuts) - 1, number)
+        columns = numbers, bounds[:-1], bounds[1:], numpy.diff(cuts) == 1
         tables.append(numpy.stack(columns, axis=1))
     table = numpy.concatenate(tables).astype(numpy.int64)
     return table[table[:, 2] > table[:, 1]]
@@ -95,7 +96,9 @@ def _grouped(segments, percent: float) -> numpy.ndarray:
 
 def _merged(parts: numpy.ndarray) -> numpy.ndarray:
     """Return the parts with neighbors that touch joined."""
-    touches = (parts[1:, 0] == parts[:-1, 0]) & (parts[1:, 1] == parts[:-1, 2])
+    earlier, later = parts[:-1], parts[1:]
+    is_of_one_file = later[:, 0] == earlier[:, 0]
+    touches = is_of_one_file & (later[:, 1] == earlier[:, 2])
     begins = numpy.append(True, ~touches)[: len(parts)]
     ends = numpy.append(~touches, True)[: len(parts)]
     return numpy.stack([parts[begins, 0], parts[begins, 1], parts[ends, 2]], axis=1)

@@ -34,7 +34,7 @@ def has_names(cells: list[str], rows: list[list[str]], path: Path) -> bool:
     whole = [any(map(_WHOLE.fullmatch, column)) for column in zip(*rows)]
     if is_counted and rows and not (all(whole) if len(cells) > 2 else any(whole)):
         return True
-    is_ascending = len(cells) > 2 and numbers == [*range(numbers[0], numbers[0] + len(cells))]
+    is_ascending = len(cells) > 2 and numbers == [numbers[0] + i for i in range(len(cells))]
     if (any(whole) or not rows) and not is_counted and not is_ascending:
         return False
     raise ConfigurationError(

@@ -11,7 +11,6 @@
 A format is one class here and its name in settings.FORMATS.
 """
 
-import pickletools
 import struct
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -22,11 +21,14 @@ from ..arguments import nearest
 from ..errors import CorpusError
 from ..files.arrays import StoredArray, npy_array, npz_arrays
 from ..files.reading import bytes_of, is_plain, loaded, opened, read_bytes, size_of
+from ..public import LateModule
 from .segments import Segment
 from .settings import AUTO, TextData
 from .text import VOCABULARY_SIZE, text_segments
 from .token_file import is_token_file, open_token_file
 from .tokenizer import MOST_TOKENS, ByteTokenizer
+
+pickletools = LateModule("pickletools")
 
 
 class TokenFormat(ABC):
@@ -339,7 +341,8 @@ def _check_index(path: Path, dtype: numpy.dtype, sizes, pointers, documents) -> 
         at = int(ends[-1])
     for first in range(0, len(documents), _CHECKED):
         part = documents[first : first + _CHECKED + 1]
-        is_right = (part[1:] >= part[:-1]).all() and part[0] >= 0 and part[-1] <= len(sizes)
+        ascends = (part[1:] >= part[:-1]).all()
+        is_right = ascends and part[0] >= 0 and part[-1] <= len(sizes)
         if not is_right or documents[0] != 0:
             raise CorpusError(
                 f"{path}: its documents are not parts of its {len(sizes):,} sequences",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from ..annotations import Shape
 from ..checkpoint.format.hdf5 import LIBRARY_VERSIONS, contiguous
 from ..errors import FileError, InputError
 from ..files.reading import library, size_of
@@ -52,7 +53,7 @@ def lay_out(path: Path, datasets: dict, attributes: dict) -> dict[str, int]:
         }
 
 
-def _make_contiguous(file, name: str, shape: tuple[int, ...], dtype) -> int:
+def _make_contiguous(file, name: str, shape: Shape, dtype) -> int:
     properties = contiguous()
     properties.set_obj_track_times(False)  # the same bytes whenever it is made
     above, _, last = name.rpartition("/")

@@ -11,6 +11,7 @@ Source: HDF5 File Format Specification 3.0, IV.A.2.i and VII.
 from dataclasses import dataclass
 from math import prod
 
+from ..annotations import Shape
 from ..files.reading import MOST_DIMS
 
 _HYPERSLAB, _ALL = 2, 3  # selections
@@ -35,7 +36,7 @@ class Source:
     ours: Box
 
 
-def shape_of(message: bytes) -> tuple[int, ...]:
+def shape_of(message: bytes) -> Shape:
     """Return the shape that a dataspace message means. Errors: ValueError."""
     version, rank = message[0], message[1]
     at = {1: 8, 2: 4}.get(version)
@@ -44,7 +45,7 @@ def shape_of(message: bytes) -> tuple[int, ...]:
     return tuple(_number(message, at + 8 * dim, 8) for dim in range(rank))
 
 
-def sources_of(block: bytes, shape: tuple[int, ...]) -> list[Source]:
+def sources_of(block: bytes, shape: Shape) -> list[Source]:
     """Return the parts of a virtual dataset of this shape, from its block of a global heap.
 
     Errors: ValueError on what is damaged, or is mapped in another way than box by box.
@@ -154,7 +155,7 @@ class RowSource:
     is_one_row: bool
 
 
-def rows_of(sources: list[Source], shape: tuple[int, ...]) -> list[RowSource]:
+def rows_of(sources: list[Source], shape: Shape) -> list[RowSource]:
     """Return the sources as whole rows, in their order, which are all rows of the shape.
 
     Errors: ValueError if a row is in no source, or in two, or is cut.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy
 from numpy.lib import format as npy
 
+from ..annotations import Shape
 from ..errors import FileError, InputError
 from .reading import LARGEST, bytes_of, checked_bytes, is_plain, opened, understood
 
@@ -30,7 +31,7 @@ class StoredArray:
     dtype  as in the file; one that is not plain is listed, and cannot be read
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: numpy.dtype
     at: int
 

@@ -25,7 +25,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -80,7 +79,7 @@ class Owner:
         job, launch = batch_job()
         process = os.getpid()
         return cls(
-            secrets.token_hex(8),
+            os.urandom(8).hex(),
             run,
             platform.node(),
             job or "",
@@ -126,7 +125,7 @@ class Ownership:
         say   called with a line before a wait, of STALE_SECONDS at most
         Errors: OSError too.
         """
-        owned = cls(Path(folder), Owner.this_process(run or secrets.token_hex(8)), advice)
+        owned = cls(Path(folder), Owner.this_process(run or os.urandom(8).hex()), advice)
         owned._take(say)
         owned._thread = threading.Thread(target=owned._beat, daemon=True, name="shardkit owner")
         owned._thread.start()

@@ -29,7 +29,7 @@ _IMPORTING: dict[Path, Any] = {}  # file -> the lock of its import
 
 _SOURCE = ".py"
 LIBRARIES = (  # that shardkit imports where they are installed
-    *("shardkit", "numpy", "mpi4py", "h5py", "numba", "llvmlite", "rich", "threadpoolctl"),
+    *("shardkit", "numpy", "scipy", "mpi4py", "h5py", "numba", "llvmlite", "rich", "threadpoolctl"),
     *("xxhash", "ml_dtypes", "cupy", "pyarrow", "tokenizers", "tensorboardX", "wandb", "mlflow"),
 )
 

@@ -9,7 +9,6 @@ link. The folder may be a link: the user has chosen it.
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def fresh_file(path: Path, mode: int = 0o666) -> Path:
 
 
 def _made(path: Path, mode: int) -> Path:
-    temporary = path.with_name(f".shardkit-{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".shardkit-{os.urandom(8).hex()}.tmp")
     os.close(os.open(temporary, os.O_WRONLY | _NEW, mode))
     return temporary
 

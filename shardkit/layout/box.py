@@ -128,7 +128,8 @@ def _boxes_below(index: tuple, shape: tuple, start: int, stop: int) -> list[Box]
     if last <= full:
         return head + tail
     ones = (1,) * len(index)
-    rows = Box(index + (full,) + (0,) * len(below), ones + (last - full,) + below)
+    corner = index + (full,) + (0,) * len(below)
+    rows = Box(corner, ones + (last - full,) + below)
     return [*head, rows, *tail]
 
 

@@ -128,7 +128,10 @@ class FlatLayout:
 
     def pieces(self, rank: int) -> list[Piece]:
         """Return the boxes a rank owns, in flat order; all ranks' boxes tile every tensor once."""
-        start, stop = self.span(rank)
+        return self.pieces_in(*self.span(rank))
+
+    def pieces_in(self, start: int, stop: int) -> list[Piece]:
+        """Return the boxes in elements [start, stop) of the flat buffer, in flat order."""
         return [piece for slot in self.slots for piece in slot.pieces(start, stop)]
 
     def slot(self, name: str) -> Slot:

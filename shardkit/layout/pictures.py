@@ -186,7 +186,8 @@ def draw_mesh(mesh: MeshShape) -> str:
     for rank in range(mesh.size):
         at = mesh.coordinates(rank)
         group = next(number for number, group in enumerate(groups) if rank in group)
-        x, y = _LEFT + 20 + panel * at.pipeline + 70 * at.tensor, 60 + 44 * at.data
+        x = _LEFT + 20 + panel * at.pipeline + 70 * at.tensor
+        y = 60 + 44 * at.data
         about = f"rank {rank}: pipeline {at.pipeline}, data {at.data}, tensor {at.tensor}"
         drawing.rectangle(x, y, 64, 38, COLORS[group % len(COLORS)], about)
         drawing.words(x + 32, y + 24, f"rank {rank}", anchor="middle", color="white", bold=True)
@@ -213,14 +214,16 @@ def draw_boxes(arrays: Mapping[str, tuple[Sequence[int], Mapping[int, Box]]]) ->
     """
     drawing = Drawing(24 + (_SIDE + 74) * len(arrays), _SIDE + 66)
     for at, (title, (shape, boxes)) in enumerate(arrays.items()):
+        num_rows, num_columns = shape
         left, top = 24 + (_SIDE + 74) * at, 52
         drawing.words(left, 20, title, size=14, bold=True)
-        drawing.words(left, 40, f"{shape[0]} x {shape[1]}", size=11, color="#555")
+        drawing.words(left, 40, f"{num_rows} x {num_columns}", size=11, color="#555")
         drawing.rectangle(left, top, _SIDE, _SIDE, _EMPTY)
         for rank, box in boxes.items():
             (row, column), (height, width) = box.offset, box.shape
-            y, x = top + _SIDE * row / shape[0], left + _SIDE * column / shape[1]
-            high, wide = _SIDE * height / shape[0], _SIDE * width / shape[1]
+            y = top + _SIDE * row / num_rows
+            x = left + _SIDE * column / num_columns
+            high, wide = _SIDE * height / num_rows, _SIDE * width / num_columns
             about = f"rank {rank}: rows from {row}, {height}; columns from {column}, {width}"
             drawing.rectangle(x, y, wide, high, COLORS[rank % len(COLORS)], about)
             drawing.words(

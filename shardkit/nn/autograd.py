@@ -11,6 +11,7 @@ of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them t
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy
@@ -108,6 +109,29 @@ def record(
     return output
 
 
+def record_linear(
+    array: Any,
+    x: "Tensor",
+    adjoint: Callable[..., Any],
+    again: Callable[..., "Tensor"],
+    *form: Any,
+    **how: Any,
+) -> "Tensor":
+    """Return the output of an operation that is linear, on x alone.
+
+    array            what was computed
+    adjoint, again   (gradient, *form) -> the gradient of x: of arrays, and of Tensors
+    how              view_of, gives_new: as of record()
+    """
+    return record(
+        array,
+        (x,),
+        lambda gradient, wanted: (adjoint(gradient, *form),),
+        differentiable=lambda gradient, wanted, output: (again(gradient, *form),),
+        **how,
+    )
+
+
 class Tensor(_Methods):
     """An array, whether it takes a gradient, and the node that made it (None for a leaf).
 
@@ -195,7 +219,7 @@ class Tensor(_Methods):
 
     @property
     def size(self) -> int:
-        return self.array.size
+        return prod(self.shape)
 
     @property
     def is_leaf(self) -> bool:
@@ -337,12 +361,8 @@ class CheapTensor(Tensor):
     """The output of an operation that takes little time and much memory: what needs it in a
     backward makes it again from what the operation itself keeps (arXiv 2205.05198, section 5).
 
-    Attributes
-    ----------
-    again
-        () -> the output, with the same bits; recorded where operations are.
-    needs
-        The tensors whose `.array` it reads.
+    again   () -> the output, with the same bits; recorded where operations are
+    needs   the tensors whose `.array` it reads
     """
 
     __slots__ = ("again", "needs")

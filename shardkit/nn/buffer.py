@@ -25,21 +25,20 @@ what a training loop by hand is, each observation is applied at once, as in PyTo
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike, Shape
+from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
-from ..array.backend import to_host, xp_of
+from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context
 from .init import Initializer
+from .parameter import called, filled, origin_of
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
 
@@ -102,9 +101,7 @@ class Buffer(Tensor):
         "_is_sharded",
     )
 
-    def __init__(
-        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
-    ) -> None:
+    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
         count_one()
         self._begin(requires_grad=False)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -130,14 +127,6 @@ class Buffer(Tensor):
         return self._dtype
 
     @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        return prod(self._shape)
-
-    @property
     def is_fresh(self) -> bool:
         """True while it has its initial values and no array yet."""
         return self._array is None and not self._is_released
@@ -148,6 +137,10 @@ class Buffer(Tensor):
         return self._is_released
 
     @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    @property
     def is_sharded(self) -> bool:
         """True once it belongs to a sharded model, or is a copy of one that does."""
         return self._is_sharded
@@ -156,12 +149,8 @@ class Buffer(Tensor):
 
     @property
     def array(self) -> Array:
-        """[*shape]; made from the initial values on the first access.
-
-        Raises
-        ------
-        ShardingError
-            If other ranks hold it, or it has no name and seed yet.
+        """[*shape], made on the first access; a ShardingError where other ranks hold it, or without
+        a name and seed.
         """
         if self._array is None:
             self._array = self.initial_values()
@@ -169,23 +158,7 @@ class Buffer(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array.
-
-        Raises
-        ------
-        ShapeError
-            On another shape.
-        """
-        values = array_of(values)
-        if numpy.shape(values) != self._shape:
-            raise ShapeError(
-                f"{self._called} has shape {self._shape}, but values of shape "
-                f"{numpy.shape(values)} were given; the two must be equal"
-            )
-        if self.is_fresh:
-            self._array = xp_of(values).empty(self._shape, self._dtype)
-        xp = xp_of(self.array)
-        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+        self._array = filled(self, values)
         self._memory.version += 1
 
     def initial_values(self) -> Array:
@@ -198,15 +171,10 @@ class Buffer(Tensor):
         """
         if self._is_released:
             raise ShardingError(
-                f"{self._called} lives on the pipeline ranks that compute with it; a checkpoint "
+                f"{called(self)} lives on the pipeline ranks that compute with it; a checkpoint "
                 "(save_model, serialize) holds it whole"
             )
-        if self.name is None or self.seed is None:
-            raise ShardingError(
-                f"{self._called} has no name and seed yet, and its initial values depend on both; "
-                "call finish(seed) on the model that it belongs to"
-            )
-        values = self.init.span(self.seed, self.name, 0, self.size, self._dtype)
+        values = self.init.span(*origin_of(self), 0, self.size, self._dtype)
         return values.reshape(self._shape)
 
     def bind(self, array: Array) -> None:
@@ -282,19 +250,19 @@ class Buffer(Tensor):
     def _check_observed(self, value, momentum, count):
         if numpy.shape(array_of(value)) != self._shape:
             raise ShapeError(
-                f"{self._called} has shape {self._shape}, but observed a value of shape "
+                f"{called(self)} has shape {self._shape}, but observed a value of shape "
                 f"{numpy.shape(array_of(value))}; the two must be equal"
             )
         if self._dtype.kind != "f":
-            raise ConfigurationError(f"{self._called} is {self._dtype}; only floats have a mean")
+            raise ConfigurationError(f"{called(self)} is {self._dtype}; only floats have a mean")
         if (momentum is None) != (count is not None):
             raise ConfigurationError(
-                f"{self._called}: observe() wants either a momentum, or momentum=None and the "
+                f"{called(self)}: observe() wants either a momentum, or momentum=None and the "
                 "buffer that counts steps"
             )
         if momentum is not None:
             is_weight = is_number(momentum, at_least=0) and momentum <= 1
-            require(is_weight, f"{self._called}: momentum", momentum, "a number from 0 to 1")
+            require(is_weight, f"{called(self)}: momentum", momentum, "a number from 0 to 1")
 
     # ---- after a step ----------------------------------------------------------------------------
 
@@ -318,10 +286,6 @@ class Buffer(Tensor):
         copied._is_released = self._is_released
         copied._is_sharded = self._is_sharded
         return copied
-
-    @property
-    def _called(self) -> str:
-        return f"a buffer of shape {self._shape}" if self.name is None else f"buffer {self.name}"
 
     def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"

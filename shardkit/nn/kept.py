@@ -44,12 +44,8 @@ ATOMS = frozenset(
 class Lost:
     """What cannot be stored, in words without addresses.
 
-    Parameters
-    ----------
-    what
-        Such as "a generator".
-    holds
-        What tells it from others of the kind, such as what a function closes over.
+    what    such as "a generator"
+    holds   what tells it from others of the kind, such as what a function closes over
     """
 
     __slots__ = ("what", "holds")
@@ -64,12 +60,8 @@ class Lost:
 class Making:
     """How one thing was made: its class, and the arguments; one for each thing, told by identity.
 
-    Parameters
-    ----------
-    of
-        The class.
-    positional, named
-        The arguments as they were given; immutable.
+    of                  the class
+    positional, named   the arguments as they were given; immutable
     """
 
     __slots__ = ("of", "positional", "named")

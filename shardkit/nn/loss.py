@@ -59,7 +59,7 @@ class Loss:
         """
         raise ConfigurationError(f"{type(self).__name__} cannot weight samples; give another loss")
 
-    def check_targets(self, y: Any, prediction_shape: tuple[int, ...] | None) -> None:
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         """Raise ShapeError unless y can be targets of predictions of this shape.
 
         None: the shape is not known. y is an array, or a tree of arrays if takes_trees.
@@ -156,10 +156,22 @@ class CrossEntropy(Loss):
         return num_counted(y, self.ignore_index)
 
 
+def target_beside(prediction: Any, target: Any, dtype: Any) -> Any:
+    """Return an array of targets where the prediction lies, in this dtype."""
+    target = fresh.placed(target, xp_of(prediction.array))
+    return target if target.dtype == dtype else halves.copy(target, dtype)
+
+
 class MeanSquaredError(Loss):
     """Squared difference per element; prediction and y have the same shape."""
 
     takes_trees = False
+
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
+        check_equal_shapes(y, prediction_shape)
+
+    def count(self, y: Any) -> float:
+        return prod(array_of(y).shape)
 
     def total(self, prediction: Any, y: Any) -> Tensor:
         return mse(prediction, self._target(prediction, y), reduction="sum")
@@ -171,15 +183,7 @@ class MeanSquaredError(Loss):
         prediction = one_array("MeanSquaredError", "predictions", prediction)
         if wants_gradient(y):
             return y
-        target = fresh.placed(array_of(y), xp_of(prediction.array))
-        dtype = wide(prediction.dtype)
-        return target if target.dtype == dtype else halves.copy(target, dtype)
-
-    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
-        check_equal_shapes(y, prediction_shape)
-
-    def count(self, y: Any) -> float:
-        return prod(array_of(y).shape)
+        return target_beside(prediction, array_of(y), wide(prediction.dtype))
 
 
 class BinaryCrossEntropy(Loss):
@@ -325,7 +329,7 @@ def as_loss(loss: Any) -> Loss:
     return FunctionLoss(loss)
 
 
-def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) -> None:
+def check_targets_of(loss: Loss, y, prediction_shape: Shape | None) -> None:
     """Ask the loss whether y, an array or a tree of arrays, can be its targets.
 
     Errors: ShapeError.

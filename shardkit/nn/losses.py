@@ -16,14 +16,21 @@ from typing import Any
 
 from ..annotations import Shape
 from ..arguments import is_among, is_number, require
-from ..array import fresh, halves
+from ..array import fresh
 from ..array.backend import to_host, xp_of
 from ..array.dtypes import wide
 from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .loss import Loss, check_equal_shapes, is_ignored, one_array, weights_of_items
+from .loss import (
+    Loss,
+    check_equal_shapes,
+    is_ignored,
+    one_array,
+    target_beside,
+    weights_of_items,
+)
 from .ops.loss import IGNORED
 from .ops.operands import check_floating
 
@@ -71,9 +78,7 @@ class PointwiseLoss(Loss):
         if self.gives_targets_gradients and wants_gradient(y):
             return input_tensor(y, prediction.dtype)
         target = constant_of(y, f"the target of {type(self).__name__}")
-        target = fresh.placed(target, xp_of(prediction.array))
-        dtype = prediction.dtype
-        return target if target.dtype == dtype else halves.copy(target, dtype)
+        return target_beside(prediction, target, prediction.dtype)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         check_equal_shapes(y, prediction_shape)
@@ -117,11 +122,8 @@ class HuberLoss(PointwiseLoss):
         self.delta = delta
 
     def items(self, prediction: Any, target: Any) -> Tensor:
-        difference = _difference(prediction, target)
-        size = ops.abs(difference)
-        far = (size - self.delta / 2) * self.delta
-        is_near = ~(size.array >= self.delta)  # NaN is near, and stays NaN
-        return ops.where(is_near, _square_where(is_near, difference) * 0.5, far)
+        size, is_near, square = _around(self.delta, _difference(prediction, target))
+        return ops.where(is_near, square * 0.5, (size - self.delta / 2) * self.delta)
 
 
 class SmoothL1Loss(PointwiseLoss):
@@ -142,12 +144,10 @@ class SmoothL1Loss(PointwiseLoss):
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         difference = _difference(prediction, target)
-        size = ops.abs(difference)
         if self.beta == 0:
-            return size
-        is_near = ~(size.array >= self.beta)  # NaN is near, and stays NaN
-        near = _square_where(is_near, difference) * (0.5 / self.beta)
-        return ops.where(is_near, near, size - self.beta / 2)
+            return ops.abs(difference)
+        size, is_near, square = _around(self.beta, difference)
+        return ops.where(is_near, square * (0.5 / self.beta), size - self.beta / 2)
 
 
 class BCEWithLogitsLoss(PointwiseLoss):
@@ -462,6 +462,13 @@ def _difference(prediction, target):
 def _times(items, factors):
     """Return items times factors, 0 where a factor is 0: an item may be infinite there."""
     return ops.where(factors == 0, 0, items) * factors
+
+
+def _around(knee, difference):
+    """Return |d| of a difference d, where it is below the knee, and d^2 there."""
+    size = ops.abs(difference)
+    is_near = ~(size.array >= knee)  # NaN is near, and stays NaN
+    return size, is_near, _square_where(is_near, difference)
 
 
 def _square_where(holds, x):

@@ -35,11 +35,8 @@ LANES = _NUM_LANES
 def exact_lanes(values) -> numpy.ndarray:
     """Return the sum of these numbers as lanes: [LANES] float64, which add up without rounding.
 
-    Parameters
-    ----------
-    values
-        Up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-400 are
-        dropped. Larger numbers, infinity and NaN make the value NaN.
+    values   up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-400
+             are dropped. Larger numbers, infinity and NaN make the value NaN
     """
     return column_lanes(numpy.array(values, numpy.float64).reshape(-1, 1))[0]
 
@@ -213,17 +210,9 @@ def classes_of(prediction) -> numpy.ndarray:
 def class_pairs(prediction, y, ignore_index: int | None, dim: int | None):
     """Return the predicted and the right class of each target that counts: twice [n] int64.
 
-    Parameters
-    ----------
-    prediction
-        Logits: of y [...] they are [..., classes], or [samples, classes, ...].
-    dim
-        Of the classes, -1 or 1; None: where the shape of y says.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit, or both do, or a target is no class.
+    prediction   logits: of y [...] they are [..., classes], or [samples, classes, ...]
+    dim          of the classes, -1 or 1; None: where the shape of y says
+    Errors: ShapeError if the shapes do not fit, or both do, or a target is no class.
     """
     prediction, y = numpy.asarray(prediction), numpy.asarray(y)
     if prediction.ndim == 2 and y.size == len(prediction):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy
 
-from ..annotations import FilePath, Tree
+from ..annotations import FilePath, Shape, Tree
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..public import GivenBy
@@ -115,7 +115,7 @@ class Module:
             if first is not self:
                 check_input_of(first, x)
 
-    def output_shape(self, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
+    def output_shape(self, input_shape: Shape) -> "tuple[int, ...] | None":
         """Return the output's shape for an input of this shape, or None if it does not say.
 
         With it targets can be checked.
@@ -345,7 +345,7 @@ def check_input_of(module: Module, x) -> None:
         ) from error
 
 
-def output_shape_of(module: Module, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
+def output_shape_of(module: Module, input_shape: Shape) -> "tuple[int, ...] | None":
     """Return the output's shape by the class, whatever the attribute `output_shape` is."""
     return type(module).output_shape(module, input_shape)
 
@@ -362,10 +362,7 @@ def configuration_of(module: Module) -> dict:
 def exchange(module: Module, replaced: dict[int, Module]) -> None:
     """Put modules in place of others, wherever the tree below `module` holds them.
 
-    Parameters
-    ----------
-    replaced
-        {id of a module: what takes its place}.
+    replaced   {id of a module: what takes its place}
     """
     for owner in module.named_modules().values():
         for name, value in list(vars(owner).items()):

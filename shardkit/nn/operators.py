@@ -61,12 +61,13 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "neg": negative,
 }
 
-for name, operation in BINARY.items():
-    setattr(Tensor, f"__{name}__", operation)
-    setattr(Tensor, f"__r{name}__", _reflected(operation))
-for name in COMPARISONS:
-    setattr(Tensor, f"__{name}__", _comparison(name))
-for name, convert in NUMBERS.items():
-    setattr(Tensor, f"__{name}__", _number(convert))
-for name, method in OTHERS.items():
+OPERATORS = {
+    **BINARY,
+    **{f"r{name}": _reflected(operation) for name, operation in BINARY.items()},
+    **{name: _comparison(name) for name in COMPARISONS},
+    **{name: _number(convert) for name, convert in NUMBERS.items()},
+    **OTHERS,
+}
+
+for name, method in OPERATORS.items():
     setattr(Tensor, f"__{name}__", method)

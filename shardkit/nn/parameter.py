@@ -20,13 +20,14 @@ box of the whole one, with the values that the whole one has there.
 """
 
 import copy
-from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from math import prod
 from typing import Any
 
 import numpy
 
-from ..annotations import Array, DTypeLike, Shape
+from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
 from ..array.dtypes import is_floating, is_half, wide
@@ -36,6 +37,45 @@ from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
+
+
+class _Memory(Enum):
+    """Whose array a parameter has."""
+
+    OWN = auto()  # its own, once it is made
+    BOUND = auto()  # a view of the memory of another
+    RELEASED = auto()  # none: it has given up its memory
+
+
+_OWN, _BOUND, _RELEASED = _Memory  # as names, since access to members of an enum takes long
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which box of a whole parameter this is.
+
+    shape           of the box
+    global_shape    of the whole
+    planned_size    elements of the largest box that any rank holds
+    """
+
+    shape: Shape
+    global_shape: Shape
+    box: Box
+    planned_size: int
+
+    @classmethod
+    def of_whole(cls, shape: Shape) -> "Extent":
+        """Return that of a parameter of which no part is left out."""
+        box = Box.whole(shape)
+        return cls(shape, shape, box, box.size)
+
+    @classmethod
+    def of_box(cls, global_shape: Shape, box: Box, planned_size: int | None) -> "Extent":
+        """Return that of a box; planned_size None: its own size. Errors: outside of the whole."""
+        box.relative_to(Box.whole(global_shape))
+        size = box.size if planned_size is None else planned_size
+        return cls(box.shape, global_shape, box, size)
 
 
 class Parameter(Tensor):
@@ -65,24 +105,25 @@ class Parameter(Tensor):
         "seed",
         "init",
         "claim",
-        "_shape",
+        "_extent",
         "_dtype",
-        "_lent_dtype",
         "_array",
-        "_is_released",
-        "_is_sharded",
+        "_state",
         "_requires_grad",
     )
     is_parameter = True
 
-    def __init__(
-        self, shape: int | Sequence[int], init: Initializer, dtype: DTypeLike = "float32"
-    ) -> None:
+    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
+        self._set_up(
+            Extent.of_whole((shape,) if isinstance(shape, int) else tuple(shape)), init, dtype
+        )
+
+    def _set_up(self, extent: Extent, init: Initializer, dtype: DTypeLike) -> None:
         count_one()
-        self._is_sharded = False
+        self._state = _OWN
         self._begin(requires_grad=True)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._dtype = self._lent_dtype = numpy.dtype(dtype)
+        self._extent = extent
+        self._dtype = numpy.dtype(dtype)
         if not is_floating(self._dtype):
             raise AutogradError(
                 f"a parameter of {self._dtype} cannot take a gradient; wanted floating point"
@@ -92,7 +133,6 @@ class Parameter(Tensor):
         self.seed: int | None = None
         self.claim: Any = None
         self._array: Array | None = None
-        self._is_released = False
 
     # What it is, without making the array.
 
@@ -102,64 +142,18 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value):
-        if self._is_sharded and bool(value) != self._requires_grad:
+        if self._state is not _OWN and bool(value) != self._requires_grad:
             raise ShardingError(
-                f"requires_grad of {_name_of(self)} cannot become {value}: it belongs to a sharded "
+                f"requires_grad of {called(self)} cannot become {value}: it belongs to a sharded "
                 "model, whose gradients and optimizer state are laid out; set it before the model "
                 "is sharded, save a checkpoint and load it into such a model"
             )
         self._requires_grad = bool(value)
 
     @property
-    def shape(self) -> Shape:
-        return self._shape
-
-    @property
-    def dtype(self) -> numpy.dtype[Any]:
-        if self._is_released:
-            _borrow(self)
-        return self._lent_dtype
-
-    @property
-    def gradient_dtype(self) -> numpy.dtype[Any]:
-        return wide(self._lent_dtype)
-
-    def empty_gradient(self) -> Array | None:
-        """Return float32 memory for the gradient, also for x and weight of half floats."""
-        gradient = super().empty_gradient()
-        if gradient is None and is_half(self._lent_dtype):
-            return empty(self._shape, wide(self._lent_dtype), xp_of(self.array))
-        return gradient
-
-    @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        return prod(self._shape)
-
-    @property
-    def global_shape(self) -> tuple[int, ...]:
-        """The shape of the parameter that this is a box of: here its own."""
-        return self._shape
-
-    @property
-    def box(self) -> Box:
-        """Where this parameter lies in `global_shape`."""
-        return Box.whole(self._shape)
-
-    @property
-    def planned_size(self) -> int:
-        """The elements of the largest box that any rank holds: units and stages are planned with
-        it, so that ranks with boxes of different sizes plan alike.
-        """
-        return self.size
-
-    @property
     def is_fresh(self) -> bool:
         """True while it has its initial values and no array yet."""
-        return self._array is None and not self._is_released
+        return self._array is None and self._state is not _RELEASED
 
     @property
     def awaits_values(self) -> bool:
@@ -169,7 +163,49 @@ class Parameter(Tensor):
     @property
     def is_released(self) -> bool:
         """True while it has given up its memory, and its values cannot be read."""
-        return self._is_released
+        return self._state is _RELEASED
+
+    @property
+    def shape(self) -> Shape:
+        return self._extent.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._extent.shape)
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        if self._state is _RELEASED:
+            _borrow(self)
+        return self._dtype if self._array is None else self._array.dtype
+
+    @property
+    def gradient_dtype(self) -> numpy.dtype[Any]:
+        return wide(_lent_dtype(self))
+
+    def empty_gradient(self) -> Array | None:
+        """Return float32 memory for the gradient, also for x and weight of half floats."""
+        gradient = super().empty_gradient()
+        if gradient is None and is_half(_lent_dtype(self)):
+            return empty(self.shape, self.gradient_dtype, xp_of(self.array))
+        return gradient
+
+    @property
+    def global_shape(self) -> Shape:
+        """The shape of the parameter that this is a box of; its own, if it is whole."""
+        return self._extent.global_shape
+
+    @property
+    def box(self) -> Box:
+        """Where this parameter lies in `global_shape`."""
+        return self._extent.box
+
+    @property
+    def planned_size(self) -> int:
+        """The elements of the largest box that any rank holds: units and stages are planned with
+        it, so that ranks with boxes of different sizes plan alike.
+        """
+        return self._extent.planned_size
 
     # The array.
 
@@ -183,31 +219,15 @@ class Parameter(Tensor):
             Once released, unless the surroundings lend it its values, or while it awaits those of a
             checkpoint.
         """
-        if self._is_released:
+        if self._state is _RELEASED:
             _borrow(self)
         if self._array is None:
-            self._array = self.initial_span(0, self.size).reshape(self._shape)
+            self._array = self.initial_span(0, self.size).reshape(self.shape)
         return self._array
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array, which may be part of a unit's buffer.
-
-        Raises
-        ------
-        ShapeError
-            On another shape.
-        """
-        values = array_of(values)
-        if numpy.shape(values) != self._shape:
-            raise ShapeError(
-                f"{_name_of(self)} has shape {self._shape}, but values of shape "
-                f"{numpy.shape(values)} were given; the two must be equal"
-            )
-        if self.is_fresh:
-            self._array = xp_of(values).empty(self._shape, self._dtype)
-        xp = xp_of(self.array)
-        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+        self._array = filled(self, values)
         self._memory.version += 1
 
     def initial_span(self, start: int, stop: int) -> Array:
@@ -218,22 +238,17 @@ class Parameter(Tensor):
         ShardingError
             If it is released, or has no name and seed yet.
         """
-        if self._is_released:
+        if self.is_released:
             raise ShardingError(
-                f"{_name_of(self)} was released: its values live in the shards of its ranks. "
+                f"{called(self)} was released: its values live in the shards of its ranks. "
                 "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
             )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
-        if self.name is None or self.seed is None:
-            raise ShardingError(
-                f"{_name_of(self)} has no name and seed yet, and its initial values depend on "
-                "both; call finish(seed) on the model that it belongs to"
-            )
         return self._initial_values(start, stop)
 
     def _initial_values(self, start, stop):
-        return self.init.span(self.seed, self.name, start, stop, self._dtype)
+        return self.init.span(*origin_of(self), start, stop, self._dtype)
 
     def bind(self, view: Array) -> None:
         """Use this memory from now on, with the values that it holds.
@@ -248,17 +263,15 @@ class Parameter(Tensor):
         ShapeError
             On another shape or dtype.
         """
-        if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
+        if view.shape != self.shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
-                f"{_name_of(self)} is {self._shape} {self._dtype}, but was bound to a view of "
+                f"{called(self)} is {self.shape} {self._dtype}, but was bound to a view of "
                 f"{view.shape} {view.dtype}; slot and parameter must agree"
             )
         if self._array is not None:
             self.stale_views()
         self._array = view
-        self._lent_dtype = view.dtype
-        self._is_released = False
-        self._is_sharded = True
+        self._state = _BOUND
 
     def release(self, *, views_last: bool = False) -> None:
         """Give up the memory; reading it is a ShardingError until bind() provides another.
@@ -272,15 +285,12 @@ class Parameter(Tensor):
         if self._array is not None and not views_last:
             self.stale_views()
         self._array = None
-        self._lent_dtype = self._dtype
-        self._is_released = True
-        self._is_sharded = True
+        self._state = _RELEASED
 
     def renew(self) -> None:
         """Set it back to its state at creation: initial values, no memory, no gradient."""
         self.release()
-        self._is_released = False
-        self._is_sharded = False
+        self._state = _OWN
         self.grad = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Parameter":
@@ -291,18 +301,16 @@ class Parameter(Tensor):
         copied.requires_grad = self.requires_grad
         copied.claim = self.claim
         copied._array = copy.deepcopy(self._array, memo)
-        copied._is_released = self._is_released
-        copied._is_sharded = self._is_sharded
-        copied._lent_dtype = self._lent_dtype
+        copied._state = self._state
         copied.grad = copy.deepcopy(self.grad, memo)
         return copied
 
     def _fresh_copy(self):
-        return Parameter(self._shape, self.init, self._dtype)
+        return Parameter(self.shape, self.init, self._dtype)
 
     def __repr__(self) -> str:
-        state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
-        return f"{type(self).__name__}({self.name!r}, {self._shape}, {self._dtype}, {state})"
+        state = "fresh" if self.is_fresh else "released" if self.is_released else "bound"
+        return f"{type(self).__name__}({self.name!r}, {self.shape}, {self._dtype}, {state})"
 
 
 def _borrow(parameter):
@@ -312,27 +320,57 @@ def _borrow(parameter):
         surroundings.lend(parameter)
 
 
-def _name_of(parameter) -> str:
-    """Return what messages call the parameter."""
-    if parameter.name is None:
-        return f"a parameter of shape {parameter.shape}"
-    return f"parameter {parameter.name}"
+def _lent_dtype(parameter) -> numpy.dtype[Any]:
+    """Return the dtype of the memory that it has, of which it is made if it has none."""
+    return parameter._dtype if parameter._array is None else parameter._array.dtype
+
+
+def called(tensor) -> str:
+    """Return what messages call a parameter or a buffer."""
+    kind = "parameter" if tensor.is_parameter else "buffer"
+    return f"a {kind} of shape {tensor.shape}" if tensor.name is None else f"{kind} {tensor.name}"
+
+
+def origin_of(tensor) -> tuple[int, str]:
+    """Return seed and name, on which the initial values of a parameter or buffer depend.
+
+    Errors: ShardingError if it has none.
+    """
+    if tensor.name is None or tensor.seed is None:
+        raise ShardingError(
+            f"{called(tensor)} has no name and seed yet, and its initial values depend on both; "
+            "call finish(seed) on the model that it belongs to"
+        )
+    return tensor.seed, tensor.name
+
+
+def filled(tensor, values):
+    """Return the array of a parameter or buffer, a new one if it is fresh, with these values in it.
+
+    Errors: ShapeError on another shape.
+    """
+    values = array_of(values)
+    if numpy.shape(values) != tensor.shape:
+        raise ShapeError(
+            f"{called(tensor)} has shape {tensor.shape}, but values of shape "
+            f"{numpy.shape(values)} were given; the two must be equal"
+        )
+    is_fresh = tensor.is_fresh
+    array = xp_of(values).empty(tensor.shape, tensor.dtype) if is_fresh else tensor.array
+    xp = xp_of(array)
+    array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+    return array
 
 
 class SlicedParameter(Parameter):
     """A box of a parameter: its own `shape`, and the name and initial values of the whole.
 
-    Parameters
-    ----------
-    global_shape
-        Of the whole parameter.
-    box
-        Inside it.
-    planned_size
-        See Parameter; None: that of this box.
+    global_shape   of the whole parameter
+    box            inside it
+    planned_size   see Parameter; None: that of this box
     """
 
-    __slots__ = ("_global_shape", "_box", "_planned_size")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -342,11 +380,7 @@ class SlicedParameter(Parameter):
         dtype="float32",
         planned_size: int | None = None,
     ):
-        super().__init__(box.shape, init, dtype)
-        self._global_shape = tuple(global_shape)
-        self._box = box
-        self._planned_size = box.size if planned_size is None else planned_size
-        box.relative_to(Box.whole(self._global_shape))
+        self._set_up(Extent.of_box(tuple(global_shape), box, planned_size), init, dtype)
 
     @classmethod
     def of(cls, whole: Parameter, box: Box, planned_size: int | None = None) -> "SlicedParameter":
@@ -359,24 +393,12 @@ class SlicedParameter(Parameter):
             part.array = whole.array[box.slices()]
         return part
 
-    @property
-    def global_shape(self):
-        return self._global_shape
-
-    @property
-    def box(self):
-        return self._box
-
-    @property
-    def planned_size(self):
-        return self._planned_size
-
     def _initial_values(self, start, stop):
         """Return elements [start, stop) of the box, from spans of the whole parameter."""
         values = numpy.empty(stop - start, self._dtype)
         at = 0
-        for local in flat_range_to_boxes(self._shape, start, stop):
-            part = Box(tuple(a + b for a, b in zip(local.offset, self._box.offset)), local.shape)
+        for local in flat_range_to_boxes(self.shape, start, stop):
+            part = Box(tuple(a + b for a, b in zip(local.offset, self.box.offset)), local.shape)
             for rows in self._whole_rows(part):
                 values[at : at + rows.size] = rows.reshape(-1)
                 at += rows.size
@@ -388,16 +410,17 @@ class SlicedParameter(Parameter):
         Whole rows are made and cut, so that columns cost a few long spans instead of many short
         ones.
         """
-        below = self._global_shape[1:]
+        below = self.global_shape[1:]
         row = prod(below)
         inner = (slice(None), *box.slices()[1:])
         step = max(CHUNK // max(row, 1), 1)
         for start in range(box.offset[0], box.stop[0], step):
             stop = min(start + step, box.stop[0])
-            span = self.init.span(self.seed, self.name, start * row, stop * row, self._dtype)
+            span = self.init.span(*origin_of(self), start * row, stop * row, self._dtype)
             yield span.reshape(stop - start, *below)[inner]
 
     def _fresh_copy(self):
+        extent = self._extent
         return SlicedParameter(
-            self._global_shape, self._box, self.init, self._dtype, self._planned_size
+            extent.global_shape, extent.box, self.init, self._dtype, extent.planned_size
         )

@@ -105,12 +105,8 @@ class TapeNode:
 class ParameterUse(NamedTuple):
     """An operation on the tape that computes with parameters.
 
-    Attributes
-    ----------
-    order
-        Its place in the walk: smaller ones come first.
-    parameters
-        Whose values its backward may read, or that it gives a gradient to.
+    order        its place in the walk: smaller ones come first
+    parameters   whose values its backward may read, or that it gives a gradient to
     """
 
     order: int
@@ -154,15 +150,10 @@ def _stop(order, function) -> TapeNode:
 def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
     """Send the gradients from the outputs to all leaves, newest node first.
 
-    Parameters
-    ----------
-    outputs
-        Nodes, or leaf Tensors; one that stands there twice gets the sum.
-    deferred
-        None, or a list that receives (node's backward, gradient, ...) in place of the gradients of
-        parameters, which are computed later (see backward_inputs).
-    stops
-        (order, function) to call on the way; no two of one order, and none of a node's.
+    outputs    nodes, or leaf Tensors; one that stands there twice gets the sum
+    deferred   None, or a list that receives (node's backward, gradient, ...) in place of the
+               gradients of parameters, which are computed later (see backward_inputs)
+    stops      (order, function) to call on the way; no two of one order, and none of a node's
     """
     pending = {}
     heap = []

@@ -271,10 +271,7 @@ def check_heads(
 ):
     """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide.
 
-    Parameters
-    ----------
-    head_dim
-        None: width / heads.
+    head_dim   None: width / heads
     """
     check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
     if head_dim is not None:
@@ -300,12 +297,9 @@ def check_heads(
 def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) -> None:
     """Raise ConfigurationError unless this can scale the rates of rotary positions.
 
-    Parameters
-    ----------
-    scaling
-        (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json calls
-        them factor, low_freq_factor, high_freq_factor and original_max_position_embeddings; None:
-        none.
+    scaling   (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json
+              calls them factor, low_freq_factor, high_freq_factor and
+              original_max_position_embeddings; None: none
     """
     if scaling is None:
         return

@@ -92,17 +92,9 @@ def _array_of(leaf):
 def backward_through(output, gradient) -> WeightGradients:
     """Run the backward for all leaves but the parameters (see backward_inputs).
 
-    Parameters
-    ----------
-    output
-        A tree of Tensors and arrays.
-    gradient
-        A list, with None for each leaf that has none.
-
-    Raises
-    ------
-    AutogradError
-        If no gradient flows into any leaf.
+    output     a tree of Tensors and arrays
+    gradient   a list, with None for each leaf that has none
+    Errors: AutogradError if no gradient flows into any leaf.
     """
     roots = [
         (leaf, part)

@@ -19,8 +19,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..arguments import is_number, nearest, require
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShardingError
 from ..refusal import check_made, check_usable
+from .muon import matrix_rule_of
 from .rules import Rule
 
 _NOT_OF_GROUPS = ("lr", "rule")
@@ -192,3 +193,19 @@ def rule_for(name: str, rule, groups: dict[str, ParameterGroup]):
     """Return the rule of the parameter of this name. groups: {name: group}, of groups_by_name."""
     group = groups.get(name)
     return rule if group is None else group.applied(rule)
+
+
+def check_successor(rule: Rule, other: Rule, groups: dict[str, ParameterGroup]) -> None:
+    """Raise ShardingError unless a model can go on with another rule on the state that it keeps.
+
+    groups   {name: group}, of groups_by_name
+    """
+    were, are = matrix_rule_of(rule), matrix_rule_of(other)
+    if tuple(other.state_names) != tuple(rule.state_names) or (not were) != (not are):
+        kept, wanted = (", ".join(each.state_names) or "nothing" for each in (rule, other))
+        raise ShardingError(
+            f"the model keeps {kept} for {type(rule).__name__}, but {type(other).__name__} keeps "
+            f"{wanted}; make the sharded model with that rule"
+        )
+    for group in groups.values():
+        group.check(other)

@@ -66,11 +66,8 @@ class Muon(Scheduled):
 
     Parameters
     ----------
-    lr
-        Learning rate: a number of at least 0, or a function of the step number, which counts from
-        0: see sk.schedules.
-    weight_decay
-        Weight decay, at least 0.
+    lr, weight_decay
+        Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     momentum
         Share of the momentum that is kept.
     nesterov

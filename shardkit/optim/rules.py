@@ -33,10 +33,7 @@ _RATE = "a finite number, at least 0"
 def rule(name: str, *, settings: dict[str, str]):
     """Enter a class of rules into RULES under this name.
 
-    Parameters
-    ----------
-    settings
-        {argument of the class: setting of the section `optimizer` that it gets}.
+    settings   {argument of the class: setting of the section `optimizer` that it gets}
     """
 
     def enter(cls):
@@ -185,11 +182,8 @@ class SGD(Scheduled):
 
     Parameters
     ----------
-    lr
-        Learning rate: a number of at least 0, or a function of the step number, which counts from
-        0: see sk.schedules.
-    weight_decay
-        Weight decay, at least 0.
+    lr, weight_decay
+        Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     momentum
         From 0 to below 1; above 0 the rule is that of Momentum.
     nesterov
@@ -222,17 +216,16 @@ class SGD(Scheduled):
 class Momentum(Scheduled):
     """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD.
 
+    Weight decay is added to the gradient.
+
     Parameters
     ----------
-    lr
-        Learning rate: a number of at least 0, or a function of the step number, which counts from
-        0: see sk.schedules.
+    lr, weight_decay
+        Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     beta
         Share of the velocity that is kept, from 0 to below 1.
     nesterov
         Look ahead by one step.
-    weight_decay
-        Weight decay, at least 0. It is added to the gradient.
     """
 
     beta: float = 0.9
@@ -263,16 +256,13 @@ class Adam(Scheduled):
 
     Parameters
     ----------
-    lr
-        Learning rate: a number of at least 0, or a function of the step number, which counts from
-        0: see sk.schedules.
+    lr, weight_decay
+        Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     beta1, beta2
         Shares of the running means of the gradient and of its square that are kept, from 0 to below
         1.
     eps
         Added to the root of the second.
-    weight_decay
-        Weight decay, at least 0.
     """
 
     lr: LearningRate = 1e-3
@@ -313,13 +303,10 @@ class Lion(Scheduled):
 
     Parameters
     ----------
-    lr
-        Learning rate: a number of at least 0, or a function of the step number, which counts from
-        0: see sk.schedules.
+    lr, weight_decay
+        Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     beta1, beta2
         Shares of the running mean that are kept: in the sign that is taken, and in the mean itself.
-    weight_decay
-        Weight decay, at least 0.
     """
 
     lr: LearningRate = 1e-4

@@ -129,10 +129,8 @@ class ShardingConfiguration(ParallelSettings):
 
         Parameters
         ----------
-        backend
-            As of ShardingConfiguration.
-        **settings
-            Any others, which take precedence.
+        backend, **settings
+            As of ShardingConfiguration; settings take precedence.
         """
         return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
 
@@ -146,10 +144,8 @@ class ShardingConfiguration(ParallelSettings):
 
         Parameters
         ----------
-        backend
-            As of ShardingConfiguration.
-        **settings
-            Any others, which take precedence.
+        backend, **settings
+            As of ShardingConfiguration; settings take precedence.
         """
         slow = {"minimum_parameter_group_size": 262144, "gradient_compression": "float16"}
         return cls(backend, **{**slow, **settings})

@@ -18,7 +18,7 @@ import numpy
 from ..array import products
 from ..comm.backend import CommunicationBackend
 from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ..comm.mpi.channel import COMPARED_CALLS
+from ..comm.mpi.comparing import COMPARED_CALLS
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 
 LARGE_BYTES = 4 << 20

@@ -183,7 +183,8 @@ def _padded_state(
     gradients = sum(shards) if policy.gradients is SHARD else 0
     gathered = max(wholes) + (wholes[-1] if borrowed else 0)
     if borrowed and rank == 0:
-        sizes = (*sizes[:-1], (*sizes[-1], padded_shard(borrowed, layout.sharing) * layout.sharing))
+        padded = padded_shard(borrowed, layout.sharing) * layout.sharing
+        sizes = (*sizes[:-1], (*sizes[-1], padded))
     return {
         "parameters": kept[0] * software.parameter_bytes,
         "optimizer": kept[1] * software.state_bytes,

@@ -260,7 +260,8 @@ def print_explanation(training: PlannedTraining, number: int, count: int) -> Can
     memory += [("all", _short(candidate.memory.total / _GB))]
     total = candidate.cost.seconds
     seconds = [(words, candidate.cost.parts[part]) for part, words in PARTS.items()]
-    times = [(what, _short(s), f"{s / total:.1%}") for what, s in (*seconds, ("all", total))]
+    seconds.append(("all", total))
+    times = [(what, _short(s), f"{s / total:.1%}") for what, s in seconds]
     for left, right in zip_longest(memory, times):
         table.add_row(*(left or ("", "")), "", *(right or ("", "", "")))
     console.print(table)

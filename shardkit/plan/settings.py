@@ -24,29 +24,25 @@ from .stages import blocks_per_stage
 
 _GB = 1e9
 _ONLY_OWN = ("model.dtype", "parallel.minimum_parameter_group_size")
-# {setting: (the value that is planned, what another value changes)}
+# {setting: what another value changes than the one that is planned: _is_followed()}
 _LEFT_OUT = {
     "parallel.overlap": (
-        False,
         "hides messages between data ranks, for the memory of one more unit's parameters and two "
-        "more of its gradients",
+        "more of its gradients"
     ),
     "parallel.deterministic": (
-        True,
-        "off keeps one sum of gradients instead of several, and reduces as the MPI library does",
+        "off keeps one sum of gradients instead of several, and reduces as the MPI library does"
     ),
-    "parallel.stage_balance": ("compute", "the plan's own blocks_per_stage cut the stages"),
-    "parallel.frozen": ((), "leaves out gradients, optimizer state, reductions and backward"),
-    "model.lora_rank": (
-        0,
-        "trains the updates alone, and frozen weights have no gradients or state",
-    ),
-    "parallel.compile": (False, "replays steps as CUDA graphs on a GPU"),
-    "parallel.device": ("cpu", "the hardware file says what ranks compute on"),
-    "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
-    "parallel.matmul_precision": ("highest", "multiplies faster"),
-    "parallel.blas": ("numpy", "the hardware's products say how fast matrices are multiplied"),
-    "run.elastic": (False, "keeps a copy of a neighbor's part of the model"),
+    "parallel.stage_balance": "the plan's own blocks_per_stage cut the stages",
+    "parallel.frozen": "leaves out gradients, optimizer state, reductions and backward",
+    "model.lora_rank": "trains the updates alone, and frozen weights have no gradients or state",
+    "parallel.compile": "replays steps as CUDA graphs on a GPU",
+    "parallel.device": "the hardware file says what ranks compute on",
+    "parallel.gpu_transport": "the hardware's links say how fast messages are",
+    "parallel.matmul_precision": "multiplies faster",
+    "parallel.convolutions": "products are counted as a sum of all of them has them",
+    "parallel.blas": "the hardware's products say how fast matrices are multiplied",
+    "run.elastic": "keeps a copy of a neighbor's part of the model",
 }
 
 
@@ -154,9 +150,8 @@ def left_out(
         ]
     lines += [
         f"{name} = {values[name]!r} is not counted: {what}"
-        for name, (planned, what) in _LEFT_OUT.items()
-        if values.get(name, planned) != planned
-        and not (name == "parallel.overlap" and layout.data == 1)
+        for name, what in _LEFT_OUT.items()
+        if name in keys and _is_followed(name, values[name], keys[name].default, layout)
     ]
     if settings.run.asynchronous_checkpoints:
         copy = checkpoint_bytes(shape, software) / layout.devices / _GB
@@ -165,6 +160,13 @@ def left_out(
             "memory for each rank while a checkpoint is written"
         )
     return lines
+
+
+def _is_followed(name, value, default, layout: RunLayout) -> bool:
+    """Return True if a run in this layout does otherwise than the plan, which counts no overlap."""
+    if name == "parallel.overlap":
+        return value is not False and layout.data > 1
+    return value != default
 
 
 def settings_of(layout: RunLayout, shape: Shape, software: Software) -> dict:

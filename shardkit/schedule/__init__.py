@@ -26,7 +26,7 @@ __all__ = import_names(
         "catalog": "ORDERS Order order order_named rank_of",
         "check": "validate",
         "grid": "describe_timeline draw_svg draw_text unit_timeline",
-        "lowering": "add_gathers add_reductions add_step add_transfers expand lower",
+        "lowering": "Uses add_gathers add_reductions add_step add_transfers expand lower",
         "orders": "gpipe interleaved_1f1b one_f_one_b zero_bubble_h1",
         "overlap": "begin_gathers begin_reductions",
         "simulate": "Event Timeline simulate",

@@ -26,6 +26,7 @@ from .grid import (
     unit_timeline as unit_timeline,
 )
 from .lowering import (
+    Uses as Uses,
     add_gathers as add_gathers,
     add_reductions as add_reductions,
     add_step as add_step,

@@ -22,8 +22,8 @@ Source: the passes of torch.distributed.pipelining.schedules.
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..errors import ScheduleError
@@ -31,41 +31,65 @@ from .actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Program, receive_of
 from .check import validate
 
 UnitKey = tuple[int, int | None]  # (stage, unit)
-Borrows = Mapping[UnitKey, Iterable[UnitKey]]  # {borrower: its lenders}
-_NO_BORROWS: Borrows = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Which units have the parameters that a unit uses.
+
+    borrows         {(stage, unit): [(stage, unit), ...]}: units that use another unit's parameters
+                    besides their own, for example a head that is tied to the embedding. Borrower
+                    and lender must be on one rank.
+    parts           {(stage, unit): [(stage, unit), ...]}: units that nothing flows through, with
+                    further parameters of a unit
+    frozen          units and parts whose parameters take no gradient
+    gathers_parts   False: a unit with parts is gathered while it computes, and not by actions
+    """
+
+    borrows: Mapping[UnitKey, Iterable[UnitKey]] = field(default_factory=dict)
+    parts: Mapping[UnitKey, Iterable[UnitKey]] = field(default_factory=dict)
+    frozen: frozenset[UnitKey] = frozenset()
+    gathers_parts: bool = True
+
+    def of(self, unit: UnitKey) -> list[UnitKey]:
+        """Return the unit itself, those that it borrows from, and the parts of both."""
+        units = (unit, *self.borrows.get(unit, ()))
+        return [each for unit in units for each in (unit, *self.parts.get(unit, ()))]
+
+    def trained(self, unit: UnitKey) -> list[UnitKey]:
+        """Return those that take a gradient."""
+        return [each for each in self.of(unit) if each not in self.frozen]
+
+    def gathered(self, unit: UnitKey) -> list[UnitKey]:
+        """Return those that actions gather, ascending."""
+        return sorted(self.of(unit)) if self.gathers_parts or unit not in self.parts else []
+
+
+_OWN = Uses()  # each unit uses its own
 
 
 def lower(
     program: Program,
     units_per_stage: Mapping[int, int],
+    uses: Uses = _OWN,
     *,
     clip: bool = False,
-    borrows: Borrows = _NO_BORROWS,
     ties: Iterable[UnitKey] = (),
-    parts: Borrows = _NO_BORROWS,
-    gathers_parts: bool = True,
-    frozen: Iterable[UnitKey] = (),
 ) -> Program:
     """Turn the order into a complete training step: run all passes, one after another.
 
     units_per_stage   {stage: number of units}
     clip              bound the gradient norm before the optimizer steps
-    borrows           {(stage, unit): [(stage, unit), ...]}: units that use another unit's
-                      parameters besides their own, for example a head that is tied to the
-                      embedding. Borrower and lender must be on one rank.
     ties              (stage, unit) of the units that have copies on other ranks, and of the copies:
                       tied weights whose users are not on one rank
-    parts             {(stage, unit): [(stage, unit), ...]}: units that nothing flows through, with
-                      further parameters of a unit
-    gathers_parts     False: a unit with parts is gathered while it computes, and not by actions
-    frozen            units and parts whose parameters take no gradient
     Errors: ScheduleError for a malformed order, a stage without units, or a borrow between ranks.
     """
     validate(program)
     program = expand(program, units_per_stage)
-    program = cut_backward(program, borrows, parts, frozen)
-    program = add_gathers(program, borrows, parts, gathers_parts=gathers_parts)
-    program = add_reductions(program, borrows, parts, frozen)
+    _check_borrows(program, uses)
+    program = cut_backward(program, uses)
+    program = add_gathers(program, uses)
+    program = add_reductions(program, uses)
     program = add_transfers(program)
     return add_step(program, clip, ties)
 
@@ -153,28 +177,17 @@ def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
     return units_per_stage[stage]
 
 
-def cut_backward(
-    program: Program,
-    borrows: Borrows = _NO_BORROWS,
-    parts: Borrows = _NO_BORROWS,
-    frozen: Iterable[UnitKey] = (),
-) -> Program:
+def cut_backward(program: Program, uses: Uses = _OWN) -> Program:
     """Leave out B and W of the units before the first one that gives a gradient to a parameter.
 
         >>> program = from_text("0: 0.0F0 0.1F0 0.1B0 0.1W0 0.0B0 0.0W0")
-        >>> print(to_text(cut_backward(program, frozen=[(0, 0)])))
+        >>> print(to_text(cut_backward(program, Uses(frozen=frozenset({(0, 0)})))))
         0: 0.0F0 0.1F0 0.1B0 0.1W0
 
     A frozen unit after it passes a gradient on, and a borrower of one that is trained writes there.
     """
-    frozen = set(frozen)
-    trained = [
-        (action.stage, action.unit)
-        for actions in program.values()
-        for action in actions
-        if not frozen.issuperset(_needs(action, borrows, parts))
-    ]
-    first = min(trained, default=(0, 0))
+    units = {(action.stage, action.unit) for actions in program.values() for action in actions}
+    first = min(filter(uses.trained, units), default=(0, 0))
     return {
         rank: tuple(
             action
@@ -188,13 +201,7 @@ def cut_backward(
 # --- parameters and gradients over the data axis --------------------------------------------------
 
 
-def add_gathers(
-    program: Program,
-    borrows: Borrows = _NO_BORROWS,
-    parts: Borrows = _NO_BORROWS,
-    *,
-    gathers_parts: bool = True,
-) -> Program:
+def add_gathers(program: Program, uses: Uses = _OWN) -> Program:
     """Gather a unit before each run of neighboring actions that need it, and release it after.
 
         >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0"))))
@@ -203,32 +210,22 @@ def add_gathers(
     A borrower needs its lenders too; a lender that was gathered already stays:
 
         >>> program = from_text("0: 0.0F0 0.1F0 0.2F0")
-        >>> print(to_text(add_gathers(program, borrows={(0, 1): [(0, 0)]})))
+        >>> print(to_text(add_gathers(program, Uses(borrows={(0, 1): [(0, 0)]}))))
         0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
 
     A unit with parts, and its borrowers, need all of them, or it sees to it by itself:
 
-        >>> program = from_text("0: 0.0F0 0.0B0")
-        >>> print(to_text(add_gathers(program, parts={(0, 0): [(0, 1)]})))
+        >>> program, parts = from_text("0: 0.0F0 0.0B0"), {(0, 0): [(0, 1)]}
+        >>> print(to_text(add_gathers(program, Uses(parts=parts))))
         0: 0.0GATHER 0.1GATHER 0.0F0 0.0B0 0.0RELEASE 0.1RELEASE
-        >>> print(to_text(add_gathers(program, parts={(0, 0): [(0, 1)]}, gathers_parts=False)))
+        >>> print(to_text(add_gathers(program, Uses(parts=parts, gathers_parts=False))))
         0: 0.0F0 0.0B0
     """
-    _check_borrows(program, borrows)
-    see_to_it = () if gathers_parts else parts
-    return {
-        rank: _gathered(
-            actions,
-            [
-                [] if (action.stage, action.unit) in see_to_it else _needs(action, borrows, parts)
-                for action in actions
-            ],
-        )
-        for rank, actions in program.items()
-    }
+    return {rank: _gathered(actions, uses) for rank, actions in program.items()}
 
 
-def _gathered(actions: tuple[Action, ...], needs: list[list[UnitKey]]) -> tuple[Action, ...]:
+def _gathered(actions: tuple[Action, ...], uses: Uses) -> tuple[Action, ...]:
+    needs = [uses.gathered((action.stage, action.unit)) for action in actions]
     result = []
     for before, action, now, after in zip([[], *needs], actions, needs, [*needs[1:], []]):
         result += [Action(Kind.GATHER, *unit) for unit in now if unit not in before]
@@ -237,21 +234,7 @@ def _gathered(actions: tuple[Action, ...], needs: list[list[UnitKey]]) -> tuple[
     return tuple(result)
 
 
-def _needs(action: Action, borrows: Borrows, parts: Borrows) -> list[UnitKey]:
-    """Return the units whose parameters an action uses: its own, those it borrows, and the parts of
-    both, ascending.
-    """
-    own = (action.stage, action.unit)
-    units = (own, *borrows.get(own, ()))
-    return sorted({*units, *(part for unit in units for part in parts.get(unit, ()))})
-
-
-def add_reductions(
-    program: Program,
-    borrows: Borrows = _NO_BORROWS,
-    parts: Borrows = _NO_BORROWS,
-    frozen: Iterable[UnitKey] = (),
-) -> Program:
+def add_reductions(program: Program, uses: Uses = _OWN) -> Program:
     """Sum a unit's gradient over the data ranks once per step, after the last W that adds to it;
     frozen units have none.
 
@@ -264,23 +247,18 @@ def add_reductions(
     borrowers:
 
         >>> program = from_text("0: 0.0B0 0.0W0 0.1B0 0.1W0")
-        >>> print(to_text(add_reductions(program, borrows={(0, 1): [(0, 0)]})))
+        >>> print(to_text(add_reductions(program, Uses(borrows={(0, 1): [(0, 0)]}))))
         0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
     """
-    _check_borrows(program, borrows)
-    frozen = set(frozen)
-    return {rank: _reduced(actions, borrows, parts, frozen) for rank, actions in program.items()}
+    return {rank: _reduced(actions, uses) for rank, actions in program.items()}
 
 
-def _reduced(
-    actions: tuple[Action, ...], borrows: Borrows, parts: Borrows, frozen: set[UnitKey]
-) -> tuple[Action, ...]:
+def _reduced(actions: tuple[Action, ...], uses: Uses) -> tuple[Action, ...]:
     complete_at = {
         unit: at
         for at, action in enumerate(actions)
         if action.kind is Kind.WEIGHT
-        for unit in _needs(action, borrows, parts)
-        if unit not in frozen
+        for unit in uses.trained((action.stage, action.unit))
     }
     released_at = {
         (action.stage, action.unit): at
@@ -297,14 +275,14 @@ def _reduced(
     return tuple(result)
 
 
-def _check_borrows(program: Program, borrows: Borrows) -> None:
+def _check_borrows(program: Program, uses: Uses) -> None:
     ranks = {
         (a.stage, a.unit): rank
         for rank, actions in program.items()
         for a in actions
         if a.kind in COMPUTE
     }
-    for borrower, lenders in borrows.items():
+    for borrower, lenders in uses.borrows.items():
         for unit in (borrower, *lenders):
             if unit not in ranks:
                 raise ScheduleError(

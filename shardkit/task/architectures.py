@@ -26,7 +26,8 @@ from ..nn.models.message_passing import MessagePassing
 from ..nn.module import Module
 from ..settings import fixed
 from .form import Arrays, check_on_grid
-from .table import TableData, TableTask
+from .table import TableTask
+from .table_files import TableData
 
 SIZES = "its checkpoints have these sizes"
 _IN_TIME = Arrays((2,), "(time, features)", channel_axis=-1)
@@ -86,7 +87,8 @@ class FNOTask(TableTask):
         check_on_grid(x, y, self.settings.data)
         model, grid = self.settings.model, x[1:]
         modes = model.modes * len(grid) if len(model.modes) == 1 else model.modes
-        if len(modes) != len(grid) or any(2 * kept > size for kept, size in zip(modes, grid)):
+        is_beyond = any(2 * kept > size for kept, size in zip(modes, grid))
+        if len(modes) != len(grid) or is_beyond:
             raise ConfigurationError(
                 f"model.modes = {list(model.modes)} on a grid of {grid}; wanted one number, or one "
                 "for each dimension, each at most half of its points"

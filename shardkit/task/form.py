@@ -9,6 +9,7 @@ steps of time.
 
 from dataclasses import dataclass
 
+from ..annotations import Shape
 from ..data.tables import TableSamples
 from ..errors import ConfigurationError
 from ..nn.metrics import MAE, R2, RMSE
@@ -29,8 +30,8 @@ class RowForm:
     elements: int
     x_axis: int = -1
     y_axis: int = -1
-    x_shape: tuple[int, ...] = ()
-    y_shape: tuple[int, ...] = ()
+    x_shape: Shape = ()
+    y_shape: Shape = ()
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -149,7 +150,7 @@ def check_on_grid(x_shape, y_shape, data) -> None:
         )
 
 
-def _shape_of(targets) -> tuple[int, ...]:
+def _shape_of(targets) -> Shape:
     """Return the shape of a row of y."""
     field = targets[0].field
     if len(targets) == 1 and targets[0].is_whole and field.shape:
@@ -157,7 +158,7 @@ def _shape_of(targets) -> tuple[int, ...]:
     return (sum(part.width for part in targets),)
 
 
-def _channels(name: str, shape: tuple[int, ...], axis: int) -> tuple[str, ...]:
+def _channels(name: str, shape: Shape, axis: int) -> tuple[str, ...]:
     """Return the names of the channels of rows of this shape.
 
     axis   of arrays of rows

@@ -30,7 +30,8 @@ class ArraySamples(Samples):
 
     def __init__(self, x, y):
         arrays = [*named_leaves(x, "x"), *named_leaves(y, "y")]
-        if not arrays or not len(arrays[0][1]) or len({len(array) for _, array in arrays}) > 1:
+        lengths = {len(array) for _, array in arrays}
+        if len(lengths) != 1 or not all(lengths):
             found = ", ".join(f"{name} has {len(array):,} rows" for name, array in arrays)
             raise ConfigurationError(f"{found}; wanted the same number, at least 1")
         self.x, self.y = x, y

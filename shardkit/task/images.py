@@ -18,7 +18,8 @@ from ..nn.models.vit import ViT
 from ..settings import fixed
 from .architectures import SIZES, built, defaults_of, flops
 from .form import Arrays, check_on_grid
-from .table import KINDS, TableData, TableTask
+from .table import TableTask
+from .table_files import KINDS, TableData
 
 _ON_GRIDS = "(channels, x), (channels, x, y) or (channels, x, y, z)"
 _OF_IMAGES = Arrays((2, 3, 4), _ON_GRIDS)

@@ -10,69 +10,29 @@ Predictions and metrics are in the units of the file. TableTask has all of this 
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from ..annotations import FilePath
-from ..data.contents import Contents
 from ..data.samples import TRAINING, VALIDATION, Samples
-from ..data.split import Selected, split_rows
-from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
 from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.writing import write_whole
-from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
+from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
-from ..settings import fixed, setting
+from ..settings import fixed
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .scaling import Moments, Scaling
 from .survey import Findings, TableSurvey
+from .table_files import LOSSES, TableData, TableFiles, rows_of
 from .task import Task
 
 DESCRIPTION = "table.json"
-_LOSSES = {
-    "regression": MeanSquaredError,
-    "binary": BinaryCrossEntropy,
-    "multiclass": CrossEntropy,
-}
-KINDS = tuple(_LOSSES)
-_KEPT = "its scaling and the order of its rows follow from it"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableData:
-    """The rows of a run: which file, which columns."""
-
-    path: str | None = setting(
-        None, "file of rows: .npy .npz .h5 .csv .tsv .parquet", is_path=True, is_common=True
-    )
-    kind: str = fixed(_KEPT, "regression", "what is predicted", among=KINDS)
-    features: tuple[str, ...] = fixed(
-        _KEPT, (), "columns of x: name, first:last, name[2:10]; none: all that are left"
-    )
-    target: tuple[str, ...] = fixed(_KEPT, (), "columns to predict; of classes, one with numbers")
-    weights: str | None = fixed(_KEPT, None, "column with the weight of each row; none: 1")
-    validation_path: str | None = fixed(
-        _KEPT, None, "file of rows held out; none: part of the rows of path", is_path=True
-    )
-    validation_percent: float = fixed(
-        _KEPT, 10.0, "part of the rows held out", "percent", above=0.0, below=100.0
-    )
-    standardize: bool = fixed(
-        _KEPT, True, "scale features and targets to mean 0 and deviation 1 on the training rows"
-    )
-    class_weights: tuple[float, ...] | str | None = fixed(
-        _KEPT,
-        None,
-        "weights of the classes in the loss: a list; balanced, by their counts; or none",
-        among=("balanced",),
-        above=0.0,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +54,25 @@ class Sizes:
     num_features: int
     num_outputs: int
     training_rows: int
+
+
+class OpenedRows:
+    """The samples of a run whose files are prepared.
+
+    They are opened when one is asked for: evaluation on other rows needs none of them.
+    """
+
+    def __init__(self, files: TableFiles, folder: Path, described: Described):
+        self._files, self._folder, self._described = files, folder, described
+
+    def samples(self, part: str) -> Samples:
+        """Return those of TRAINING or VALIDATION, scaled."""
+        return self._samples[part]
+
+    @cached_property
+    def _samples(self) -> dict[str, Samples]:
+        parts = zip((TRAINING, VALIDATION), self._files.parts(self._folder))
+        return {name: Scaled(rows, self._described) for name, rows in parts}
 
 
 class TableTask(Task):
@@ -130,8 +109,11 @@ class TableTask(Task):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        self._samples: dict[str, Samples] = {}
         self._new: Any = None  # (Samples, Samples): the parts of a run that starts
+
+    @property
+    def _files(self) -> TableFiles:
+        return TableFiles(self.settings.data)
 
     # ---- before a run ----------------------------------------------------------------------------
 
@@ -145,8 +127,8 @@ class TableTask(Task):
         ConfigurationError, OSError
         """
         self._check()
-        self._new = self._parts(None)
-        rows = _rows_of(self._new[0])
+        self._new = self._files.parts(None)
+        rows = rows_of(self._new[0])
         outputs = len(rows.target_names)
         if self.settings.data.kind == "multiclass":
             survey = self._survey()
@@ -160,7 +142,7 @@ class TableTask(Task):
         if resume and (folder / "data" / DESCRIPTION).exists():
             return 0
         self._check()
-        self._new = self._parts(None)
+        self._new = self._files.parts(None)
         return len(self._survey())
 
     def survey(self, number: int) -> Any:
@@ -169,43 +151,17 @@ class TableTask(Task):
     def _survey(self) -> TableSurvey:
         has_classes = self.settings.data.kind != "regression"
         data = self.settings.data
-        form = self.rows.form(_rows_of(self._new[0]), data)
+        form = self.rows.form(rows_of(self._new[0]), data)
         check = partial(self.rows.check, data=data)
         return TableSurvey(self._new[0], self._new[1], form, has_classes=has_classes, check=check)
 
     def prepare(self, folder: Path, resume: bool) -> None:
         if self._new is None:
-            self._check_contents(folder / "data")
+            self._files.check(folder / "data")
             return
         described = self._describe(*self._survey().merged(self.surveyed))
-        (folder / "data").mkdir(parents=True, exist_ok=True)
-        write_index(_rows_of(self._new[0]).table, _index(folder, TRAINING))
-        if self.settings.data.validation_path is not None:
-            write_index(_rows_of(self._new[1]).table, _index(folder, VALIDATION))
-        contents = Contents()
-        for samples in self._new:
-            _rows_of(samples).table.note_contents(contents)
-        self._check_apart(contents)
-        contents.store(folder / "data")
+        self._files.store(self._new, folder)
         write_whole(folder / "data" / DESCRIPTION, described.to_json())
-
-    def _check_apart(self, contents: Contents) -> None:
-        """Raise ConfigurationError if the rows that are held out are also trained on."""
-        data = self.settings.data
-        held = data.validation_path
-        if held is not None and contents.of(held) == contents.of(data.path):
-            raise ConfigurationError(
-                f"{held} of data.validation_path holds what {data.path} does; a model knows what "
-                "it was trained on: give other rows, or data.validation_percent"
-            )
-
-    def _check_contents(self, folder: Path) -> None:
-        """Refuse to go on with files that were changed. Errors: InputError, OSError."""
-        contents, data = Contents.stored(folder), self.settings.data
-        for path in (data.path, data.validation_path):
-            if path is not None:
-                contents.check(path)
-        contents.store(folder)
 
     def _check(self):
         data = self.settings.data
@@ -219,42 +175,16 @@ class TableTask(Task):
                 "data.class_weights is for classes, but data.kind = 'regression'; take it out"
             )
 
-    def _parts(self, folder: Path | None) -> tuple[Samples, Samples]:
-        """Return the training and the validation rows, not scaled.
-
-        folder   of the run, with what prepare() wrote; None: it has written nothing yet
-        """
-        data = self.settings.data
-        contents = None if folder is None else Contents.stored(folder / "data")
-        rows = self._rows(data.path, _index(folder, TRAINING), contents=contents)
-        if data.validation_path is not None:
-            how = {"features": tuple(part.spec for part in rows.features), "contents": contents}
-            return rows, self._rows(data.validation_path, _index(folder, VALIDATION), **how)
-        ranges = split_rows(len(rows), data.validation_percent, rows.run_length)
-        training, validation = (Selected(rows, part) for part in ranges)
-        return training, validation
-
-    def _rows(
-        self, path, index=None, features=None, *, contents=None, has_targets=True
-    ) -> TableSamples:
-        data = self.settings.data
-        return TableSamples(
-            open_table(path, index, contents),
-            data.features if features is None else features,
-            data.target if has_targets else (),
-            weights=data.weights if has_targets else None,
-            classes=data.kind != "regression" and has_targets,
-            dtype=None,
-        )
-
     def _describe(self, training: Findings, validation: Findings) -> Described:
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
-        rows = _rows_of(self._new[0])
+        rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
         counts = training.class_counts
         has_classes = self.settings.data.kind != "regression"
         most = max(len(validation.class_counts) - 1, 0)
-        classes = self._num_classes(len(counts), most) if has_classes else 0
+        classes = 0
+        if has_classes:
+            classes = num_classes(self.settings.data, len(counts), most, len(self._new[0]))
         is_scaled = self.settings.data.standardize
         x_scaling = _scaling(training.x, form.x_axis, is_scaled)
         y_scaling = _scaling(training.y, form.y_axis, is_scaled and not has_classes)
@@ -270,42 +200,11 @@ class TableTask(Task):
             form.y_shape,
         )
 
-    def _num_classes(self, in_training: int, most_in_validation: int) -> int:
-        data = self.settings.data
-        if data.kind == "binary" and in_training > 2:
-            raise ConfigurationError(
-                f"{data.path}: classes up to {in_training - 1} in {data.target[0]}; of data.kind = "
-                "'binary' they are 0 and 1, others are 'multiclass'"
-            )
-        if in_training < 2:
-            raise ConfigurationError(
-                f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
-                "classes or more"
-            )
-        if in_training > len(self._new[0]):
-            raise ConfigurationError(
-                f"{data.path}: classes up to {in_training - 1} in {data.target[0]} of "
-                f"{len(self._new[0])} training rows, so that most have no row; number those that "
-                "are there 0, 1, 2, ..."
-            )
-        if most_in_validation >= in_training:
-            raise ConfigurationError(
-                f"{data.validation_path or data.path}: a held-out row is of class "
-                f"{most_in_validation}, but the training rows have classes up to "
-                f"{in_training - 1}; give rows of every class"
-            )
-        if isinstance(data.class_weights, tuple) and len(data.class_weights) != in_training:
-            raise ConfigurationError(
-                f"data.class_weights has {len(data.class_weights)} weights, but {data.path} has "
-                f"{in_training} classes; wanted one each"
-            )
-        return in_training
-
     def open(self, folder: Path) -> None:
-        self._folder = Path(folder)
-        path = self._folder / "data" / DESCRIPTION
+        path = folder / "data" / DESCRIPTION
         self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
-        self.loss = self._loss()
+        self._opened = OpenedRows(self._files, folder, self.described)
+        self.loss = loss_of(self.settings.data, self.described)
         self.metrics = self._metrics()
 
     # ---- the model -------------------------------------------------------------------------------
@@ -322,19 +221,6 @@ class TableTask(Task):
             return self.described.classes
         return len(self.described.target_names)
 
-    def _loss(self):
-        data = self.settings.data
-        if len(self.described.y_shape) > 1:
-            return None
-        loss = _LOSSES[data.kind]()
-        weights = data.class_weights
-        if weights == "balanced":
-            counts = numpy.maximum(self.described.class_counts, 1)
-            weights = (sum(counts) / len(counts) / counts).tolist()
-        if weights is None and data.weights is None:
-            return loss
-        return Weighted(loss, class_weights=weights, has_row_weights=data.weights is not None)
-
     def _metrics(self):
         if self.settings.data.kind == "regression":
             metrics = self.rows.metrics(self.described).items()
@@ -348,13 +234,10 @@ class TableTask(Task):
     # ---- data ------------------------------------------------------------------------------------
 
     def samples(self, part: str) -> Any:
-        if not self._samples:  # opened late: evaluation on other rows does not need these
-            parts = zip((TRAINING, VALIDATION), self._parts(self._folder))
-            self._samples = {name: Scaled(rows, self.described) for name, rows in parts}
-        return self._samples[part]
+        return self._opened.samples(part)
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
-        rows = self._rows(path, None, self.described.features, has_targets=has_targets)
+        rows = self._files.rows(path, None, self.described.features, has_targets=has_targets)
         names = self.described.feature_names
         found = self.rows.form(rows, self.settings.data).x_names
         if found != names:
@@ -393,18 +276,59 @@ class TableMLP(TableTask):
         )
 
 
+def num_classes(data: TableData, in_training: int, most_in_validation: int, num_rows: int) -> int:
+    """Return how many classes there are. Errors: ConfigurationError.
+
+    in_training          of the training rows, of which there are num_rows
+    most_in_validation   the highest class of a row held out
+    """
+    if data.kind == "binary" and in_training > 2:
+        raise ConfigurationError(
+            f"{data.path}: classes up to {in_training - 1} in {data.target[0]}; of data.kind = "
+            "'binary' they are 0 and 1, others are 'multiclass'"
+        )
+    if in_training < 2:
+        raise ConfigurationError(
+            f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
+            "classes or more"
+        )
+    if in_training > num_rows:
+        raise ConfigurationError(
+            f"{data.path}: classes up to {in_training - 1} in {data.target[0]} of "
+            f"{num_rows} training rows, so that most have no row; number those that "
+            "are there 0, 1, 2, ..."
+        )
+    if most_in_validation >= in_training:
+        raise ConfigurationError(
+            f"{data.validation_path or data.path}: a held-out row is of class "
+            f"{most_in_validation}, but the training rows have classes up to "
+            f"{in_training - 1}; give rows of every class"
+        )
+    if isinstance(data.class_weights, tuple) and len(data.class_weights) != in_training:
+        raise ConfigurationError(
+            f"data.class_weights has {len(data.class_weights)} weights, but {data.path} has "
+            f"{in_training} classes; wanted one each"
+        )
+    return in_training
+
+
+def loss_of(data: TableData, described: Described) -> Any:
+    """Return the loss of these rows; None: the model's own, where y is a field."""
+    if len(described.y_shape) > 1:
+        return None
+    loss = LOSSES[data.kind]()
+    weights = data.class_weights
+    if weights == "balanced":
+        counts = numpy.maximum(described.class_counts, 1)
+        weights = (sum(counts) / len(counts) / counts).tolist()
+    if weights is None and data.weights is None:
+        return loss
+    return Weighted(loss, class_weights=weights, has_row_weights=data.weights is not None)
+
+
 def _scaling(moments: Moments, axis: int, is_scaled: bool) -> Scaling:
     """Return the scaling of these columns; is_scaled False: one that changes nothing."""
     return moments.scaling(axis) if is_scaled else Scaling.none(len(moments.mean), axis)
-
-
-def _index(folder: Path | None, part: str) -> Any:
-    return folder and folder / "data" / f"{part}.rows"
-
-
-def _rows_of(samples: Any) -> Any:
-    """Return the rows of a table that these samples are all or part of."""
-    return samples.whole if isinstance(samples, Selected) else samples
 
 
 def _ends(names) -> str:

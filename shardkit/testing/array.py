@@ -15,6 +15,7 @@ NAMES = {
     "copies": "Done",
     "cpu.building": "asked make",
     "cpu.common": "TABLE common going_with",
+    "cpu.convolution": "WAYS",
     "cpu.compiled": "LOOPS Loop candidate_folders loop_named",
     "cpu.linking": "LinkError PAGE_BYTES linked",
     "cpu.panel_tiles": "HAS_PAIRS",

@@ -10,6 +10,7 @@ NAMES = {
     ),
     "errors": "CorpusError DeviceMemoryError InputError LaunchError PeerError",
     "plain": "plain unboxed",
+    "public": "resting",
     "settings": "PATHS as_section fixed read_toml",
     "tree": "LEAF is_tree leaves map_tree named_leaves num_samples rebuild rows structure",
 }

@@ -6,6 +6,7 @@ ROOM = "shardkit.checkpoint"
 NAMES = {
     "": "Checkpoint CheckpointStore find_checkpoint",
     "background": "Snapshot _Task",
+    "candidates": "Candidates",
     "choice": "checked_choice",
     "find": "find_description",
     "fit": "Wanted",

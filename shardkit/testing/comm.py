@@ -5,10 +5,10 @@ from . import open_door
 ROOM = "shardkit.comm"
 NAMES = {
     "": (
-        "Ballot Handle abort_on_error agree check_same collectively ordered_all_reduce "
+        "Ballot Handle abort_on_error agree by_first check_same collectively ordered_all_reduce "
         "ordered_reduce_scatter ordered_sum"
     ),
-    "channel": "Channel NotedCalls WrappedChannel",
+    "channel": "Channel ArrayMemory NotedCalls WrappedChannel",
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
     "collectives.asynchronous": (
@@ -19,14 +19,16 @@ NAMES = {
     "gpu.mpi": "MPITransport open_gpu_mpi",
     "gpu.nccl": "open_nccl",
     "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
-    "mpi.channel": "COMPARED_CALLS",
+    "mpi.channel": "MPIChannel",
+    "mpi.comparing": "COMPARED_CALLS",
     "mpi.guard": "JobGuard",
     "mpi.launch": "check_launch check_library launch_warnings",
+    "node.noted": "Loops NotedLoops",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",
-    "node.mailbox": "SLOT_BYTES new_mailbox table_of",
+    "node.mailbox": "NAPS NAP_TURNS SLOT_BYTES YIELDS YIELD_TURNS new_mailbox table_of",
     "node.streams": "STREAM_BYTES stream_bytes",
-    "operations": "CompleteHandle",
+    "operations": "COMPILED_VERBS CompleteHandle",
     "quotas": "own_quotas",
     "same": "alike versions",
     "seats": "Seat crowding have_cores ranks_text share_cores",
@@ -58,6 +60,7 @@ MODULES = {
     "job_folder": "watch.folder",
     "ledger": "watch.ledger",
     "mesh": "mesh",
+    "mpi_requests": "mpi.requests",
     "own_warden": "watch.own_warden",
     "same": "same",
     "threads_backend": "threads.backend",

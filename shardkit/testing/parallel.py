@@ -31,6 +31,7 @@ MODULES = {
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",
+    "saves": "model.saves",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }
@@ -75,7 +76,7 @@ def unit_places_of(model: Any) -> Any:
 
 def stages_of(model: Any) -> Any:
     """Return which blocks this rank computes, and which of them are frozen."""
-    return parts_of(model).engine.parts.stages
+    return parts_of(model).engine.plan.stages
 
 
 def program_of(model: Any) -> Any:
@@ -161,9 +162,9 @@ def has_pending_gradients(model: Any) -> Any:
     return parts_of(model).engine.has_pending_gradients
 
 
-def set_ballot(model: Any, ballot: Any) -> None:
-    """Ask the ranks before each step, with this ballot, whether to stop; None: nobody asks."""
-    parts_of(model).engine.ballot = ballot
+def voting(model: Any, ballot: Any) -> Any:
+    """Return a context manager, inside of which the ranks vote before each step whether to stop."""
+    return parts_of(model).engine.voting(ballot)
 
 
 def synchronize_replicas(model: Any) -> Any:

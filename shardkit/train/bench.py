@@ -117,7 +117,7 @@ def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:
     settings, smallest = task.settings, task.smallest()
     if smallest is None:
         return [dict.fromkeys(MEASURED_PARTS, 0.0)] * model.world_size
-    stages = parts_of(model).engine.parts.stages
+    stages = parts_of(model).engine.plan.stages
     blocks = [
         sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
         for stage in range(len(stages.units_per_stage))
@@ -146,7 +146,7 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
     engine = parts_of(model).engine
     device, dtype = engine.device, engine.units[0].dtype
     model.mesh.world.barrier()
-    with engine.parts.numerics.in_use():
+    with engine.plan.numerics.in_use():
         return {
             None: large_product_speed(device, dtype),
             **{product: product.seconds_alone(device) for product in profile.products},

@@ -10,7 +10,8 @@ that neighbors keep (parallel/pipeline/neighbors.py), at most a step old.
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..annotations import FilePath
@@ -31,18 +32,11 @@ from .log import seconds_text
 class Recovery:
     """How the other ranks continued after a death.
 
-    Parameters
-    ----------
-    died
-        Ranks by their numbers at the start.
-    num_living
-        Ranks; num_training of them make the new mesh, the others are spares.
-    step
-        Of the model now.
-    source
-        "memory" or "checkpoint".
-    seconds
-        From when this rank noticed it to when training went on.
+    died         ranks by their numbers at the start
+    num_living   ranks; num_training of them make the new mesh, the others are spares
+    step         of the model now
+    source       "memory" or "checkpoint"
+    seconds      from when this rank noticed it to when training went on
     """
 
     died: tuple[int, ...]
@@ -66,6 +60,75 @@ class Recovery:
             f"{self.source}; "
             f"{seconds_text(self.seconds)}"
         )
+
+
+class Deaths:
+    """The ranks that died, as far as this one knows.
+
+    num_lost   in all
+    """
+
+    def __init__(self):
+        self.num_lost = 0
+        self._since: float | None = None  # when this rank noticed the first that is not recovered
+        self._ranks: list[int] = []  # of these
+
+    def notice(self) -> None:
+        """Let the time to the recovery begin, if it has not yet."""
+        self._since = self._since or time.perf_counter()
+
+    def add(self, ranks: list[int]) -> None:
+        """Count these, by their numbers at the start."""
+        self._ranks += ranks
+        self.num_lost += len(ranks)
+
+    def recovery(self, num_living: int, num_training: int, step: int, source: str) -> Recovery:
+        """Return how the others go on."""
+        assert self._since is not None
+        seconds = time.perf_counter() - self._since
+        died = tuple(sorted(self._ranks))
+        return Recovery(died, num_living, num_training, step, source, seconds)
+
+    def settle(self) -> None:
+        """Count what dies from now on as another loss: training goes on."""
+        self._since, self._ranks = None, []
+
+
+@dataclass(frozen=True)
+class Life:
+    """The time from one death to the next.
+
+    number      of this life
+    is_first    training has not begun
+    """
+
+    number: int = 0
+    is_first: bool = True
+
+    def next(self, living: CommunicationBackend) -> "Life":
+        """Return the life that follows, the same on all ranks: some may have met more failures on
+        the way than others. Collective.
+        """
+        lives = living.all_gather_object((self.number + 1, self.is_first))
+        return Life(max(number for number, _ in lives), all(is_first for _, is_first in lives))
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How the calls of all living ranks are watched.
+
+    timeout   seconds that one may take
+    folder    for the ledgers of all ranks; None: a temporary one
+    """
+
+    timeout: float
+    folder: Path | None
+
+    def over(self, living: CommunicationBackend) -> None:
+        """Watch over the calls of these ranks. No communication."""
+        living.timeout = self.timeout
+        if self.folder is not None:
+            living.keep_ledger(self.folder)
 
 
 class ElasticTraining:
@@ -129,15 +192,13 @@ class ElasticTraining:
         self._num_training = num_training or (lambda living: living // replica * replica)
         self._checkpoints = checkpoints
         self._every = every
-        self._timeout = timeout
-        self._ledger = usable_path(ledger)
+        folder = usable_path(ledger)
+        self._watch = Watch(timeout, None if folder is None else Path(folder))
         self._say = say or (lambda text: None)
         self._ranks = LivingRanks()
         self._copies: list[Neighbors] = []
-        self._life, self._has_begun = 0, False
-        self._failed_at: float | None = None
-        self._died: list[int] = []  # since training went on the last time
-        self.num_lost = 0  # ranks in all, as far as this one knows
+        self._life = Life()
+        self._deaths = Deaths()
         self.program = Program()  # what a message about an error says beside it; to be filled in
         self.recoveries: list[Recovery] = []  # on ranks that trained after them
 
@@ -162,7 +223,12 @@ class ElasticTraining:
 
         The same on all ranks.
         """
-        return not self._has_begun
+        return self._life.is_first
+
+    @property
+    def num_lost(self) -> int:
+        """The ranks that have died, as far as this one knows."""
+        return self._deaths.num_lost
 
     def run(self) -> Any:
         """Return what work() returns; None on spare ranks. Collective over the survivors.
@@ -184,25 +250,16 @@ class ElasticTraining:
                     raise
                 if not self._ranks.tells_of_death(error):
                     raise SystemExit(report_failure(self.backend, error, self.program)) from None
-                self._failed_at = self._failed_at or time.perf_counter()
+                self._deaths.notice()
             gc.collect()  # the model of the last life, before there is another
-            died = self._ranks.repair()
-            self._died += died
-            self.num_lost += len(died)
+            self._deaths.add(self._ranks.repair())
 
     def _live(self):
         """Train from one death to the next, or to the end."""
-        self._life += 1
         living = self._ranks.backend
-        lives, begun = zip(*living.all_gather_object((self._life, self._has_begun)))
-        self._life, self._has_begun = (
-            max(lives),
-            any(begun),
-        )  # some may have met more failures on the way than others
+        self._life = self._life.next(living)
         num = self._num_training(living.world_size)
-        living.timeout = self._timeout
-        if self._ledger is not None:
-            living.keep_ledger(self._ledger)
+        self._watch.over(living)
         if num < 1:
             raise ConfigurationError(
                 f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each "
@@ -212,9 +269,9 @@ class ElasticTraining:
             )
         group = living.split(0 if living.rank < num else None)
         model = None if group is None else self._make_model(group)
-        if self._has_begun:
+        if not self._life.is_first:
             self._recover(living, model, num)
-        self._has_begun = True
+        self._life = replace(self._life, is_first=False)
         result = None if model is None else self._train(model)
         living.exchange_within(
             None, None
@@ -227,12 +284,10 @@ class ElasticTraining:
         if step is None:
             step, source = self._load(model), "checkpoint"
         if model is not None:
-            seconds = time.perf_counter() - self._failed_at
-            self.recoveries.append(
-                Recovery(tuple(sorted(self._died)), living.world_size, num, step, source, seconds)
-            )
-            self._say(str(self.recoveries[-1]))
-        self._failed_at, self._died = None, []
+            recovery = self._deaths.recovery(living.world_size, num, step, source)
+            self.recoveries.append(recovery)
+            self._say(str(recovery))
+        self._deaths.settle()
 
     def _load(self, model) -> int | None:
         """Load the newest checkpoint and return its step. Collective over the model's mesh."""
@@ -250,7 +305,7 @@ class ElasticTraining:
     def _train(self, model):
         if self.why_not:
             return self._work(model, lambda: None)
-        copies = Neighbors(parts_of(model), self._life)
+        copies = Neighbors(parts_of(model), self._life.number)
         copies.commit()
         self._copies.append(copies)
         model.mesh.world.barrier()  # all have the new copies: nobody needs the old ones

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from types import NoneType
 
-from ..checkpoint.store import CheckpointStore
+from ..checkpoint.candidates import steps_in
 from ..errors import ConfigurationError, InputError
 from ..files.notes import read_note
 from ..files.reading import read_json, understood, wanted
@@ -51,7 +51,7 @@ def stored_places(folder: Path) -> tuple[Path, ...]:
 
 def has_checkpoints(folder: Path) -> bool:
     """Return True if a run that was started here can resume from a checkpoint."""
-    return any(CheckpointStore(place).steps() for place in stored_places(folder))
+    return any(steps_in(place) for place in stored_places(folder))
 
 
 def check_folder(folder: Path, resume: bool, task: type[Task] = Task) -> None:
@@ -60,7 +60,7 @@ def check_folder(folder: Path, resume: bool, task: type[Task] = Task) -> None:
     Errors: ConfigurationError.
     """
     is_run = (folder / _SETTINGS).exists()
-    if not is_run and (has_checkpoints(folder) or CheckpointStore(folder).steps()):
+    if not is_run and (has_checkpoints(folder) or steps_in(folder)):
         how = (
             f"To begin a run with these weights: shardkit train --{task.initial}={folder} "
             "--run.folder=ANOTHER"

@@ -8,7 +8,7 @@ Scratch file systems remove what is old, while a run goes on. What a run can be 
 small, and rank 0 has it in memory: settings, description and index of the data, tokenizer.
 """
 
-import secrets
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class KeptFolder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._run = secrets.token_hex(8)
+        self._run = os.urandom(8).hex()
         self._owned: Ownership | None = None  # on rank 0
         self._is_new = False
         self._content: dict[str, bytes] = {}  # of small files, by their names in the folder

@@ -28,10 +28,11 @@ from ..comm.failure.program import Program
 from ..comm.failure.signals import StopSignals
 from ..comm.same import alike
 from ..data.samples import TRAINING, VALIDATION
-from ..errors import CheckpointError, StopVoted
+from ..errors import CheckpointError
 from ..parallel.model.callback import Callback, Callbacks
 from ..parallel.model.loop import RunLoop
 from ..parallel.model.patience import Patience
+from ..parallel.model.saves import Saves
 from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
 from .agreement import (
@@ -52,17 +53,11 @@ from .preparing import prepare_data
 from .progress import RunReport
 from .ranks import check_batch
 from .ranks_record import RanksRecord
-from .resuming import (
-    OTHER_HELD_OUT,
-    UNKNOWN_POSITION,
-    changes,
-    schedule_line,
-    told_settings,
-)
-from .saves import Saves
+from .resuming import UNKNOWN_POSITION, DataMarks, changes, schedule_line
+from .saves import CheckpointNews
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
-from .stopping import Clock
+from .stopping import Stops
 from .tracing import Tracing
 from .tracking import make_tracker
 from .validation import Validation
@@ -142,10 +137,7 @@ def _train_in(
         run.say(reason)
         begin_run(run, task.settings, resume=resume)
         if program is not None:
-            program.run_folder, program.describe = (
-                folder,
-                lambda: f"step {run.model.step_number + 1}",
-            )
+            program.tell_of(folder, run.doing)
         result = run.go()
         after(run)
         return result
@@ -156,12 +148,8 @@ def agreed(
 ) -> RunConfiguration:
     """Return the settings of the run, settled, if all ranks begin the same. Collective.
 
-    Raises
-    ------
-    ConfigurationError
-        On all ranks.
-    ShardingError
-        On all ranks, with what differs: a setting, the folder, the software.
+    Errors: ConfigurationError on all ranks; ShardingError on all ranks, with what differs: a
+    setting, the folder, the software.
     """
     with alike(backend, SAME_SETTINGS) as facts:
         settings = settled(settings)
@@ -176,8 +164,6 @@ def prepare_run(
 
     The settings of the task have the steps of their epochs.
 
-    Notes
-    -----
     Errors: as train_run.
     """
     folder = Path(settings.run.folder)
@@ -196,8 +182,6 @@ def prepare_run(
 def counted(settings: RunConfiguration) -> RunConfiguration:
     """Return the settings with the steps of their epochs, of the data of a run that is prepared.
 
-    Notes
-    -----
     Errors: as train_run, on this rank alone.
     """
     if settings.run.epochs is None:
@@ -240,13 +224,8 @@ class TrainingRun:
     ----------
     goes_on
         The model awaits the weights of a checkpoint; otherwise it has its first ones.
-
-    Attributes
-    ----------
-    commit
-        Function (), called after each step; may be set.
     watched
-        The backend that keeps the ledger of this rank; may be set.
+        The backend that keeps the ledger of this rank; None: that of the run.
     """
 
     def __init__(
@@ -259,51 +238,76 @@ class TrainingRun:
         callbacks: Iterable[Callback] = (),
         *,
         goes_on: bool = False,
+        watched: CommunicationBackend | None = None,
     ):
-        settings = task.settings
-        self.task, self.settings = task, settings
-        self.folder = Path(settings.run.folder)
-        self.checkpoints = checkpoint_places(self.folder, settings.run.fallback_folder)
-        self.backend, self.signals, self._kept = backend, signals, kept
-        self.commit = lambda: None
-        self.watched = backend
+        self.task, self._kept = task, kept
+        self._watched = watched or backend
+        self._commit: Callable[[], None] = lambda: None
+        settings, is_first = task.settings, backend.rank == 0
+        run = settings.run
         with alike(backend, SAME_DATA) as facts:
             task.open(self.folder)
             samples, held_out = task.samples(TRAINING), task.samples(VALIDATION)
             facts |= facts_of_samples(samples, TRAINING) | facts_of_samples(held_out, VALIDATION)
             facts |= facts_of_task(task, callbacks)
-            self.fingerprint, self._held_out = (
-                facts[f"the fingerprint of the {part} samples"] for part in (TRAINING, VALIDATION)
+            self._marks = DataMarks(
+                *(
+                    facts[f"the fingerprint of the {part} samples"]
+                    for part in (TRAINING, VALIDATION)
+                )
             )
-            is_first, run = backend.rank == 0, settings.run
             tracks = is_first and run.track is not None
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
             tracing = Tracing(run)
-        self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
+        places = checkpoint_places(self.folder, run.fallback_folder)
+        self.model = make_model(task, backend, awaits=places if goes_on else None)
         parts_of(self.model).checkpoints.check()
-        self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
+        self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model, held_out)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)
         own = [self.report, RanksRecord(), tracing]
         self.callbacks = Callbacks([*own, *tracked, *callbacks], is_first=is_first)
-        self.clock = Clock(None, settings.run.stop_margin_seconds)
+        self.stops = Stops(run, signals)
         patience = Patience(run.patience, (), run.minimum_improvement)
-        asked = {"signal": signals.is_raised, "time": lambda: self.clock.is_short()}
-        self.loop = RunLoop(self.model, self.callbacks, patience, **asked)
-        self.best = Best(settings.run)
-        self.saves = Saves(
-            self.model,
-            settings.run,
-            self.reporter,
-            self._data_position,
-            places=self.checkpoints,
+        self.loop = RunLoop(self.model, self.callbacks, patience, **self.stops.questions())
+        self.best = Best(run)
+        news = CheckpointNews(
+            task,
+            self.stream,
+            self._marks,
             best=self.best,
-            seconds_left=lambda: self.clock.seconds_left,
-            is_hurried=self.signals.is_urgent,
-            note_save=lambda seconds: self.clock.note_save(seconds),
-            after=self.callbacks.after_checkpoint,
+            note_save=self.stops.note_save,
+            reporter=self.reporter,
+            callbacks=self.callbacks,
         )
+        background = run.asynchronous_checkpoints
+        last = self.stops.last_save()
+        self.saves = Saves(self.model, places, news, last, background=background)
+
+    @property
+    def settings(self) -> RunConfiguration:
+        """The settings of the task, with the steps that the run has."""
+        return self.task.settings
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.settings.run.folder)
+
+    @property
+    def backend(self) -> CommunicationBackend:
+        """The ranks that train."""
+        return self.model.mesh.world
+
+    @property
+    def checkpoints(self) -> tuple[Path, ...]:
+        """The folders where its checkpoints are, the preferred one first."""
+        return self.saves.places
+
+    def doing(self) -> str:
+        """Return the step that is under way, in words."""
+        return f"step {self.model.step_number + 1}"
 
     def say(self, line: str) -> None:
         """Report this line on rank 0, unless it is empty."""
@@ -322,11 +326,7 @@ class TrainingRun:
         for reason in manifest["skipped"]:
             self.reporter.line(f"skipped: {reason}")
         with collectively(self.backend):
-            if manifest["data_position"].get("fingerprint") != self.fingerprint:
-                raise CheckpointError(
-                    f"{self.folder / 'data'} is not the data that this run was trained on; "
-                    "restore it, or start a new run"
-                )
+            self._marks.check(manifest["data_position"], self.folder / "data")
         self.go_on_with_data()
         self._compare(manifest["data_position"], manifest["samples_seen"])
         self._compare_blas(manifest.get("blas"))
@@ -345,15 +345,8 @@ class TrainingRun:
                 return
             step, epochs = self.model.step_number, self.settings.run.epochs
             steps = self.stream.position.num_steps(step, epochs)
-            self.task.settings = self.settings = self.settings.replace({"run.steps": steps})
-        self.saves.run = self.settings.run
+            self.task.settings = self.settings.replace({"run.steps": steps})
         self.reporter.total(steps)
-
-    def _data_position(self, step: int) -> dict:
-        """Return what a checkpoint of this step says about the data, and the settings then."""
-        marks = {"fingerprint": self.fingerprint, "held_out": self._held_out}
-        own = {**marks, "settings": told_settings(self.settings)}
-        return {**own, **self.stream.position.stored(step)}
 
     def _compare(self, before: dict, samples_seen: int):
         """Say what has changed since a checkpoint, and what that does. Collective.
@@ -366,9 +359,8 @@ class TrainingRun:
         with collectively(self.backend):
             if "epoch" not in before and samples_seen != self.stream.position.first:
                 lines.append(UNKNOWN_POSITION)
-            if before.get("held_out", self._held_out) != self._held_out:
-                lines.append(OTHER_HELD_OUT)
-            lines += [*changes(told, self.settings), schedule_line(self.settings, told)]
+            lines += [*self._marks.changes(before), *changes(told, self.settings)]
+            lines.append(schedule_line(self.settings, told))
         for line in lines:
             self.say(line)
 
@@ -405,27 +397,27 @@ class TrainingRun:
 
     def _listen(self):
         """From now on time and validations count, with those before a run that goes on."""
-        run, is_first = self.settings.run, self.backend.rank == 0
-        losses = self.reporter.validation_losses() if is_first else None
-        if is_first:
-            self.clock = Clock.of_run(run)
-        if not run.time_limit_seconds:  # of one's own, after which nobody kills
-            self.backend.seconds_left = lambda: self.clock.seconds_left
+        losses = self.reporter.validation_losses() if self.backend.rank == 0 else None
+        self.stops.begin(self.backend)
         self.best.find(self.checkpoints, self.model.step_number, self.backend)
         self.loop.go_on_after(self.backend.broadcast_object(losses, 0))
 
-    def go(self) -> RunResult:
-        """Train to the last step, then let the task show it; or stop before, as the ranks vote."""
+    def go(self, commit: Callable[[], None] = lambda: None) -> RunResult:
+        """Train to the last step, then let the task show it; or stop before, as the ranks vote.
+
+        commit   called after each step
+        """
+        self._commit = commit
         self._listen()
         self.callbacks.at_start(self)
         self._kept.remember()
         with self.stream, self.reporter:
             stop = self.loop.go(self)
             if stop is not None:
-                self._say_why(stop)
+                self._say_why(stop.reasons)
                 self._save()
             self.saves.finish()
-            self._name_checkpoints()
+            self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
@@ -451,7 +443,7 @@ class TrainingRun:
     def step(self) -> float:
         """Train one step and return its loss. Errors: StopVoted, on all ranks."""
         loss = self.model.train(*self._batch(self.model.step_number))
-        self.commit()
+        self._commit()
         self.saves.look()
         return loss
 
@@ -480,12 +472,8 @@ class TrainingRun:
     def _save(self):
         """Write a checkpoint, into a folder that is whole. Collective."""
         has_saved = self.saves.newest is not None
-        self.say(self._kept.mend(self.backend, self.watched, has_saved=has_saved))
+        self.say(self._kept.mend(self.backend, self._watched, has_saved=has_saved))
         self.saves.save()
-
-    def _name_checkpoints(self):
-        """Say which checkpoints are the best and the newest."""
-        self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
 
     def _validate(self) -> float:
         with parts_of(self.model).engine.listening.span("validation"):
@@ -500,17 +488,9 @@ class TrainingRun:
             self.reporter.line(shown)
         return shown
 
-    def _say_why(self, vote: StopVoted):
+    def _say_why(self, reasons: Iterable[str]):
         """One line on what was decided, and by whom. Collective."""
-        names = self.backend.all_gather_object(self.signals.name)
-        words = {
-            "signal": ", ".join(
-                f"{name} on rank {rank}" for rank, name in enumerate(names) if name
-            )[:100],
-            "time": self.clock.left(),
-            "patience": str(self.loop.patience),
-        }
+        why = self.stops.reasons(reasons, self.loop.patience, self.backend)
         self.reporter.line(
-            f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "
-            f"{'; '.join(words[reason] for reason in vote.reasons)}"
+            f"step {self.model.step_number}/{self.settings.run.steps}  stopping: {why}"
         )

@@ -53,7 +53,7 @@ class RunReport(Callback):
         """Say what is trained, where, and which ranks do it; start the clock. Collective."""
         about, settings = self._model.get_model_metadata(), self._settings
         computed, multiplied = about["compute_dtype"], about["product_dtype"]
-        mixed = f", computed in {computed}" if self._parts.engine.parts.numerics.is_mixed else ""
+        mixed = f", computed in {computed}" if self._parts.engine.plan.numerics.is_mixed else ""
         if multiplied != computed:
             mixed += f" with products in {multiplied}"
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"

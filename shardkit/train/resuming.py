@@ -8,6 +8,8 @@ rate   |\\______floor______|       optimizer.decay_steps < run.steps: the floor 
 """
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import CheckpointError, ConfigurationError
 from .settings import RunConfiguration
@@ -21,6 +23,34 @@ UNKNOWN_POSITION = (
     "on as if all steps had had this one, so samples of this epoch are left out or read twice"
 )
 _OF_A_TASK = "it is a setting of the task's own"
+
+
+@dataclass(frozen=True)
+class DataMarks:
+    """Fingerprints of the samples of a run, which its checkpoints hold."""
+
+    training: str
+    held_out: str
+
+    def stored(self) -> dict[str, str]:
+        """Return what a checkpoint says of the samples."""
+        return {"fingerprint": self.training, "held_out": self.held_out}
+
+    def check(self, stored: dict, folder: Path) -> None:
+        """Raise CheckpointError if a checkpoint was trained on other samples.
+
+        folder   of the data, for the error
+        """
+        if stored.get("fingerprint") != self.training:
+            raise CheckpointError(
+                f"{folder} is not the data that this run was trained on; restore it, or start a "
+                "new run"
+            )
+
+    def changes(self, stored: dict) -> list[str]:
+        """Return a line if the held-out samples are other ones than those of a checkpoint."""
+        is_same = stored.get("held_out", self.held_out) == self.held_out
+        return [] if is_same else [OTHER_HELD_OUT]
 
 
 def told_settings(settings: RunConfiguration) -> dict:

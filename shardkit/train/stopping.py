@@ -11,10 +11,15 @@ Each rank votes for itself and all act on the outcome, so any rank may receive t
 import subprocess
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from math import inf
 
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.signals import StopSignals
 from ..environment import allocation_end, slurm_job
 from ..files.programs import find_program
+from ..parallel.model.patience import Patience
+from ..parallel.model.saves import LastSave
 from .log import duration_text
 from .settings import Run
 
@@ -85,6 +90,54 @@ class Clock:
             return False
         self._end = self._ask_again() or self._end
         return self.seconds_left <= self.reserve_seconds
+
+
+class Stops:
+    """What stops a run before its last step, beside its patience: signals and the end of its time.
+
+    Until begin() there is time without end, as there is on all ranks but the first.
+    """
+
+    def __init__(self, run: Run, signals: StopSignals):
+        self._run, self._signals = run, signals
+        self._clock = Clock(None, run.stop_margin_seconds)
+
+    def begin(self, backend: CommunicationBackend) -> None:
+        """From now on time counts, on the first rank. No communication."""
+        if backend.rank == 0:
+            self._clock = Clock.of_run(self._run)
+        if not self._run.time_limit_seconds:  # of one's own, after which nobody kills
+            backend.seconds_left = self.seconds_left
+
+    def questions(self) -> dict[str, Callable[[], bool]]:
+        """Return the questions of the ballot before each step."""
+        return {"signal": self._signals.is_raised, "time": lambda: self._clock.is_short()}
+
+    def seconds_left(self) -> float:
+        """Return the seconds until the end, as far as this rank knows."""
+        return self._clock.seconds_left
+
+    def note_save(self, seconds: float) -> None:
+        """Record how long a checkpoint took until it was on disk."""
+        self._clock.note_save(seconds)
+
+    def last_save(self) -> LastSave:
+        """Return how long the last checkpoint is tried."""
+        return LastSave(self._run.last_save_seconds, self.seconds_left, self._signals.is_urgent)
+
+    def reasons(
+        self, voted: Iterable[str], patience: Patience, backend: CommunicationBackend
+    ) -> str:
+        """Return in words why the ranks have voted to stop, and who did. Collective."""
+        names = backend.all_gather_object(self._signals.name)
+        words = {
+            "signal": ", ".join(
+                f"{name} on rank {rank}" for rank, name in enumerate(names) if name
+            )[:100],
+            "time": self._clock.left(),
+            "patience": str(patience),
+        }
+        return "; ".join(words[reason] for reason in voted)
 
 
 def end_of_slurm_job() -> float | None:

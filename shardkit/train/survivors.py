@@ -123,12 +123,12 @@ class SurvivingRun:
             self._kept,
             self._callbacks,
             goes_on=self._resume or not is_new,
+            watched=self.training.backend,
         )
-        self._run.watched = self.training.backend
         self._run.say(reason)
         if is_new:
             begin_run(self._run, self._settings, resume=self._resume)
-        self.training.program.run_folder, self.training.program.describe = self._folder, self._doing
+        self.training.program.tell_of(self._folder, self._run.doing)
         return self._run.model
 
     def _choose_blas(self, backend) -> str:
@@ -147,12 +147,8 @@ class SurvivingRun:
         left = limit and max(limit - (time.monotonic() - self._began), 1.0)
         return self._settings.replace({"run.time_limit_seconds": left})
 
-    def _doing(self) -> str:
-        return f"step {self._run.model.step_number + 1}"
-
     def _work(self, model, commit) -> RunResult:
         run, training = self._run, self.training
-        run.commit = commit
         if training.recoveries:
             run.go_on_with_data()
             run.be_at_step(
@@ -166,4 +162,4 @@ class SurvivingRun:
                 f"run.elastic: {training.why_not}; the job script starts again after a death "
                 "(jobs/README.md)"
             )
-        return run.go()
+        return run.go(commit)

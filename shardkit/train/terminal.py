@@ -27,7 +27,21 @@ _TERMINALS = ("/dev/pts/", "/dev/tty")
 _PROC = Path("/proc")
 
 
-def console_of(stream) -> "console.Console":
+class Lines:
+    """What stands in the place of a console where there is no terminal: rich is not imported."""
+
+    is_terminal = False
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def print(self, text: str, *, markup: bool = False) -> None:
+        """Write a line, of which nothing is markup."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def console_of(stream) -> "console.Console | Lines":
     """Return a console on this stream; its is_terminal says whether a bar can be shown on it.
 
     SHARDKIT_PROGRESS=bar or lines decides; auto, the default, asks for a terminal, of the launcher
@@ -37,13 +51,14 @@ def console_of(stream) -> "console.Console":
     wanted = progress_wanted()
     how: dict = {"highlight": False, "soft_wrap": True}
     if wanted == "lines" or wanted == "auto" and (is_terminal_plain() or _is_file(stream)):
-        return console.Console(file=stream, force_terminal=False, **how)
+        return Lines(stream)
     output = output_of_launcher()
     if output is None and stream.isatty():
         return console.Console(file=stream, force_terminal=True, **how)
     columns = _columns(output)
-    has_bar = wanted == "bar" or columns is not None
-    return console.Console(file=stream, force_terminal=has_bar, width=columns, **how)
+    if wanted != "bar" and columns is None:
+        return Lines(stream)
+    return console.Console(file=stream, force_terminal=True, width=columns, **how)
 
 
 def _is_file(stream) -> bool:

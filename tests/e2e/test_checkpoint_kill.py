@@ -18,7 +18,7 @@ import pytest
 from builders import token_batch, train
 
 import shardkit as sk
-from shardkit.testing.checkpoint import CheckpointStore
+from shardkit.testing.checkpoint import Candidates
 
 SCRIPT = Path(__file__).with_name("saving_rank.py")
 ROOT = Path(__file__).parents[2]
@@ -114,12 +114,12 @@ def check(folder, committed, parameters_of, seen):
     """
 
     def on_rank(backend):
-        store = CheckpointStore(folder)
-        checkpoint = store.newest_valid(backend)
+        candidates = Candidates.at(folder)
+        checkpoint = candidates.first_valid(backend)
         model, _ = train("DDP", backend, 0)
         manifest = model.load_model(folder)
         assert manifest["step"] == checkpoint.manifest["step"] >= committed
-        return store.skipped, manifest["step"], model.gather_full_parameters()
+        return candidates.skipped, manifest["step"], model.gather_full_parameters()
 
     ((skipped, step, found),) = sk.run_ranks(1, on_rank)
     numpy.testing.assert_array_equal(found, parameters_of(step))

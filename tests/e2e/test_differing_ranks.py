@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from e2e.in_folders_rank import said_in
 from e2e.mpi_jobs import run_job
 
 SCRIPT = Path(__file__).with_name("differing_rank.py")
@@ -57,18 +58,53 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", [(2, 0), (3, 2)])
-@pytest.mark.parametrize("what", DIFFERENCES)
-def test_ranks_that_were_started_differently_are_refused_together(what, num_ranks, odd, tmp_path):
+ENDING = ["elastic on one rank", "elastic training on one rank"]  # the ranks cannot meet: it aborts
+# As a job of its own, with its end; all that do not abort also one behind the other in one job.
+ALONE = ["train: a setting", "elastic: a folder", "training: rows", "prepare: an output", *ENDING]
+TOGETHER = [what for what in DIFFERENCES if what not in ENDING]
+WORLDS = [(2, 0), (3, 2)]  # ranks, the odd one
+
+
+def texts_in(folder):
     for name in ("text.txt", "other.txt"):
-        (tmp_path / name).write_text(f"some text of {name}\n" * 60)
-    usual, other, words = DIFFERENCES[what]
-    given = json.dumps({"usual": usual, "odd": other})
-    done = run_job("MPICH", SCRIPT, odd, given, num_ranks=num_ranks, folder=tmp_path)
+        (folder / name).write_text(f"some text of {name}\n" * 60)
+
+
+def check_refusal(what, odd, folder, said, shown):
+    assert DIFFERENCES[what][2] in said and f"on rank {odd}" in said, f"{what}: {said}"
+    assert "a step was trained" not in shown and "step 1" not in shown
+    assert not list(folder.glob("*/checkpoints/*")) and not list(folder.glob("*.h5"))
+
+
+def given(table, names):
+    return json.dumps({name: dict(zip(("usual", "odd"), table[name])) for name in names})
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_a_job_whose_ranks_were_started_differently_ends(what, tmp_path):
+    num_ranks, odd = WORLDS[ALONE.index(what) % 2]
+    texts_in(tmp_path)
+    done = run_job(
+        "MPICH", SCRIPT, odd, given(DIFFERENCES, [what]), num_ranks=num_ranks, folder=tmp_path
+    )
     assert done.returncode == 1, done.stderr
-    assert words in done.stderr and f"on rank {odd}" in done.stderr, done.stderr
-    assert "a step was trained" not in done.stdout and "step 1" not in done.stdout
-    assert not list(tmp_path.glob("*/checkpoints/*")) and not list(tmp_path.glob("*.h5"))
+    check_refusal(what, odd, tmp_path, done.stderr, done.stdout)
+
+
+@pytest.mark.parametrize("num_ranks, odd", WORLDS)
+def test_ranks_that_were_started_differently_are_refused_together(num_ranks, odd, tmp_path):
+    for what in TOGETHER:
+        (tmp_path / what).mkdir()
+        texts_in(tmp_path / what)
+    done = run_job(
+        "MPICH", SCRIPT, odd, given(DIFFERENCES, TOGETHER), num_ranks=num_ranks, folder=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for what in TOGETHER:
+        folder = tmp_path / what
+        shown, said, codes = said_in(folder, num_ranks)
+        assert codes == ["1"] * num_ranks, f"{what}: {codes} {said}"
+        check_refusal(what, odd, folder, "".join(said), "".join(shown))
 
 
 WRONG = "run.stepz=3"
@@ -82,12 +118,12 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", [(2, 0), (3, 2)])
 @pytest.mark.parametrize("what", RAISED)
-def test_what_one_rank_raises_before_the_comparison_ends_all(what, num_ranks, odd, tmp_path):
-    (tmp_path / "text.txt").write_text("some text\n" * 60)
-    usual, other = RAISED[what]
-    given = json.dumps({"usual": usual, "odd": other})
-    done = run_job("MPICH", SCRIPT, odd, given, num_ranks=num_ranks, folder=tmp_path)
+def test_what_one_rank_raises_before_the_comparison_ends_all(what, tmp_path):
+    num_ranks, odd = WORLDS[(list(RAISED).index(what) + (what == "elastic train")) % 2]
+    texts_in(tmp_path)
+    done = run_job(
+        "MPICH", SCRIPT, odd, given(RAISED, [what]), num_ranks=num_ranks, folder=tmp_path
+    )
     assert done.returncode == 2 and f"rank {odd}" in done.stderr, done.stderr
     assert "unknown configuration key run.stepz" in done.stderr

@@ -141,8 +141,10 @@ def test_ranks_without_mpi_are_told_to_install_it():
     )
 
 
-@pytest.mark.parametrize("launching, loaded", [("MPICH", "Open MPI"), ("Open MPI", "MPICH")])
-@pytest.mark.parametrize("command", ["doctor", "train"])
+@pytest.mark.parametrize(
+    "launching, loaded, command",
+    [("MPICH", "Open MPI", "doctor"), ("Open MPI", "MPICH", "train")],
+)
 def test_an_mpiexec_of_another_mpi_is_named_once(launching, loaded, command, tmp_path):
     python, mpiexec = python_of(loaded), python_of(launching).with_name("mpiexec")
     done = subprocess.run(

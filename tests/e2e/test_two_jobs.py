@@ -41,7 +41,7 @@ def steps_of(folder):
     return sorted(name for name in names if "." not in name)
 
 
-@pytest.mark.parametrize("seconds_between", [0, 0.5, 4])
+@pytest.mark.parametrize("seconds_between", [0, pytest.param(0.5, marks=pytest.mark.sweep), 4])
 def test_of_two_jobs_one_trains_and_the_other_is_refused(folder, seconds_between):
     more = ("--resume-if-any", "--run.steps=60", "--run.checkpoint_every=20")
     first = start(folder, "11", *SETTINGS, *more)

@@ -3,6 +3,7 @@ libraries in use, and programs of the names that shardkit asks for. None of them
 command does what it does elsewhere.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
+from e2e.commands_rank import ENDED
 from e2e.mpi_jobs import ROOT, python_of
 
 from shardkit.testing.cli import make_parser
@@ -18,8 +20,9 @@ from shardkit.testing.comm import own_warden
 from shardkit.testing.files import find_program, import_folders, python_command
 
 BIN = Path(sys.executable).parent
+BEHIND_EACH_OTHER = Path(__file__).with_name("commands_rank.py")
 LIBRARIES = {"cupy", "h5py", "mpi4py", "numba", "numpy", "rich", "shardkit", "threadpoolctl"}
-LIBRARIES |= {"pyarrow", "tokenizers", "torch", "transformers", "xxhash", "yaml"}
+LIBRARIES |= {"pyarrow", "scipy", "tokenizers", "torch", "transformers", "xxhash", "yaml"}
 LIBRARIES |= {"sitecustomize", "usercustomize"}
 PROGRAMS = ("mpiexec", "squeue", "scontrol", "sinfo", "git", "gcc", "ldconfig", "nvidia-smi", "sh")
 # what `python -m` imports before it comes to the package, by way of runpy
@@ -111,20 +114,25 @@ def test_every_command_is_in_the_table():
     assert ARGUMENTS.keys() == make_parser()[1].keys()
 
 
-@pytest.mark.parametrize(
-    "command, num_ranks", [*((name, 1) for name in ARGUMENTS), *((name, 2) for name in ON_RANKS)]
-)
-def test_no_file_of_the_working_folder_is_run(at, traps, tmp_path, command, num_ranks):
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_no_file_of_the_working_folder_is_run(at, traps, tmp_path, command):
     folder, marks = traps
-    launcher = [BIN / "mpiexec", "-n", num_ranks] if num_ranks > 1 else []
-    if launcher:
-        python_of("MPICH")
-    done = run([*launcher, BIN / "shardkit", *words_of(command, at, tmp_path)], folder)
+    done = run([BIN / "shardkit", *words_of(command, at, tmp_path)], folder)
     assert not list(marks.iterdir())
     assert done.returncode == 0, done.stderr
     assert "watches over a rank" not in done.stderr
     if command == "doctor":
         assert "error 0" in done.stdout
+
+
+def test_none_is_run_on_two_ranks_by_any_of_the_commands_of_a_job(at, traps, tmp_path):
+    folder, marks = traps
+    commands = [words_of(command, at, tmp_path) for command in ON_RANKS]
+    launcher = [BIN / "mpiexec", "-n", 2, python_of("MPICH")]
+    done = run([*launcher, BEHIND_EACH_OTHER, json.dumps(commands)], folder)
+    assert not list(marks.iterdir())
+    assert done.returncode == 0 and done.stdout.count(ENDED) == len(commands), done.stderr
+    assert "watches over a rank" not in done.stderr and "error 0" in done.stdout
 
 
 @pytest.mark.parametrize("task", ["own_task.py:Own", "own_task:Own"])

@@ -1,9 +1,10 @@
 """What commands write, where each file is a link to one outside before: that one stays as it is.
 
 Each command runs twice: in a folder where it makes its files, and in another one where a link has
-the name of each of them.
+the name of each of them. One process runs them all, one behind the other; a second one all again.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import numpy
 import pytest
-from e2e.mpi_jobs import python_of
+from e2e.in_folders_rank import said_in
+from e2e.mpi_jobs import ROOT, python_of
 
 TEXT = (
     "--model.width=16 --model.layers=1 --model.heads=2 --model.sequence_length=32 "
@@ -58,18 +60,28 @@ NEEDS |= {"convert": "run", "predict": "table"}
 MAY_REFUSE = {"prepare", "prepare, a vocabulary", "prepare, compressed", "convert"}  # it is there
 
 
-def shardkit(folder, line):
-    """Run a command on one rank; return what it has said, with its exit code at the end."""
-    command = [python_of("MPICH"), "-m", "shardkit", *line.split()]
+IN_FOLDERS = Path(__file__).with_name("in_folders_rank.py")
+pytestmark = pytest.mark.xdist_group("written files")  # they share the two processes
+
+
+def shardkit(**lines):
+    """Run a command in each folder, on one rank; return what each said, with its exit code."""
+    words = {folder: line.split() for folder, line in lines.items()}
+    command = [python_of("MPICH"), IN_FOLDERS, json.dumps(words)]
     done = subprocess.run(
         command,
-        cwd=folder,
         capture_output=True,
         text=True,
         timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
-    return f"{done.stdout}{done.stderr}exit code {done.returncode}"
+    assert done.returncode == 0, done.stderr
+    return {folder: _said(folder) for folder in words}
+
+
+def _said(folder):
+    (out,), (err,), (code,) = said_in(folder)
+    return f"{out}{err}exit code {code}"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +96,7 @@ def begun(tmp_path_factory):
     numpy.savetxt(folder / "t.csv", rows, delimiter=",", header="a,b,c,y", comments="")
     (folder / "settings.toml").write_text(SETTINGS)
     for line in (COMMANDS["train"], COMMANDS["train, a table"]):
-        said = shardkit(folder, line)
+        (said,) = shardkit(**{str(folder): line}).values()
         assert said.endswith("exit code 0"), said
     return folder
 
@@ -101,41 +113,61 @@ def copy_for(command, begun, folder):
             shutil.rmtree(folder / name)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_file_outside_is_written_through_a_link(begun, tmp_path, command):
-    copy_for(command, begun, tmp_path / "a")
-    before = names_of(tmp_path / "a")
-    times = {name: (tmp_path / "a" / name).stat().st_mtime_ns for name in before}
-    said = shardkit(tmp_path / "a", COMMANDS[command])
-    assert said.endswith("exit code 0"), said
-    after = names_of(tmp_path / "a")
-    changed = {
-        name for name in before & after if (tmp_path / "a" / name).stat().st_mtime_ns != times[name]
+@pytest.fixture(scope="module")
+def made(begun, tmp_path_factory):
+    """{command: (what it said, names of the files that it wrote)} where nothing is a link."""
+    above, before, times = tmp_path_factory.mktemp("made"), {}, {}
+    for command in COMMANDS:
+        folder = above / command
+        copy_for(command, begun, folder)
+        before[command] = names_of(folder)
+        times[command] = {name: (folder / name).stat().st_mtime_ns for name in before[command]}
+    said = shardkit(**{str(above / command): line for command, line in COMMANDS.items()})
+
+    def written(command):
+        folder, known = above / command, times[command]
+        after = names_of(folder)
+        changed = {name for name in after if (folder / name).stat().st_mtime_ns != known.get(name)}
+        return sorted(name for name in changed if "checkpoints/" not in name)  # test_folders.py
+
+    return {command: (said[str(above / command)], written(command)) for command in COMMANDS}
+
+
+@pytest.fixture(scope="module")
+def linked(begun, made, tmp_path_factory):
+    """{command: (its folder, what was said there, {file outside: what was in it})}"""
+    above, contents = tmp_path_factory.mktemp("linked"), {}
+    for command in COMMANDS:
+        copy_for(command, begun, above / command)
+        victims = above / f"victims of {command}"
+        victims.mkdir()
+        for number, name in enumerate(made[command][1]):
+            victim, link = victims / str(number), above / command / name
+            content = b"precious"
+            if link.exists():  # it is read as well
+                content = link.read_bytes()
+                link.unlink()
+            victim.write_bytes(content)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(victim)
+        contents[command] = {path: path.read_bytes() for path in victims.iterdir()}
+    said = shardkit(**{str(above / command): line for command, line in COMMANDS.items()})
+    return {
+        command: (above / command, said[str(above / command)], contents[command])
+        for command in COMMANDS
     }
-    written = sorted(
-        name
-        for name in after - before | changed
-        if "checkpoints/" not in name  # test_folders.py
-    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_file_outside_is_written_through_a_link(made, linked, command):
+    said, written = made[command]
+    assert said.endswith("exit code 0"), said
     assert written or command == "doctor", said
-    copy_for(command, begun, tmp_path / "b")
-    victims = tmp_path / "victims"
-    victims.mkdir()
-    for number, name in enumerate(written):
-        victim, link = victims / str(number), tmp_path / "b" / name
-        content = b"precious"
-        if link.exists():  # it is read as well
-            content = link.read_bytes()
-            link.unlink()
-        victim.write_bytes(content)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(victim)
-    contents = {path: path.read_bytes() for path in victims.iterdir()}
-    said = shardkit(tmp_path / "b", COMMANDS[command])
-    assert {path: path.read_bytes() for path in victims.iterdir()} == contents, (written, said)
+    folder, said, contents = linked[command]
+    assert {path: path.read_bytes() for path in contents} == contents, (written, said)
     is_refused = command in MAY_REFUSE and said.endswith("exit code 2") and "exists already" in said
     assert said.endswith("exit code 0") or is_refused, said
-    still = [name for name in written if (tmp_path / "b" / name).is_symlink()]
+    still = [name for name in written if (folder / name).is_symlink()]
     appended = [name for name in still if name.endswith((".log", "metrics.jsonl"))]
     assert still == appended or is_refused, still
     for name in appended:
@@ -159,12 +191,12 @@ def test_prepare_leaves_alone_what_it_did_not_make(tmp_path):
     for name in ("b.h5", "other.h5", "x.part", "y.new", f"claims-{hexadecimal[:8]}"):
         (scratch / name).write_text("mine")
     (tmp_path / "b.h5.parts").symlink_to(scratch)
-    said = shardkit(tmp_path, "prepare c.txt --tokenizer bytes --output a.h5")
+    (said,) = shardkit(**{str(tmp_path): "prepare c.txt --tokenizer bytes --output a.h5"}).values()
     assert said.endswith("exit code 0"), said
     assert "a.h5.parts stays, for what is in it: a.h5.parts/claims-x: not made by shardkit" in said
     left = {"claims-x", "notes", "notes.txt", "other.part"}
     assert {path.name for path in parts.iterdir()} == left
-    said = shardkit(tmp_path, "prepare c.txt --tokenizer bytes --output b.h5")
+    (said,) = shardkit(**{str(tmp_path): "prepare c.txt --tokenizer bytes --output b.h5"}).values()
     assert said.endswith("exit code 0") and "b.h5.parts stays, for what is in it: b.h5:" in said
     assert {path.read_text() for path in scratch.iterdir()} == {"mine"}
     assert len(list(scratch.iterdir())) == 5 and (tmp_path / "b.h5.parts").is_symlink()

@@ -361,8 +361,14 @@ def relative(got, wanted):
     return numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "run, name",
+    [
+        pytest.param(run, name, marks=[pytest.mark.sweep] * ((turn + number) % 2))
+        for turn, run in enumerate(RUNS)
+        for number, name in enumerate(MODELS)
+    ],  # each run with every other model
+)
 @pytest.mark.thorough
 def test_every_policy_and_schedule_multiplies_once(gpu, uses, in_memory, run, name):
     mesh, policy, schedule, settings = RUNS[run]

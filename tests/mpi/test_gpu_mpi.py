@@ -103,7 +103,7 @@ def test_processes_that_share_a_gpu_have_the_bits_of_the_host(gpu, backend, tran
         sums = [make(long) for make in (numpy.array, xp.asarray)]
         for each in sums:
             ordered_all_reduce(group, each)
-        group.close_gpu_transport()
+        group.use_gpu_transport(None)
         group.close()
     assert all(backend.all_gather_object(sums[0].tobytes() == sums[1].get().tobytes()))
 

@@ -28,7 +28,7 @@ def nodes(request, backend):
         patch.setenv("SHARDKIT_SHARED", "1")
         patch.setenv("SHARDKIT_RANKS_PER_NODE", str(request.param))
         second.initialize()
-    assert (second.levels is not None) == (request.param == 2) and not second.shares_memory
+    assert (second.channel.levels is not None) == (request.param == 2) and not second.shares_memory
     yield second
     second.shutdown()
 

@@ -334,7 +334,7 @@ def test_the_sum_of_two_nodes_is_one_message_to_the_other(open_nodes, size, monk
     """Half of the ranks send a share of one element; none waits for a second message."""
     if open_nodes.world_size != 4:
         pytest.skip("on more nodes large arrays are two messages")
-    far, sent = open_nodes.levels.far, []
+    far, sent = open_nodes.channel.levels.far, []
     isend = far.communicator.Isend
 
     def counted(array, *rest):
@@ -355,7 +355,7 @@ def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
     needs without levels.
     """
     sent = []
-    far = two_nodes.levels.far
+    far = two_nodes.channel.levels.far
     isend = far.communicator.Isend
 
     def counted(array, *rest):

@@ -28,8 +28,8 @@ from damage import BYTES, deep_text, edit_json
 
 import shardkit as sk
 from shardkit.testing.checkpoint import (
+    Candidates,
     Checkpoint,
-    CheckpointStore,
     Wanted,
     describe,
     image_of,
@@ -47,7 +47,11 @@ SHAPES = {
     "optimizer/m/large": (300, 1000),
 }
 WANTED = Wanted(
-    SHAPES, "float32", described()["model"], None, {"rule": "SGD", "state": ["m"]}, can_be_late=True
+    {tensor: (shape, "float32") for tensor, shape in SHAPES.items()},
+    described()["model"],
+    None,
+    {"rule": "SGD", "state": ["m"]},
+    can_be_late=True,
 )
 FILES = ["rank-00000.h5", "rank-00001.h5", "index.h5", "manifest.json"]
 
@@ -171,8 +175,8 @@ def load(store):
         parts = [
             owned_part(tensor, array, Box.whole(array.shape)) for tensor, array in tensors.items()
         ]
-        checkpoint = CheckpointStore(store).load_newest(
-            parts, backend, lambda checkpoint: checkpoint.fit(WANTED), expendable=True
+        checkpoint, _ = Candidates.at(store).first_good(
+            backend, lambda found, fit: found.read_verified(fit.taken(parts), backend), WANTED
         )
         checkpoint.verify()
         describe(checkpoint.folder, verify=True)

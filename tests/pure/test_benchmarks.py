@@ -45,6 +45,55 @@ def test_a_twin_has_the_names_logits_and_gradients_of_our_model(style, attention
         )
 
 
+@pytest.mark.parametrize("model", ["ResNet", "UNet", "FNO", "LSTM", "ViT", "MessagePassing", "MLP"])
+def test_a_twin_of_a_model_of_science_has_its_loss_and_gradients(model):
+    pytest.importorskip("torch")
+    from problems import PROBLEMS, Problem
+    from science_twins import TWINS
+
+    small = {
+        "ResNet": ({"width": 8}, (2, 3, 8, 8), 10),
+        "UNet": ({"width": 8}, (2, 2, 8, 16), (2, 1, 8, 16)),
+        "FNO": ({"width": 4, "modes": (3, 4)}, (2, 2, 8, 10), (2, 1, 8, 10)),
+        "LSTM": ({"width": 6}, (3, 5, 16), (3, 4)),
+        "ViT": ({"width": 12, "depth": 2, "image_size": 8}, (2, 3, 8, 8), 10),
+        "MessagePassing": ({"width": 8}, (2, 7, 8), (2, 7, 2)),
+        "MLP": ({"sizes": (5, 7, 6, 3)}, (4, 5), (4, 3)),
+    }
+    raced = next(each for each in PROBLEMS.values() if each.model == model)
+    arguments, x, y = small[model]
+    graph = None if raced.graph is None else (7, 20)
+    problem = Problem("small", model, raced.arguments | arguments, x, y, graph)
+    ours, twin = problem.our_model(), problem.made_by(TWINS.__getitem__).double().eval()
+    weights = {name: torch.from_numpy(array) for name, array in ours.state_dict().items()}
+    twin.load_state_dict(weights)
+    x, y = problem.batch(3)
+    floats = y if y.dtype.kind == "i" else y.astype("float64")
+    loss = twin.loss(twin(torch.from_numpy(x).double()), torch.from_numpy(floats))
+    loss.backward()
+    found = ours.loss(ours(x), y)
+    found.backward()
+    numpy.testing.assert_allclose(found.array, loss.item(), rtol=1e-5)
+    expected = dict(twin.named_parameters())
+    for name, parameter in ours.named_parameters().items():
+        theirs = expected[name].grad.numpy()
+        largest = max(abs(theirs).max(), 1e-3)
+        assert abs(parameter.grad - theirs).max() < 1e-3 * largest, name
+        expected.pop(name)
+    assert not expected and twin.parts()
+
+
+def test_each_problem_of_science_has_a_second_size():
+    from contestants import sizes_from
+    from problems import PROBLEMS, SECOND
+
+    names = list(PROBLEMS)
+    for first, second in zip(names[::2], names[1::2]):
+        assert PROBLEMS[first].model == PROBLEMS[second].model
+        assert first not in SECOND and second in SECOND
+    assert all(sizes_from(problem.to_json()) is problem for problem in PROBLEMS.values())
+
+
 def test_contestants_take_turns_forwards_and_backwards():
     from report import interleaved
 
@@ -138,7 +187,9 @@ def test_a_ratio_is_that_of_turns_beside_each_other():
 
     ours = [1.0, 2.0, 1.0, 2.0, 1.0]
     turns = {"shardkit": ours, "torch": [1.1, 2.2, 1.2, 2.4, 1.15]}
-    race = SimpleNamespace(contestants={n: SimpleNamespace(turns=t) for n, t in turns.items()})
+    spec = SimpleNamespace(blas="numpy")
+    sides = {name: SimpleNamespace(turns=each, spec=spec) for name, each in turns.items()}
+    race = SimpleNamespace(contestants=sides)
     ratio = Ratio.of(race, "shardkit", "torch")
     assert abs(ratio.value - 1.15) < 1e-12 and 0 < ratio.error < 0.1
 

@@ -237,6 +237,7 @@ WRONG = {
     "initial_loss_scale": (0, 3, NAN, INF, True, "1024"),
     "loss_scale_interval": (0, 2.5, True, "10"),
     "matmul_precision": ("tf32", None, 32),
+    "convolutions": ("winograd", None, 3),
     "blas": ("atlas", None, 1),
     "gpu_transport": ("gloo", None, 0),
     "overlap": (1, None, "yes"),

@@ -1,11 +1,14 @@
 """Convolutions against PyTorch, from one table: values and gradients in float64 to 1e-10."""
 
+import inspect
+import pickle
+
 import numpy
 import pytest
 
 from shardkit import ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
-from shardkit.testing.array import KERNELS
+from shardkit.testing.array import KERNELS, WAYS, ConvolutionWindow, kernels, products
 
 try:
     import torch
@@ -143,6 +146,144 @@ def test_bits_of_a_sample_do_not_depend_on_the_batch_nor_on_what_else_is_wanted(
     assert (grads[0] == grads[1]).all()
 
 
+# ---- the ways of the CPU -------------------------------------------------------------------------
+
+# Sizes of the grid and of the taps, samples, channels, outs, stride, dilation, zeros around.
+SHAPES = {
+    "one_tap": [
+        ((5, 7), (1, 1), 3, 9, 17, 1, 1, 0),
+        ((33,), (1,), 2, 40, 8, 1, 1, 0),
+        ((3, 4, 5), (1, 1, 1), 2, 8, 33, 1, 1, 0),
+    ],
+    "winograd": [
+        ((4, 4), (3, 3), 2, 192, 190, 1, 1, 1),
+        ((9, 14), (3, 3), 3, 48, 70, 1, 1, 1),
+        ((18, 10), (3, 3), 2, 70, 49, 1, 1, 0),
+        ((7, 11), (3, 3), 1, 65, 64, 1, 1, 2),
+        ((67, 66), (3, 3), 2, 33, 40, 1, 1, 1),
+    ],
+    "columns": [
+        ((9, 10), (3, 3), 3, 33, 40, 2, 1, 1),
+        ((8, 6), (2, 2), 2, 7, 30, 2, 1, 0),
+        ((25,), (4,), 3, 24, 100, 3, 2, 2),
+        ((12, 9), (3, 3), 2, 70, 65, 1, 2, 2),
+        ((5, 6, 7), (3, 3, 3), 2, 41, 40, 1, 1, 1),
+        ((17, 33), (5, 1), 2, 96, 96, 1, 1, 1),
+        ((4, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
+        ((1, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
+    ],
+    "swept": [
+        ((3000,), (3,), 1, 128, 128, 1, 1, 1),
+        ((3, 17_000), (3, 3), 1, 16, 16, 1, 1, 1),
+        ((9, 8), (3, 3), 2, 5, 40, 1, 1, 1),
+        ((6, 6), (3, 3), 2, 15, 15, 1, 1, 1),
+    ],
+}
+every_shape = pytest.mark.parametrize(
+    "way, shape",
+    [(way, shape) for way, shapes in SHAPES.items() for shape in shapes],
+    ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value[0])),
+)
+
+
+def a_convolution(shape, dtype):
+    """A window, x, weight, bias, and a gradient of y."""
+    sizes, taps, samples, channels, outs, *more = shape
+    stride, dilation, around = [(number,) * len(sizes) for number in more]
+    window = ConvolutionWindow(stride, dilation, around, around)
+    rng = numpy.random.default_rng(0)
+    shapes = (samples, channels, *sizes), (outs, channels, *taps), (outs,)
+    shapes = (*shapes, (samples, outs, *window.counts(sizes, taps)))
+    return window, *[rng.standard_normal(one).astype(dtype) for one in shapes]
+
+
+def convolved(of, shape, dtype):
+    """y and the gradients of x and of the weight, by the kernels or by their definitions."""
+    window, x, weight, bias, gradient = a_convolution(shape, dtype)
+    about = (weight, bias[: weight.shape[1]] if weight.shape[1] <= bias.size else None, window)
+    return [
+        of("convolve")(x, weight, bias, window),
+        of("convolve_input")(gradient, *about, x.shape[2:]),
+        of("convolve_weight")(gradient, x, window, weight.shape[2:]),
+    ]
+
+
+def spread_over(arrays):
+    """As arrays whose elements lie in another order."""
+    return [numpy.moveaxis(numpy.moveaxis(x, 0, -1).copy(), -1, 0) for x in arrays]
+
+
+@every_shape
+def test_each_way_computes_the_definition(way, shape):
+    right = convolved(lambda name: KERNELS[name].reference, shape, "float64")
+    for dtype, close in (("float32", 1e-5), ("float64", 1e-13)):
+        for a, b in zip(convolved(lambda name: getattr(kernels, name), shape, dtype), right):
+            assert a.dtype == dtype and a.shape == b.shape
+            assert abs(a - b).max() < close * abs(b).max()
+
+
+@every_shape
+def test_a_shape_is_convolved_by_its_way(way, shape):
+    window, _, weight, _, gradient = a_convolution(shape, "float32")
+    window, missing = window.in_dims(3), (1,) * (5 - weight.ndim)
+    form = (*weight.shape[:2], *missing, *weight.shape[2:]), (*missing, *gradient.shape[2:])
+    found = next(one for one in WAYS if one.is_quicker(window, *form, gradient.dtype))
+    assert found.__name__.endswith(f".{way}")
+
+
+@every_shape
+def test_bits_of_each_way_depend_neither_on_the_batch_nor_on_the_place_in_memory(way, shape):
+    window, x, weight, bias, gradient = a_convolution((*shape[:2], 7, *shape[3:]), "float32")
+    y = kernels.convolve(x, weight, bias, window)
+    for_x = kernels.convolve_input(gradient, weight, None, window, x.shape[2:])
+    for rows in (slice(0, 1), slice(2, 7)):
+        part, of_part = x[rows].copy(), gradient[rows].copy()
+        assert (kernels.convolve(part, weight, bias, window) == y[rows]).all()
+        again = kernels.convolve_input(of_part, weight, None, window, x.shape[2:])
+        assert (again == for_x[rows]).all()
+    x, weight, gradient = spread_over((x, weight, gradient))
+    assert (kernels.convolve(x, weight, bias, window) == y).all()
+    assert (kernels.convolve_input(gradient, weight, None, window, x.shape[2:]) == for_x).all()
+
+
+@every_shape
+def test_the_gradient_of_a_weight_is_put_where_it_is_asked_for(way, shape):
+    window, x, weight, _, gradient = a_convolution(shape, "float32")
+    found = kernels.convolve_weight(gradient, x, window, weight.shape[2:])
+    around = numpy.full((weight.size + 2,), numpy.nan, "float32")
+    out = around[1:-1].reshape(weight.shape)
+    assert kernels.convolve_weight(gradient, x, window, weight.shape[2:], out=out) is out
+    assert (out == found).all() and numpy.isnan(around[[0, -1]]).all()
+
+
+@every_shape
+def test_direct_convolutions_add_every_product(way, shape):
+    """A fill value of 1e8 leaves the windows that do not read it as they are."""
+    sizes, taps, _, channels, *_ = shape
+    window, x, weight, bias, _ = a_convolution(shape, "float32")
+    x[(0, 0, *[size - 1 for size in sizes])] = 1e8
+    ones = numpy.ones_like(weight)
+    reach = KERNELS["convolve"].reference((x == 1e8).astype("float32"), ones, None, window) == 0
+    with products.convolutions("direct"):
+        found = kernels.convolve(x, weight, bias, window)[reach]
+        kernels.convolve_input(*a_convolution(shape, "float32")[4:], weight, None, window, sizes)
+    right = KERNELS["convolve"].reference(
+        *[each.astype(float) for each in (x, weight, bias)], window
+    )[reach]
+    assert right.size and abs(found - right).max() < 1e-5 * abs(right).max()
+
+
+def test_no_number_of_one_position_comes_near_another():
+    """NaN in one sample and at one position reaches what reads it, and nothing else."""
+    for way, shapes in SHAPES.items():
+        shape = shapes[0]
+        window, x, weight, bias, _ = a_convolution(shape, "float32")
+        clean = kernels.convolve(x, weight, bias, window)
+        x[-1, -1] = numpy.nan
+        y = kernels.convolve(x, weight, bias, window)
+        assert (y[:-1] == clean[:-1]).all(), way
+
+
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
 @pytest.mark.parametrize("name, window", [("Conv1d", 4), ("Conv2d", (3, 2)), ("Conv3d", 3)])
 @pytest.mark.parametrize("padding", [2, "same"])
@@ -210,3 +351,38 @@ def test_wrong_inputs_are_refused():
         layer(Tensor(numpy.ones((2, 3, 8, 8))))
     with pytest.raises(ConfigurationError, match="output_padding below"):
         ops.conv_transpose1d(*[Tensor(numpy.ones((1, 1, 3)))] * 2, output_padding=1)
+
+
+@pytest.mark.parametrize("way, channels, taps", [("winograd", 40, 3), ("columns", 32, 2)])
+def test_a_weights_gradient_keeps_its_digits_over_many_windows(way, channels, taps):
+    """Half a million positive numbers: one chain of float32 is wrong by 1e-4."""
+    rng = numpy.random.default_rng(0)
+    x = rng.random((1, channels, 720, 720)).astype("float32")
+    stride, around = (1, 1) if way == "winograd" else (2, 0)
+    window = ConvolutionWindow((stride,) * 2, (1, 1), (around,) * 2, (around,) * 2)
+    counts = window.counts(x.shape[2:], (taps, taps))
+    gradient = rng.random((1, channels, *counts)).astype("float32")
+    found = kernels.convolve_weight(gradient, x, window, (taps, taps))
+    o, c = slice(3, 5), slice(7, 9)
+    right = KERNELS["convolve_weight"].reference(
+        gradient[:, o].astype(float), x[:, c].astype(float), window, (taps, taps)
+    )
+    assert abs(found[o, c] / right - 1).max() < 2e-6
+
+
+@pytest.mark.parametrize("num_dims", (1, 2, 3))
+@pytest.mark.parametrize(
+    "family",
+    "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool".split(),
+)
+def test_each_of_a_family_is_a_function_of_its_own(family, num_dims):
+    name = f"{family}{num_dims}d"
+    operation = getattr(ops, name)
+    assert operation.__name__ == operation.__qualname__ == name
+    assert next(iter(inspect.signature(operation).parameters)) == "x"
+    assert pickle.loads(pickle.dumps(operation)) is operation
+    too_many = Tensor(numpy.ones((1,) * (num_dims + 3)))
+    with pytest.raises(ShapeError, match=f"{name} of .*{num_dims} dimensions"):
+        operation(too_many, too_many if "conv" in family else 1)
+    with pytest.raises(TypeError, match="strides"):
+        operation(too_many, too_many, strides=1)

@@ -31,7 +31,8 @@ every_dtype = pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("float64", marks=pytest.mark.sweep)]
 )
 # float64 compiles other code, which takes g++ as long again: by default what has to be exact, the
-# rest in the sweep
+# rest in the sweep; so are shapes of attention that take as long as all others together, but one
+LARGE = (800, 850)
 PARITY = [
     pytest.param(
         name,
@@ -40,7 +41,11 @@ PARITY = [
         dtype,
         id=f"{name}-{'x'.join(map(str, shape))}-{dtype}",
         marks=[pytest.mark.sweep]
-        * (dtype == "float64" and name not in EXACT - {"embedding_backward", "dropout"}),
+        * (
+            dtype == "float64"
+            and name not in EXACT - {"embedding_backward", "dropout"}
+            or shape[3:5] == LARGE
+        ),
     )
     for name, line, shape in DEVICE_CASES
     for dtype in ("float32", "float64")

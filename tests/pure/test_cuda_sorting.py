@@ -24,7 +24,7 @@ def test_equal_ids_stay_in_the_order_they_came(count, num_rows):
         import cupy
 
         there = cupy.asarray(ids)
-        for threads in ("forward", "backward", 3):
+        for threads in ("forward", "backward", 3)[: 3 if count < 5000 else 2]:
             machine.forget()
             with thread_order(threads):
                 got = sorted_by_row(there, num_rows)

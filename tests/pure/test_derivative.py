@@ -6,6 +6,7 @@ import pytest
 from shardkit import AutogradError, ShapeError, nn
 from shardkit.nn import Tensor, ops
 from shardkit.nn.ops import fft
+from shardkit.testing.nn import from_modes, multiply_modes, to_modes
 
 try:
     import torch
@@ -153,6 +154,16 @@ TABLE = {  # name: (op, its twin, shapes); all inputs are positive
         ),
         [(2, 3, 7), (3, 2, 4, 2)],
     ),
+    "modes of a plane": (
+        lambda a, w: from_modes(multiply_modes(to_modes(a, (2, 3)), w), (5, 4)) ** 2,
+        lambda a, w: by_whole_spectra(a, w, "bixy,ioxy->boxy"),
+        [(2, 3, 5, 4), (3, 2, 4, 3, 2)],
+    ),
+    "modes of a volume": (
+        lambda a, w: from_modes(multiply_modes(to_modes(a, (1, 2, 2)), w), (2, 4, 3)) ** 2,
+        lambda a, w: by_whole_spectra(a, w, "bixyz,ioxyz->boxyz"),
+        [(2, 2, 2, 4, 3), (2, 1, 2, 4, 2, 2)],
+    ),
     "rfft of other sizes": (
         lambda a: fft.rfft(a, 8) ** 3,
         lambda a: torch.view_as_real(torch.fft.rfft(a, 8)) ** 3,
@@ -174,6 +185,17 @@ TABLE = {  # name: (op, its twin, shapes); all inputs are positive
         [(3, 4), (3, 4, 2)],
     ),
 }
+
+
+def by_whole_spectra(x, weight, equation):
+    """Return the squares of a spectral convolution that keeps what the weight has modes of."""
+    dims, (*sizes, last) = tuple(range(2, x.ndim)), weight.shape[2:-1]
+    spectrum = torch.fft.rfftn(x, dim=dims)
+    places = [[*range(size // 2), *range(-(size // 2), 0)] for size in sizes]
+    kept = (slice(None), slice(None), *numpy.ix_(*places, range(last)))
+    whole = torch.zeros((len(x), weight.shape[1], *spectrum.shape[2:]), dtype=spectrum.dtype)
+    whole[kept] = torch.einsum(equation, spectrum[kept], torch.view_as_complex(weight))
+    return torch.fft.irfftn(whole, s=x.shape[2:], dim=dims) ** 2
 
 
 def derivatives(op, inputs, grad, sum_of):

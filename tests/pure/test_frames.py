@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sources
 
-from shardkit.testing.base import environment_without_launcher
+from shardkit.testing.base import environment_without_launcher, resting
 from shardkit.testing.comm import main_frame
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +89,18 @@ def test_frames_of_threads_are_asked_for_in_one_place():
         and node.attr in ("_current_frames", "_current_exceptions")
     ]
     assert found == ["comm/watch/frames.py"]
+
+
+def test_the_collector_works_again_after_the_last_thread_that_wanted_it_to_rest():
+    """Threads that come and go in each other's time leave it as it was, however they cross."""
+    assert gc.isenabled()
+    inner, outer = resting(), resting()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert not gc.isenabled(), "one still wants it to rest"
+    inner.__exit__(None, None, None)
+    assert gc.isenabled()
+    with pytest.raises(KeyError), resting():
+        raise KeyError
+    assert gc.isenabled()

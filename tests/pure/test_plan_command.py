@@ -343,6 +343,7 @@ SAID = {
     "parallel.gpu_transport": "nccl",
     "run.elastic": True,
     "parallel.matmul_precision": "tf32",
+    "parallel.convolutions": "direct",
     "parallel.blas": "mkl",
     "parallel.device": "cuda",
     "run.asynchronous_checkpoints": True,

@@ -150,3 +150,13 @@ def test_a_key_of_anything_but_integers_and_strings_is_refused(part):
 def test_impossible_spans_and_bounds_are_refused(draw):
     with pytest.raises(ShapeError, match="wanted"):
         draw()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 1000])
+def test_a_permutation_has_each_number_once_and_follows_from_its_key(count):
+    order = random.permutation(5, count)
+    assert sorted(order.tolist()) == list(range(count))
+    bits = random.random_bits(5, 0, count)
+    assert (numpy.diff(bits[order].astype(numpy.int64)) >= 0).all()
+    if count == 1000:
+        assert (order != random.permutation(6, count)).any()

@@ -26,7 +26,7 @@ LIBRARIES = {
     "tokens with a tokenizer": "tokenizers",
     "safetensors": "tokenizers",
 }
-SHARE = 100  # files of each reader; another SEED has others
+SHARE = 50  # files of each reader; another SEED has others
 SWEEP, STEP, SEED = 10_000, 2500, 0
 
 

@@ -14,6 +14,7 @@ from shardkit.testing.files import LIBRARIES
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
+    "values": -3,
     "errors": -2,
     "annotations": -2,
     "public": -2,
@@ -46,6 +47,7 @@ LEVEL = {
 }
 DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),
+    "scipy": ("array/fourier.py",),
     "mpi4py": ("comm/",),
     "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
     "xxhash": ("checkpoint/format/files.py",),

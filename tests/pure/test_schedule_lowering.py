@@ -14,6 +14,7 @@ from shardkit.testing.schedule import (
     COMPUTE,
     ORDERS,
     Kind,
+    Uses,
     expand,
     from_text,
     gpipe,
@@ -46,7 +47,7 @@ def lowered(draw):
             [{}] if ends[0] == ends[1] else [{}, {ends[1]: [ends[0]]}, {ends[0]: [ends[1]]}]
         )
     )
-    return program, units, borrows, lower(program, units, clip=draw(st.booleans()), borrows=borrows)
+    return program, units, borrows, lower(program, units, Uses(borrows), clip=draw(st.booleans()))
 
 
 def texts(actions):
@@ -296,11 +297,11 @@ def test_the_turn_of_a_v_needs_no_message():
 
 
 def test_a_head_can_be_tied_to_the_embedding_where_a_v_ends_on_the_rank_where_it_begins():
-    lower(zero_bubble_v(6, 4, 3), dict.fromkeys(range(6), 1), borrows={(5, 0): [(0, 0)]})
+    lower(zero_bubble_v(6, 4, 3), dict.fromkeys(range(6), 1), Uses({(5, 0): [(0, 0)]}))
     with pytest.raises(
         ScheduleError, match=r"unit 5\.0 on rank 2 cannot borrow from 0\.0 on rank 0"
     ):
-        lower(ORDERS["interleaved"](3, 4), dict.fromkeys(range(6), 1), borrows={(5, 0): [(0, 0)]})
+        lower(ORDERS["interleaved"](3, 4), dict.fromkeys(range(6), 1), Uses({(5, 0): [(0, 0)]}))
 
 
 def test_stages_on_one_rank_hand_over_without_messages():
@@ -325,7 +326,7 @@ def test_forwards_alone_lower_to_a_program_without_reductions_or_steps():
 
 
 def test_a_lender_stays_gathered_from_its_own_run_into_the_borrowers():
-    program = lower(gpipe(1, 1), {0: 2}, borrows={(0, 1): [(0, 0)]})
+    program = lower(gpipe(1, 1), {0: 2}, Uses({(0, 1): [(0, 0)]}))
     assert to_text(program) == (
         "0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.1REDUCE 0.0B0 0.0W0 "
         "0.0RELEASE 0.0REDUCE 0.0STEP 0.1STEP"
@@ -336,9 +337,9 @@ def test_borrowing_from_another_rank_or_from_nobody_is_refused():
     with pytest.raises(
         ScheduleError, match=r"unit 1\.0 on rank 1 cannot borrow from 0\.0 on rank 0"
     ):
-        lower(gpipe(2, 1), {0: 1, 1: 1}, borrows={(1, 0): [(0, 0)]})
+        lower(gpipe(2, 1), {0: 1, 1: 1}, Uses({(1, 0): [(0, 0)]}))
     with pytest.raises(ScheduleError, match=r"unit 0\.7 borrows or is borrowed"):
-        lower(gpipe(1, 1), {0: 2}, borrows={(0, 1): [(0, 7)]})
+        lower(gpipe(1, 1), {0: 2}, Uses({(0, 1): [(0, 7)]}))
 
 
 @pytest.mark.parametrize("units", [{}, {0: 0}])

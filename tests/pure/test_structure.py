@@ -382,6 +382,13 @@ def test_a_road_costs_what_a_reader_opens(tmp_path):
         roads.Road({"shardkit/a.py": ("A.g",)}).measured(package)
 
 
+def test_a_dense_line_is_one_on_which_many_nodes_begin(tmp_path):
+    dense = f"x = [{', '.join('a' * 13)}]"  # 5 nodes, and 2 for each name
+    sparse = "x = [\n" + "    a,\n" * 40 + "]"
+    package = made_of(tmp_path, a=f"{sparse}\n\n{dense}\n", b=dense.replace("a, ", "", 1))
+    assert structure.dense_lines(package) == ["a.py:44"]
+
+
 def test_the_flags_of_keepers_are_those_that_they_have(package):
     flags = structure.flags_of(package)
     assert {"in_groups", "updates_all"} <= flags

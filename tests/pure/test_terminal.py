@@ -58,6 +58,14 @@ def test_another_wish_is_refused_with_what_there_is(monkeypatch):
         console_of(Stream(True))
 
 
+def test_a_line_of_no_terminal_is_written_as_it_is(monkeypatch):
+    monkeypatch.setenv("SHARDKIT_PROGRESS", "lines")
+    stream = Stream(False)
+    text = "[bold] :smile: \t 3.5 [/x] " + "long " * 99 + "\nsecond"
+    console_of(stream).print(text, markup=False)
+    assert stream.getvalue() == text + "\n"
+
+
 @pytest.fixture
 def terminal():
     """The path of a real terminal."""

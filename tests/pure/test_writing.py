@@ -117,9 +117,9 @@ def test_an_error_names_the_file_and_not_its_temporary_name(folder, monkeypatch)
 
 
 def test_a_name_that_is_taken_is_not_used(folder, outside, monkeypatch):
-    names = iter(["0" * 16, "1" * 16])
+    names = iter([bytes.fromhex("0" * 16), bytes.fromhex("1" * 16)])
     (folder / f".shardkit-{'0' * 16}.tmp").symlink_to(outside)
-    monkeypatch.setattr(writing.secrets, "token_hex", lambda size: next(names))
+    monkeypatch.setattr(writing.os, "urandom", lambda size: next(names))
     write_whole(folder / "a", b"new")
     assert (folder / "a").read_bytes() == b"new"
 

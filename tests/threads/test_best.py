@@ -136,7 +136,9 @@ def any_case(seed):
     }
 
 
-@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.sweep] * (seed >= 16)) for seed in range(64)]
+)
 @pytest.mark.thorough(but=3)
 def test_best_and_newest_stay_and_are_found_with_their_own_bits(tmp_path, monkeypatch, seed):
     losses, settings = any_case(seed)

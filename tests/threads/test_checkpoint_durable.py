@@ -17,7 +17,7 @@ from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, sa
 from clean_fork import exit_code
 
 import shardkit as sk
-from shardkit.testing.checkpoint import Checkpoint, CheckpointStore, files, saving
+from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore, files, saving
 from shardkit.testing.layout import Box
 from shardkit.testing.parallel import parts_of
 
@@ -73,13 +73,13 @@ def newest(path):
     """
 
     def on_rank(backend):
-        store, part = (
-            CheckpointStore(path),
-            owned_part("model/a", numpy.zeros(SHAPE, "float32"), Box.whole(SHAPE)),
+        part = owned_part("model/a", numpy.zeros(SHAPE, "float32"), Box.whole(SHAPE))
+        candidates = Candidates.at(path)
+        checkpoint, _ = candidates.first_good(
+            backend, lambda found, fit: found.read_verified([part], backend)
         )
-        checkpoint = store.load_newest([part], backend, lambda checkpoint: None, expendable=True)
         assert len(set(part[2].tolist())) == 1
-        return checkpoint.manifest["step"], part[2][0], store.skipped
+        return checkpoint.manifest["step"], part[2][0], candidates.skipped
 
     results = sk.run_ranks(2, on_rank)
     assert results[0] == results[1]

@@ -13,6 +13,7 @@ from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit.testing.checkpoint import find_checkpoint, find_description
+from shardkit.testing.comm import by_first
 
 DAMAGE = {
     "a flipped bit": lambda folder: flip_bit(folder / "rank-00001.h5"),
@@ -194,3 +195,47 @@ def test_a_path_that_is_a_file_is_said_to_be_one(store):
     sk.run_ranks(2, on_rank)
     with pytest.raises(sk.CheckpointError, match="newest is a file; wanted a folder"):
         sk.models.GPT.from_checkpoint(store / "newest")
+
+
+# {what differs: (keywords of load_model on rank 0, on rank 1, what the message names)}
+DIFFERENT_LOADS = {
+    "the path": ({"path": "a"}, {"path": "b"}, "path is .*b.? on rank 1"),
+    "one of several": ({"path": ("a", "b")}, {"path": ("a", "c")}, "path is .*c.? on rank 1"),
+    "what is taken": ({"path": "a", "only": "model"}, {"path": "a"}, "only is .* on rank 1"),
+    "which of several": ({"path": "a", "checkpoint": 1}, {"path": "a"}, "checkpoint is "),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT_LOADS)
+def test_ranks_that_load_differently_are_told_so_before_anything_is_read(case, tmp_path):
+    *mine, message = DIFFERENT_LOADS[case]
+
+    def on_rank(backend):
+        model, _ = train("DDP", backend, 0)
+        arguments = dict(mine[backend.rank])
+        path = arguments.pop("path")
+        parts = [tmp_path / part for part in path]  # one letter each, also of a single path
+        with pytest.raises(sk.ShardingError, match=message):
+            model.load_model(tuple(parts) if isinstance(path, tuple) else parts[0], **arguments)
+
+    sk.run_ranks(2, on_rank)
+
+
+def test_what_the_first_rank_finds_is_found_by_all_and_so_is_its_error():
+    calls = []
+
+    def on_rank(backend):
+        def look():
+            calls.append(backend.rank)
+            return {"found": backend.rank}
+
+        def fail():
+            raise FileNotFoundError("nothing there")
+
+        found = by_first(backend, look)
+        with pytest.raises(FileNotFoundError, match="nothing there"):
+            by_first(backend, fail)
+        return found
+
+    assert sk.run_ranks(3, on_rank) == [{"found": 0}] * 3
+    assert calls == [0]

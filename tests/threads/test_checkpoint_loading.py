@@ -8,7 +8,14 @@ from builders import sha256, small_gpt, token_batch, train
 from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, save_boxes
 
 import shardkit as sk
-from shardkit.testing.checkpoint import READERS, SEGMENT_BYTES, Checkpoint, CheckpointStore, Reader
+from shardkit.testing.checkpoint import (
+    READERS,
+    SEGMENT_BYTES,
+    Candidates,
+    Checkpoint,
+    CheckpointStore,
+    Reader,
+)
 from shardkit.testing.layout import Box
 
 WINDOW_BYTES = READERS * SEGMENT_BYTES
@@ -219,10 +226,8 @@ def test_gpu_arrays_are_saved_and_filled_through_the_host(tmp_path):
     CheckpointStore(tmp_path).save([(tensor, piece, FakeDeviceArray(values))], backend, described())
     for box in (Box.whole(whole.shape), Box((100, 7), (400, 30))):
         tensor, piece, values = owned_part("model/a", numpy.zeros_like(whole), box)
-        CheckpointStore(tmp_path).load_newest(
-            [(tensor, piece, FakeDeviceArray(values))],
-            backend,
-            lambda checkpoint: None,
-            expendable=True,
+        part = tensor, piece, FakeDeviceArray(values)
+        Candidates.at(tmp_path).first_good(
+            backend, lambda found, fit, part=part: found.read_verified([part], backend)
         )
         numpy.testing.assert_array_equal(values.reshape(box.shape), whole[box.slices()])

@@ -13,7 +13,7 @@ from checkpoints import edit_manifest, rows, save_boxes
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.testing.checkpoint import Checkpoint, CheckpointStore
+from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore
 from shardkit.testing.nn import Normal
 
 
@@ -165,11 +165,11 @@ def test_a_folder_that_was_renamed_to_another_step_is_passed_over(tmp_path):
     for step in (5, 6):
         save_boxes(tmp_path, {"model/a": (numpy.zeros(3, "float32"), rows((3,), 1))}, step)
     (tmp_path / "step-00000005").rename(tmp_path / "step-00000009")
-    store = CheckpointStore(tmp_path)
-    (found,) = sk.run_ranks(1, store.newest_valid)
+    candidates = Candidates.at(tmp_path)
+    (found,) = sk.run_ranks(1, candidates.first_valid)
     assert (
         found.manifest["step"] == 6
-        and "step-00000009 is damaged: it is of step 5" in store.skipped[0]
+        and "step-00000009 is damaged: it is of step 5" in candidates.skipped[0]
     )
     (tmp_path / "step-00000009").rename(tmp_path / "the best")
     assert Checkpoint(tmp_path / "the best").manifest["step"] == 5

@@ -4,6 +4,7 @@ does.
 
 import threading
 import time
+from math import inf
 
 import numpy
 import pytest
@@ -300,6 +301,18 @@ def test_of_several_failures_the_first_in_time_leads(capsys):
 
 def test_a_group_knows_the_places_of_its_ranks_on_the_node():
     assert run_ranks(4, lambda backend: backend.split(backend.rank % 2).local_rank) == [0, 1, 2, 3]
+
+
+def test_what_belongs_to_the_process_is_one_for_all_its_groups(tmp_path):
+    def run(backend):
+        group = backend.split(backend.rank % 2)
+        assert backend.seconds_left() == inf and group.ledger_folder is None
+        group.seconds_left = lambda: 7.0
+        backend.keep_ledger(tmp_path)
+        assert backend.seconds_left() == 7.0 and group.ledger_folder == tmp_path
+        return group.split(0).seconds_left()
+
+    assert run_ranks(4, run) == [7.0] * 4
 
 
 # ---- environments --------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def unnoticed_calls(monkeypatch, every=1, **case):
     ]
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.thorough
 def test_a_step_without_any_one_of_its_calls_is_wrong(case, every, monkeypatch):

@@ -4,17 +4,22 @@ run finds it there, and a run whose last one is lost fails and says so.
 
 import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy
 import pytest
 from builders import TINY_RUN
 
 import shardkit as sk
 from shardkit import CheckpointError, ConfigurationError
+from shardkit.testing.base import PeerError
 from shardkit.testing.checkpoint import compare, find_checkpoint
 from shardkit.testing.checkpoint import saving as saving_module
 from shardkit.testing.checkpoint import store as store_module
 from shardkit.testing.comm import StopSignals
+from shardkit.testing.parallel import optimizing
+from shardkit.testing.parallel import saves as saves_module
 from shardkit.testing.task import Language
 from shardkit.testing.train import (
     TrainedRun,
@@ -25,7 +30,6 @@ from shardkit.testing.train import (
     stored_settings,
     train_run,
 )
-from shardkit.testing.train import saves as saves_module
 
 STEPS = 8
 NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES]
@@ -255,3 +259,106 @@ def test_a_signal_that_a_kill_follows_shortens_the_tries_of_the_last_save(
 
     with pytest.raises(CheckpointError, match="are lost|is lost|could not be written"):
         sk.run_ranks(2, on_rank)
+
+
+# ---- optimize() ----------------------------------------------------------------------------------
+
+RNG = numpy.random.default_rng(3)
+X, Y = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2))
+EPOCHS = 4  # of three steps each
+
+
+def optimized(folder, callbacks=(), *, epochs=EPOCHS, stop_at=None):
+    """Return (fitness history, best score, parameters as a list, steps), the same on both ranks."""
+
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=1)
+        model = sk.models.MLP([5, 9, 2], dtype="float64", seed=4)
+        optimizer = sk.FSDPOptimizer(sk.AdamW(lr=0.03), config, model=model)
+        given = sk.OptimizationInputData(X, Y, epochs=epochs, batch_size=8)
+        try:
+            result = optimizer.optimize(
+                given,
+                folder=folder,
+                callbacks=callbacks,
+                stop=lambda: optimizer.model.step_number == stop_at,
+            )
+        except SystemExit as end:
+            return end.code
+        parameters = tuple(optimizer.model.gather_full_parameters())
+        return result.fitness_history, result.best_fitness_score, parameters, result.iterations
+
+    (same,) = set(sk.run_ranks(2, on_rank))
+    return same
+
+
+def steps_in(folder):
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*[0-9]"))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.thorough(but=1)
+def test_a_full_disk_costs_optimize_no_step_and_no_bit(tmp_path, monkeypatch, door):
+    whole = optimized(None)
+    full = Full(monkeypatch, tmp_path, errno.ENOSPC, range(1, 8), door)
+    with pytest.warns(sk.ShardingWarning) as said:
+        assert optimized(tmp_path, [full], stop_at=8) == 75
+    texts = [str(each.message) for each in said]
+    assert sum("no checkpoint in" in text and "training goes on" in text for text in texts) == 1
+    assert sum("can be written again" in text for text in texts) == 1
+    # of step 8, in an epoch, since it was tried again there; the stop finds it there
+    assert steps_in(tmp_path) == [8]
+    assert optimized(tmp_path) == whole
+
+
+def test_what_is_lost_of_an_optimize_is_an_error_on_all_ranks(tmp_path):
+    (tmp_path / "checkpoints").touch()
+    with pytest.warns(sk.ShardingWarning, match="no checkpoint in"):
+        with pytest.raises(CheckpointError, match=r"steps 1 to 12 are lost.*with this folder"):
+            optimized(tmp_path)
+
+
+@pytest.mark.filterwarnings("error::shardkit.ShardingWarning")
+def test_a_warning_that_is_an_error_is_one_of_all_ranks(tmp_path):
+    """All meet it in the same save: nobody waits for rank 0."""
+    (tmp_path / "checkpoints").touch()
+
+    def on_rank(backend):
+        backend.timeout = 500
+        model = sk.models.MLP([5, 9, 2], dtype="float64", seed=4)
+        config = sk.ShardingConfiguration(backend)
+        optimizer = sk.FSDPOptimizer(sk.AdamW(lr=0.03), config, model=model)
+        with pytest.raises((sk.ShardingWarning, PeerError), match="no checkpoint in"):
+            optimizer.optimize(sk.OptimizationInputData(X, Y, batch_size=8), folder=tmp_path)
+        return optimizer.model.step_number
+
+    assert sk.run_ranks(2, on_rank) == [3, 3]
+
+
+@pytest.mark.parametrize("lost", [(3,), (6,), (3, 6), (6, 9), (3, 6, 9)])
+@pytest.mark.thorough(but=2)
+def test_an_epoch_whose_checkpoint_is_lost_is_not_the_best_of_a_run_that_goes_on(
+    tmp_path, monkeypatch, lost
+):
+    """Fitness 3, 1, 2, 4 after steps 3, 6, 9, 12; what cannot be written is tried once."""
+    losses = {3: 3.0, 6: 1.0, 9: 2.0, 12: 4.0, 15: 5.0}
+    monkeypatch.setattr(saves_module, "RETRY_SECONDS", 1e9)
+
+    def measure(model, samples, batch_size, metrics=None):
+        return sk.EvaluationResult(losses[model.step_number], 7)
+
+    monkeypatch.setattr(optimizing, "evaluate_set", measure)
+    with monkeypatch.context() as context:
+        full = Full(context, tmp_path, errno.EDQUOT, lost, "write the manifest")
+        with pytest.warns(sk.ShardingWarning, match="training goes on"):
+            history, best, parameters, _ = optimized(tmp_path, [full])
+    assert best == 1.0  # this process still has it
+    left = {step: loss for step, loss in losses.items() if step not in lost and step <= 12}
+    with pytest.warns(sk.ShardingWarning) if 6 in lost else nullcontext() as said:
+        again = optimized(tmp_path, epochs=EPOCHS + 1)
+    assert again[0] == (*history, 5.0) and again[1] == min(left.values())
+    assert (again[2] == parameters) == (6 not in lost)
+    if 6 in lost:
+        assert any("with a fitness of 1" in str(each.message) for each in said)
+    best_step = min(left, key=left.get)
+    assert steps_in(tmp_path) == sorted({best_step, 12, 15})

@@ -11,7 +11,7 @@ from shardkit import CheckpointError, ConfigurationError
 from shardkit.testing.checkpoint import compare, find_checkpoint
 from shardkit.testing.task import Language
 from shardkit.testing.train import (
-    TrainingRun,
+    CheckpointNews,
     changes,
     configuration_of,
     read_metrics,
@@ -22,7 +22,7 @@ from shardkit.testing.train import (
     train_run,
 )
 
-SEQUENCES = 24  # random runs with interruptions; each trains two to five times
+SEQUENCES = 12  # random runs with interruptions; each trains two to five times
 LIMIT = 60
 
 
@@ -146,9 +146,9 @@ def test_a_checkpoint_of_before_goes_on_as_it_did(tmp_path, monkeypatch):
     given = {"batch.sequences": 4, "optimizer.decay_steps": 9}
     with monkeypatch.context() as old:
         old.setattr(
-            TrainingRun,
-            "_data_position",
-            lambda self, step: {"fingerprint": self.fingerprint, "next_step": step},
+            CheckpointNews,
+            "data_position",
+            lambda self, step: {"fingerprint": self.marks.training, "next_step": step},
         )
         first = trained(tmp_path / "run", 10, 2, {**given, "run.steps": 4})[0]
     then = trained(tmp_path / "run", 10, 1, {**given, "run.steps": 9})[0]
@@ -160,9 +160,9 @@ def test_a_checkpoint_of_before_goes_on_as_it_did(tmp_path, monkeypatch):
 def test_what_cannot_be_known_of_a_checkpoint_of_before_is_said(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as old:
         old.setattr(
-            TrainingRun,
-            "_data_position",
-            lambda self, step: {"fingerprint": self.fingerprint, "next_step": step},
+            CheckpointNews,
+            "data_position",
+            lambda self, step: {"fingerprint": self.marks.training, "next_step": step},
         )
         trained(tmp_path, 10, 1, {"batch.sequences": 4, "run.steps": 2})
     trained(tmp_path, 10, 1, {"batch.sequences": 8, "run.steps": 3})
@@ -410,10 +410,10 @@ def test_another_length_of_sequences_begins_the_next_epoch(tmp_path):
 @pytest.mark.parametrize("stored", [[], "x", 7, {"epoch": "x"}])
 def test_a_data_position_that_is_none_is_refused(stored, tmp_path, monkeypatch):
     def broken(self, step):
-        return {"fingerprint": self.fingerprint, "next_step": step, "epoch": stored}
+        return {"fingerprint": self.marks.training, "next_step": step, "epoch": stored}
 
     with monkeypatch.context() as old:
-        old.setattr(TrainingRun, "_data_position", broken)
+        old.setattr(CheckpointNews, "data_position", broken)
         trained(tmp_path, 20, 1, {"run.steps": 2, "batch.sequences": 6})
     with pytest.raises(CheckpointError, match="data_position"):
         trained(tmp_path, 20, 1, {"run.steps": 3, "batch.sequences": 6})

@@ -34,7 +34,7 @@ def on_one_gpu(num_ranks, work, **trouble):
         machine.transfers.clear()
         backend.barrier()
         result = work(backend, cupy)
-        backend.close_gpu_transport()
+        backend.use_gpu_transport(None)
         return result
 
     with pretended_gpu() as machine, fake_ipc.installed(**trouble) as opened:

@@ -64,7 +64,7 @@ def make(
     )
 
 
-def trained(mesh, policy="fsdp", steps=5, **settings):
+def trained(mesh, policy="fsdp", steps=3, **settings):
     """(parameters, losses, norm) after some steps, which all ranks must agree on to the bit."""
     pipeline, data, tensor = mesh
 
@@ -96,7 +96,7 @@ def serial():
     "mesh, policy", [(mesh, POLICIES[turn % 5]) for turn, mesh in enumerate(MESHES)], ids=str
 )
 @pytest.mark.thorough
-def test_five_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, policy):
+def test_three_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, policy):
     """More meshes, and more pairs of policy and schedule, are in test_every_mesh.py."""
     agree(trained(mesh, policy), serial["gpt2"])
 
@@ -202,8 +202,7 @@ def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
 ):
     def first(backend):
         model = make(backend, saved[0], saved[2], changes=FORMS[form])
-        for step in range(3):
-            model.train(*sk.split_batch(model.mesh, *batch(step)))
+        model.train(*sk.split_batch(model.mesh, *batch(0)))
         model.save_model(tmp_path)
         return model.serialize()
 
@@ -213,14 +212,14 @@ def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
             model = make(backend, loaded[0], loaded[2], "zero1", changes=FORMS[form])
             load(model)
             losses = [
-                model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(3, 5)
+                model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(1, 3)
             ]
             results.append((model.gather_full_parameters(), losses, gradient_norm_of(model)))
         return results
 
     image = sk.run_ranks(saved[0] * saved[1] * saved[2], first)[0]
     for result in sk.run_ranks(loaded[0] * loaded[1] * loaded[2], second)[0]:
-        agree(result, (serial[form][0], serial[form][1][3:], serial[form][2]))
+        agree(result, (serial[form][0], serial[form][1][1:], serial[form][2]))
 
 
 def test_a_tensor_rank_holds_its_part_and_parts_make_the_model():

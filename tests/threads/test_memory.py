@@ -85,7 +85,7 @@ def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):
             minimum_parameter_group_size=5000,
         )
         for step in range(2):
-            step_once(model, step)
+            step_once(model, step, samples=8)
         stage = [name for unit in units_of(model) for name in unit.plan.parameters]
         own = sum(sizes[name] for name in stage)
         formula = parts_of(model).policy.bytes_per_rank(own, _sharing(model))

@@ -161,7 +161,7 @@ def test_without_nccl_or_without_a_gpu_all_ranks_hear_what_is_missing():
 
 def test_an_error_of_nccl_names_the_verb():
     def work(backend, cupy):
-        backend.close_gpu_transport()
+        backend.use_gpu_transport(None)
         open_nccl(backend, [backend], fixed_order=True)
         backend.gpu_transport._communicator.destroy()
         with pytest.raises(

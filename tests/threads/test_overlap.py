@@ -25,7 +25,7 @@ from shardkit.testing.parallel import (
 from shardkit.testing.schedule import Kind
 
 
-def ends(num_ranks, make_model, steps=3):
+def ends(num_ranks, make_model, steps=2):
     """The parameters of all ranks after some steps, and the kinds of actions in the program."""
 
     def run(backend):

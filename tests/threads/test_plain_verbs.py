@@ -7,13 +7,30 @@ import pytest
 
 import shardkit as sk
 from shardkit import ReductionOperation
-from shardkit.testing.comm import LEDGER_NAME, checks, read_ledger
+from shardkit.testing.comm import (
+    COMPILED_VERBS,
+    LEDGER_NAME,
+    NotedCalls,
+    NotedLoops,
+    checks,
+    read_ledger,
+)
 
 AVERAGE = ReductionOperation.AVERAGE
+SOME = [4, 6]  # elements of each rank
 VERBS = {
     "all_reduce": lambda backend, whole, own: backend.all_reduce(whole),
     "all_gather": lambda backend, whole, own: backend.all_gather(own, whole),
     "reduce_scatter": lambda backend, whole, own: backend.reduce_scatter(whole, own),
+    "all_gather of some": lambda backend, whole, own: backend.all_gather(
+        own.reshape(-1)[: SOME[backend.rank]], whole.reshape(-1)[:10], SOME
+    ),
+    "all_gather of own places": lambda backend, whole, own: backend.all_gather(
+        whole.reshape(-1)[4 * backend.rank :][: SOME[backend.rank]], whole.reshape(-1)[:10], SOME
+    ),
+    "reduce_scatter of some": lambda backend, whole, own: backend.reduce_scatter(
+        whole.reshape(-1)[:10], own.reshape(-1)[: SOME[backend.rank]], SOME
+    ),
     "broadcast": lambda backend, whole, own: backend.broadcast(whole, 1),
     "all_to_all": lambda backend, whole, own: backend.all_to_all(whole.copy(), whole),
 }
@@ -73,6 +90,12 @@ def bad_calls(backend):
         (lambda: backend.all_gather(whole[1:5], whole), "overlap"),
         (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank :][:4]), "overlap"),
         (lambda: backend.reduce_scatter(whole, numpy.ones(3)), "3 elements"),
+        (lambda: backend.all_gather(numpy.ones(2), whole, [3, 5]), "2 elements, but counts"),
+        (lambda: backend.all_gather(numpy.ones(4), whole, [4, 5]), "add up to 9"),
+        (lambda: backend.all_gather(numpy.ones(4), whole, [4, "4"]), "wanted an integer"),
+        (lambda: backend.all_gather(whole[1:5], whole, [4, 4]), "overlap"),
+        (lambda: backend.reduce_scatter(whole, numpy.ones(4), [4]), "one per rank"),
+        (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank :][:4], [4, 4]), "overlap"),
         (lambda: backend.broadcast(whole, 2), "root 2"),
         (lambda: backend.all_to_all(whole, whole), "overlap"),
         (lambda: backend.all_to_all(whole, numpy.ones(7)), "7 elements"),
@@ -88,3 +111,9 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
         assert backend.progress.current is None and backend.traffic.bytes_sent == 0
 
     sk.run_ranks(2, work)
+
+
+@pytest.mark.parametrize("verb", [*COMPILED_VERBS, "bind", "close"])
+def test_each_verb_of_the_memory_of_a_node_is_compiled(verb):
+    """A name that is not overridden would make the call the long way, with the same result."""
+    assert getattr(NotedLoops, verb) is not getattr(NotedCalls, verb)

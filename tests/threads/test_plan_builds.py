@@ -35,7 +35,7 @@ SWEPT = {(number, devices) for number in range(len(SHAPES)) for devices in (1, 5
     (1, 6),
     (2, 8),
     (4, 5),
-}
+} | {(number, 2 + number % 3) for number in range(len(SHAPES))}
 RUNS = [
     pytest.param(number, devices, marks=[pytest.mark.sweep] * ((number, devices) in SWEPT))
     for number in range(len(SHAPES))

@@ -11,11 +11,13 @@ one): 8 micro-batches for 1, 2, 4 and 8 data ranks, 12 for 1, 3 and 6.
 
 import dataclasses
 import re
+from math import prod
 
 import numpy
 import pytest
 from builders import sha256
 from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, policy_and_schedule, step_once
+from quick import covering
 
 import shardkit as sk
 from shardkit.testing.parallel import gradient_norm_of
@@ -77,11 +79,20 @@ def all_runs(tensor, family):
     ]
 
 
+def few_meshes(tensor, family):
+    """Of these meshes the fewest, from the largest on, in which each pipeline and data size is."""
+    found = sorted(meshes_with(tensor, family), key=lambda mesh: (-prod(mesh), mesh))
+    chosen = covering({mesh: {("pipeline", mesh[0]), ("data", mesh[1])} for mesh in found})
+    return chosen if len(chosen) > 2 else found
+
+
 def covering_runs(tensor, family):
-    """Every mesh; policies and schedules go round, more than once where there are few meshes."""
-    chosen = meshes_with(tensor, family)
+    """Every pipeline and data size; policies and schedules go round, more than once where there
+    are few meshes.
+    """
+    chosen = few_meshes(tensor, family)
     runs = []
-    for turn, mesh in enumerate(chosen * (1 if len(chosen) > 5 else 2 if len(chosen) > 2 else 3)):
+    for turn, mesh in enumerate(chosen * (1 if len(chosen) > 2 else 2)):
         policy, wanted = policy_and_schedule(turn)
         runs.append((mesh, policy, wanted if fits(mesh[0], wanted) else "1f1b"))
     return runs
@@ -180,8 +191,9 @@ ELSEWHERE = {
     "device",
     "matmul_precision",
     "blas",
+    "convolutions",
     "frozen",
-}  # of GPUs, of a library that may not be installed, or of what is trained (frozen)
+}  # of GPUs, of a library that may not be there, of convolutions, or of what is trained (frozen)
 
 
 KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with

@@ -3,6 +3,7 @@ has done so, or allows it; and nothing of it runs before that is known.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
+from e2e.in_folders_rank import said_in
 
 import shardkit as sk
 from shardkit import ConfigurationError, nn
@@ -18,6 +20,8 @@ from shardkit.testing.files import Trust, import_file, is_class_of, known
 from shardkit.testing.task import TableMLP
 from shardkit.testing.train import TrainedRun, stored_settings, task_of_run, train_run
 
+ROOT = Path(__file__).parents[2]
+IN_FOLDERS = ROOT / "tests" / "e2e" / "in_folders_rank.py"
 X = numpy.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 NET = """
 open({mark!r}, "a").write("run ")
@@ -346,7 +350,7 @@ def test_a_training_of_a_script_goes_on_with_its_own_task_and_imports_none(run_f
 
 
 @pytest.mark.thorough
-def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder):
+def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder, tmp_path):
     folder, file, mark = run_folder
     names_task(folder, f"{file}:Mine")
     runs = {
@@ -360,18 +364,33 @@ def test_every_command_that_takes_a_run_folder_runs_nothing_of_it(run_folder):
         "convert": ["--to", "safetensors", folder, folder / "new"],
         "inspect hang": [folder],
     }
-    refused = []
-    for command, words in runs.items():
-        done = command_of(command, words)
-        if "--trust" in done.stderr:
-            refused.append(command)
-        assert not mark.exists(), command
-        assert "Traceback" not in done.stderr
+    said = one_behind_the_other(tmp_path, runs)
+    assert not mark.exists(), said
+    assert "Traceback" not in "".join(said.values())
+    refused = [command for command, error in said.items() if "--trust" in error]
     assert refused == ["evaluate", "predict", "train"]
     for command in refused:
         done = command_of(command, [*runs[command], "--trust", file])
         assert done.returncode == 0, done.stderr
     assert mark.read_text() == "run " * 3
+
+
+def one_behind_the_other(above, runs):
+    """Run commands in one process; return what each wrote to standard error."""
+    folders = {command: above / f"of {command}" for command in runs}
+    for folder in folders.values():
+        folder.mkdir()
+    words = {str(folders[name]): [*name.split(), *map(str, runs[name])] for name in runs}
+    program = [sys.executable, "-P", IN_FOLDERS, json.dumps(words)]
+    done = subprocess.run(
+        program,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return {command: said_in(folder)[1][0] for command, folder in folders.items()}
 
 
 def command_of(command, words):

@@ -14,9 +14,9 @@ from shardkit.testing.comm import Ballot
 from shardkit.testing.parallel import (
     has_pending_gradients,
     pools_of,
-    set_ballot,
     skips_of,
     training_state_of,
+    voting,
 )
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -274,8 +274,7 @@ def test_one_ranks_wish_to_stop_stops_all_ranks_before_the_same_step():
         ballot = Ballot(
             signal=lambda: backend.rank == 2 and model.step_number == 2, time=lambda: False
         )
-        set_ballot(model, ballot)
-        with pytest.raises(StopVoted) as caught:
+        with pytest.raises(StopVoted) as caught, voting(model, ballot):
             for number in range(5):
                 step(model, number)
         return model.step_number, caught.value.reasons
@@ -293,11 +292,10 @@ def test_a_question_that_fails_on_one_rank_is_an_error_on_all_and_no_step(error,
             return False
 
         model = make(backend, "ZeRO-1", auto_synchronize_gradients=auto)
-        set_ballot(model, Ballot(signal=lambda: False, time=fails, patience=lambda: False))
-        train_on(model, 0, auto)
-        with pytest.raises((error, PeerError), match="no clock") as caught:
-            train_on(model, 1, auto)
-        set_ballot(model, None)
+        with voting(model, Ballot(signal=lambda: False, time=fails, patience=lambda: False)):
+            train_on(model, 0, auto)
+            with pytest.raises((error, PeerError), match="no clock") as caught:
+                train_on(model, 1, auto)
         train_on(model, 1, auto)
         return model.step_number, type(caught.value)
 
@@ -317,13 +315,13 @@ def test_the_vote_to_stop_and_a_good_step_cost_no_message():
     def messages(backend, ballot):
         model = make(backend, "FSDP")
         step(model, 0)
-        set_ballot(model, ballot)
         model.mesh.world.traffic.reset()
-        step(model, 1)
+        with voting(model, ballot):
+            step(model, 1)
         return dict(model.mesh.world.traffic.calls)
 
     without = sk.run_ranks(2, lambda backend: messages(backend, None))
-    voting = sk.run_ranks(
+    with_votes = sk.run_ranks(
         2, lambda backend: messages(backend, Ballot(signal=lambda: False, time=lambda: False))
     )
-    assert without == voting and without[0] == {"all_reduce": 1}
+    assert without == with_votes and without[0] == {"all_reduce": 1}

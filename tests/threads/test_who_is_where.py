@@ -91,7 +91,7 @@ def test_512_ranks_tile_every_parameter_once_and_take_the_step_of_one_rank():
             loss,
             text,
             model.mesh.coordinates,
-            training_state_of(model).shapes(),
+            {name: shape for name, (shape, _) in training_state_of(model).tensors().items()},
         )
 
     results = sk.run_ranks(512, run, timeout=500)

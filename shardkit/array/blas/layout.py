@@ -33,10 +33,13 @@ def layout_of(a, b, out) -> Layout | None:
     shape = out[0]
     inner = a[0][-1]
     leading = numpy.broadcast_shapes(a[0][:-2], b[0][:-2])
-    if shape != (*leading, a[0][-2], b[0][-1]) or b[0][-2] != inner:
+    fitting = (*leading, a[0][-2], b[0][-1])
+    if shape != fitting or b[0][-2] != inner:
         return None  # for numpy.matmul to complain of
     found = [_order(*form) for form in (a, b, out)]
-    if None in found or found[2][0] != AS_IT_IS or 0 in shape or min(*shape[-2:], inner) < 2:
+    if None in found or found[2][0] != AS_IT_IS:
+        return None
+    if 0 in shape or min(*shape[-2:], inner) < 2:
         return None
     (order_a, step_a), (order_b, step_b), (_, step) = found
     return Layout((order_a, order_b), (*shape[-2:], inner), (step_a, step_b, step), leading)

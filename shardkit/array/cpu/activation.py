@@ -129,14 +129,16 @@ def _gelu(x, out):
 @compiled
 def _gelu_backward(gradient, x, out):
     for i in range(x.size):
-        out[i] = narrow(wide(gradient[i]) * _gelu_slope(wide(x[i])), out)
+        slope = _gelu_slope(wide(x[i]))
+        out[i] = narrow(wide(gradient[i]) * slope, out)
 
 
 @compiled
 def _bias_gelu(x, bias, out):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            out[i, j] = narrow(_gelu_of(wide(x[i, j]) + wide(bias[j])), out)
+            biased = wide(x[i, j]) + wide(bias[j])
+            out[i, j] = narrow(_gelu_of(biased), out)
 
 
 @compiled
@@ -153,7 +155,8 @@ def _bias_gelu_backward(gradient, x, bias, for_bias, whole, seen, out):
 def _bias_gelu_backward_rows(gradient, x, bias, for_bias, out, start, stop):
     for i in range(start, stop):
         for j in range(x.shape[1]):
-            for_x = wide(gradient[i, j]) * _gelu_slope(wide(x[i, j]) + wide(bias[j]))
+            biased = wide(x[i, j]) + wide(bias[j])
+            for_x = wide(gradient[i, j]) * _gelu_slope(biased)
             out[i, j] = narrow(for_x, out)
             for_bias[j] += for_x
 
@@ -167,19 +170,24 @@ def _sigmoid(x, out):
 @compiled
 def _silu(x, out):
     for i in range(x.size):
-        out[i] = narrow(wide(x[i]) * logistic(wide(x[i])), out)
+        value = wide(x[i])
+        out[i] = narrow(value * logistic(value), out)
 
 
 @compiled
 def _silu_backward(gradient, x, out):
     for i in range(x.size):
-        out[i] = narrow(wide(gradient[i]) * _silu_slope(wide(x[i]), logistic(wide(x[i]))), out)
+        value = wide(x[i])
+        slope = _silu_slope(value, logistic(value))
+        out[i] = narrow(wide(gradient[i]) * slope, out)
 
 
 @compiled
 def _swiglu(gate, up, out):
     for i in range(gate.size):
-        out[i] = narrow(wide(gate[i]) * logistic(wide(gate[i])) * wide(up[i]), out)
+        value = wide(gate[i])
+        share = value * logistic(value)
+        out[i] = narrow(share * wide(up[i]), out)
 
 
 @compiled
@@ -215,4 +223,5 @@ def _softmax_backward(gradient, y, out):
         for j in range(y.shape[1]):
             total = plus(total, gradient[i, j] * y[i, j])
         for j in range(y.shape[1]):
-            out[i, j] = y[i, j] * (gradient[i, j] - total)
+            beyond = gradient[i, j] - total
+            out[i, j] = y[i, j] * beyond

@@ -32,10 +32,10 @@ def computed_dtype(x):
     return FLOAT32 if x.dtype.char == BFLOAT16 else x.dtype
 
 
-def elementwise(loop, *inputs, out=None):
-    """Run loop(*inputs, out) on flat arrays, and return out or a new array."""
+def elementwise(loop, *inputs, shared=(), out=None):
+    """Run loop(*inputs, *shared, out) on flat arrays, and return out or a new array."""
     out = empty_like(inputs[0], out)
-    run(loop, [x.reshape(-1) for x in inputs], (), [out.reshape(-1)])
+    run(loop, [x.reshape(-1) for x in inputs], shared, [out.reshape(-1)])
     return out
 
 

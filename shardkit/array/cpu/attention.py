@@ -320,10 +320,13 @@ def _width(num_columns, num_vectors, dtype):
 @on_cpu
 def rotary(x, cos, sin, out=None):
     """Turn arrays that lie in memory as [B, S, H, D] without copying; so lies the result."""
+    by_position = x.swapaxes(1, 2)
     if out is None:
-        out = _empty_by_position(x) if x.swapaxes(1, 2).flags.carray else empty(x.shape, x.dtype)
-    if out.swapaxes(1, 2).flags.carray:
-        given, into = bits(plain(x.swapaxes(1, 2))), bits(out.swapaxes(1, 2))
+        lies_so = by_position.flags.carray
+        out = _empty_by_position(x) if lies_so else empty(x.shape, x.dtype)
+    out_by_position = out.swapaxes(1, 2)
+    if out_by_position.flags.carray:
+        given, into = bits(plain(by_position)), bits(out_by_position)
     else:
         batch, num_heads, num_positions, head_dim = x.shape
         shape = batch * num_heads, num_positions, 1, head_dim
@@ -340,15 +343,17 @@ def _rotary(x, cos, sin, out):
         for s in range(x.shape[1]):
             for b in range(x.shape[2]):
                 for i in range(half):
-                    first, second = wide(x[a, s, b, i]), wide(x[a, s, b, half + i])
-                    out[a, s, b, i] = narrow(
-                        first * wide(cos[s, i]) - second * wide(sin[s, i]), out
-                    )
+                    first = wide(x[a, s, b, i])
+                    second = wide(x[a, s, b, half + i])
+                    kept = first * wide(cos[s, i])
+                    turned = kept - second * wide(sin[s, i])
+                    out[a, s, b, i] = narrow(turned, out)
                 for i in range(half):
-                    first, second = wide(x[a, s, b, i]), wide(x[a, s, b, half + i])
-                    out[a, s, b, half + i] = narrow(
-                        second * wide(cos[s, i]) + first * wide(sin[s, i]), out
-                    )
+                    first = wide(x[a, s, b, i])
+                    second = wide(x[a, s, b, half + i])
+                    kept = second * wide(cos[s, i])
+                    turned = kept + first * wide(sin[s, i])
+                    out[a, s, b, half + i] = narrow(turned, out)
 
 
 def _empty_by_position(x):

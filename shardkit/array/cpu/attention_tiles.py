@@ -212,7 +212,8 @@ def _softmax_tile(scores, shape, num_visible, width, times, so_far, is_later):
         for j in range(stop):
             highest = larger(highest, scores[i, j] * times)
         for j in range(stop):
-            scores[i, j] = exp2(fma(scores[i, j], times, -highest))
+            beyond = fma(scores[i, j], times, -highest)
+            scores[i, j] = exp2(beyond)
         for j in range(seen, max(num_keys, stop)):
             scores[i, j] = 0
         for j in range(stop):
@@ -266,8 +267,10 @@ def _gradient_tile(p, for_scores, shape, num_visible, width, times, levels, alon
         stop = (seen + width - 1) // width * width
         level, top = along[i], levels[i]
         for j in range(stop):
-            p[i, j] = exp2(fma(p[i, j], times, -top))
+            beyond = fma(p[i, j], times, -top)
+            p[i, j] = exp2(beyond)
         for j in range(stop):
-            for_scores[i, j] = p[i, j] * (for_scores[i, j] - level)
+            above = for_scores[i, j] - level
+            for_scores[i, j] = p[i, j] * above
         for j in range(seen, num_keys):
             p[i, j] = for_scores[i, j] = 0

@@ -130,7 +130,8 @@ def _products(gradient, x, mean):
 @inlined
 def _scale_line(x, n, c, mean, factor, level, y):
     for j in range(x.shape[2]):
-        y[n, c, j] = fma(x[n, c, j] - mean, factor, level)
+        distance = x[n, c, j] - mean
+        y[n, c, j] = fma(distance, factor, level)
 
 
 @inlined

@@ -1,6 +1,17 @@
 """The error function, and the GELU that is made of it, with its gradient, in one pass.
 
-Every element computes the formulas of all its intervals and chooses, so that LLVM makes vectors.
+float32 and bfloat16 are computed in float32, from what is left of the integral:
+
+    1 - erf(a) = exp(-a^2) tail(a)      tail(a) = u P(q), u = 1 / (a + 3), q = 1 - 50/19 a u
+
+tail falls from 1 to 0.05 where exp(-a^2) ends, and a polynomial of degree 9 follows it to 1.5e-9.
+So GELU and its gradient, x Phi(x) and Phi(x) + x phi(x), need one exponential, keep their digits
+for negative x, where 1 + erf loses them, and have no branch: LLVM makes vectors. float64 takes the
+formulas of the definition, all of them, and chooses.
+
+Errors over all float32, in units of the last place (ULP): erf 1.3, GELU 4.5, its gradient 4 or
+1e-7. Beyond |x| = 13.2, where exp(-x^2 / 2) is below 1.2e-38, GELU and its gradient are 0 or x and
+1. float64 has the bits of the definition's formulas.
 """
 
 import math
@@ -8,9 +19,9 @@ import math
 from ..reference import erf as reference
 from ..registry import on_cpu
 from .arrays import elementwise
-from .compiled import compiled
-from .notation import inlined, jitable
-from .scalar import exp, fma, like
+from .notation import always_inlined, inlined
+from .pointwise import END_OF_ERF, bell, gradient_loop, value_loop
+from .scalar import at_most, either, exp, fma, like, of_dtypes, polynomial, with_sign
 
 NEAR, MIDDLE, FAR = reference.LIMITS
 ROOT_HALF = reference.ROOT_HALF
@@ -20,7 +31,7 @@ ROOT_OF_INVERSE_PI = 1 / math.sqrt(math.pi)
 
 @on_cpu
 def erf(x, out=None):
-    return elementwise(_erf_loop, x, out=out)
+    return elementwise(_erf, x, out=out)
 
 
 @on_cpu
@@ -33,66 +44,112 @@ def erf_gelu_backward(gradient, x, out=None):
     return elementwise(_erf_gelu_backward, gradient, x, out=out)
 
 
-# ---- formulas ------------------------------------------------------------------------------------
+# ---- formulas of float32 -------------------------------------------------------------------------
 
-
-def _polynomial(coefficients):
-    """Return the formula of the polynomial with these coefficients, highest power first."""
-    first, *rest = coefficients
-    rest = tuple(rest)
-
-    @jitable
-    def polynomial(x):
-        y = like(first, x)
-        for coefficient in rest:
-            y = fma(y, x, like(coefficient, x))
-        return y
-
-    return polynomial
-
-
-near_p, near_q = map(_polynomial, reference.NEAR)
-middle_p, middle_q = map(_polynomial, reference.MIDDLE)
-far_p, far_q = map(_polynomial, reference.FAR)
+LIMIT = 0.75  # up to which erf is x + x S(x^2)
+END_OF_GELU = 14.0  # exp(-x^2 / 2) is 0 there
+_POINT = 3.0
+_SLOPE = -50 / 19  # of q, from 1 where a is 0 to -1 where it is 9.5
+_tail_polynomial = polynomial(
+    2.7900634449906647e-05,
+    2.4549361114623025e-05,
+    -0.000488959311041981,
+    -0.0013111223233863711,
+    0.005352941807359457,
+    0.04974554479122162,
+    0.19313199818134308,
+    0.4959670901298523,
+    0.9328218698501587,
+    1.3247281312942505,
+)
+_near_polynomial = polynomial(
+    -0.0006749510648660362,
+    0.005114345345646143,
+    -0.026834623888134956,
+    0.11283376812934875,
+    -0.3761261999607086,
+    0.1283791670955126,
+)
 
 
 @inlined
-def _erf_of(x):
-    size = abs(x)
-    size = like(FAR, x) if size > like(FAR, x) else size
+def _tail(size):
+    u = like(1.0, size) / (size + like(_POINT, size))
+    return u * _tail_polynomial(fma(size * u, like(_SLOPE, u), like(1.0, u)))
+
+
+@inlined
+def _single_erf(x):
+    size = at_most(abs(x), END_OF_ERF)
+    near = fma(size, _near_polynomial(size * size), size)
+    beyond = like(1.0, x) - exp(-size * size) * _tail(size)
+    return with_sign(near if size <= like(LIMIT, x) else beyond, x)
+
+
+@inlined
+def _single_gelu(x):
+    size = at_most(abs(x), END_OF_GELU)
+    half = like(0.5, x) * at_most(x, END_OF_GELU)
+    lower = half * _tail(size * like(ROOT_HALF, x)) * bell(size, 0.5)
+    return lower if x <= like(0.0, x) else x - lower
+
+
+@inlined
+def _single_gelu_slope(x):
+    size = at_most(abs(x), END_OF_GELU)
+    density = bell(size, 0.5)
+    lower = like(0.5, x) * _tail(size * like(ROOT_HALF, x)) * density
+    share = lower if x < like(0.0, x) else like(1.0, x) - lower
+    return fma(like(SLOPE_AT_0, x) * x, density, share)
+
+
+# ---- formulas of float64 -------------------------------------------------------------------------
+
+near_p, near_q = [polynomial(*part) for part in reference.NEAR]
+middle_p, middle_q = [polynomial(*part) for part in reference.MIDDLE]
+far_p, far_q = [polynomial(*part) for part in reference.FAR]
+
+
+@always_inlined
+def _double_erf(x):
+    size = at_most(abs(x), FAR)
     square = size * size
     near = x * near_p(square) / near_q(square)
     middle = middle_p(size) / middle_q(size)
-    inverse = like(1.0, x) / (size if size > like(MIDDLE, x) else like(MIDDLE, x))
+    inverse = like(1.0, x) / either(size > like(MIDDLE, x), size, like(MIDDLE, x))
     inverse_square = inverse * inverse
     ratio = far_p(inverse_square) / far_q(inverse_square)
     far = (like(ROOT_OF_INVERSE_PI, x) - inverse_square * ratio) * inverse
-    tail = middle if size <= like(MIDDLE, x) else far
-    beyond = like(1.0, x) - exp(-square) * tail
-    beyond = -beyond if x < like(0.0, x) else beyond
-    return near if size <= like(NEAR, x) else beyond
+    tail = either(size <= like(MIDDLE, x), middle, far)
+    beyond = with_sign(like(1.0, x) - exp(-square) * tail, x)
+    return either(size <= like(NEAR, x), near, beyond)
+
+
+@always_inlined
+def _double_gelu(x):
+    return like(0.5, x) * x * (like(1.0, x) + _double_erf(x * like(ROOT_HALF, x)))
+
+
+@always_inlined
+def _double_gelu_slope(x):
+    half = like(0.5, x)
+    density = like(SLOPE_AT_0, x) * exp(-half * x * x)
+    share = half * (like(1.0, x) + _double_erf(x * like(ROOT_HALF, x)))
+    return share + x * density
 
 
 # ---- loops ---------------------------------------------------------------------------------------
 
-
-@compiled
-def _erf_loop(x, out):
-    for i in range(x.size):
-        out[i] = _erf_of(x[i])
+_erf_of = of_dtypes(_single_erf, _double_erf)
+_gelu_of = of_dtypes(_single_gelu, _double_gelu)
+_gelu_slope = of_dtypes(_single_gelu_slope, _double_gelu_slope)
 
 
-@compiled
-def _erf_gelu(x, out):
-    for i in range(x.size):
-        out[i] = like(0.5, x[i]) * x[i] * (like(1.0, x[i]) + _erf_of(x[i] * like(ROOT_HALF, x[i])))
+@inlined
+def _gelu_share(gradient, x):
+    return gradient * _gelu_slope(x)
 
 
-@compiled
-def _erf_gelu_backward(gradient, x, out):
-    for i in range(x.size):
-        z = x[i]
-        half = like(0.5, z)
-        density = like(SLOPE_AT_0, z) * exp(-half * z * z)
-        share = half * (like(1.0, z) + _erf_of(z * like(ROOT_HALF, z)))
-        out[i] = gradient[i] * (share + z * density)
+_erf = value_loop(__name__, "_erf", _erf_of)
+_erf_gelu = value_loop(__name__, "_erf_gelu", _gelu_of)
+_erf_gelu_backward = gradient_loop(__name__, "_erf_gelu_backward", _gelu_share)

@@ -71,7 +71,8 @@ def _sum_three(a, b, c, out):
 @compiled
 def _sum_four(a, b, c, d, out):
     for i in range(out.size):
-        out[i] = (a[i] + b[i]) + (c[i] + d[i])
+        first, last = a[i] + b[i], c[i] + d[i]
+        out[i] = first + last
 
 
 @compiled
@@ -80,7 +81,8 @@ def _block_squares(blocks, sums):
     for i in range(blocks.shape[0]):
         total = 0.0
         for j in range(blocks.shape[1]):
-            total = plus(total, numpy.float64(blocks[i, j]) * numpy.float64(blocks[i, j]))
+            value = numpy.float64(blocks[i, j])
+            total = plus(total, value * value)
         sums[i] = total
 
 

@@ -83,33 +83,43 @@ def _no_rows(x):
 
 @inlined
 def _layer_norm_row(x, i, weight, bias, eps, y, mean, inverse):
-    width = like(x.shape[1], wide(x[i, 0]))
-    total = squares = like(0.0, wide(x[i, 0]))
-    for j in range(x.shape[1]):
+    columns = x.shape[1]
+    width = like(columns, wide(x[i, 0]))
+    total = squares = like(0.0, width)
+    for j in range(columns):
         total = plus(total, wide(x[i, j]))
     mean[i] = middle = total / width
-    for j in range(x.shape[1]):
-        squares = plus(squares, (wide(x[i, j]) - middle) * (wide(x[i, j]) - middle))
-    inverse[i] = scale = like(1.0, width) / math.sqrt(squares / width + like(eps, width))
-    for j in range(x.shape[1]):
-        y[i, j] = narrow(fma((wide(x[i, j]) - middle) * scale, wide(weight[j]), wide(bias[j])), y)
+    for j in range(columns):
+        distance = wide(x[i, j]) - middle
+        squares = plus(squares, distance * distance)
+    variance = squares / width
+    inverse[i] = scale = like(1.0, width) / math.sqrt(variance + like(eps, width))
+    for j in range(columns):
+        normalized = (wide(x[i, j]) - middle) * scale
+        placed = fma(normalized, wide(weight[j]), wide(bias[j]))
+        y[i, j] = narrow(placed, y)
 
 
 @inlined
 def _rms_norm_row(x, i, weight, eps, y, inverse):
-    width = like(x.shape[1], wide(x[i, 0]))
+    columns = x.shape[1]
+    width = like(columns, wide(x[i, 0]))
     squares = like(0.0, width)
-    for j in range(x.shape[1]):
-        squares = plus(squares, wide(x[i, j]) * wide(x[i, j]))
-    inverse[i] = scale = like(1.0, width) / math.sqrt(squares / width + like(eps, width))
-    for j in range(x.shape[1]):
-        y[i, j] = narrow(wide(x[i, j]) * scale * wide(weight[j]), y)
+    for j in range(columns):
+        value = wide(x[i, j])
+        squares = plus(squares, value * value)
+    mean_square = squares / width
+    inverse[i] = scale = like(1.0, width) / math.sqrt(mean_square + like(eps, width))
+    for j in range(columns):
+        normalized = wide(x[i, j]) * scale
+        y[i, j] = narrow(normalized * wide(weight[j]), y)
 
 
 @inlined
 def _add_row(x, branch, i, total):
     for j in range(x.shape[1]):
-        total[i, j] = narrow(wide(x[i, j]) + wide(branch[i, j]), total)
+        both = wide(x[i, j]) + wide(branch[i, j])
+        total[i, j] = narrow(both, total)
 
 
 # ---- loops ---------------------------------------------------------------------------------------
@@ -170,24 +180,27 @@ def _layer_norm_backward_rows(
     start,
     stop,
 ):
+    columns = x.shape[1]
     for i in range(start, stop):
         middle, scale = mean[i], inverse[i]
         if wants_x:
-            width = like(x.shape[1], scale)
+            width = like(columns, scale)
             level = along = like(0.0, scale)
-            for j in range(x.shape[1]):
+            for j in range(columns):
                 h = wide(gradient[i, j]) * wide(weight[j])
+                normalized = (wide(x[i, j]) - middle) * scale
                 level = plus(level, h)
-                along = plus(along, h * ((wide(x[i, j]) - middle) * scale))
+                along = plus(along, h * normalized)
             level, along = level / width, along / width
-            for j in range(x.shape[1]):
-                n = (wide(x[i, j]) - middle) * scale
-                for_x[i, j] = narrow(
-                    (wide(gradient[i, j]) * wide(weight[j]) - level - n * along) * scale, for_x
-                )
+            for j in range(columns):
+                h = wide(gradient[i, j]) * wide(weight[j])
+                normalized = (wide(x[i, j]) - middle) * scale
+                rest = h - level - normalized * along
+                for_x[i, j] = narrow(rest * scale, for_x)
         if wants_sums:
-            for j in range(x.shape[1]):
-                for_weight[j] += wide(gradient[i, j]) * ((wide(x[i, j]) - middle) * scale)
+            for j in range(columns):
+                normalized = (wide(x[i, j]) - middle) * scale
+                for_weight[j] += wide(gradient[i, j]) * normalized
                 for_bias[j] += wide(gradient[i, j])
 
 
@@ -222,22 +235,22 @@ def _rms_norm_backward(
 def _rms_norm_backward_rows(
     gradient, x, inverse, weight, wants_x, wants_sum, for_weight, for_x, start, stop
 ):
+    columns = x.shape[1]
     for i in range(start, stop):
         scale = inverse[i]
         if wants_x:
-            width = like(x.shape[1], scale)
+            width = like(columns, scale)
             along = like(0.0, scale)
-            for j in range(x.shape[1]):
-                along = plus(
-                    along, wide(gradient[i, j]) * wide(weight[j]) * (wide(x[i, j]) * scale)
-                )
+            for j in range(columns):
+                h = wide(gradient[i, j]) * wide(weight[j])
+                normalized = wide(x[i, j]) * scale
+                along = plus(along, h * normalized)
             along = along / width
-            for j in range(x.shape[1]):
-                for_x[i, j] = narrow(
-                    (wide(gradient[i, j]) * wide(weight[j]) - wide(x[i, j]) * scale * along)
-                    * scale,
-                    for_x,
-                )
+            for j in range(columns):
+                h = wide(gradient[i, j]) * wide(weight[j])
+                normalized = wide(x[i, j]) * scale
+                for_x[i, j] = narrow((h - normalized * along) * scale, for_x)
         if wants_sum:
-            for j in range(x.shape[1]):
-                for_weight[j] += wide(gradient[i, j]) * (wide(x[i, j]) * scale)
+            for j in range(columns):
+                normalized = wide(x[i, j]) * scale
+                for_weight[j] += wide(gradient[i, j]) * normalized

@@ -49,8 +49,8 @@ class Formula(Told):
     py_func   it, in Python
     """
 
-    def __init__(self, py_func):
-        super().__init__(py_func, in_machine_code)
+    def __init__(self, py_func, tell=None):
+        super().__init__(py_func, tell or in_machine_code)
         self.py_func = py_func
 
 
@@ -71,12 +71,20 @@ def inlined(formula) -> Formula:
     return Formula(formula)
 
 
-def in_machine_code(formula):
+def always_inlined(formula) -> Formula:
+    """Return a formula that is long, and taken into loops all the same.
+
+    LLVM would leave it a function of its own, and make no vectors of a loop that calls it.
+    """
+    return Formula(formula, functools.partial(in_machine_code, forceinline=True))
+
+
+def in_machine_code(formula, **options):
     """Return Numba's function: it releases the GIL, divides as IEEE, and Python does not call it.
 
     Nothing is reordered or contracted (no fastmath).
     """
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return _numba.njit(formula, error_model="numpy", nogil=True, **options)
 
 

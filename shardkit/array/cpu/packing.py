@@ -71,7 +71,8 @@ def unpack(x, num_rows, num_elements, factor, out, start, step):
     """Set rows of out to `factor` times rows [num_elements] of x [num_rows, padded]."""
     for i in range(num_rows):
         source = x[i]
-        target = out[start + i * step : start + i * step + num_elements]
+        begin = start + i * step
+        target = out[begin : begin + num_elements]
         for d in range(num_elements):
             target[d] = narrow(source[d] * factor, target)
 
@@ -81,7 +82,8 @@ def unpack(x, num_rows, num_elements, factor, out, start, step):
 
 def _pack_numbers(x, start, step, num_rows, num_elements, out):
     for i in range(num_rows):
-        source = x[start + i * step : start + i * step + num_elements]
+        begin = start + i * step
+        source = x[begin : begin + num_elements]
         target = out[i]
         for d in range(num_elements):
             target[d] = wide(source[d])
@@ -96,7 +98,8 @@ def _pack_numbers_across(x, start, step, num_rows, num_elements, out):
         for c in range(width):
             row = panel * width + c
             if row < num_rows:
-                source = x[start + row * step : start + row * step + num_elements]
+                begin = start + row * step
+                source = x[begin : begin + num_elements]
                 for d in range(num_elements):
                     target[d, c] = wide(source[d])
             else:
@@ -119,7 +122,8 @@ def word(first, second):
 
 def _pack_words(x, start, step, num_rows, num_elements, out):
     for i in range(num_rows):
-        source = x[start + i * step : start + i * step + num_elements]
+        begin = start + i * step
+        source = x[begin : begin + num_elements]
         target = out[i]
         for d in range(num_elements // 2):
             target[d] = word(source[2 * d], source[2 * d + 1])
@@ -136,7 +140,8 @@ def _pack_words_across(x, start, step, num_rows, num_elements, out):
         for c in range(width):
             row = panel * width + c
             if row < num_rows:
-                source = x[start + row * step : start + row * step + num_elements]
+                begin = start + row * step
+                source = x[begin : begin + num_elements]
                 for d in range(num_elements // 2):
                     target[d, c] = word(source[2 * d], source[2 * d + 1])
                 if num_elements % 2:
@@ -164,14 +169,17 @@ def _round_words_beside(tile, num_rows, num_columns, out):
     for i in range(num_rows):
         source, target = tile[i], out[i]
         for j in range(num_columns // 2):
-            target[j] = word(bfloat16_bits(source[2 * j]), bfloat16_bits(source[2 * j + 1]))
+            first = bfloat16_bits(source[2 * j])
+            second = bfloat16_bits(source[2 * j + 1])
+            target[j] = word(first, second)
         if num_columns % 2:
             target[num_columns // 2] = bfloat16_bits(source[num_columns - 1])
 
 
 def _round_words_below(tile, num_rows, num_columns, out):
     for i in range(num_rows // 2):
-        first, second, target = tile[2 * i], tile[2 * i + 1], out[i]
+        first, second = tile[2 * i], tile[2 * i + 1]
+        target = out[i]
         for j in range(num_columns):
             target[j] = word(bfloat16_bits(first[j]), bfloat16_bits(second[j]))
     if num_rows % 2:

@@ -14,7 +14,7 @@ Each sum is one chain in the order of k: its bits do not depend on its place in 
 
 from .notation import cgutils, intrinsic, ir, types
 from .targets import target
-from .tiles import VECTOR_BYTES, Lanes, index, pointers, smaller
+from .tiles import VECTOR_BYTES, Lanes, call_once_written, index, pointers, smaller
 
 # AMD's processors since Zen 4, Intel's since Cooper Lake.
 HAS_PAIRS = target().has_pairs
@@ -61,19 +61,15 @@ def tile_of_panel(num_rows, num_vectors):
         signature = types.void(a, n, n, n, n, n, b, n, n, out, n, n, types.boolean)
 
         def generate(context, builder, signature, arguments):
-            given = pointers(context, builder, signature, arguments)
-            form = ir.FunctionType(ir.VoidType(), [value.type for value in given])
-            name = f"shardkit_panel_tile_{num_rows}_{num_vectors}_{a.dtype}"
-            function = cgutils.get_or_insert_function(builder.module, form, name)
-            if function.is_declaration:  # one for all calls: it is long
-                function.linkage = "internal"
-                function.attributes.add("noinline")
-                inside = ir.IRBuilder(function.append_basic_block())
+            def write(inside, given):
                 lanes = (PairLanes if a.dtype == types.uint32 else Lanes)(context, inside, a.dtype)
                 of_sums = Lanes(context, inside, out.dtype)
-                _add_panel(lanes, of_sums, function.args, num_rows, num_vectors)
-                inside.ret_void()
-            builder.call(function, given)
+                _add_panel(lanes, of_sums, given, num_rows, num_vectors)
+
+            given = pointers(context, builder, signature, arguments)
+            call_once_written(
+                builder, f"panel_tile_{num_rows}_{num_vectors}_{a.dtype}", given, write
+            )
             return context.get_dummy_value()
 
         return signature, generate

@@ -56,9 +56,12 @@ def _maxima(x, along_d, along_h, along_w, taps, best, chosen):
     for p in range(best.shape[0]):
         for d in range(best.shape[1]):
             for h in range(best.shape[2]):
-                y, number = best[p, d, h], chosen[p, d, h]
+                y = best[p, d, h]
+                number = chosen[p, d, h]
                 for t in range(taps.shape[1]):
-                    row = x[p, along_d[taps[0, t], d], along_h[taps[1, t], h]]
+                    place_d = along_d[taps[0, t], d]
+                    place_h = along_h[taps[1, t], h]
+                    row = x[p, place_d, place_h]
                     places = along_w[taps[2, t]]
                     if t == 0:
                         for w in range(y.size):
@@ -79,5 +82,7 @@ def _send_back(gradient, chosen, along_d, along_h, along_w, taps, out):
             for h in range(gradient.shape[2]):
                 for w in range(gradient.shape[3]):
                     t = chosen[p, d, h, w]
-                    place_d, place_h = along_d[taps[0, t], d], along_h[taps[1, t], h]
-                    out[p, place_d, place_h, along_w[taps[2, t], w]] += gradient[p, d, h, w]
+                    place_d = along_d[taps[0, t], d]
+                    place_h = along_h[taps[1, t], h]
+                    place_w = along_w[taps[2, t], w]
+                    out[p, place_d, place_h, place_w] += gradient[p, d, h, w]

@@ -51,6 +51,11 @@ def _tanh(x):
     return like(2.0, x) * logistic(x + x) - like(1.0, x)
 
 
+@inlined
+def _complement(x):
+    return like(1.0, x) - x
+
+
 # LLVM makes vectors of loops with few streams whose index it knows to be positive: parts of a row
 # are views, indexed from 0, since an index such as 2 * width + j might count from the end.
 
@@ -62,15 +67,19 @@ def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
         row, x, y = gates[b], from_input[b], from_hidden[b]
         for j in range(2 * width):
             row[j] = logistic(x[j] + y[j])
-        g, x, y = row[2 * width :], x[2 * width :], y[2 * width :]
+        g = row[2 * width :]
+        x, y = x[2 * width :], y[2 * width :]
         for j in range(width):
             g[j] = _tanh(x[j] + y[j])
-        o, x, y = g[width:], x[width:], y[width:]
+        o = g[width:]
+        x, y = x[width:], y[width:]
         for j in range(width):
             o[j] = logistic(x[j] + y[j])
-        f, c, before, h = row[width:], after[b], cell[b], hidden[b]
+        f, c = row[width:], after[b]
+        before, h = cell[b], hidden[b]
         for j in range(width):
-            c[j] = f[j] * before[j] + row[j] * g[j]
+            kept = f[j] * before[j]
+            c[j] = kept + row[j] * g[j]
         for j in range(width):
             h[j] = o[j] * _tanh(c[j])
 
@@ -79,23 +88,32 @@ def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
 def _lstm_step_backward(for_hidden, for_cell, gates, before, after, for_gates, for_before):
     width = before.shape[1]
     for b in range(before.shape[0]):
-        for j in range(width):  # first the gradient of o, beside that of the cell after
-            o = gates[b, 3 * width + j]
-            top = _tanh(after[b, j])
-            one = like(1.0, o)
-            for_before[b, j] = for_cell[b, j] + for_hidden[b, j] * o * (one - top * top)
-            for_gates[b, 3 * width + j] = for_hidden[b, j] * top * o * (one - o)
+        x, y = before[b], after[b]
+        i, for_i = gates[b], for_gates[b]
+        f, for_f = i[width:], for_i[width:]
+        g, for_g = f[width:], for_f[width:]
+        o, for_o = g[width:], for_g[width:]
+        h, c = for_hidden[b], for_cell[b]
+        for_after = for_before[b]
         for j in range(width):
-            i = gates[b, j]
-            g = gates[b, 2 * width + j]
-            one = like(1.0, i)
-            for_gates[b, j] = for_before[b, j] * g * i * (one - i)
-            for_gates[b, 2 * width + j] = for_before[b, j] * i * (one - g * g)
+            for_o[j] = _tanh(y[j])
         for j in range(width):
-            f = gates[b, width + j]
-            for_after = for_before[b, j]
-            for_gates[b, width + j] = for_after * before[b, j] * f * (like(1.0, f) - f)
-            for_before[b, j] = for_after * f
+            shown = for_o[j]
+            for_after[j] = c[j] + h[j] * o[j] * _complement(shown * shown)
+        for j in range(width):
+            gate, for_gate = o[j], h[j] * for_o[j]
+            for_o[j] = for_gate * gate * _complement(gate)
+        for j in range(width):
+            gate, for_gate = i[j], for_after[j] * g[j]
+            for_i[j] = for_gate * gate * _complement(gate)
+        for j in range(width):
+            new = g[j]
+            for_g[j] = for_after[j] * i[j] * _complement(new * new)
+        for j in range(width):
+            gate, for_gate = f[j], for_after[j] * x[j]
+            for_f[j] = for_gate * gate * _complement(gate)
+        for j in range(width):
+            for_after[j] = for_after[j] * f[j]
 
 
 @compiled
@@ -113,25 +131,36 @@ def _gru_step(from_input, from_hidden, hidden, gates, after):
             n[j] = _tanh(x[j] + row[j] * y[j])
         before, h = hidden[b], after[b]
         for j in range(width):
-            h[j] = n[j] + z[j] * (before[j] - n[j])
+            new = n[j]
+            h[j] = new + z[j] * (before[j] - new)
 
 
 @compiled
 def _gru_step_backward(for_hidden, gates, before, for_input, from_hidden, for_before):
     width = before.shape[1]
     for b in range(before.shape[0]):
+        r, for_r = gates[b], for_input[b]
+        other = from_hidden[b]
+        z = r[width:]
+        n = z[width:]
+        last = n[width:]
+        for_z = for_r[width:]
+        for_n = for_z[width:]
+        through_n = other[2 * width :]
+        h, x = for_hidden[b], before[b]
+        y = for_before[b]
         for j in range(width):
-            z = gates[b, width + j]
-            n = gates[b, 2 * width + j]
-            one = like(1.0, z)
-            for_input[b, 2 * width + j] = for_hidden[b, j] * (one - z) * (one - n * n)
-            for_input[b, width + j] = for_hidden[b, j] * (before[b, j] - n) * z * (one - z)
+            new, for_new = n[j], h[j] * _complement(z[j])
+            for_n[j] = for_new * _complement(new * new)
         for j in range(width):
-            r = gates[b, j]
-            for_n = for_input[b, 2 * width + j]
-            for_input[b, j] = for_n * gates[b, 3 * width + j] * r * (like(1.0, r) - r)
-            from_hidden[b, 2 * width + j] = for_n * r
+            gate, for_gate = z[j], h[j] * (x[j] - n[j])
+            for_z[j] = for_gate * gate * _complement(gate)
+        for j in range(width):
+            gate, for_gate = r[j], for_n[j] * last[j]
+            for_r[j] = for_gate * gate * _complement(gate)
+        for j in range(width):
+            through_n[j] = for_n[j] * r[j]
         for j in range(2 * width):
-            from_hidden[b, j] = for_input[b, j]
+            other[j] = for_r[j]
         for j in range(width):
-            for_before[b, j] = for_hidden[b, j] * gates[b, width + j]
+            y[j] = h[j] * z[j]

@@ -18,80 +18,28 @@ def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
 
 @on_cpu
 def momentum(
-    parameters,
-    gradients,
-    velocity,
-    *,
-    lr,
-    beta,
-    nesterov=False,
-    weight_decay=0.0,
-    gradient_scale=1.0,
+    parameters, gradients, velocity, *, lr, beta, nesterov, weight_decay=0.0, gradient_scale=1.0
 ):
     if not (parameters.flags.carray and velocity.flags.carray):
         return NotImplemented
-    _momentum(
-        parameters,
-        plain(gradients),
-        velocity,
-        float(lr),
-        float(beta),
-        bool(nesterov),
-        float(weight_decay),
-        float(gradient_scale),
-    )
+    numbers = float(lr), float(beta), bool(nesterov), float(weight_decay), float(gradient_scale)
+    _momentum(parameters, plain(gradients), velocity, *numbers)
 
 
 @on_cpu
-def adam(
-    parameters,
-    gradients,
-    m,
-    v,
-    *,
-    step,
-    lr,
-    beta1,
-    beta2,
-    eps,
-    weight_decay=0.0,
-    decoupled,
-    gradient_scale=1.0,
-):
+def adam(parameters, gradients, m, v, *, gradient_scale=1.0, **constants):
     if not (parameters.flags.carray and m.flags.carray and v.flags.carray):
         return NotImplemented
-    step_size, root_correction = reference.adam_factors(step, lr, beta1, beta2)
-    shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
-    _adam(
-        parameters,
-        plain(gradients),
-        m,
-        v,
-        float(step_size),
-        root_correction,
-        float(beta1),
-        float(beta2),
-        float(eps),
-        float(shrink),
-        float(decay),
-        float(gradient_scale),
-    )
+    numbers = map(float, (*reference.adam_numbers(**constants), gradient_scale))
+    _adam(parameters, plain(gradients), m, v, *numbers)
 
 
 @on_cpu
 def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradient_scale=1.0):
     if not (parameters.flags.carray and m.flags.carray):
         return NotImplemented
-    _lion(
-        parameters,
-        plain(gradients),
-        m,
-        float(lr),
-        float(beta1),
-        float(beta2),
-        float(1 - lr * weight_decay),
-        float(gradient_scale),
-    )
+    numbers = map(float, (lr, beta1, beta2, 1 - lr * weight_decay, gradient_scale))
+    _lion(parameters, plain(gradients), m, *numbers)
 
 
 @compiled
@@ -137,7 +85,8 @@ def _adam(
             g = g + like(decay, p) * p
         p = p * like(shrink, p)
         m[i] = first = m[i] + like(1 - beta1, p) * (g - m[i])
-        v[i] = second = v[i] * like(beta2, p) + like(1 - beta2, p) * g * g
+        kept = v[i] * like(beta2, p)
+        v[i] = second = kept + like(1 - beta2, p) * g * g
         parameters[i] = p - like(step_size, p) * first / (
             math.sqrt(second) / like(root_correction, p) + like(eps, p)
         )

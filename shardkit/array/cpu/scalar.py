@@ -7,7 +7,7 @@ float32. So constants are written like(0.5, x): 0.5 in the type of x.
 import math
 
 from ..fresh import BLOCK
-from .notation import inlined, intrinsic, ir, jitable, overload, types
+from .notation import inlined, intrinsic, ir, overload, types
 
 # of the dtypes that formulas compute in
 LN2 = {
@@ -24,6 +24,7 @@ ROUNDING = {
 }
 NUM_TERMS = {"float32": 8, "float64": 14}  # |r| < 0.35: the next is below half a last bit
 POWERS = {"float32": (-126.0, 128.0), "float64": (-1022.0, 1024.0)}
+LOWEST_OF_EXPM1 = {"float32": -30.0, "float64": -50.0}  # -1 from there on
 LIMITS = {"float32": (-87.3, 89.0), "float64": (-708.3, 710.0)}
 
 
@@ -62,6 +63,32 @@ def larger(typing_context, x, y):
         return builder.call(maximum, arguments, fastmath=("nsz",))
 
     return x(x, x), generate
+
+
+@intrinsic
+def either(typing_context, condition, x, y):
+    """Return x if the condition holds, else y. Both are computed: there is no branch.
+
+    Of `x if condition else y` LLVM makes the same where it sees that it pays, and else no vectors.
+    """
+
+    def generate(context, builder, signature, arguments):
+        return builder.select(*arguments)
+
+    return x(condition, x, x), generate
+
+
+@intrinsic
+def with_sign(typing_context, size, x):
+    """Return the number of this size that has the sign of x, of zeros too."""
+
+    def generate(context, builder, signature, arguments):
+        kind = arguments[0].type
+        form = ir.FunctionType(kind, [kind, kind])
+        copysign = builder.module.declare_intrinsic("llvm.copysign", [kind], form)
+        return builder.call(copysign, arguments)
+
+    return size(size, x), generate
 
 
 @intrinsic
@@ -124,6 +151,32 @@ def _exp(x):
     return formula
 
 
+def expm1(x):
+    """Return e^x - 1, to 1 or 2 units in the last place, for x up to 88 (in float64 709).
+
+    With x = n ln 2 + r as in exp: 2^n times e^r - 1, plus 2^n - 1.
+    """
+    raise NotImplementedError("expm1 of scalar.py works in compiled loops only")
+
+
+@overload(expm1)
+def _expm1(x):
+    ln2_high, ln2_low = LN2[x.name]
+    rounding = ROUNDING[x.name]
+    lowest = LOWEST_OF_EXPM1[x.name]
+    quotient = polynomial(*[1 / math.factorial(k) for k in range(NUM_TERMS[x.name], 0, -1)])
+
+    def formula(x):
+        bounded = like(lowest, x) if x < like(lowest, x) else x  # NaN stays NaN
+        shifted = fma(bounded, like(1 / math.log(2), x), like(rounding, x))
+        n = shifted - like(rounding, x)
+        r = fma(n, like(-ln2_low, x), fma(n, like(-ln2_high, x), bounded))
+        power = _power_of_two(shifted)
+        return fma(r * quotient(r), power, power - like(1.0, x))
+
+    return formula
+
+
 def exp2(x):
     """Return 2^x, to 1 or 2 units in the last place; 0 below -126, infinity from 128 on.
 
@@ -149,18 +202,48 @@ def _exp2(x):
 
 
 def _taylor_polynomial(num_terms, rate=1.0):
-    """Return the formula sum of (rate r)^k / k! for k < num_terms, by Horner's rule."""
-    first, *rest = [rate**k / math.factorial(k) for k in range(num_terms - 1, -1, -1)]
-    rest = tuple(rest)
+    """Return the formula sum of (rate r)^k / k! for k < num_terms."""
+    return polynomial(*[rate**k / math.factorial(k) for k in range(num_terms - 1, -1, -1)])
 
-    @jitable
-    def polynomial(r):
-        y = like(first, r)
-        for coefficient in rest:
-            y = fma(y, r, like(coefficient, r))
-        return y
 
-    return polynomial
+def polynomial(*coefficients):
+    """Return the formula of the polynomial with these coefficients, highest power first.
+
+    By Horner's rule, each step rounded once.
+    """
+
+    @intrinsic
+    def polynomial_of(typing_context, x):
+        def generate(context, builder, signature, arguments):
+            kind = arguments[0].type
+            y = kind(coefficients[0])
+            for coefficient in coefficients[1:]:
+                y = builder.fma(y, arguments[0], kind(coefficient))
+            return y
+
+        return x(x), generate
+
+    return polynomial_of
+
+
+def of_dtypes(single, double):
+    """Return the formula that is one of these two by the dtype of x, float32 or float64."""
+
+    def formula(x):
+        raise NotImplementedError("a formula for two dtypes works in compiled loops only")
+
+    @overload(formula, jit_options={"no_cpython_wrapper": True, "forceinline": True})
+    def _choose(x):
+        chosen = {"float32": single, "float64": double}[x.name]
+        return lambda x: chosen(x)
+
+    return formula
+
+
+@inlined
+def at_most(x, limit):
+    """Return the smaller one; NaN stays NaN."""
+    return like(limit, x) if x > like(limit, x) else x
 
 
 @inlined

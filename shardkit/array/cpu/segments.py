@@ -21,4 +21,5 @@ def segment_max(x, ids, num_segments):
 def _segment_max(x, ids, out):
     for i in range(ids.size):
         for j in range(x.shape[1]):
-            out[ids[i], j] = larger(out[ids[i], j], x[i, j])
+            top = out[ids[i], j]
+            out[ids[i], j] = larger(top, x[i, j])

@@ -32,21 +32,24 @@ def sum_of_rows(x):
 @compiled
 def _sum_of_two(x, y, out):
     for i in range(x.size):
-        out[i] = narrow(wide(x[i]) + wide(y[i]), out)
+        total = wide(x[i]) + wide(y[i])
+        out[i] = narrow(total, out)
 
 
 @compiled
 def _add_row(x, row, out):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            out[i, j] = narrow(wide(x[i, j]) + wide(row[j]), out)
+            total = wide(x[i, j]) + wide(row[j])
+            out[i, j] = narrow(total, out)
 
 
 @compiled
 def _add_row_in_place(row, x):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            x[i, j] = narrow(wide(x[i, j]) + wide(row[j]), x)
+            total = wide(x[i, j]) + wide(row[j])
+            x[i, j] = narrow(total, x)
 
 
 @compiled

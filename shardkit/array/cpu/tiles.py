@@ -67,6 +67,25 @@ class Lanes:
         total = self.builder.call(fma, [x, y, self.builder.load(register)])
         self.builder.store(total, register)
 
+    def first(self, count):
+        """Return a mask of the first `count` lanes."""
+        number = self.builder.trunc(count, ir.IntType(32))
+        undefined = ir.Constant(ir.VectorType(ir.IntType(32), self.count), ir.Undefined)
+        numbers = self.builder.insert_element(undefined, number, ir.IntType(32)(0))
+        zeros = ir.Constant(numbers.type, [0] * self.count)
+        numbers = self.builder.shuffle_vector(numbers, undefined, zeros)
+        lanes = ir.Constant(numbers.type, list(range(self.count)))
+        return self.builder.icmp_signed("<", lanes, numbers)
+
+    def weighted(self, terms):
+        """Return the sum of constants times vectors, from the first of the terms on."""
+        fma = self._function("llvm.fma", ir.FunctionType(self.kind, [self.kind] * 3))
+        weights = [ir.Constant(self.kind, [float(weight)] * self.count) for weight, _ in terms]
+        total = self.builder.fmul(weights[0], terms[0][1])
+        for weight, (_, vector) in zip(weights[1:], terms[1:]):
+            total = self.builder.call(fma, [weight, vector, total])
+        return total
+
     def total(self, register):
         """Return the sum of the lanes of a register."""
         form = ir.FunctionType(self.element, [self.element, self.kind])
@@ -97,6 +116,22 @@ def pointers(context, builder, signature, arguments):
         else value
         for kind, value in zip(signature.args, arguments)
     ]
+
+
+def call_once_written(builder, name, given, write):
+    """Call the function of this name, one for all calls of a loop: it is long.
+
+    write   (builder, arguments): writes its instructions, at the first call
+    """
+    form = ir.FunctionType(ir.VoidType(), [value.type for value in given])
+    function = cgutils.get_or_insert_function(builder.module, form, f"shardkit_{name}")
+    if function.is_declaration:
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        inside = ir.IRBuilder(function.append_basic_block())
+        write(inside, function.args)
+        inside.ret_void()
+    builder.call(function, given)
 
 
 def tile_product(num_rows, num_vectors):

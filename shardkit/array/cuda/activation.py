@@ -44,7 +44,8 @@ def bias_gelu(x, bias, out=None):
 @on_cuda()
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     out = new_like(x, out) if wanted[0] else None
-    parts = new(x, (-(-x.shape[0] // ROWS), x.shape[1]), real_dtype(x)) if wanted[1] else None
+    blocks = -(-x.shape[0] // ROWS)
+    parts = new(x, (blocks, x.shape[1]), real_dtype(x)) if wanted[1] else None
     launch(
         x,
         FILE,
@@ -66,7 +67,8 @@ def _grid(x):
     """Return blocks of THREADS packs of columns and ROWS rows; they take more beyond a grid's
     limit.
     """
-    return *spread(x.shape[1], THREADS * pack(x)), min(-(-x.shape[0] // ROWS), MAX_GRID_Y)
+    blocks = -(-x.shape[0] // ROWS)
+    return *spread(x.shape[1], THREADS * pack(x)), min(blocks, MAX_GRID_Y)
 
 
 @on_cuda()

@@ -33,62 +33,17 @@ def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
 
 @_twin
 def momentum(
-    parameters,
-    gradients,
-    velocity,
-    *,
-    lr,
-    beta,
-    nesterov=False,
-    weight_decay=0.0,
-    gradient_scale=1.0,
+    parameters, gradients, velocity, *, lr, beta, nesterov, weight_decay=0.0, gradient_scale=1.0
 ):
-    _update(
-        "momentum",
-        parameters,
-        gradients,
-        (velocity,),
-        lr,
-        beta,
-        bool(nesterov),
-        weight_decay,
-        gradient_scale,
-    )
+    numbers = (lr, beta, bool(nesterov), weight_decay, gradient_scale)
+    _update("momentum", parameters, gradients, (velocity,), *numbers)
 
 
 @_twin
-def adam(
-    parameters,
-    gradients,
-    m,
-    v,
-    *,
-    step,
-    lr,
-    beta1,
-    beta2,
-    eps,
-    weight_decay=0.0,
-    decoupled,
-    gradient_scale=1.0,
-):
-    step_size, root_correction = reference.adam_factors(step, lr, beta1, beta2)
-    shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
-    _update(
-        "adam",
-        parameters,
-        gradients,
-        (m, v),
-        step_size,
-        root_correction,
-        1 - beta1,
-        beta2,
-        1 - beta2,
-        eps,
-        shrink,
-        decay,
-        gradient_scale,
-    )
+def adam(parameters, gradients, m, v, *, gradient_scale=1.0, **constants):
+    size, correction, beta1, beta2, *more = reference.adam_numbers(**constants)
+    numbers = (size, correction, 1 - beta1, beta2, 1 - beta2, *more, gradient_scale)
+    _update("adam", parameters, gradients, (m, v), *numbers)
 
 
 @_twin

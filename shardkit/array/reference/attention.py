@@ -58,7 +58,8 @@ def causal_attention_backward(
         xp.exp(p, out=p)
         for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
         for_scores = products.matmul(grouped, v[b].swapaxes(1, 2)).reshape(p.shape)
-        for_scores -= (gradient[b] * y[b]).sum(axis=-1).reshape(p.shape[:3])[..., None]
+        along = (gradient[b] * y[b]).sum(axis=-1)
+        for_scores -= along.reshape(p.shape[:3])[..., None]
         for_scores *= p
         for_scores *= scale
         for_q[b] = products.matmul(_stack(for_scores), k[b]).reshape(q[b].shape)

@@ -9,7 +9,7 @@ Rational approximations over three intervals of |x|, right to the last digits of
 import math
 
 from ..backend import xp_of
-from ..registry import kernel
+from ..registry import WITH_BFLOAT16, kernel
 from .chunks import elementwise
 
 # Coefficients (numerator, denominator), highest power first; |x| up to 0.46875: x P(x^2) / Q(x^2).
@@ -107,19 +107,19 @@ def _erf(x):
     return xp.where(size <= near, small * _ratio(NEAR, small * small), beyond)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def erf(x, out=None):
     """Return erf(x) for x [...]."""
     return elementwise(_erf, x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def erf_gelu(x, out=None):
     """Return x/2 (1 + erf(x / sqrt 2)) for x [...]."""
     return elementwise(lambda x: 0.5 * x * (1 + _erf(x * ROOT_HALF)), x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def erf_gelu_backward(gradient, x, out=None):
     """Return gradient (1/2 (1 + erf(x / sqrt 2)) + x exp(-x^2 / 2) / sqrt(2 pi)), all [...]."""
 

@@ -19,11 +19,13 @@ def layer_norm(x, weight, bias, eps, out=None):
     xp = xp_of(x)
     width = x.shape[1]
     y = empty_like(x, out)
-    mean, inverse = xp.empty(x.shape[0], x.dtype), xp.empty(x.shape[0], x.dtype)
+    mean = xp.empty(x.shape[0], x.dtype)
+    inverse = xp.empty_like(mean)
     for rows in spans(x, width):
         mean[rows] = x[rows].sum(axis=1) / width
         centered = xp.subtract(x[rows], mean[rows, None], out=y[rows])
-        inverse[rows] = 1 / xp.sqrt((centered * centered).sum(axis=1) / width + eps)
+        variance = (centered * centered).sum(axis=1) / width
+        inverse[rows] = 1 / xp.sqrt(variance + eps)
         centered *= inverse[rows, None]
         centered *= weight
         centered += bias
@@ -77,7 +79,8 @@ def rms_norm(x, weight, eps, out=None):
     y = empty_like(x, out)
     inverse = xp.empty(x.shape[0], x.dtype)
     for rows in spans(x, width):
-        inverse[rows] = 1 / xp.sqrt((x[rows] * x[rows]).sum(axis=1) / width + eps)
+        mean_square = (x[rows] * x[rows]).sum(axis=1) / width
+        inverse[rows] = 1 / xp.sqrt(mean_square + eps)
         y[rows] = x[rows] * inverse[rows, None] * weight
     return y, inverse
 

@@ -19,5 +19,7 @@ def rows_kept(kept, slots, length, numbers, found):
     missing = (slots[runs] < 0).nonzero()[0]
     if len(missing):
         count = int(missing[0])
-    kept.take(slots[runs[:count]] * length + within[:count], axis=0, out=found[:count], mode="clip")
-    return found[:count]
+    places = slots[runs[:count]] * length + within[:count]
+    found = found[:count]
+    kept.take(places, axis=0, out=found, mode="clip")
+    return found

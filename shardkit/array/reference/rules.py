@@ -23,15 +23,7 @@ def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
 
 @kernel()
 def momentum(
-    parameters,
-    gradients,
-    velocity,
-    *,
-    lr,
-    beta,
-    nesterov=False,
-    weight_decay=0.0,
-    gradient_scale=1.0,
+    parameters, gradients, velocity, *, lr, beta, nesterov, weight_decay=0.0, gradient_scale=1.0
 ):
     """Compute velocity = beta velocity + g, and parameters -= lr velocity.
 
@@ -47,40 +39,24 @@ def momentum(
 
 
 @kernel()
-def adam(
-    parameters,
-    gradients,
-    m,
-    v,
-    *,
-    step,
-    lr,
-    beta1,
-    beta2,
-    eps,
-    weight_decay=0.0,
-    decoupled,
-    gradient_scale=1.0,
-):
+def adam(parameters, gradients, m, v, *, gradient_scale=1.0, **constants):
     """Apply Adam (arXiv 1412.6980) or, decoupled, AdamW (arXiv 1711.05101).
 
-    step  1 for the first update; m and v start at zero
+    m and v start at zero; constants are those of adam_numbers()
     """
     xp = xp_of(parameters)
-    step_size, root_correction = adam_factors(step, lr, beta1, beta2)
+    step_size, correction, beta1, beta2, eps, shrink, decay = adam_numbers(**constants)
     for span in spans(parameters):
         p = parameters[span]
         m_ = m[span]
         v_ = v[span]
-        g = gradients[span] * gradient_scale
-        if not decoupled:
-            g = _decayed(g, p, weight_decay)
-        elif weight_decay:
-            p *= 1 - lr * weight_decay
+        g = _decayed(gradients[span] * gradient_scale, p, decay)
+        if shrink != 1:
+            p *= shrink
         m_ += (1 - beta1) * (g - m_)
         v_ *= beta2
         v_ += (1 - beta2) * g * g
-        p -= step_size * m_ / (xp.sqrt(v_) / root_correction + eps)
+        p -= step_size * m_ / (xp.sqrt(v_) / correction + eps)
 
 
 @kernel()
@@ -97,13 +73,22 @@ def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradie
         if weight_decay:
             p *= 1 - lr * weight_decay
         mixed = m_ + (1 - beta1) * change
-        p -= lr * xp.where(mixed > 0, 1, xp.where(mixed < 0, -1, mixed)).astype(p.dtype)
+        sign = xp.where(mixed > 0, 1, xp.where(mixed < 0, -1, mixed))  # of zero and NaN itself
+        p -= lr * sign.astype(p.dtype)
         m_ += (1 - beta2) * change
 
 
-def adam_factors(step, lr, beta1, beta2):
-    """Return (lr / (1 - beta1^n), sqrt(1 - beta2^n)), which correct moments that began at zero."""
-    return lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
+def adam_numbers(*, step, lr, beta1, beta2, eps, weight_decay=0.0, decoupled):
+    """Return the numbers of an update of Adam, that of AdamW where decoupled.
+
+    step     1 for the first update
+    returns  lr / (1 - beta1^step) and sqrt(1 - beta2^step), which correct moments that began at
+             zero; beta1, beta2, eps; what parameters are multiplied by before, and how much of
+             them is added to the gradient
+    """
+    shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
+    correction = math.sqrt(1 - beta2**step)
+    return lr / (1 - beta1**step), correction, beta1, beta2, eps, shrink, decay
 
 
 def _decayed(gradients, parameters, weight_decay):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from ...annotations import Shape
 from ...public import LateModule
 from .files import write_parts
 from .stored import StoredBox
@@ -169,7 +170,7 @@ class _Maker:
         """Return the HDF5 type of a dtype."""
         return self._once("kind", dtype, lambda dtype: h5py.h5t.py_create(numpy.dtype(dtype)))
 
-    def space(self, shape: tuple[int, ...]):
+    def space(self, shape: Shape):
         """Return the HDF5 space of a shape."""
         return self._once("space", shape, _make_space)
 
@@ -194,7 +195,7 @@ class _Maker:
         return h5py.h5t.NATIVE_INT64, self.space(array.shape), array
 
 
-def _make_space(shape: tuple[int, ...]):
+def _make_space(shape: Shape):
     return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ...annotations import Shape
 from ...layout.box import Box
 
 SEGMENT_BYTES = 1 << 20
@@ -35,7 +36,7 @@ class StoredBox:
     file: str
     dataset: str
     box: Box
-    global_shape: tuple[int, ...]
+    global_shape: Shape
     dtype: str
     at: int
     checksums: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ import numpy
 from ...array.backend import is_device_array
 from ...array.copies import Copies
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first, collectively
 from ...errors import CheckpointError
 from ...files.reading import read_json, size_of
 from ...layout.axes import AXES
@@ -27,7 +27,7 @@ from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.init import Unread
 from ...nn.models.gpt import GPT
-from ..fit import Fit, Wanted
+from ..fit import Fit, Stored, Wanted
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..format.manifest import MANIFEST_NAME
 from ..format.reads import READERS, read_all
@@ -94,12 +94,12 @@ class TransformersFolder:
     @classmethod
     def opened_together(cls, path, backend: CommunicationBackend) -> "TransformersFolder":
         """Return the folder as rank 0 reads it. Collective. Errors, on all ranks."""
-        contents = None
-        with collectively(backend):
-            if backend.rank == 0:
-                first = cls(path)
-                contents = first._entries, first._by_name
-        return cls(path, contents=backend.broadcast_object(contents, 0))
+
+        def read() -> tuple[dict, dict[str, StoredTensor]]:
+            first = cls(path)
+            return first._entries, first._by_name
+
+        return cls(path, contents=by_first(backend, read))
 
     def _described(self, dtype: str, sequence_length: int | None):
         where = str(self.folder / CONFIGURATION_NAME)
@@ -146,25 +146,25 @@ class TransformersFolder:
         manifest = self._manifest(model)
         if "dropout" in theirs:
             manifest["model"]["configuration"]["dropout"] = theirs["dropout"]
-        dtypes = dict.fromkeys(self.shapes, wanted.dtype)
-        return wanted.fit(str(self.folder), manifest, self.shapes, dtypes)
+        tensors = {tensor: (shape, wanted.dtype) for tensor, shape in self.shapes.items()}
+        return wanted.fit(Stored(str(self.folder), manifest, tensors))
 
     # ---- values ----------------------------------------------------------------------------------
 
-    def load(self, owned, backend: CommunicationBackend, check, copies: Copies) -> None:
-        """Fill 1-D arrays of this rank. Collective.
+    def load(self, owned, wanted: Wanted, backend: CommunicationBackend, copies: Copies) -> Fit:
+        """Fill 1-D arrays of this rank, and return the fit with the model. Collective.
 
         owned   (tensor path, Piece, 1-D array) each; optimizer state becomes zero
-        check   function (folder) -> Fit, which says what is filled; raises CheckpointError if it
-                does not go with the model
         Errors, on all ranks: CheckpointError, OSError; nothing is filled if one refuses.
         """
         with collectively(backend):
-            owned = check(self).taken(owned)
+            fit = self.fit(wanted)
+            owned = fit.taken(owned)
             for path in {tensor.path for tensor in self._by_name.values()}:
                 size_of(path, error=CheckpointError)
         with collectively(backend):
             self.read_into(owned, copies)
+        return fit
 
     def read_into(self, owned, copies: Copies | None = None) -> None:
         """Fill 1-D arrays from the files. No communication.

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy
 
+from ...annotations import Shape
 from ...errors import CheckpointError
 from ...files.reading import (
     LARGEST,
@@ -52,7 +53,7 @@ class StoredTensor:
     path: Path
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     start: int
 
     def read(self, dtype: str, index=()):

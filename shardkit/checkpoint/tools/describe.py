@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
+from ..candidates import locate, steps_in
 from ..choice import best_of, validation_loss
 from ..format.values import text_of
 from ..load import Checkpoint
-from ..store import CheckpointStore, locate
 from .tree import tensor_tree
 
 
@@ -36,8 +36,7 @@ def describe(path, *, verify: bool = False) -> Description:
     folder, name = locate(path)
     if name is not None:
         return Description(_described(path, verify, _page), 0)
-    store = CheckpointStore(folder)
-    folders, unfinished = store.steps(), sorted(store.folder.glob("step-*.tmp"))
+    folders, unfinished = steps_in(folder), sorted(folder.glob("step-*.tmp"))
     if not folders and not unfinished:
         raise FileNotFoundError(f"no checkpoints in {path}")
     lines, num_damaged = [], 0

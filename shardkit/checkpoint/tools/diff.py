@@ -230,7 +230,8 @@ def _count(found, box, x, y, is_different) -> None:
 
 
 def _spot(box, x, y, index) -> Spot:
-    return Spot(tuple(int(i) + start for i, start in zip(index, box.offset)), x[index], y[index])
+    place = tuple(int(i) + start for i, start in zip(index, box.offset))
+    return Spot(place, x[index], y[index])
 
 
 # ---- text ----------------------------------------------------------------------------------------

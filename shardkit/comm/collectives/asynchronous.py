@@ -89,7 +89,7 @@ class InTurn:
     def pump(self) -> None:
         """Let messages move, and begin the next collective if one is complete. Never blocks."""
         self._current.pump()
-        while self._later and self._current.is_done and self._later[0][0].levels is None:
+        while self._later and self._current.is_done and self._later[0][0].channel.levels is None:
             self._begin_next()
             self._current.pump()
 
@@ -122,8 +122,10 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
         slices = pieces_of(whole, counts)
         if own.ctypes.data != slices[group.rank].ctypes.data:
             slices[group.rank][...] = own
-        if group.levels is not None:
-            return AsyncCollective(group, *group.levels.begin_all_gather(whole, counts, tag))
+        if group.channel.levels is not None:
+            return AsyncCollective(
+                group, *group.channel.levels.begin_all_gather(whole, counts, tag)
+            )
         return AsyncCollective(group, to_all(group.channel, slices, tag))
 
 
@@ -140,7 +142,7 @@ def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> Async
         counts = equal_counts("counts", buffer.size, group.world_size)
         group.traffic.add("reduce_scatter", buffer.nbytes - out.nbytes)
         if _adds_in_levels(group, buffer):
-            turns = group.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
+            turns = group.channel.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
         else:
             turns = to_owner(group.channel, pieces_of(buffer, counts), out, scratch, tag)
         return AsyncCollective(group, turns)
@@ -151,7 +153,9 @@ def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> AsyncCollectiv
     with _beginning(group, "begin_all_reduce"):
         group.traffic.add("all_reduce", ring_bytes(group, buffer.nbytes))
         if _adds_in_levels(group, buffer):
-            return AsyncCollective(group, *group.levels.begin_all_reduce(buffer, scratch, tag))
+            return AsyncCollective(
+                group, *group.channel.levels.begin_all_reduce(buffer, scratch, tag)
+            )
         parts = pieces_of(buffer, shares_of(buffer.size, group.world_size))
         return AsyncCollective(group, to_owner_to_all(group.channel, parts, scratch, tag))
 
@@ -164,7 +168,9 @@ def _beginning(group, name: str) -> UnderWay:
 
 
 def _adds_in_levels(group, buffer) -> bool:
-    return group.levels is not None and group.levels.adds(buffer.dtype, ReductionOperation.SUM)
+    return group.channel.levels is not None and group.channel.levels.adds(
+        buffer.dtype, ReductionOperation.SUM
+    )
 
 
 # ---- turns: generators of handles; parts are one per rank of the group ---------------------------

@@ -16,7 +16,7 @@ import numpy
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.kernels import tree_sum
-from ..checks import equal_counts, shares_of, starts_of
+from ..checks import equal_counts, pieces_of, shares_of, starts_of
 from ..wire import HALF_FLOATS
 
 SCRATCH_ELEMENTS = 1 << 20
@@ -54,8 +54,7 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
     if backend.adds_in_tree_order(buffer):
         return backend.all_reduce(buffer)
     counts = shares_of(buffer.size, backend.world_size)
-    start = starts_of(counts)[backend.rank]
-    own = buffer[start : start + counts[backend.rank]]
+    own = pieces_of(buffer, counts)[backend.rank]
     reduce_to_owners(
         backend.all_to_all, backend.rank, buffer, counts, own, scratch_elements, scratch
     )

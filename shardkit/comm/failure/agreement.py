@@ -99,6 +99,16 @@ def collectively(backend, *ballots: Ballot | CommonNumber | None):
         ballot.count(list(islice(decided, len(ballot))))
 
 
+def by_first(backend, work):
+    """Return on all ranks what `work()` returns on rank 0, which alone calls it. Collective.
+
+    Errors, on all ranks: as collectively().
+    """
+    with collectively(backend):
+        done = work() if backend.rank == 0 else None
+    return backend.broadcast_object(done, 0)
+
+
 def _votes_on(ballots: list[Ballot | CommonNumber]) -> tuple[list[int], Exception | None]:
     """Return this rank's votes on all ballots, and the error of a question that raised one."""
     try:

@@ -37,6 +37,10 @@ class Program:
     run_folder: Path | str | None = None
     describe: Callable[[], str] | None = None
 
+    def tell_of(self, run_folder: Path, describe: Callable[[], str]) -> None:
+        """From now on, report a failure with what this rank is doing, and into this folder."""
+        self.run_folder, self.describe = run_folder, describe
+
     def doing(self) -> str:
         """Return what this rank is doing, or "" if that is unknown."""
         return "" if self.describe is None else self.describe()

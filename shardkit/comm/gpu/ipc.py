@@ -122,8 +122,8 @@ class IpcTransport(HostSwapTransport):
             verb == "all_to_all" or verb in ("all_gather", "broadcast") and num_bytes >= SMALL_BYTES
         )
 
-    def adds_in_tree_order(self, array):
-        return self.takes("all_reduce", array.nbytes, array.dtype, ReductionOperation.SUM)
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return self.takes("all_reduce", num_bytes, dtype, ReductionOperation.SUM)
 
     def broadcast(self, port, root):
         with self._work("broadcast", port):

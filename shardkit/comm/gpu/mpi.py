@@ -7,7 +7,7 @@ non-blocking one. Everything larger, and every other verb, is staged.
 """
 
 from ..checks import MAX_TAG, PIECE_TAG
-from ..mpi.requests import RequestsHandle
+from ..mpi.requests import RequestsHandle, meet_asleep, wait_all
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
 from .swaps import HostSwapTransport
@@ -61,31 +61,31 @@ class MPITransport(HostSwapTransport):
             )
         return verb in _PROBED_AS and self._verdict.takes(_PROBED_AS[verb], num_bytes)
 
-    def adds_in_tree_order(self, array):
-        return self.takes("all_reduce", array.nbytes, array.dtype, ReductionOperation.SUM)
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return self.takes("all_reduce", num_bytes, dtype, ReductionOperation.SUM)
 
     def _swap_others(self, outgoing, incoming):
         me, size = self._group.rank, self._group.world_size
-        comm = self._messages.communicator
+        comm, buffer = self._messages.communicator, self._messages.mpi.buffer
         others = [(me + step) % size for step in range(1, size)]
         with self._messages.errors:
-            self._messages.meet_asleep()
+            meet_asleep(self._messages)
             requests = [
                 comm.Irecv(part, rank, PIECE_TAG)
                 for rank in reversed(others)
-                for part in self._parts(*incoming[rank])
+                for part in _buffers_at(buffer, *incoming[rank])
             ]
             requests += [
                 comm.Isend(part, rank, PIECE_TAG)
                 for rank in others
-                for part in self._parts(*outgoing[rank])
+                for part in _buffers_at(buffer, *outgoing[rank])
             ]
-            self._messages.wait_all(requests)
+            wait_all(self._messages, requests)
 
     def broadcast(self, port, root):
         with self._work("broadcast", port), self._messages.errors:
-            self._messages.meet_asleep()
-            for part in self._parts(port.address, port.num_bytes):
+            meet_asleep(self._messages)
+            for part in _buffers_at(self._messages.mpi.buffer, port.address, port.num_bytes):
                 self._messages.communicator.Bcast(part, root)
         return self._handle(port)
 
@@ -114,18 +114,18 @@ class MPITransport(HostSwapTransport):
     def irecv(self, port, source, tag):
         return self.receive(port, source, tag), None
 
-    def _parts(self, address, num_bytes):
-        """Return what mpi4py takes for these bytes, which it must not look at."""
-        return [
-            self._messages.mpi.buffer.fromaddress(
-                address + start, min(MESSAGE_BYTES, num_bytes - start)
-            )
-            for start in range(0, num_bytes, MESSAGE_BYTES)
-        ]
-
     def _buffers(self, port):
         """Return the buffers of a message; an empty array is a message too."""
-        return self._parts(port.address, port.num_bytes) or [self._messages.mpi.buffer.allocate(0)]
+        buffer = self._messages.mpi.buffer
+        return _buffers_at(buffer, port.address, port.num_bytes) or [buffer.allocate(0)]
 
     def close(self):
         """Do nothing: nothing is held."""
+
+
+def _buffers_at(buffer, address: int, num_bytes: int) -> list:
+    """Return what mpi4py takes for these bytes, which it must not look at; buffer: its type."""
+    return [
+        buffer.fromaddress(address + start, min(MESSAGE_BYTES, num_bytes - start))
+        for start in range(0, num_bytes, MESSAGE_BYTES)
+    ]

@@ -110,12 +110,8 @@ class NcclTransport(SwapTransport):
             and (self._is_native(dtype, op) or self._is_tree(dtype, op))
         )
 
-    def adds_in_tree_order(self, array):
-        return (
-            self._is_tree(array.dtype, SUM)
-            or array.dtype.kind in "iu"
-            and self._is_native(array.dtype, SUM)
-        )
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return self._is_tree(dtype, SUM) or dtype.kind in "iu" and self._is_native(dtype, SUM)
 
     def _is_native(self, dtype, op):
         """Return True if NCCL's own reduction will do."""

@@ -32,8 +32,8 @@ class SwapTransport:
     def __init__(self, group):
         self._group = group
 
-    def adds_in_tree_order(self, array):
-        return self._is_tree(array.dtype, SUM)
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return self._is_tree(dtype, SUM)
 
     def _is_tree(self, dtype, op) -> bool:
         """Return True if such values are added here, as the tree over ranks."""
@@ -58,8 +58,11 @@ class SwapTransport:
         """Return the handle of all that was done with these ports."""
         raise NotImplementedError
 
+    def make(self, verb, *parts):
+        return getattr(self, verb)(*parts)
+
     def begin(self, verb, *parts):
-        return getattr(self, verb)(*parts), None
+        return self.make(verb, *parts), None
 
     def all_to_all(self, outgoing, incoming):
         with self._work("all_to_all", outgoing.port, incoming.port):

@@ -56,10 +56,11 @@ def _try_broadcast(backend, xp, size):
 
 
 def _try_all_gather(backend, xp, size):
-    whole = _empty(xp, size)
-    backend.all_gather(_values(xp, backend.rank, size // 2), whole)
+    whole, half = _empty(xp, size), size // 2
+    backend.all_gather(_values(xp, backend.rank, half), whole)
     for rank in range(2):
-        _check(whole[rank * (size // 2) : (rank + 1) * (size // 2)], _values(xp, rank, size // 2))
+        part = whole[rank * half : (rank + 1) * half]
+        _check(part, _values(xp, rank, half))
 
 
 def _try_all_to_all(backend, xp, size):

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from ...annotations import FilePath
-from ..backend import CommunicationBackend
+from ..backend import WORLD, CommunicationBackend
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
@@ -64,9 +64,7 @@ class MPICommunicationBackend(CommunicationBackend):
         parent = mpi.COMM_WORLD if comm is None else comm
         if comm is None:
             check_launch(parent.size, mpi.get_vendor()[0])
-        super().__init__(parent.rank, range(parent.size))
-        self.timeout = timeout
-        self.is_world = True  # False for what split() makes
+        super().__init__(parent.rank, range(parent.size), timeout=timeout)
         self.job = Job(mpi, parent, owns_job=comm is None, outlives_ranks=outlives_ranks)
         self.messages: Any = None
         self.carrier: Any = None
@@ -85,9 +83,18 @@ class MPICommunicationBackend(CommunicationBackend):
         CommunicationBackend.__init__(
             group, messages.rank, members.world_ranks, key=members.key, parent=parent
         )
-        group.job, group.is_world = parent.job, False
+        group.job = parent.job
         group.open(messages)
         return group
+
+    @property
+    def is_world(self) -> bool:
+        """False for what split() makes."""
+        return self.group_key == WORLD
+
+    @property
+    def local_rank(self) -> int:
+        return self.job.local_rank
 
     def open(self, messages: Any) -> None:
         """Carry the verbs over these messages, or shared memory around them. Collective."""
@@ -102,7 +109,6 @@ class MPICommunicationBackend(CommunicationBackend):
         if self.channel is None:
             with self.job.attending("initialize()", self.timeout):
                 self.open(self.job.world_messages(self.progress, self.group_key))
-                self.local_rank = self.job.local_rank
                 self.job.open_guard(self)
                 self.job.meet_at_end()
                 if self.job.is_guarded:
@@ -129,7 +135,7 @@ class MPICommunicationBackend(CommunicationBackend):
 
     def _close(self):
         """Free all that ranks have made together. Collective; watched to its end."""
-        self.close_gpu_transport()
+        self.use_gpu_transport(None)
         self.carrier.close()
 
     def revoke(self) -> None:
@@ -166,8 +172,6 @@ class MPICommunicationBackend(CommunicationBackend):
             seconds_left=lambda: self.seconds_left(),
             patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
         )
-        path = self._watchdog.ledger.path
-        self.ledger_folder = path and path.parent
         if before is not None:
             before.close()
 
@@ -183,7 +187,7 @@ class MPICommunicationBackend(CommunicationBackend):
     def _close_watchdog(self):
         if self._watchdog is not None:
             self._watchdog.close()
-            self._watchdog = self.ledger_folder = None
+            self._watchdog = None
 
     def abort(self, message: str, code: int = 1) -> None:
         if self._may_speak():

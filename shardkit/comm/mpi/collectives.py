@@ -9,7 +9,16 @@ Pieces have a tag of their own, so that they never match messages of users.
 
 from ..channel import ChannelCall
 from ..checks import PIECE_TAG, pieces_of
-from .requests import RequestsHandle
+from ..operations import ReductionOperation
+from .requests import RequestsHandle, spans_of
+
+_OPERATIONS = {  # names in mpi4py
+    ReductionOperation.SUM: "SUM",
+    ReductionOperation.AVERAGE: "SUM",
+    ReductionOperation.PRODUCT: "PROD",
+    ReductionOperation.MIN: "MIN",
+    ReductionOperation.MAX: "MAX",
+}
 
 
 class LibraryCall(ChannelCall):
@@ -27,8 +36,7 @@ class LibraryCall(ChannelCall):
         copy(self._copies)
         channel = self._channel
         with channel.errors:
-            if channel.compares_calls:
-                channel.compare(self._verb, self._arguments)
+            channel.comparison.meet(self._verb, self._arguments)
             for name, arguments in self._calls:
                 getattr(channel.communicator, name)(*arguments)
 
@@ -69,7 +77,8 @@ def copy(copies) -> None:
 
 def moved(channel, source, target) -> list[tuple]:
     """Return the copy of a source to its target; none if it is there, or empty."""
-    is_there = not source.size or channel.address(source) == channel.address(target)
+    address = channel.memory.address
+    is_there = not source.size or address(source) == address(target)
     return [] if is_there else [(source, target)]
 
 
@@ -82,16 +91,17 @@ def _barrier(channel, verb, arguments):
 
 def _all_reduce(channel, verb, arguments):
     array, op = arguments
+    combine = getattr(channel.mpi, _OPERATIONS[op])
     calls = [
-        ("Allreduce", (channel.mpi.IN_PLACE, span, channel.operations[op]))
-        for span in channel.spans(array)
+        ("Allreduce", (channel.mpi.IN_PLACE, span, combine))
+        for span in spans_of(array, channel.count_limit)
     ]
     return LibraryCall(channel, verb, arguments, [], calls)
 
 
 def _broadcast(channel, verb, arguments):
     array, root = arguments
-    calls = [("Bcast", (span, root)) for span in channel.spans(array)]
+    calls = [("Bcast", (span, root)) for span in spans_of(array, channel.count_limit)]
     return LibraryCall(channel, verb, arguments, [], calls)
 
 
@@ -102,7 +112,7 @@ def _all_gather(channel, verb, arguments):
         calls = [
             ("Bcast", (span, owner))
             for owner, piece in enumerate(slices)
-            for span in channel.spans(piece)
+            for span in spans_of(piece, channel.count_limit)
         ]
     elif len(set(counts)) == 1:
         calls = [("Allgather", (channel.mpi.IN_PLACE, receive))]
@@ -114,7 +124,7 @@ def _all_gather(channel, verb, arguments):
 
 def _reduce_scatter(channel, verb, arguments):
     send, receive, counts, op = arguments
-    combine = channel.operations[op]
+    combine = getattr(channel.mpi, _OPERATIONS[op])
     if sum(counts) <= channel.count_limit:
         calls = [("Reduce_scatter", (send, receive, counts, combine))]
     else:  # every slice is reduced to its owner
@@ -122,7 +132,8 @@ def _reduce_scatter(channel, verb, arguments):
             ("Reduce", (span, into if owner == channel.rank else None, combine, owner))
             for owner, piece in enumerate(pieces_of(send, counts))
             for span, into in zip(
-                channel.spans(piece), channel.spans(receive if owner == channel.rank else piece)
+                spans_of(piece, channel.count_limit),
+                spans_of(receive if owner == channel.rank else piece, channel.count_limit),
             )
         ]
     return LibraryCall(channel, verb, arguments, [], calls)

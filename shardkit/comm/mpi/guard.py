@@ -104,10 +104,8 @@ class JobGuard:
         In a job of another program nobody ends a rank that waits for one that never comes: it is
         told so here. How long the others work is that program's business.
 
-        Raises
-        ------
-        CommunicationError
-            A rank of this node has left that other program without calling this.
+        Errors: CommunicationError if a rank of this node has left that other program without
+        calling this.
         """
         if self._is_active:
             self._comm.Barrier()

@@ -17,7 +17,7 @@ from ..node.levels import LevelsChannel, ranks_per_node
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
-from .channel import FirstCalls, MPIChannel
+from .channel import MPIChannel
 from .ending import ending
 from .guard import JobGuard
 
@@ -157,8 +157,8 @@ def compare_calls(group, messages: MPIChannel, carrier) -> None:
         under_way = ComparedUnderWay(group.progress, comparison)
         group.use(ComparedChannel(carrier, comparison.compare), under_way)
     else:
-        first = FirstCalls(messages, lambda: group.use(carrier))
-        group.use(ComparedChannel(carrier, first.compare))
+        messages.comparison.begin_first(lambda: group.use(carrier))
+        group.use(ComparedChannel(carrier, messages.comparison.compare_first))
 
 
 def shared_folder(group):

@@ -25,7 +25,7 @@ def import_mpi(timeout: float = inf):
 
         if "mpi4py.MPI" not in sys.modules:
             # but below, once the library is known to fit, and with a time limit
-            mpi4py.rc.initialize = False
+            mpi4py.rc(initialize=False)
         from mpi4py import MPI
     except (
         ImportError,

@@ -1,9 +1,18 @@
-"""Requests of an MPI library as handles, and its errors as ours."""
+"""Requests of an MPI library as handles, how a rank waits for them, and its errors as ours.
+
+An MPI library waits by asking again and again. Where ranks share cores, they sleep between two
+questions.
+"""
+
+import time
 
 from ...errors import CommunicationError
 from ..operations import Handle
 
 TRY_CHECKED = "try again with SHARDKIT_CHECK=1, which names the rank that makes another call"
+SHORTEST_NAP, SHORT_NAP = 2e-5, 5e-4  # seconds
+LONGEST_NAP = 2e-2
+NAP_SHARE = 0.01  # of what a wait has lasted: naps beyond the short one are no longer
 
 
 class MPIErrors:
@@ -43,7 +52,7 @@ class RequestsHandle(Handle):
 
     def wait(self):
         with self._channel.errors:
-            self._channel.wait_all(self._requests, self._statuses)
+            wait_all(self._channel, self._requests, self._statuses)
         self._check_sizes()
 
     def test(self):
@@ -65,3 +74,33 @@ class RequestsHandle(Handle):
                     f"{buffer.nbytes}; "
                     "the two disagree about its size"
                 )
+
+
+def wait_all(channel, requests, statuses=None) -> None:
+    """Wait until all requests of an MPIChannel are complete."""
+    if not channel.shares_cores:
+        return channel.mpi.Request.Waitall(requests, statuses)
+    wait_asleep(channel, requests, statuses)
+
+
+def wait_asleep(channel, requests, statuses=None) -> None:
+    """Wait until all are complete, asleep: others may need the core, to compile for minutes."""
+    slept = 0.0
+    seconds = SHORTEST_NAP
+    while not channel.mpi.Request.Testall(requests, statuses):
+        time.sleep(seconds)
+        slept += seconds
+        seconds = min(2 * seconds, max(SHORT_NAP, NAP_SHARE * slept), LONGEST_NAP)
+
+
+def meet_asleep(channel) -> None:
+    """Wait until all ranks of an MPIChannel have come, where they share cores. Collective."""
+    if channel.shares_cores:
+        wait_all(channel, [channel.communicator.Ibarrier()])
+
+
+def spans_of(array, limit: int) -> list:
+    """Return views of at most so many elements that cover the array; one if it is empty."""
+    if array.size <= limit:
+        return [array]
+    return [array[start : start + limit] for start in range(0, array.size, limit)]

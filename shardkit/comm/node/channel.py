@@ -1,26 +1,42 @@
 """The shared-memory channel: the verbs of a group whose ranks are all on one node."""
 
-import ctypes
-from functools import lru_cache, partial
+from functools import partial
+from typing import Any
 
 import numpy
 
-from ..channel import ShortCall, WrappedChannel
+from ..channel import ArrayMemory, NotedCalls, ShortCall, WrappedChannel
 from ..operations import COMPILED_VERBS, ReductionOperation
-from .mailbox import ALL_REDUCE, BROADCAST, DONE, REDUCE_SCATTER, START, SUM, UNNOTED
-from .noted import KINDS, NO_PLACES, OPERATIONS, PARTS, NotedLoops, bound, loop_of
+from .mailbox import ALL_REDUCE, REDUCE_SCATTER, START
+from .noted import PARTS, Loops, NotedLoops, load
 
 SMALL_BYTES = 8192
 CALLS_BEFORE_OPENING = 100
 SUM_OF_RANKS = ReductionOperation.SUM
-_SUMS = OPERATIONS | {ReductionOperation.AVERAGE: SUM}  # scaled afterwards
+
+
+class NodeMemory(ArrayMemory):
+    """The heaps of a node, which all ranks of a group there see.
+
+    messages   channel of the same ranks
+    """
+
+    def __init__(self, node, messages):
+        super().__init__(node.heap, is_shared=True, address=messages.memory.address)
+        self._node, self._messages = node, messages
+
+    def common(self, size, dtype):
+        messages = self._messages
+        ranks = messages.members.world_ranks
+        return self._node.common(messages.communicator, ranks, size, dtype)
 
 
 class SharedMemoryChannel(WrappedChannel):
     """Verbs in the memory of a node, around the messages of the same ranks, which do the rest.
 
-    messages     the channel inside; lets MPI make progress while this rank waits
-    table        what the loops know of the group
+    messages     the channel inside
+    loops        of the verbs that are done here
+    table        what they know of the group
     node         of this rank: its heap, and arrays that ranks have in common
     forget       function () that is called by close(); collective, since neighbors may still look
                  at this rank's mailbox
@@ -45,16 +61,13 @@ class SharedMemoryChannel(WrappedChannel):
         calls_before_opening: int = CALLS_BEFORE_OPENING,
     ):
         super().__init__(messages)
+        self.memory = NodeMemory(node, messages)
+        self.loops = Loops(table, messages)
         self.small_bytes = small_bytes
-        self.shares_memory = True
-        self.heap = node.heap
-        self._table = table
-        self._node = node
         self._forget = forget
-        self._noted: NotedLoops | None = None  # of the group whose verbs this channel carries
-        self._places = None  # of the slices of the current call: its loop has their address
+        self._group: Any = None  # whose verbs this channel carries: Verbs
         self._num_calls_left = calls_before_opening
-        self.is_open = calls_before_opening <= 0
+        self.is_open = calls_before_opening <= 0  # to calls of all sizes
 
     def close(self):
         self._forget()
@@ -64,14 +77,17 @@ class SharedMemoryChannel(WrappedChannel):
         if verb not in PARTS:
             return self.inside.plan(verb, *arguments)
         if self._num_calls_left <= self._weight(bytes_of(arguments)):
-            self.load(verb)
+            load(verb)
         way = partial(self._take, COMPILED_VERBS.index(verb), *PARTS[verb](*arguments))
         return ShortCall(way, self.inside, verb, arguments)
 
-    def load(self, *verbs: str) -> None:
-        """Load the code of these verbs, before a call begins and others wait in it."""
-        for verb in verbs:
-            loop_of(COMPILED_VERBS.index(verb))
+    def adds_in_tree_order(self, num_bytes, dtype):
+        is_large = num_bytes > self.small_bytes
+        return (self.is_open or is_large) and self.loops.adds(dtype, SUM_OF_RANKS)
+
+    def noted_calls(self, group):
+        self._group = group
+        return NotedLoops(group, self.loops) if self.is_open else NotedCalls()
 
     def _weight(self, num_bytes: int) -> int:
         """Return how many of the calls before the memory opens such a one counts for."""
@@ -84,84 +100,20 @@ class SharedMemoryChannel(WrappedChannel):
         """
         self._num_calls_left -= self._weight(num_bytes)
         self.is_open = self._num_calls_left <= 0
-        if self.is_open and self._noted is not None:
-            self._noted.open()
+        if self.is_open and self._group is not None:
+            self._group.renew_noted(self)
         return self.is_open
-
-    def adds(self, dtype, op) -> bool:
-        """Return True if such reductions are done here."""
-        return op in _SUMS and dtype in KINDS
-
-    def adds_in_tree_order(self, num_bytes, dtype):
-        return (self.is_open or num_bytes > self.small_bytes) and self.adds(dtype, SUM_OF_RANKS)
-
-    def common(self, size, dtype):
-        ranks = self.inside.members.world_ranks
-        return self._node.common(self.communicator, ranks, size, dtype)
-
-    def noted_calls(self, group):
-        self._noted = NotedLoops(group, self.finish, self._table)
-        if self.is_open:
-            self._noted.open()
-        return self._noted
 
     def _take(self, verb: int, arrays, option, counts) -> bool:
         """Make a call; False, and nothing was done, if it goes through messages."""
         if not (self.is_open or self._opens(bytes_of(arrays))):
             return False
-        if verb in (ALL_REDUCE, REDUCE_SCATTER) and not self.adds(arrays[0].dtype, option):
+        if verb in (ALL_REDUCE, REDUCE_SCATTER) and not self.loops.adds(arrays[0].dtype, option):
             return False
-        self.finish(verb, arrays, option, START, counts)
+        self.loops.finish(verb, arrays, option, START, counts)
         return True
-
-    def finish(self, verb: int, arrays, option, stage: int, counts=None) -> None:
-        """Run a verb to its end; between two tries MPI makes progress.
-
-        Sums are added as a tree. The slice of reduce_scatter may be the own one of the other array.
-        stage   where to go on with what noted.py began
-        counts  of slices; None: they are equal
-        """
-        loop = self._loop(verb, arrays, option, counts)
-        if stage == START:
-            stage = loop(START)
-        while stage != DONE:
-            if stage is NotImplemented:
-                name = COMPILED_VERBS[verb]
-                raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
-            self.inside.probe()
-            stage = loop(stage)
-
-    def _loop(self, verb, arrays, option, counts):
-        """Return the loop of a call, whose caller is noted elsewhere: function (stage) -> stage."""
-        if verb == BROADCAST:
-            arrays = (self._writeable(*arrays),)
-        places = self._places_of(arrays, counts) if len(arrays) == 2 else NO_PLACES
-        kind = KINDS.get(arrays[0].dtype, 0) if arrays else 0
-        option = _SUMS.get(option, option)
-        return bound(verb, arrays, self._table, option, kind, UNNOTED, places=places, in_place=1)
-
-    def _writeable(self, array):
-        """Return the bytes of an array that a root only reads, as what a loop takes."""
-        if array.flags.writeable:
-            return array
-        memory = (ctypes.c_char * array.nbytes).from_address(self.address(array))
-        return numpy.ndarray(array.nbytes, numpy.uint8, memory)
-
-    def _places_of(self, arrays, counts) -> int:
-        """Return the address of the places of consecutive slices, in bytes, as loops take them."""
-        counts = (min(array.size for array in arrays),) * self.size if counts is None else counts
-        self._places = _places(tuple(counts), arrays[0].itemsize)
-        return self._places.ctypes.data
 
 
 def bytes_of(arguments) -> int:
     """Return the bytes of the largest array among the arguments of a verb; 0 if there is none."""
     return max((a.nbytes for a in arguments if isinstance(a, numpy.ndarray)), default=0)
-
-
-@lru_cache
-def _places(counts: tuple[int, ...], unit: int):
-    """Return starts and counts of consecutive pieces, times `unit`, as the loops take them."""
-    ends = numpy.cumsum(numpy.array(counts, numpy.int64) * unit)
-    sizes = numpy.diff(ends, prepend=0)
-    return numpy.concatenate((ends - sizes, sizes))

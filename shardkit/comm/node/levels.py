@@ -15,12 +15,13 @@ from functools import partial
 from itertools import groupby
 
 from ...array.arena import empty
-from ..channel import ShortCall, WrappedChannel
+from ..channel import ArrayMemory, ShortCall, WrappedChannel
 from ..checks import pieces_of, shares_of, starts_of
 from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
 from ..operations import ReductionOperation
 from .between import COMBINE, FEW_NODES, NodeSums
 from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES, bytes_of
+from .noted import load
 
 SUM = ReductionOperation.SUM
 MIN, MAX = ReductionOperation.MIN, ReductionOperation.MAX
@@ -43,10 +44,10 @@ def ranks_per_node(homes) -> int | None:
 
 
 class LevelsChannel(WrappedChannel):
-    """One rank's end.
+    """One rank's end: the levels, around the messages of all ranks.
 
     messages    the channel inside, which does what levels do not
-    near, far   the memory of this rank's node, and messages between one rank per node
+    near, far   as of Levels
     small_bytes, calls_before_opening   as of SharedMemoryChannel: the first small calls go through
                 messages, so that a short program need not load Numba
     """
@@ -61,73 +62,89 @@ class LevelsChannel(WrappedChannel):
         calls_before_opening: int = CALLS_BEFORE_OPENING,
     ):
         super().__init__(messages)
-        self.near = near
-        self.far = far
+        self.memory = ArrayMemory(near.memory.heap, address=messages.memory.address)
+        self.levels = levels = Levels(near, far, small_bytes)
         self.small_bytes = small_bytes
-        self.heap, self.levels = near.heap, self
-        self._place, self._here = near.rank, near.size
-        self._nodes = NodeSums(far, small_bytes)
         self._num_calls_left = calls_before_opening
         self._ways = {
-            "barrier": self._meet,
-            "all_reduce": self._sum,
-            "reduce_scatter": self._sum_slices,
-            "all_gather": self._gather,
+            "barrier": levels.meet,
+            "all_reduce": levels.sum,
+            "reduce_scatter": levels.sum_slices,
+            "all_gather": levels.gather,
         }
 
     def close(self):
-        self.near.close()
-        self.far.close()
+        self.levels.close()
         super().close()
 
     def plan(self, verb, *arguments):
-        way = self._ways.get(verb)
-        if way is None:
+        if verb not in self._ways:
             return self.inside.plan(verb, *arguments)
         if self._suits(bytes_of(arguments)) or self._num_calls_left <= 1:
-            self.near.load("barrier", "reduce_scatter", "all_gather")
-        return ShortCall(partial(way, *arguments), self.inside, verb, arguments)
+            load("barrier", "reduce_scatter", "all_gather")
+        way = partial(self._take, verb, arguments)
+        return ShortCall(way, self.inside, verb, arguments)
+
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return self._suits(num_bytes) and self.levels.adds(dtype, SUM)
+
+    def _suits(self, num_bytes: int) -> bool:
+        """Return True if levels take a call that carries so much. The same on all ranks."""
+        is_open = self._num_calls_left <= 0 and self.levels.far.size <= FEW_NODES
+        return num_bytes > self.small_bytes or is_open
+
+    def _take(self, verb: str, arguments) -> bool:
+        """Make a call; False, and nothing was done, if it goes through messages."""
+        num_bytes = bytes_of(arguments)
+        if verb == "all_gather":  # nothing to add: MPI's own is quicker where it is small
+            is_taken = num_bytes > self.small_bytes
+        else:
+            is_taken = self._suits(num_bytes)
+            self._num_calls_left -= 0 if is_taken else 1
+        if is_taken and verb in ("all_reduce", "reduce_scatter"):
+            array, op = arguments[0], arguments[-1]
+            is_taken = self.levels.adds(array.dtype, op)
+        if is_taken:
+            self._ways[verb](*arguments)
+        return is_taken
+
+
+class Levels:
+    """What the ranks of several nodes do together, first within each and then between them.
+
+    near, far     the memory of this rank's node, and messages between one rank per node
+    small_bytes   as of NodeSums
+    """
+
+    def __init__(self, near, far, small_bytes: int):
+        self.near, self.far = near, far
+        self._place, self._here = near.rank, near.size
+        self._nodes = NodeSums(far, small_bytes)
+
+    def close(self) -> None:
+        """Close both. Collective."""
+        self.near.close()
+        self.far.close()
 
     def adds(self, dtype, op) -> bool:
         """Return True if such reductions are done here; sums are the tree over all ranks."""
         is_in_order = op in (MIN, MAX) or self._here & (self._here - 1) == 0
-        return op in COMBINE and is_in_order and self.near.adds(dtype, op)
+        return op in COMBINE and is_in_order and self.near.loops.adds(dtype, op)
 
-    def adds_in_tree_order(self, num_bytes, dtype):
-        return self._suits(num_bytes) and self.adds(dtype, SUM)
+    # ---- collectives, with the arguments of a channel's ------------------------------------------
 
-    def _suits(self, num_bytes: int) -> bool:
-        """Return True if levels take a call that carries so much. The same on all ranks."""
-        is_open = self._num_calls_left <= 0 and self.far.size <= FEW_NODES
-        return num_bytes > self.small_bytes or is_open
-
-    def _takes(self, num_bytes: int) -> bool:
-        """Return True if levels take a call that is made now; small ones are counted."""
-        if self._suits(num_bytes):
-            return True
-        self._num_calls_left -= 1
-        return False
-
-    # ---- ways of collectives: return False, and have done nothing, if levels do not take it ------
-
-    def _meet(self) -> bool:
-        if not self._takes(0):
-            return False
-        self.near.run("barrier")  # all of this node, and then all at this place of every node
+    def meet(self) -> None:
+        """Wait for all of this node, and then for all at this place of every node."""
+        self.near.run("barrier")
         self.far.run("barrier")
-        return True
 
-    def _sum_slices(self, send, receive, counts, op) -> bool:
+    def sum_slices(self, send, receive, counts, op) -> None:
         """Leave this rank's slice of the sum in `receive`, which may be its own of `send`."""
-        if not (self._takes(send.nbytes) and self.adds(send.dtype, op)):
-            return False
         sums, own = self._sums_of_node(send, counts, op)
         self._nodes.add(pieces_of(sums, own), receive, op)
-        return True
 
-    def _sum(self, array, op) -> bool:
-        if not (self._takes(array.nbytes) and self.adds(array.dtype, op)):
-            return False
+    def sum(self, array, op) -> None:
+        """Leave the sum in the array."""
         mine, here = self._sum_at_place(array, op)
         if self._nodes.add_all_of(mine):
             self._nodes.add([mine] * self.far.size, mine, op)
@@ -137,16 +154,13 @@ class LevelsChannel(WrappedChannel):
             self._nodes.add(pieces_of(mine, there), own, op)
             self.far.run("all_gather", own, mine, there)
         self.near.run("all_gather", mine, array, here)
-        return True
 
-    def _gather(self, send, receive, counts) -> bool:
-        if receive.nbytes <= self.small_bytes:  # nothing to add: MPI's own is quicker
-            return False
+    def gather(self, send, receive, counts) -> None:
+        """Leave the slices of all ranks in `receive`."""
         own, nodes = counts[self._place :: self._here], self.far.size
         places = starts_of(counts)[self._place :: self._here]
         self.far.run("all_to_all", send, receive, [send.size] * nodes, own, [0] * nodes, places)
         self._to_neighbors(receive, counts)
-        return True
 
     # ---- async (collectives/asynchronous.py): turns between nodes, and the end within a node -----
 

@@ -1,13 +1,16 @@
-"""Verbs of a group in the memory of its node, with their notes: each is one call of compiled code.
+"""Calls of the compiled verbs (loops.py), as a channel makes them and with all their notes.
 
-Around a small message Python takes longer than the message. So one call into loops.py does what a
-verb does: its record, the meeting, the sum, its end. What is not plain, of a group in checked mode,
-or timed, is refused before anything is sent, and the group makes the call (verbs.py). A call that
-lasts longer than some spins and naps comes back to Python, which names it to the watchdog and goes
-on.
+    Loops         calls that are noted elsewhere: slices of any lengths, until they end
+    NotedLoops    one call of compiled code does all that a verb does: its record, the meeting, the
+                  sum, its end; around a small message Python takes longer than the message
+
+What is not plain, of a group in checked mode, or timed, NotedLoops refuse before anything is sent,
+and the group makes the call (verbs.py). A call that lasts longer than some spins and naps comes
+back to Python, which names it to the watchdog and goes on.
 """
 
-from functools import cache, partial
+import ctypes
+from functools import cache, lru_cache, partial
 
 import numpy
 
@@ -16,6 +19,7 @@ from ...array.machine_code import MACHINE_CODE
 from ..channel import NotedCalls
 from ..operations import COMPILED_VERBS, ReductionOperation
 from ..watch.frames import OF_VERB
+from ..watch.progress import UnderWay
 from . import mailbox as at
 from .mailbox import (
     ALL_GATHER,
@@ -28,15 +32,19 @@ from .mailbox import (
     REFUSED,
     START,
     SUM,
+    UNNOTED,
 )
 
 SUM_OF_RANKS = ReductionOperation.SUM
+PATIENCE = 100  # returns of a loop, a quarter of a second: then it only sleeps
+PATIENT_NAPS = 20  # between two looks of such a loop at MPI
 OPERATIONS = {
     ReductionOperation.SUM: SUM,
     ReductionOperation.PRODUCT: at.PRODUCT,
     ReductionOperation.MIN: at.MIN,
     ReductionOperation.MAX: at.MAX,
 }
+_SUMS = OPERATIONS | {ReductionOperation.AVERAGE: SUM}  # scaled afterwards
 # From the arguments of a channel's verb: its arrays, operation or root, counts.
 PARTS = {
     "barrier": lambda: ((), None, None),
@@ -83,26 +91,102 @@ def bound(verb: int, arrays, table, option, kind: int, site: int, *, places=NO_P
     return partial(loop_of(verb), *arrays, *before, table, *after, site)
 
 
-class NotedLoops(NotedCalls):
-    """The verbs of one group, from open() to close().
+def load(*verbs: str) -> None:
+    """Load the code of these verbs, before a call begins and others wait in it."""
+    for verb in verbs:
+        loop_of(COMPILED_VERBS.index(verb))
 
-    group    its Verbs: names, progress, traffic
-    finish   function (verb, arrays, option, stage) that ends in Python what takes long
-    table    what its loops know
+
+class Loops:
+    """The loops of one group, whose calls are noted elsewhere.
+
+    table      what they know of the group
+    messages   channel of the same ranks; lets MPI make progress while this rank waits
     """
 
-    def __init__(self, group, finish, table):
+    def __init__(self, table, messages):
+        self.table, self._messages = table, messages
+        self._places = None  # of the slices of the current call: its loop has their address
+
+    def adds(self, dtype, op) -> bool:
+        """Return True if such reductions are done here."""
+        return op in _SUMS and dtype in KINDS
+
+    def finish(self, verb: int, arrays, option, stage: int, counts=None) -> None:
+        """Run a verb to its end; between two tries MPI makes progress.
+
+        Sums are added as a tree. The slice of reduce_scatter may be the own one of the other array.
+        stage   where to go on with what has begun
+        counts  of slices; None: they are equal
+        """
+        loop = self._loop(verb, arrays, option, counts)
+        if stage == START:
+            stage = loop(START)
+        if stage is NotImplemented:
+            name = COMPILED_VERBS[verb]
+            raise TypeError(f"{name} in the memory of a node got arrays that it cannot take")
+        if stage != DONE:
+            self._resume(loop, stage)
+
+    def _resume(self, loop, stage: int) -> None:
+        """Go on from this stage to the end, asleep in the kernel if that takes long."""
+        num_returns = 0
+        try:
+            while stage != DONE:
+                num_returns += 1
+                if num_returns == PATIENCE:
+                    self.table[[at.YIELDS, at.NAPS]] = 0, PATIENT_NAPS
+                self._messages.probe()
+                stage = loop(stage)
+        finally:
+            self.table[[at.YIELDS, at.NAPS]] = at.YIELD_TURNS, at.NAP_TURNS
+
+    def _loop(self, verb, arrays, option, counts):
+        """Return the loop of a call: function (stage) -> stage."""
+        if verb == BROADCAST:
+            arrays = (self._writeable(*arrays),)
+        places = self._places_of(arrays, counts) if len(arrays) == 2 else NO_PLACES
+        kind = KINDS.get(arrays[0].dtype, 0) if arrays else 0
+        option = _SUMS.get(option, option)
+        return bound(verb, arrays, self.table, option, kind, UNNOTED, places=places, in_place=1)
+
+    def _writeable(self, array):
+        """Return the bytes of an array that a root only reads, as what a loop takes."""
+        if array.flags.writeable:
+            return array
+        address = self._messages.memory.address(array)
+        memory = (ctypes.c_char * array.nbytes).from_address(address)
+        return numpy.ndarray(array.nbytes, numpy.uint8, memory)
+
+    def _places_of(self, arrays, counts) -> int:
+        """Return the address of the places of consecutive slices, in bytes, as loops take them."""
+        if counts is None:
+            counts = (min(array.size for array in arrays),) * self._messages.size
+        self._places = _places(tuple(counts), arrays[0].itemsize)
+        return self._places.ctypes.data
+
+
+@lru_cache
+def _places(counts: tuple[int, ...], unit: int):
+    """Return starts and counts of consecutive pieces, times `unit`, as the loops take them."""
+    ends = numpy.cumsum(numpy.array(counts, numpy.int64) * unit)
+    sizes = numpy.diff(ends, prepend=0)
+    return numpy.concatenate((ends - sizes, sizes))
+
+
+class NotedLoops(NotedCalls):
+    """The verbs of one group, until close().
+
+    group    its Verbs: names, progress, traffic
+    loops    its Loops, which end in Python what takes long
+    """
+
+    def __init__(self, group, loops: Loops):
         self._key, self._ranks = group.group_key, group.world_ranks
         self._progress, self._traffic = group.progress, group.traffic
-        self._finish, self._table = finish, table
+        self._loops, self._table = loops, loops.table
         self._site = group.progress.names.site
-
-    def open(self) -> None:
-        """Make the calls from now on."""
         self._write_table()
-        self.barrier, self.all_reduce = self._barrier, self._all_reduce
-        self.broadcast, self.all_gather = self._broadcast, self._all_gather
-        self.reduce_scatter = self._reduce_scatter
 
     def _write_table(self):
         table, names = self._table, self._progress.names
@@ -122,11 +206,11 @@ class NotedLoops(NotedCalls):
 
     # ---- verbs, with arguments as given to the verb of that name, which calls it -----------------
 
-    def _barrier(self) -> bool:
+    def barrier(self) -> bool:
         stage = loop_of(BARRIER)(self._table, self._site(OF_VERB), START)
         return stage == DONE or self._go_on(BARRIER, (), None, stage)
 
-    def _all_reduce(self, array, op) -> bool:
+    def all_reduce(self, array, op) -> bool:
         site = self._site(OF_VERB)
         operation = SUM if op is SUM_OF_RANKS else OPERATIONS.get(op)
         if type(array) is not numpy.ndarray or array.ndim != 1 or operation is None:
@@ -137,7 +221,7 @@ class NotedLoops(NotedCalls):
         stage = loop_of(ALL_REDUCE)(array, self._table, operation, kind, site, START)
         return stage == DONE or self._go_on(ALL_REDUCE, (array,), op, stage)
 
-    def _broadcast(self, array, root) -> bool:
+    def broadcast(self, array, root) -> bool:
         site = self._site(OF_VERB)
         if type(array) is not numpy.ndarray or array.ndim != 1 or type(root) is not int:
             return False
@@ -147,7 +231,7 @@ class NotedLoops(NotedCalls):
         stage = loop_of(BROADCAST)(array, root, self._table, kind, site, START)
         return stage == DONE or self._go_on(BROADCAST, (array,), root, stage)
 
-    def _all_gather(self, send, receive) -> bool:
+    def all_gather(self, send, receive) -> bool:
         site = self._site(OF_VERB)
         kind = kind_of(send, receive)
         if kind is None:
@@ -155,7 +239,7 @@ class NotedLoops(NotedCalls):
         stage = loop_of(ALL_GATHER)(send, receive, NO_PLACES, self._table, kind, site, START)
         return stage == DONE or self._go_on(ALL_GATHER, (send, receive), None, stage)
 
-    def _reduce_scatter(self, send, receive, op, in_place: bool) -> bool:
+    def reduce_scatter(self, send, receive, op, in_place: bool) -> bool:
         site = self._site(OF_VERB)
         operation = SUM if op is SUM_OF_RANKS else OPERATIONS.get(op)
         kind = kind_of(send, receive)
@@ -168,7 +252,7 @@ class NotedLoops(NotedCalls):
         return stage == DONE or self._go_on(REDUCE_SCATTER, (send, receive), op, stage)
 
     def bind(self, verb, arguments, site):
-        if not self._table[at.IS_OPEN] or verb not in COMPILED_VERBS:
+        if verb not in COMPILED_VERBS:
             return None
         number = COMPILED_VERBS.index(verb)
         arrays, option, _ = PARTS[verb](*arguments)
@@ -184,12 +268,8 @@ class NotedLoops(NotedCalls):
         if stage == REFUSED or stage is NotImplemented:  # not contiguous, or read-only
             return False
         self._progress.take_over(COMPILED_VERBS[verb], self._key, self._ranks)
-        try:
-            self._finish(verb, arrays, option, stage)
-        except BaseException:
-            self._progress.fail()
-            raise
-        self._progress.end()
+        with UnderWay(self._progress):
+            self._loops.finish(verb, arrays, option, stage)
         return True
 
 

@@ -16,7 +16,6 @@ complete.
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
 from .channel import ThreadChannel
-from .rendezvous import Environment, Group
+from .rendezvous import Environment, Environments, Group
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -52,22 +51,16 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         If the rank is taken.
     """
 
-    # The one registry of the package: threads that share nothing but a name have to find each other
-    # somewhere. An environment disappears with the last backend that refers to it.
-    _environments: "weakref.WeakValueDictionary[str, Environment]" = weakref.WeakValueDictionary()
-    _environments_lock = threading.Lock()
+    _environments = Environments()  # the one registry of the package
 
     def __init__(self, rank: int, world_size: int, environment_id: str = "default") -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(
                 f"rank {rank} of world size {world_size}; wanted a size >= 1 and 0 <= rank < size"
             )
-        with self._environments_lock:
-            environment = self._environments.get(environment_id)
-            if environment is None or len(environment.left) == environment.world_size:
-                environment = Environment(world_size, DEFAULT_TIMEOUT_SECONDS)
-                self._environments[environment_id] = environment
-            _join(environment, environment_id, rank, world_size)
+        environment = self._environments.join(
+            environment_id, rank, world_size, DEFAULT_TIMEOUT_SECONDS
+        )
         super().__init__(rank, environment.world.world_ranks)
         self._group = environment.world
 
@@ -95,7 +88,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     @timeout.setter
     def timeout(self, seconds: float):
-        self._group.environment.timeout = check_timeout(seconds)
+        self._group.environment.limit(check_timeout(seconds))
 
     def work(self) -> None:
         self._group.environment.worked[self.world_ranks[self.rank]] = time.monotonic()
@@ -106,7 +99,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     def shutdown(self) -> None:
         """Leave: ranks that still wait for this one get a CommunicationError."""
-        self.close_gpu_transport()
+        self.use_gpu_transport(None)
         environment = self._group.environment
         if self.is_initialized and self._group is environment.world:
             environment.leave(self.rank)
@@ -200,18 +193,3 @@ def _join_threads(threads, environment):
             thread.join(0.1)
             if environment.failures and deadline is None:
                 deadline = time.monotonic() + environment.timeout
-
-
-def _join(environment, environment_id, rank, world_size):
-    with environment.lock:
-        if environment.world_size != world_size:
-            raise ValueError(
-                f"environment {environment_id!r} has {environment.world_size} ranks, not "
-                f"{world_size}"
-            )
-        if rank in environment.joined:
-            raise CommunicationError(
-                f"rank {rank} of environment {environment_id!r} is taken; give another "
-                "environment_id"
-            )
-        environment.joined.add(rank)

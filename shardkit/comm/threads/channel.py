@@ -1,6 +1,6 @@
 """The channel between ranks that are threads: bring what you have, wait for the others."""
 
-from ..channel import Channel, ChannelCall, signature
+from ..channel import ArrayMemory, Channel, ChannelCall, signature
 from ..collectives import combine
 from ..operations import Handle
 from .rendezvous import Environment, Group, Wait
@@ -9,10 +9,8 @@ from .rendezvous import Environment, Group, Wait
 class ThreadChannel(Channel):
     """One thread's end of a group of an environment. Calls are compared always."""
 
-    shares_memory = True
-
     def __init__(self, group: Group, rank: int):
-        super().__init__(rank, len(group.world_ranks))
+        super().__init__(rank, len(group.world_ranks), ArrayMemory(is_shared=True))
         self._group = group
         self._num_collectives = 0
 

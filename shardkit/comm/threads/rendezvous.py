@@ -11,6 +11,7 @@ is what makes these messages exact.
 
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from math import inf
 
@@ -69,6 +70,24 @@ class Environment:
         self.world = Group(self, tuple(range(world_size)))
         self.parting = Group(self, tuple(range(world_size)))
         self._pending: set[Wait] = set()
+
+    def limit(self, seconds: float) -> None:
+        """Let a rank wait so long for the others in one verb, from now on."""
+        self.timeout = seconds
+
+    def join(self, rank: int, world_size: int, name: str) -> None:
+        """Take the place of a rank. name   of the environment, for errors
+
+        Errors: ValueError on another world size; CommunicationError if the rank is taken.
+        """
+        with self.lock:
+            if self.world_size != world_size:
+                raise ValueError(f"{name} has {self.world_size} ranks, not {world_size}")
+            if rank in self.joined:
+                raise CommunicationError(
+                    f"rank {rank} of {name} is taken; give another environment_id"
+                )
+            self.joined.add(rank)
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Wake every rank with a PeerError that names this one, which failed."""
@@ -137,6 +156,29 @@ class Environment:
     def _failure_text(self):
         rank, error = self.failures[0]
         return f"rank {rank} failed: {type(error).__name__}: {error}"
+
+
+class Environments:
+    """Environments by their names: threads that share nothing else find each other here.
+
+    One disappears with the last backend that refers to it.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[str, Environment] = weakref.WeakValueDictionary()
+
+    def join(self, name: str, rank: int, world_size: int, timeout: float) -> Environment:
+        """Return the environment of this name, in which this rank has a place from now on.
+
+        A new one if there is none, or all ranks have left it. Errors: as Environment.join().
+        """
+        with self._lock:
+            environment = self._known.get(name)
+            if environment is None or len(environment.left) == environment.world_size:
+                environment = self._known[name] = Environment(world_size, timeout)
+            environment.join(rank, world_size, f"environment {name!r}")
+        return environment
 
 
 class Group:

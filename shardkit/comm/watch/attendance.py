@@ -326,7 +326,8 @@ def _name_and_parent(process: int) -> tuple[str, int]:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:  # no /proc, or the process is not visible from here
         return "", 0
-    return text[text.index("(") + 1 : text.rindex(")")], int(text.rpartition(")")[2].split()[1])
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    return name, int(text.rpartition(")")[2].split()[1])
 
 
 def _identity(process: int) -> str:

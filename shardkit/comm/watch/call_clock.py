@@ -8,7 +8,7 @@ load or compile code                     counts when they are done, from the sta
 wait for a core that others have         counts as far as the machine is shared fairly (cores.py)
 """
 
-import socket
+import os
 import time
 from math import inf
 
@@ -47,7 +47,7 @@ class CallClock:
         if self._since != (began, worked):
             self._since = began, worked
             self._clock = FairClock(max(began, worked + ahead))
-        host = socket.gethostname()
+        host = os.uname().nodename
         here = {rank.pid: rank for rank in needed if rank.host == host}
         is_unknown = any(rank.code and rank.host != host for rank in needed)
         prepared = max((rank.since for rank in needed if not rank.code), default=0.0)

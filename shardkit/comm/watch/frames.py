@@ -1,14 +1,14 @@
 """Frames of the interpreter: what the main thread is at, and whose code called this room."""
 
-import gc
 import os
 import sys
 import threading
 from functools import cache
 from types import FrameType
 
+from ...public import resting
+
 OF_VERB = 3  # depth, for Names.site(), of the caller of a verb whose body asks by one function
-_LOCK = threading.Lock()
 _ROOM = os.path.dirname(os.path.dirname(__file__))
 
 
@@ -20,14 +20,8 @@ def main_frame() -> FrameType | None:
     or ends waits for that lock with the GIL, so that the process stands still for ever.
     Source: CPython issue 106883.
     """
-    with _LOCK:  # or else one thread would wake the collector of another
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            frames = sys._current_frames()
-        finally:
-            if was_enabled:
-                gc.enable()
+    with resting():
+        frames = sys._current_frames()
     return frames.get(threading.main_thread().ident or 0)
 
 

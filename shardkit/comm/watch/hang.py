@@ -4,11 +4,11 @@ rank 0, 1, 3   in  all_reduce of 1,024 float32 (call 7 on group world)      they
 rank 2         not in that call: last seen in broadcast (call 6), 12 s ago  everybody waits for it
 """
 
+import os
 import time
 from collections import defaultdict
 from math import inf
 from pathlib import Path
-from socket import gethostname
 
 from ...errors import CheckpointError
 from ...files.reading import read_bytes
@@ -99,7 +99,7 @@ def hang_suspects(folder, seconds: float = inf) -> str:
     """
     ranks = {rank.rank: rank for rank in read_ledgers(folder)}
     missing, idle = _not_come(Path(folder), ranks, seconds)
-    here = {number: rank for number, rank in ranks.items() if rank.host == gethostname()}
+    here = {number: rank for number, rank in ranks.items() if rank.host == os.uname().nodename}
     stopped = {number for number, rank in here.items() if is_stopped(rank.pid)}
     now = time.monotonic()
     pulses = {number: rank.pulse for number, rank in here.items() if number not in stopped}

@@ -12,7 +12,6 @@ its own says what code the rank loads or compiles: meanwhile it waits for nobody
 import math
 import mmap
 import os
-import socket
 import struct
 import time
 from dataclasses import dataclass
@@ -278,7 +277,7 @@ class Ledger:
             pid,
             self._names_end,
             self._clock,
-            socket.gethostname().encode()[:64],
+            os.uname().nodename.encode()[:64],
         )
 
 

@@ -5,10 +5,11 @@ calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -115,8 +116,9 @@ class Tallies(dict):
 class Progress:
     """The current call, if any. A backend shares it with all groups split from it."""
 
-    def __init__(self):
-        self.timeout = inf  # seconds that a call may take; the backend's
+    def __init__(self, timeout: float = inf):
+        self.timeout = timeout  # seconds that a call may take; the backend's, as seconds_left is
+        self.seconds_left: Callable[[], float] = lambda: inf
         self.current: Call | None = None
         self.broken: Call | None = None  # the last call that an exception ended
         self.began = 0.0  # time.monotonic() when the call under way began, or was resumed
@@ -138,6 +140,12 @@ class Progress:
     def ledger(self, ledger):
         self._kept = ledger
         self._hear()
+
+    @property
+    def ledger_folder(self) -> Path | None:
+        """The folder of the ledger; None: there is none, or one in memory only."""
+        path = self._kept.path if isinstance(self._kept, Ledger) else None
+        return path and path.parent
 
     def is_kept_in(self, ledger) -> bool:
         """Return True if every call is noted in this ledger."""

@@ -13,7 +13,6 @@ Source: the flight recorder of torch.distributed.
 import faulthandler
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -63,7 +62,6 @@ class Watchdog:
         patience: float = 0.0,
     ):
         self.folder = None if folder is None else Path(folder)
-        self.rank = rank
         self._seconds = seconds
         self._progress = progress
         self._abort = abort
@@ -78,7 +76,7 @@ class Watchdog:
         self.ledger = Ledger(
             self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
         )
-        self._stacks = self._open_stacks()
+        self._stacks = self._open_stacks(rank)
         self.ledger.beat(seconds(), 0.0)
         attendance().note_ledger(self.ledger.path)
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
@@ -86,12 +84,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
 
-    def _open_stacks(self):
+    def _open_stacks(self, rank: int):
         """Return the file for the stacks of this rank, or a place where they are lost."""
         try:
             if self.folder is not None:
                 remove_file(self.folder / HANG_NAME)  # left by an earlier run in this folder
-                return open_new(self.folder / STACKS_NAME.format(self.rank))
+                return open_new(self.folder / STACKS_NAME.format(rank))
         except OSError:  # the warning about the ledger has said so
             pass
         return open(os.devnull, "rb+")
@@ -217,7 +215,7 @@ class Watchdog:
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
         for other in read_ledgers(self.folder):
-            if other.host == socket.gethostname():
+            if other.host == os.uname().nodename:
                 try:
                     os.kill(other.pid, STACKS_SIGNAL)
                 except OSError:  # it has died, or the id belongs to another user's process now

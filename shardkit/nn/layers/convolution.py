@@ -3,11 +3,10 @@
 Arguments, names and shapes of parameters are PyTorch's. x is [samples, in_channels, *grid].
 """
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ...annotations import DTypeLike
+from ...annotations import DTypeLike, PerDim
 from ...arguments import is_among, require
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
@@ -88,10 +87,10 @@ class ConvNd(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        kernel_size: PerDim,
+        stride: PerDim = 1,
+        padding: PerDim = 0,
+        dilation: PerDim = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
@@ -176,13 +175,13 @@ class ConvTransposeNd(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        output_padding: int | Sequence[int] = 0,
+        kernel_size: PerDim,
+        stride: PerDim = 1,
+        padding: PerDim = 0,
+        output_padding: PerDim = 0,
         groups: int = 1,
         bias: bool = True,
-        dilation: int | Sequence[int] = 1,
+        dilation: PerDim = 1,
         padding_mode: str = "zeros",
         *,
         dtype: DTypeLike = "float32",

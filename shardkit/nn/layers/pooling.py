@@ -1,8 +1,8 @@
 """Pooling layers: the ops of pooling.py with their arguments kept. Names are PyTorch's."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import PerDim
 from ...arguments import is_integer, require
 from ..autograd import Tensor
 from ..module import Module
@@ -35,10 +35,10 @@ class MaxPoolNd(Module):
 
     def __init__(
         self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        kernel_size: PerDim,
+        stride: PerDim | None = None,
+        padding: PerDim = 0,
+        dilation: PerDim = 1,
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
@@ -74,9 +74,9 @@ class AvgPoolNd(Module):
 
     def __init__(
         self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
+        kernel_size: PerDim,
+        stride: PerDim | None = None,
+        padding: PerDim = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,

@@ -2,31 +2,22 @@
 
     x [batch, in, *grid] --to modes--> [..., *modes] --matrices--> [..., *modes] --back--> grid
 
-Only the lowest frequencies are kept, so that the layer works on a grid of any size. They are few:
-a product with the matrix of their waves gives them in less time than a whole fast transform, and
-the dimensions that are transformed later see modes, not the grid.
+Only the lowest frequencies are kept, so that the layer works on a grid of any size.
 """
 
-import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
-
 from ...annotations import DTypeLike
-from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
 from ..init import Fill, Uniform
 from ..module import Module, Parameter
 from ..ops.elementwise import add
-from ..ops.fft import complex_einsum
 from ..ops.linear import matmul
+from ..ops.modes import from_modes, multiply_modes, to_modes
 from ..ops.shape import reshape
 from .basic import check_sizes
-
-LETTERS = "xyz"
 
 
 class SpectralConv(Module):
@@ -66,67 +57,8 @@ class SpectralConv(Module):
         check_grid("SpectralConv", x.shape, self.weight.global_shape[0], self.modes)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = x.shape[2:]
-        letters = LETTERS[: len(grid)]
-        spectrum = _to_modes(x, self.modes[-1])
-        for letter, m, size in reversed(list(zip(letters, self.modes[:-1], grid))):
-            after = letters.replace(letter, "k")
-            waves = Tensor(_complex_waves(xp_of(x.array), size, m, x.dtype, -1))
-            spectrum = complex_einsum(f"bc{letters},{letter}k->bc{after}", spectrum, waves)
-        y = complex_einsum(f"bi{letters},io{letters}->bo{letters}", spectrum, self.weight)
-        for letter, m, size in zip(letters, self.modes[:-1], grid):
-            after = letters.replace(letter, "k")
-            waves = _complex_waves(xp_of(x.array), size, m, x.dtype, 1).swapaxes(0, 1) / size
-            y = complex_einsum(f"bc{letters},{letter}k->bc{after}", y, Tensor(waves))
-        return _from_modes(y, grid[-1])
-
-
-def _to_modes(x, m):
-    """Return the first m frequencies of the last dim: [..., m, 2] pairs for x [..., n]."""
-    size = x.shape[-1]
-    waves = _waves(xp_of(x.array), size, tuple(range(m)), x.dtype, -1)  # [n, m, 2]
-    rows = reshape(x, (math.prod(x.shape[:-1]), size))
-    return reshape(matmul(rows, Tensor(waves.reshape(size, 2 * m))), (*x.shape[:-1], m, 2))
-
-
-def _from_modes(y, size):
-    """Return the real signal [..., size] whose first frequencies are y [..., m, 2].
-
-    A frequency stands for its negative too, but 0 and size / 2. Imaginary parts of these two do
-    not count, as in irfft.
-    """
-    m = y.shape[-2]
-    xp = xp_of(y.array)
-    waves = _waves(xp, size, tuple(range(m)), y.dtype, -1)  # cos, -sin: the real part of a product
-    twice = xp.asarray([1 if 2 * k in (0, size) else 2 for k in range(m)], y.dtype)
-    back = (waves * (twice / size)[:, None]).reshape(size, 2 * m).swapaxes(0, 1)
-    rows = reshape(y, (math.prod(y.shape[:-2]), 2 * m))
-    return reshape(matmul(rows, Tensor(back)), (*y.shape[:-2], size))
-
-
-def _complex_waves(xp, size, m, dtype, sign):
-    """Return the waves [size, 2 m, 2] of the frequencies 0 to m - 1 and -m to -1."""
-    return _waves(xp, size, (*range(m), *range(-m, 0)), dtype, sign)
-
-
-def _waves(xp, size, frequencies, dtype, sign):
-    """Return exp(sign 2 pi i j k / size) as pairs [size, frequencies, 2], for j < size."""
-    if xp is numpy:
-        return _waves_of_host(size, frequencies, dtype, sign)
-    return _made_waves(xp, size, frequencies, dtype, sign)
-
-
-@functools.lru_cache(maxsize=64)
-def _waves_of_host(size, frequencies, dtype, sign):
-    waves = _made_waves(numpy, size, frequencies, dtype, sign)
-    waves.flags.writeable = False
-    return waves
-
-
-def _made_waves(xp, size, frequencies, dtype, sign):
-    turns = xp.arange(size)[:, None] * xp.asarray(frequencies) % size  # whole, so nothing is lost
-    angles = turns * (sign * 2 * math.pi / size)
-    return xp.stack([xp.cos(angles), xp.sin(angles)], -1).astype(dtype)
+        y = multiply_modes(to_modes(x, self.modes), self.weight)
+        return from_modes(y, x.shape[2:])
 
 
 class ChannelLinear(Module):
@@ -142,7 +74,7 @@ class ChannelLinear(Module):
         self.bias = Parameter((out_channels,), Fill(0.0), dtype)
 
     def forward(self, x):
-        points = reshape(x, (*x.shape[:2], -1)) if x.size else reshape(x, (*x.shape[:2], 0))
+        points = reshape(x, (*x.shape[:2], -1 if x.size else 0))
         y = matmul(self.weight, points)
         y = add(y, reshape(self.bias, (-1, 1)))
         return reshape(y, (x.shape[0], self.weight.shape[0], *x.shape[2:]))

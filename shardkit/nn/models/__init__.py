@@ -1,6 +1,7 @@
 """The models that come with shardkit, each with its own loss.
 
-Any Module of a user is sharded in the same way.
+Any Module of a user is sharded in the same way. An argument that means nothing, and sizes that do
+not fit together, raise ConfigurationError, which is a ValueError.
 """
 
 from ...public import public_names

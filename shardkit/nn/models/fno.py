@@ -75,6 +75,8 @@ class Projection(Module):
 class FNO(ReadyModel):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
+    The loss is the relative L2 error of each sample; metrics: RMSE, MAE.
+
     Parameters
     ----------
     in_channels, out_channels
@@ -85,19 +87,8 @@ class FNO(ReadyModel):
         Channels of the layers.
     layers
         Fourier layers, each a block.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
-
-    Notes
-    -----
-    The loss is the relative L2 error of each sample; metrics: RMSE, MAE.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(

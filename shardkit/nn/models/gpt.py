@@ -206,6 +206,10 @@ class Head(Module):
             dtype=settings.dtype,
         )
 
+    def tie(self, weight: Parameter) -> None:
+        """Multiply with this weight [vocabulary, width], which another layer has too."""
+        self.output.weight = weight
+
     def forward(self, x):
         if current_context().texts is not None:
             x = x[:, -1:]  # no more is asked for
@@ -214,6 +218,9 @@ class Head(Module):
 
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
+
+    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
+    nats.
 
     Parameters
     ----------
@@ -257,16 +264,6 @@ class GPT(Module):
         and all weights are trained.
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
-
-    Raises
-    ------
-    ConfigurationError
-        On sizes that do not fit together; it is a ValueError.
-
-    Notes
-    -----
-    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
-    nats.
     """
 
     def __init__(
@@ -337,7 +334,7 @@ class GPT(Module):
         )
         self.head = Head(settings)
         if tied:
-            self.head.output.weight = self.embedding.tokens.weight
+            self.head.tie(self.embedding.tokens.weight)
         self.loss = CrossEntropy()
         if lora_rank:
             apply_lora(self, *lora_layers, rank=lora_rank, alpha=lora_alpha)

@@ -43,6 +43,8 @@ class LSTMHead(Module):
 class LSTMModel(ReadyModel):
     """x [batch, time, features] -> [batch, out_features], or [batch, time, out_features].
 
+    The loss is the mean squared error per element; metrics: RMSE, MAE.
+
     Parameters
     ----------
     features, out_features
@@ -53,19 +55,8 @@ class LSTMModel(ReadyModel):
         "last": from the last step; "steps": one answer for each.
     dropout
         Probability, on the outputs of all layers but the last.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
-
-    Notes
-    -----
-    The loss is the mean squared error per element; metrics: RMSE, MAE.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(

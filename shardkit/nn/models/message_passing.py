@@ -144,6 +144,8 @@ class Decoder(Module):
 class MessagePassing(ReadyModel):
     """x [batch, nodes, features] -> [batch, nodes, out_features], or [batch, out_features].
 
+    The loss is the mean squared error per element; metrics: RMSE, MAE.
+
     Parameters
     ----------
     features, out_features
@@ -157,19 +159,8 @@ class MessagePassing(ReadyModel):
         Rounds of messages, each a block.
     readout
         "nodes", or "sum" over the nodes of a graph.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
-
-    Notes
-    -----
-    The loss is the mean squared error per element; metrics: RMSE, MAE.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(
@@ -208,7 +199,8 @@ def _checked_edges(senders, receivers):
         return None
     ends = [numpy.asarray([] if each is None else each) for each in (senders, receivers)]
     are_numbers = all(each.dtype.kind in "iu" and each.ndim == 1 for each in ends)
-    if not are_numbers or ends[0].shape != ends[1].shape or min(e.min(initial=0) for e in ends) < 0:
+    are_alike = ends[0].shape == ends[1].shape
+    if not are_numbers or not are_alike or min(e.min(initial=0) for e in ends) < 0:
         raise ConfigurationError(
             "MessagePassing with edges that are not two rows of numbers of nodes of one length; "
             "give senders and receivers, or neither"

@@ -29,17 +29,10 @@ class MLP(Module):
         "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
         "classification": y [batch] class numbers, outputs are logits, the loss is the cross-entropy
         per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     feature_names
         Of the columns of x; None: feature_0, feature_1, ...
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
     """
 
     def __init__(

@@ -31,10 +31,7 @@ EXPANSION = 4  # of the channels in a bottleneck
 class NormedConvolution(Module):
     """A convolution without bias, then a norm: x [batch, in, *grid] -> [batch, out, *grid/stride].
 
-    Parameters
-    ----------
-    kernel_size
-        Odd; the padding is half of it.
+    kernel_size   odd; the padding is half of it
     """
 
     def __init__(self, dims, in_channels, out_channels, kernel_size, stride=1, *, norm, dtype):
@@ -60,10 +57,7 @@ class NormedConvolution(Module):
 class ResidualBlock(Module):
     """relu(shortcut(x) + convolutions(x)), with relu between the convolutions.
 
-    Parameters
-    ----------
-    kernels
-        Of the convolutions; the first of size 3 has the stride.
+    kernels   of the convolutions; the first of size 3 has the stride
     """
 
     def __init__(self, dims, in_channels, inner, out_channels, kernels, stride, *, norm, dtype):
@@ -140,6 +134,9 @@ class ResNetHead(Module):
 class ResNet(ReadyModel):
     """x [batch, in_channels, *grid] -> logits [batch, classes].
 
+    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
+    accuracy, macro F1.
+
     Parameters
     ----------
     in_channels
@@ -159,20 +156,8 @@ class ResNet(ReadyModel):
         The stem is a convolution of 3 with stride 1, as for images of 32 x 32.
     norm
         "batch"; or "group", of 8 groups, with which a sample does not depend on its batch.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On anything else; it is a ValueError.
-
-    Notes
-    -----
-    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
-    accuracy, macro F1.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(

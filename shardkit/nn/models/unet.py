@@ -55,6 +55,9 @@ class Doubling(Module):
 class UNet(ReadyModel):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
+    The loss is the mean squared error; metrics: RMSE, MAE. Norms are not in the paper, and the
+    convolutions keep the grid.
+
     Parameters
     ----------
     in_channels, out_channels
@@ -67,22 +70,13 @@ class UNet(ReadyModel):
         How often the grid is halved; its sizes are multiples of 2^depth.
     groups
         Of the norms; they divide the width.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
 
     Raises
     ------
-    ConfigurationError
-        On anything else; it is a ValueError.
     ShapeError
         On another x.
-
-    Notes
-    -----
-    The loss is the mean squared error; metrics: RMSE, MAE. Norms are not in the paper, and the
-    convolutions keep the grid.
     """
 
     def __init__(

@@ -6,9 +6,8 @@ x [batch, channels, *image] -> embedding -> layers.0 -> ... -> head -> logits [b
 """
 
 import math
-from collections.abc import Sequence
 
-from ...annotations import DTypeLike, Shape
+from ...annotations import DTypeLike, PerDim, Shape
 from ...arguments import is_integer
 from ...errors import ConfigurationError, ShapeError
 from ..init import Normal
@@ -24,14 +23,9 @@ EPS = 1e-6  # of the norms, as in the paper's code
 class PatchEmbedding(Module):
     """x [batch, channels, *image] -> [batch, 1 + patches, width]: the class token, then patches.
 
-    Attributes
-    ----------
-    patches
-        Maps a patch, [channels, *patch] in C order, to a vector.
-    class_token
-        [1, 1, width].
-    positions
-        [1 + patches, width].
+    patches       maps a patch, [channels, *patch] in C order, to a vector
+    class_token   [1, 1, width]
+    positions     [1 + patches, width]
     """
 
     def __init__(self, image, patch, channels: int, width: int, dropout: float, *, dtype):
@@ -81,6 +75,10 @@ class ViTHead(Module):
 class ViT(ReadyModel):
     """x [batch, channels, *image] -> logits [batch, classes].
 
+    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code. y
+    [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics: accuracy,
+    macro F1.
+
     Parameters
     ----------
     image_size
@@ -95,27 +93,14 @@ class ViT(ReadyModel):
         Of the transformer blocks, whose feed-forward has 4 width units.
     dropout
         Probability, after the embedding and after each attention and feed-forward.
-    seed
-        Of the initial weights.
-    dtype
-        Of the parameters, such as "float32".
-
-    Raises
-    ------
-    ConfigurationError
-        On sizes that do not fit together; it is a ValueError.
-
-    Notes
-    -----
-    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code. y
-    [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics: accuracy,
-    macro F1.
+    seed, dtype
+        Of the initial weights: an integer, and a name such as "float32".
     """
 
     def __init__(
         self,
-        image_size: int | Sequence[int],
-        patch_size: int | Sequence[int],
+        image_size: PerDim,
+        patch_size: PerDim,
         channels: int = 3,
         classes: int = 1000,
         *,

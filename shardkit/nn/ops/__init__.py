@@ -13,7 +13,9 @@ __all__ = import_names(
     __name__,
     {
         ".": "fft",
-        "activation": "bias_gelu erf_gelu gelu log_softmax relu sigmoid silu softmax swiglu tanh",
+        "activation": (
+            "bias_gelu erf erf_gelu gelu log_softmax relu sigmoid silu softmax swiglu tanh"
+        ),
         "arrangement": (
             "chunk diagonal flatten flip repeat repeat_interleave roll stack tile tril triu"
         ),
@@ -25,7 +27,7 @@ __all__ = import_names(
             "add compare divide exp log maximum minimum multiply negative power sqrt subtract where"
         ),
         "functions": (
-            "abs arctan arctan2 ceil clamp clip cos erf expm1 floor log1p masked_fill reciprocal "
+            "abs arctan arctan2 ceil clamp clip cos expm1 floor log1p masked_fill reciprocal "
             "round rsqrt sign sin softplus square tan"
         ),
         "indexing": (

@@ -2,6 +2,7 @@
 from . import fft as fft
 from .activation import (
     bias_gelu as bias_gelu,
+    erf as erf,
     erf_gelu as erf_gelu,
     gelu as gelu,
     log_softmax as log_softmax,
@@ -71,7 +72,6 @@ from .functions import (
     clamp as clamp,
     clip as clip,
     cos as cos,
-    erf as erf,
     expm1 as expm1,
     floor as floor,
     log1p as log1p,

@@ -7,6 +7,8 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...array.reference.activation import CUBIC
 from ...array.reference.activation import SQRT_2_OVER_PI as RATE
+from ...array.reference.erf import ROOT_HALF, SLOPE_AT_0
+from ...array.reference.pointwise import ERF_SLOPE_AT_0
 from ...errors import ShapeError
 from ..autograd import CheapTensor, Tensor, record
 from .broadcast import summed
@@ -18,63 +20,76 @@ from .reduction import reduced_dims, sum
 def relu(x: Tensor) -> Tensor:
     """Return max(x, 0); the gradient at 0 is 0, whatever comes from above."""
     check_numbers("relu", x)
-    y = fresh.compute("maximum", x.array, 0)
-
-    def backward(gradient, wanted):
-        # Not a product, in which 0 times infinity is NaN.
-        return (fresh.choose(y <= 0, 0, gradient),)
-
-    def differentiable(gradient, wanted, output):
-        return (where(y <= 0, 0, gradient),)
-
-    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
+    return of_output(
+        "relu", x, fresh.compute("maximum", x.array, 0), lambda g, y: where(y.array <= 0, 0, g)
+    )
 
 
 def tanh(x: Tensor) -> Tensor:
     """Return the hyperbolic tangent of x."""
     check_floating("tanh", x)
-    y = fresh.compute("tanh", x.array)
-    return record(
-        y,
-        (x,),
-        lambda gradient, wanted: (gradient * (1 - y * y),),
-        needs_output=True,
-        differentiable=lambda gradient, wanted, output: (
-            multiply(gradient, subtract(1, multiply(output, output))),
-        ),
+    return of_output(
+        "tanh",
+        x,
+        kernels.tanh(x.array),
+        lambda gradient, y: multiply(gradient, subtract(1, multiply(y, y))),
     )
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)), without overflow for any x."""
     check_floating("sigmoid", x)
-    y = kernels.sigmoid(x.array)
+    return of_output(
+        "sigmoid",
+        x,
+        kernels.sigmoid(x.array),
+        lambda gradient, y: multiply(gradient, multiply(y, subtract(1, y))),
+    )
+
+
+def of_output(name: str, x: Tensor, y, again) -> Tensor:
+    """Return y, whose gradient kernels.NAME_backward(gradient, y) gives.
+
+    Parameters
+    ----------
+    again
+        (gradient, y as a Tensor) -> the same by operations on Tensors, for second derivatives.
+    """
+    slope = getattr(kernels, f"{name}_backward")
     return record(
         y,
         (x,),
-        lambda gradient, wanted: (gradient * (y * (1 - y)),),
+        lambda gradient, wanted: (slope(gradient, y),),
         needs_output=True,
-        differentiable=lambda gradient, wanted, output: (
-            multiply(gradient, multiply(output, subtract(1, output))),
-        ),
+        differentiable=lambda gradient, wanted, output: (again(gradient, output),),
+    )
+
+
+def of_input(name: str, x: Tensor, *parameters: float, slope, y=None) -> Tensor:
+    """Return kernels.NAME(x, *parameters), whose gradient kernels.NAME_backward gives.
+
+    Parameters
+    ----------
+    slope
+        The derivative by operations on a Tensor x, for second derivatives.
+    y
+        The result, where there is no kernel of this name.
+    """
+    check_floating(name, x)
+    backward = getattr(kernels, f"{name}_backward")
+    y = getattr(kernels, name)(x.array, *parameters) if y is None else y
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (backward(gradient, x.array, *parameters),),
+        needs=(x,),
+        differentiable=lambda gradient, wanted, output: (multiply(gradient, slope(x)),),
     )
 
 
 def gelu(x: Tensor) -> Tensor:
     """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form (arXiv 1606.08415)."""
-    check_floating("gelu", x)
-
-    def backward(gradient, wanted):
-        return (kernels.gelu_backward(gradient, x.array),)
-
-    y = record(
-        kernels.gelu(x.array),
-        (x,),
-        backward,
-        needs=(x,),
-        differentiable=lambda gradient, wanted, output: (multiply(gradient, _gelu_slope(x)),),
-    )
-    return CheapTensor.of(y, gelu, x)
+    return CheapTensor.of(of_input("gelu", x, slope=_gelu_slope), gelu, x)
 
 
 def _gelu_slope(x):
@@ -86,14 +101,26 @@ def _gelu_slope(x):
     return multiply(add(add(tangent, 1), inner), 0.5)
 
 
+def erf(x: Tensor) -> Tensor:
+    """Return 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
+    return of_input("erf", x, slope=_erf_slope)
+
+
+def _erf_slope(x):
+    """Return the derivative of erf at x, as a Tensor with its history."""
+    return multiply(exp(multiply(multiply(x, x), -1)), ERF_SLOPE_AT_0)
+
+
 def erf_gelu(x: Tensor) -> Tensor:
     """Return x/2 (1 + erf(x / sqrt 2)), the form that PyTorch calls approximate="none"."""
-    check_floating("erf_gelu", x)
+    return of_input("erf_gelu", x, slope=_erf_gelu_slope)
 
-    def backward(gradient, wanted):
-        return (kernels.erf_gelu_backward(gradient, x.array),)
 
-    return record(kernels.erf_gelu(x.array), (x,), backward, needs=(x,))
+def _erf_gelu_slope(x):
+    """Return the derivative of erf_gelu at x, as a Tensor with its history."""
+    share = multiply(add(erf(multiply(x, ROOT_HALF)), 1), 0.5)
+    density = multiply(exp(multiply(multiply(x, x), -0.5)), SLOPE_AT_0)
+    return add(share, multiply(x, density))
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -132,18 +159,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """Return x sigmoid(x)."""
-    check_floating("silu", x)
-
-    def backward(gradient, wanted):
-        return (kernels.silu_backward(gradient, x.array),)
-
-    return record(
-        kernels.silu(x.array),
-        (x,),
-        backward,
-        needs=(x,),
-        differentiable=lambda gradient, wanted, output: (multiply(gradient, _silu_slope(x)),),
-    )
+    return of_input("silu", x, slope=_silu_slope)
 
 
 def _silu_slope(x):

@@ -7,7 +7,7 @@ from typing import Any
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record, record_linear
 from .reduction import reduced_dims
 from .shape import concatenate, expand, getitem, reshape, unsqueeze
 
@@ -38,29 +38,14 @@ def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
             raise ShapeError(f"roll by {shifts} along dims {dims}; wanted one shift for each dim")
     xp = xp_of(x.array)
     back = -shifts if isinstance(shifts, int) else tuple([-shift for shift in shifts])
-
-    def backward(gradient, wanted):
-        return (xp.roll(gradient, back, dims),)
-
-    def differentiable(gradient, wanted, output):
-        return (roll(gradient, back, dims),)
-
-    return record(xp.roll(x.array, shifts, dims), (x,), backward, differentiable=differentiable)
+    return record_linear(xp.roll(x.array, shifts, dims), x, xp.roll, roll, back, dims)
 
 
 def flip(x: Tensor, dims: Any) -> Tensor:
     """Return x in reverse order along dims, as a view."""
     dims = reduced_dims(x, dims)
-    xp = xp_of(x.array)
-
-    def backward(gradient, wanted):
-        return (xp.flip(gradient, dims),)
-
-    def differentiable(gradient, wanted, output):
-        return (flip(gradient, dims),)
-
-    turned = xp.flip(x.array, dims)
-    return record(turned, (x,), backward, view_of=x, differentiable=differentiable)
+    turn = xp_of(x.array).flip
+    return record_linear(turn(x.array, dims), x, turn, flip, dims, view_of=x)
 
 
 def repeat(x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -97,26 +82,19 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int) -> Tensor:
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return matrices x [..., n, m], 0 above this diagonal."""
-    return _triangle("tril", x, diagonal)
+    return _triangle("tril", tril, x, diagonal)
 
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return matrices x [..., n, m], 0 below this diagonal."""
-    return _triangle("triu", x, diagonal)
+    return _triangle("triu", triu, x, diagonal)
 
 
-def _triangle(name, x, diagonal):
+def _triangle(name, again, x, diagonal):
     if x.ndim < 2:
         raise ShapeError(f"{name} of a tensor of shape {x.shape}; wanted [..., n, m]")
     cut = getattr(xp_of(x.array), name)
-
-    def backward(gradient, wanted):
-        return (cut(gradient, diagonal),)
-
-    def differentiable(gradient, wanted, output):
-        return (_triangle(name, gradient, diagonal),)
-
-    return record(cut(x.array, diagonal), (x,), backward, differentiable=differentiable)
+    return record_linear(cut(x.array, diagonal), x, cut, again, diagonal)
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

@@ -220,7 +220,8 @@ def _weights(query, key, mask, is_causal, scale):
     The weights of those that see none mean nothing.
     """
     rows = _by_key_head(multiply(query, scale), key)
-    scores = reshape(matmul(rows, transpose(key, -1, -2)), (*query.shape[:-1], key.shape[-2]))
+    scores = matmul(rows, transpose(key, -1, -2))
+    scores = reshape(scores, (*query.shape[:-1], key.shape[-2]))
     visible, bias = _parts_of_mask(mask, scores)
     lowest = HIDDEN_HALF if scores.dtype == "float16" else HIDDEN
     sees = None

@@ -8,7 +8,7 @@ The operations here are what the differentiable gradients of other operations ar
 
 from ...array import halves
 from ...array.backend import xp_of
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record_linear
 
 
 def takes_gradient(operand) -> bool:
@@ -40,38 +40,25 @@ def summed(x: Tensor, form) -> Tensor:
     """Return `fit` of a Tensor, recorded; x itself if it fits as it is."""
     if (x.shape, x.dtype) == form:
         return x
-    shape, dtype = x.shape, x.dtype
 
-    def backward(gradient, wanted):
-        xp = xp_of(gradient)
-        return (xp.broadcast_to(halves.copy(gradient, dtype), shape),)
+    def stretch(gradient, shape, dtype):
+        return xp_of(gradient).broadcast_to(halves.copy(gradient, dtype), shape)
 
-    def differentiable(gradient, wanted, output):
-        return (stretched(gradient, shape, dtype),)
-
-    return record(fit(x.array, form), (x,), backward, differentiable=differentiable)
+    return record_linear(fit(x.array, form), x, stretch, stretched, x.shape, x.dtype)
 
 
 def stretched(x: Tensor, shape, dtype=None) -> Tensor:
     """Return x broadcast to a shape, in another dtype if one is given."""
     array = x.array if dtype in (None, x.dtype) else halves.copy(x.array, dtype)
-    form_x = (x.shape, x.dtype)
-    return record(
-        xp_of(array).broadcast_to(array, shape),
-        (x,),
-        lambda gradient, wanted: (fit(gradient, form_x),),
-        view_of=x if array is x.array else None,
-        differentiable=lambda gradient, wanted, output: (summed(gradient, form_x),),
-    )
+    view_of = x if array is x.array else None
+    wide = xp_of(array).broadcast_to(array, shape)
+    return record_linear(wide, x, fit, summed, (x.shape, x.dtype), view_of=view_of)
 
 
 def reshaped(x: Tensor, shape) -> Tensor:
     """Return the elements of x, in C order, in another shape that holds as many."""
-    before = x.shape
-    return record(
-        x.array.reshape(shape),
-        (x,),
-        lambda gradient, wanted: (gradient.reshape(before),),
-        view_of=x,
-        differentiable=lambda gradient, wanted, output: (reshaped(gradient, before),),
-    )
+
+    def in_shape(array, shape):
+        return array.reshape(shape)
+
+    return record_linear(in_shape(x.array, shape), x, in_shape, reshaped, x.shape, view_of=x)

@@ -11,6 +11,8 @@ from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded
+from ...array.reference.chunks import elementwise
+from ...array.reference.pointwise import divisor_backward, extreme_backward
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import fit, form, summed
@@ -118,7 +120,7 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
         scaled = fresh.compute("divide", gradient, array_of(y))
         return (
             fit(scaled, form_x) if wanted[0] else None,
-            fit(-_scaled_by(array_of(for_y), scaled, gradient) / array_of(y), form_y)
+            fit(_for_divisor(gradient, array_of(for_y), array_of(y)), form_y)
             if wanted[1]
             else None,
         )
@@ -134,9 +136,17 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
     return record(quotient, (x, y), backward, needs=(for_y, y), differentiable=differentiable)
 
 
-def _scaled_by(x, scaled, gradient):
-    """Return scaled x; 0 where x is, though `scaled` may be infinite there."""
-    return xp_of(scaled).where(x == 0, gradient * x, scaled * x)
+def _for_divisor(gradient, x, y):
+    """Return -gradient x / y^2, and 0 where x and not y is 0."""
+    return divisor_backward.dispatch(*alike(gradient, x, y))
+
+
+def alike(gradient, *operands):
+    """Return all as arrays of the shape and dtype of the gradient, which kernels take."""
+    xp = xp_of(gradient)
+    shape, dtype = gradient.shape, gradient.dtype
+    arrays = [xp.asarray(operand, dtype) for operand in operands]
+    return gradient, *[xp.broadcast_to(each, shape) for each in arrays]
 
 
 def negative(x: Tensor) -> Tensor:
@@ -188,6 +198,8 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
 
 def _powers(base, n):
     """Return base^n; base^-0.5 is 1 / sqrt(base) at -0 and -inf too, where C has another limit."""
+    if isinstance(n, (int, float)) and n == 3:  # of negative numbers pow takes 100 times as long
+        return fresh.compute("multiply", fresh.compute("multiply", base, base), base)
     y = base**n
     if isinstance(n, float) and n == -0.5:
         xp = xp_of(y)
@@ -267,7 +279,7 @@ def sqrt(x: Tensor) -> Tensor:
     return record(
         y,
         (x,),
-        lambda gradient, wanted: (gradient / (2 * y),),
+        lambda gradient, wanted: (elementwise(lambda g, y: g / (2 * y), gradient, y),),
         needs_output=True,
         differentiable=lambda gradient, wanted, output: (divide(gradient, multiply(output, 2)),),
     )
@@ -278,31 +290,25 @@ def maximum(x: TensorLike, y: TensorLike) -> Tensor:
 
     Equal elements share the gradient half and half; NaN gives it to both.
     """
-    return _extreme("maximum", operator.lt, x, y)
+    return _extreme("maximum", 1, x, y)
 
 
 def minimum(x: TensorLike, y: TensorLike) -> Tensor:
     """Return the smaller of the two; ties and NaN as in maximum."""
-    return _extreme("minimum", operator.gt, x, y)
+    return _extreme("minimum", -1, x, y)
 
 
-def _extreme(name, loses, x, y):
-    """Return xp.name(x, y), where a gradient passes by an operand that loses(it, the other)."""
+def _extreme(name, sign, x, y):
+    """Return xp.name(x, y): the larger one for the sign 1, the smaller for -1."""
     x, y = matched(name, x, y)
     form_x, form_y = form(x), form(y)
+    loses = operator.lt if sign > 0 else operator.gt
 
     def backward(gradient, wanted):
-        a, b = array_of(x), array_of(y)
-        xp = xp_of(gradient)
-        half = gradient * 0.5
-        is_tie = a == b
+        _, a, b = alike(gradient, array_of(x), array_of(y))
         return (
-            fit(xp.where(is_tie, half, xp.where(loses(a, b), 0, gradient)), form_x)
-            if wanted[0]
-            else None,
-            fit(xp.where(is_tie, half, xp.where(loses(b, a), 0, gradient)), form_y)
-            if wanted[1]
-            else None,
+            fit(extreme_backward.dispatch(gradient, a, b, sign), form_x) if wanted[0] else None,
+            fit(extreme_backward.dispatch(gradient, b, a, sign), form_y) if wanted[1] else None,
         )
 
     def differentiable(gradient, wanted, output):

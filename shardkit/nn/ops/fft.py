@@ -11,12 +11,10 @@ norm is "backward" (the inverse divides by the number of elements), "forward" (t
 or "ortho" (both by its root). A gradient is the adjoint transform, with the dual norm.
 """
 
-from math import prod
-
-import numpy
-
+from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
+from ...array.fourier import transform
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record
@@ -59,16 +57,17 @@ def rfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
     shape, dtype = x.shape, x.dtype
 
     def backward(gradient, wanted):
-        spectrum = _complex(gradient) * _weights(xp, len(shape), dims, sizes[-1], 0.5)
-        signal = _transformed("irfftn", spectrum, sizes, dims, DUAL[norm])
-        return (_real_result(_resized(xp, signal, shape), dtype),)
+        weights = _weights(xp, shape, dims, sizes[-1], 0.5, gradient.dtype)
+        spectrum = _complex(fresh.compute("multiply", gradient, weights))
+        signal = transform("irfftn", spectrum, sizes, dims, DUAL[norm])
+        return (rounded(_resized(xp, signal, shape), dtype),)
 
     def differentiable(gradient, wanted, output):
-        weights = _weights(xp, len(shape), dims, sizes[-1], 0.5)[..., None]
-        signal = irfftn(multiply(gradient, weights.astype(dtype)), sizes, dims, DUAL[norm])
+        weights = _weights(xp, shape, dims, sizes[-1], 0.5, dtype)
+        signal = irfftn(multiply(gradient, weights), sizes, dims, DUAL[norm])
         return (_resized_again(signal, shape),)
 
-    spectrum = _transformed("rfftn", widened(x.array), sizes, dims, norm)
+    spectrum = transform("rfftn", widened(x.array), sizes, dims, norm)
     return record(_pairs(xp, spectrum, dtype), (x,), backward, differentiable=differentiable)
 
 
@@ -86,17 +85,18 @@ def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
     sizes = _sizes("irfftn", [*own[:-1], 2 * (own[-1] - 1)], s)
 
     def backward(gradient, wanted):
-        spectrum = _transformed("rfftn", widened(gradient), sizes, dims, DUAL[norm])
-        spectrum *= _weights(xp, len(shape), dims, sizes[-1], 2)
-        return (_resized(xp, _pairs(xp, spectrum, dtype), (*shape, 2)),)
+        spectrum = transform("rfftn", widened(gradient), sizes, dims, DUAL[norm])
+        pairs = _pairs(xp, spectrum, dtype)
+        pairs *= _weights(xp, shape, dims, sizes[-1], 2, dtype)
+        return (_resized(xp, pairs, (*shape, 2)),)
 
     def differentiable(gradient, wanted, output):
         pairs = rfftn(gradient, sizes, dims, DUAL[norm])
-        weights = _weights(xp, len(shape), dims, sizes[-1], 2)[..., None]
-        return (_resized_again(multiply(pairs, weights.astype(dtype)), (*shape, 2)),)
+        weights = _weights(xp, shape, dims, sizes[-1], 2, dtype)
+        return (_resized_again(multiply(pairs, weights), (*shape, 2)),)
 
-    signal = _transformed("irfftn", _complex(x.array), sizes, dims, norm)
-    return record(_real_result(signal, dtype), (x,), backward, differentiable=differentiable)
+    signal = transform("irfftn", _complex(x.array), sizes, dims, norm)
+    return record(rounded(signal, dtype), (x,), backward, differentiable=differentiable)
 
 
 def fft(x: Tensor, n: int | None = None, dim: int = -1, norm: str = "backward") -> Tensor:
@@ -127,21 +127,22 @@ def _both_ways(name, adjoint, x, s, dim, norm):
     sizes = _sizes(name, [shape[d] for d in dims], s)
 
     def backward(gradient, wanted):
-        back = _transformed(adjoint, _complex(gradient), sizes, dims, DUAL[norm])
+        back = transform(adjoint, _complex(gradient), sizes, dims, DUAL[norm])
         return (_resized(xp, _pairs(xp, back, dtype), (*shape, 2)),)
 
     def differentiable(gradient, wanted, output):
         back = _both_ways(adjoint, name, gradient, sizes, dims, DUAL[norm])
         return (_resized_again(back, (*shape, 2)),)
 
-    result = _transformed(name, _complex(x.array), sizes, dims, norm)
+    result = transform(name, _complex(x.array), sizes, dims, norm)
     return record(_pairs(xp, result, dtype), (x,), backward, differentiable=differentiable)
 
 
 def complex_multiply(x: Tensor, y: Tensor) -> Tensor:
     """Return the complex products of pairs x [..., 2] and y [..., 2], which broadcast."""
     check_floating("complex_multiply", x, y)
-    (a, b), (c, d) = [[getitem(z, (..., part)) for part in (0, 1)] for z in (x, y)]
+    a, b = [getitem(x, (..., part)) for part in (0, 1)]
+    c, d = [getitem(y, (..., part)) for part in (0, 1)]
     return stack([a * c - b * d, a * d + b * c], -1)
 
 
@@ -160,41 +161,6 @@ def complex_einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
     return einsum(f"{terms[0]}{q},{terms[1]}{q}{p}->{output}{p}", x, matrices)
 
 
-def _transformed(name, array, sizes, dims, norm):
-    """Return xp.fft.NAME(array, sizes, dims, norm=norm).
-
-    NumPy multiplies each transform by a factor; where that is 1 it is a Python number, which makes
-    a float32 transform one in float64, three times as slow. So there float32 is divided, and what
-    it was divided by multiplied again.
-    """
-    xp = xp_of(array)
-    if xp is not numpy:
-        return getattr(xp.fft, name)(array, sizes, dims, norm=norm)
-    undivided = "forward" if name.startswith("i") else "backward"
-    if norm != undivided or array.dtype.char not in "fF":
-        return _by_dim(name, array, sizes, dims, norm)
-    result = numpy.ascontiguousarray(_by_dim(name, array, sizes, dims, DUAL[norm]))
-    parts = result.view(result.real.dtype)
-    parts *= prod(sizes)
-    return result
-
-
-def _by_dim(name, array, sizes, dims, norm):
-    """Return the transform in the order of numpy.fft, in place wherever that fits."""
-    complex_ones = list(zip(sizes, dims))
-    real_one = complex_ones.pop() if "r" in name else None
-    is_inverse = name.startswith("i")
-    is_own = real_one is not None and not is_inverse
-    if is_own:
-        array = numpy.fft.rfft(array, *real_one, norm)
-    transform = numpy.fft.ifft if is_inverse else numpy.fft.fft
-    for size, dim in complex_ones if name == "irfftn" else reversed(complex_ones):
-        out = array if is_own and array.shape[dim] == size else None
-        array = transform(array, size, dim, norm, out)
-        is_own = True
-    return numpy.fft.irfft(array, *real_one, norm) if name == "irfftn" else array
-
-
 def _complex(array):
     """Return pairs [..., 2] as a complex array [...], without a copy where they are contiguous."""
     array = xp_of(array).ascontiguousarray(widened(array))
@@ -205,28 +171,25 @@ def _pairs(xp, spectrum, dtype):
     """Return a complex array [...] as pairs [..., 2] of this dtype."""
     spectrum = xp.ascontiguousarray(spectrum)
     real = spectrum.view("float32" if spectrum.dtype.itemsize == 8 else "float64")
-    return _real_result(real.reshape(*spectrum.shape, 2), dtype)
+    return rounded(real.reshape(*spectrum.shape, 2), dtype)
 
 
-def _real_result(array, dtype):
-    """Return an array in this dtype; NumPy before 2 computes in float64."""
-    if array.dtype == dtype:
-        return array
-    return rounded(array.astype("float32", copy=False), dtype) if dtype != "float64" else array
+def _weights(xp, shape, dims, size, inner, dtype):
+    """Return what pairs of frequencies are multiplied by, along the last of dims.
 
-
-def _weights(xp, num_dims, dims, size, inner):
-    """Return `inner` for frequencies that stand for two, 1 for 0 and size/2: float32, along the
-    last of dims.
+    `inner` where one stands for two; 1 for 0 and size/2. These are powers of 2, so nothing is
+    rounded. Both numbers of a pair have theirs, so that a row is multiplied in one piece.
     """
     count = size // 2 + 1
-    weights = xp.full(count, inner, "float32")
+    weights = xp.full((count, 2), inner, dtype)
     weights[0] = 1
     if size % 2 == 0:
         weights[-1] = 1
-    shape = [1] * num_dims
-    shape[dims[-1]] = count
-    return weights.reshape(shape)
+    places = [1] * len(shape)
+    places[dims[-1]] = count
+    if dims[-1] < len(shape) - 1:
+        weights = weights[:, :1]
+    return weights.reshape(*places, weights.shape[1])
 
 
 def _resized(xp, array, shape):

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy
 
-from ...array import kernels
+from ...array import fresh, kernels
 from ...array.backend import xp_of
-from ...array.dtypes import is_half
 from ...array.halves import rounded, widened
+from ...array.reference.chunks import elementwise
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
-from .activation import sigmoid
+from .activation import of_input, sigmoid
 from .elementwise import (
     _compute,
     add,
+    alike,
     divide,
     exp,
     fit,
@@ -37,29 +38,37 @@ from .shape import cast
 def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
     """Return compute(xp, x) of floats, whose gradient is multiplied by slope(xp, x).
 
-    Parameters
-    ----------
-    slope_again
-        The slope as operations on a Tensor, for second derivatives; None: there are none.
+    Of a function of the library, compute is its name. Else both go piece by piece.
+    slope_again   the slope as operations on a Tensor, for second derivatives; None: there are none
     """
     check_floating(name, x)
     xp = xp_of(x.array)
     dtype = x.dtype
 
     def backward(gradient, wanted):
-        return (rounded(widened(gradient) * slope(xp, widened(x.array)), dtype),)
+        def rule(gradient, x):
+            return gradient * slope(xp, x)
+
+        return (rounded(elementwise(rule, widened(gradient), widened(x.array)), dtype),)
 
     def differentiable(gradient, wanted, output):
         return (multiply(gradient, slope_again(x)),)
 
-    y = compute(xp, widened(x.array))
     return record(
-        rounded(y, dtype) if is_half(dtype) else y,
+        by_library(x, compute),
         (x,),
         backward,
         needs=(x,),
         differentiable=differentiable if slope_again else None,
     )
+
+
+def by_library(x: Tensor, compute):
+    """Return compute(xp, array), or xp.NAME(array), half floats computed in float32."""
+    array = widened(x.array)
+    if isinstance(compute, str):
+        return rounded(fresh.compute(compute, array), x.dtype)
+    return rounded(elementwise(lambda x: compute(xp_of(x), x), array), x.dtype)
 
 
 def flat(slope):
@@ -71,18 +80,24 @@ def abs(x: Tensor) -> Tensor:
     """Return the magnitude of x; its gradient at 0 is 0."""
     if is_counted(x):
         return _whole("abs", x)
-    return pointwise("abs", x, lambda xp, x: xp.abs(x), _sign, sign)
+    check_floating("abs", x)
+    y = by_library(x, "absolute")
+    return of_input("abs", x, slope=sign, y=y)
 
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x, in radians."""
-    return pointwise("sin", x, lambda xp, x: xp.sin(x), lambda xp, x: xp.cos(x), cos)
+    return pointwise("sin", x, "sin", lambda xp, x: xp.cos(x), cos)
 
 
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of x, in radians."""
     return pointwise(
-        "cos", x, lambda xp, x: xp.cos(x), lambda xp, x: -xp.sin(x), lambda x: negative(sin(x))
+        "cos",
+        x,
+        "cos",
+        lambda xp, x: -xp.sin(x),
+        lambda x: negative(sin(x)),
     )
 
 
@@ -91,7 +106,7 @@ def tan(x: Tensor) -> Tensor:
     return pointwise(
         "tan",
         x,
-        lambda xp, x: xp.tan(x),
+        "tan",
         lambda xp, x: 1 + xp.tan(x) ** 2,
         lambda x: add(power(tan(x), 2), 1),
     )
@@ -102,7 +117,7 @@ def arctan(x: Tensor) -> Tensor:
     return pointwise(
         "arctan",
         x,
-        lambda xp, x: xp.arctan(x),
+        "arctan",
         lambda xp, x: 1 / (1 + x * x),
         lambda x: divide(1, add(multiply(x, x), 1)),
     )
@@ -117,47 +132,39 @@ def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     form_y, form_x = form(y), form(x)
 
     def backward(gradient, wanted):
-        height, width = array_of(y), array_of(x)
-        squares = height * height + width * width
-        is_zero = squares == 0
-        xp = xp_of(gradient)
-        scaled = xp.where(is_zero, 0, gradient / xp.where(is_zero, 1, squares))
+        gradient, height, width = alike(gradient, array_of(y), array_of(x))
         return (
-            fit(scaled * width, form_y) if wanted[0] else None,
-            fit(scaled * -height, form_x) if wanted[1] else None,
+            fit(elementwise(_for_height, gradient, height, width), form_y) if wanted[0] else None,
+            fit(elementwise(_for_width, gradient, height, width), form_x) if wanted[1] else None,
         )
 
     return record(_compute("arctan2", array_of(y), array_of(x)), (y, x), backward, needs=(y, x))
 
 
-def erf(x: Tensor) -> Tensor:
-    """Return 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-    return pointwise(
-        "erf",
-        x,
-        lambda xp, x: kernels.erf(x),
-        lambda xp, x: 2 / math.sqrt(math.pi) * xp.exp(-x * x),
-        lambda x: multiply(exp(negative(multiply(x, x))), 2 / math.sqrt(math.pi)),
-    )
+def _for_height(gradient, height, width):
+    return _over_squares(gradient, height, width) * width
+
+
+def _for_width(gradient, height, width):
+    return _over_squares(gradient, height, width) * -height
+
+
+def _over_squares(gradient, height, width):
+    """Return gradient / (height^2 + width^2), 0 where both are 0."""
+    squares = height * height + width * width
+    is_zero = squares == 0
+    xp = xp_of(gradient)
+    return xp.where(is_zero, 0, gradient / xp.where(is_zero, 1, squares))
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
 
-    def compute(xp, x):
-        z = x * beta
-        soft = (xp.maximum(z, 0) + xp.log1p(xp.exp(-xp.abs(z)))) / beta
-        return xp.where(z > threshold, x, soft)
-
-    def slope(xp, x):
-        z = x * beta
-        return xp.where(z > threshold, 1, kernels.sigmoid(z)).astype(x.dtype, copy=False)
-
-    def slope_again(x):
+    def slope(x):
         z = multiply(x, beta)
         return where(z.array > threshold, 1, sigmoid(z))
 
-    return pointwise("softplus", x, compute, slope, slope_again)
+    return of_input("softplus", x, beta, threshold, slope=slope)
 
 
 def log1p(x: Tensor) -> Tensor:
@@ -165,7 +172,7 @@ def log1p(x: Tensor) -> Tensor:
     return pointwise(
         "log1p",
         x,
-        lambda xp, x: xp.log1p(x),
+        "log1p",
         lambda xp, x: 1 / (1 + x),
         lambda x: divide(1, add(x, 1)),
     )
@@ -173,7 +180,13 @@ def log1p(x: Tensor) -> Tensor:
 
 def expm1(x: Tensor) -> Tensor:
     """Return exp(x) - 1, exact for small x."""
-    return pointwise("expm1", x, lambda xp, x: xp.expm1(x), lambda xp, x: xp.exp(x), exp)
+    return pointwise(
+        "expm1",
+        x,
+        "expm1",
+        lambda xp, x: xp.exp(x),
+        exp,
+    )
 
 
 def square(x: Tensor) -> Tensor:
@@ -181,7 +194,11 @@ def square(x: Tensor) -> Tensor:
     if is_counted(x):
         return power(x, 2)
     return pointwise(
-        "square", x, lambda xp, x: x * x, lambda xp, x: 2 * x, lambda x: multiply(x, 2)
+        "square",
+        x,
+        "square",
+        lambda xp, x: 2 * x,
+        lambda x: multiply(x, 2),
     )
 
 
@@ -190,7 +207,7 @@ def reciprocal(x: Tensor) -> Tensor:
     return pointwise(
         "reciprocal",
         x,
-        lambda xp, x: 1 / x,
+        "reciprocal",
         lambda xp, x: -1 / (x * x),
         lambda x: divide(-1, multiply(x, x)),
     )
@@ -225,7 +242,10 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
         below = True if max is None else x <= max
         return (above & below).astype(x.dtype)
 
-    return pointwise("clamp", x, lambda xp, x: xp.clip(x, min, max), is_inside, flat(is_inside))
+    check_floating("clamp", x)
+    limits = -math.inf if min is None else min, math.inf if max is None else max
+    y = rounded(fresh.clip(widened(x.array), min, max), x.dtype)
+    return of_input("clamp", x, *limits, slope=flat(is_inside), y=y)
 
 
 clip = clamp  # NumPy's name
@@ -258,18 +278,13 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
 def sign(x: Tensor) -> Tensor:
     """Return -1, 0 or 1, without a gradient; 0 of NaN, as in PyTorch."""
     check_numbers("sign", x)
-    return Tensor(_sign(xp_of(x.array), x.array))
-
-
-def _sign(xp, x):
-    """Return the sign of x, and 0 of NaN."""
-    return xp.nan_to_num(xp.asarray(xp.sign(x)), copy=False)  # of one number it is a scalar
+    return Tensor(kernels.sign(x.array))
 
 
 def _whole(name, x, keeps=False):
     """Return xp.name(x), or x itself if that keeps integers, without a gradient."""
     check_numbers(name, x)
-    return Tensor(x.array if keeps else getattr(xp_of(x.array), name)(x.array))
+    return Tensor(x.array if keeps else fresh.compute(name, x.array))
 
 
 def floor(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ...array.dtypes import wide
 from ...array.halves import rounded
 from ...array.scatter import add_at
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, array_of, record, record_linear
 from .broadcast import fit, form, summed
 from .operands import check_ids, index_array, is_counted, sum_dtype
 from .reduction import reduced_dims
@@ -126,15 +126,8 @@ def index_select(x: Tensor, dim: int, index: Any) -> Tensor:
 
 def _rows(x, index):
     """Return rows index [n] of x [V, ...]; the gradients of a row are added in their order."""
-    num_rows = x.shape[0]
-
-    def backward(gradient, wanted):
-        return (_added_rows(gradient, index, num_rows),)
-
-    def differentiable(gradient, wanted, output):
-        return (_rows_adjoint(gradient, index, num_rows),)
-
-    return record(fresh.rows(x.array, index), (x,), backward, differentiable=differentiable)
+    rows = fresh.rows(x.array, index)
+    return record_linear(rows, x, _added_rows, _rows_adjoint, index, x.shape[0])
 
 
 def _added_rows(rows, index, num_rows):
@@ -148,12 +141,8 @@ def _added_rows(rows, index, num_rows):
 
 def _rows_adjoint(x, index, num_rows):
     """Return _added_rows of a Tensor, recorded."""
-    return record(
-        _added_rows(x.array, index, num_rows),
-        (x,),
-        lambda gradient, wanted: (fresh.rows(gradient, index),),
-        differentiable=lambda gradient, wanted, output: (_rows(gradient, index),),
-    )
+    added = _added_rows(x.array, index, num_rows)
+    return record_linear(added, x, fresh.rows, _rows, index)
 
 
 def index_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:

@@ -38,16 +38,10 @@ def joint_linear(
 ) -> "list[JointPart] | None":
     """Return [view(x weight^T + bias), ...] by one product; None where it takes several.
 
-    Parameters
-    ----------
-    x
-        [..., in], on a GPU.
-    weights, biases
-        [out, in] and [out] or None of each part.
-    views
-        [..., out] -> a view of it, of each part.
-    is_dense
-        Parts must not have gaps between rows.
+    x                 [..., in], on a GPU
+    weights, biases   [out, in] and [out] or None of each part
+    views             [..., out] -> a view of it, of each part
+    is_dense          parts must not have gaps between rows
     """
     form = _form_of(x, weights, biases, is_dense)
     if form is None:
@@ -301,10 +295,7 @@ class GradientPlace:
 class JointPart(Tensor):
     """A part of what joint_linear made, whose array nobody else reads.
 
-    Attributes
-    ----------
-    place
-        Where the gradient of the part belongs.
+    place   where the gradient of the part belongs
     """
 
     __slots__ = ("place",)

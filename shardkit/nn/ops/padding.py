@@ -107,8 +107,10 @@ def _continued(x, dim, before, after, mode):
         parts = [_reversed(part(1, before + 1), dim), x, part(size - 1 - after, size - 1)]
         parts[2] = _reversed(parts[2], dim)
     else:
-        shape = [(*x.shape[:dim], count, *x.shape[dim + 1 :]) for count in (before, after)]
-        parts = [expand(part(0, 1), shape[0]), x, expand(part(size - 1, size), shape[1])]
+        left, right = x.shape[:dim], x.shape[dim + 1 :]
+        first = expand(part(0, 1), (*left, before, *right))
+        last = expand(part(size - 1, size), (*left, after, *right))
+        parts = [first, x, last]
     return concatenate([one for one in parts if one.shape[dim]] or [x], dim)
 
 

@@ -5,30 +5,32 @@ means is that of the whole window. The first of equal elements takes the gradien
 order, as in PyTorch.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
+from ...annotations import PerDim
 from ...arguments import is_integer, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
 from .convolution import per_dim
 from .elementwise import multiply
+from .families import of_dims
 from .operands import check_floating
 from .reduction import mean
 from .windows import window_maxima, window_sums
 
 
-def max_pool1d(
+def _max_pool(
+    num_dims: int,
     x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    dilation: PerDim = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    """Return the largest element of each window of x [N, C, L].
+    """Return the largest element of each window of x [N, C, *grid].
 
     Parameters
     ----------
@@ -46,51 +48,26 @@ def max_pool1d(
     ConfigurationError
         On other arguments; return_indices=True is refused.
     """
-    form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    return _max_pool("max_pool1d", 1, x, *form)
+    name = f"max_pool{num_dims}d"
+    _refuse_indices(name, return_indices)
+    form = _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode)
+    windows = tuple([lines.pooling(*along, True, False) for along in form])
+    if not all((line.weight.sum(axis=0) > 0).all() for line in windows):
+        raise ShapeError(f"{name} of x {x.shape}: a window lies in the padding alone")
+    return window_maxima(x, windows)
 
 
-def max_pool2d(
+def _avg_pool(
+    num_dims: int,
     x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor:
-    """Return the largest element of each window of x [N, C, H, W]; see max_pool1d."""
-    form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    return _max_pool("max_pool2d", 2, x, *form)
-
-
-def max_pool3d(
-    x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor:
-    """Return the largest element of each window of x [N, C, D, H, W]; see max_pool1d."""
-    form = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    return _max_pool("max_pool3d", 3, x, *form)
-
-
-MAX_POOLS = (max_pool1d, max_pool2d, max_pool3d)
-
-
-def avg_pool1d(
-    x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """Return the mean of each window of x [N, C, L], or its sum divided by divisor_override.
+    """Return the mean of each window of x [N, C, *grid], or its sum divided by divisor_override.
 
     Parameters
     ----------
@@ -104,97 +81,45 @@ def avg_pool1d(
     ShapeError, ConfigurationError
         As max_pool1d.
     """
-    form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return _avg_pool("avg_pool1d", 1, x, *form)
+    name = f"avg_pool{num_dims}d"
+    divisor = divisor_override
+    is_right = divisor is None or is_integer(divisor, at_least=1)
+    require(is_right, f"{name} with divisor_override", divisor, "an int, at least 1, or None")
+    form = _form(name, num_dims, x, kernel_size, stride, padding, 1, ceil_mode)
+    for dim, (size, *window) in reversed(list(enumerate(form, 2))):
+        x = window_sums(x, dim, lines.pooling(size, *window, count_include_pad, divisor is None))
+    return x if divisor is None else multiply(x, 1 / divisor)
 
 
-def avg_pool2d(
-    x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """Return the mean of each window of x [N, C, H, W], or its sum over divisor_override; see
-    avg_pool1d.
-    """
-    form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return _avg_pool("avg_pool2d", 2, x, *form)
-
-
-def avg_pool3d(
-    x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """Return the mean of each window of x [N, C, D, H, W], or its sum over divisor_override; see
-    avg_pool1d.
-    """
-    form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return _avg_pool("avg_pool3d", 3, x, *form)
-
-
-def adaptive_avg_pool1d(x: Tensor, output_size: Any) -> Tensor:
-    """Return the means of output_size windows that share x [N, C, L], from floor to ceil.
+def _adaptive_avg_pool(num_dims: int, x: Tensor, output_size: Any) -> Tensor:
+    """Return the means of output_size windows that share x [N, C, *grid], from floor to ceil.
 
     Parameters
     ----------
     output_size
         An int, or one for each dimension; None: as many as x has.
     """
-    return _adaptive("adaptive_avg_pool1d", 1, x, output_size, False)
+    sizes, windows = _shares(f"adaptive_avg_pool{num_dims}d", num_dims, x, output_size)
+    if max(sizes) == 1:
+        return mean(x, tuple(range(2, x.ndim)), keepdim=True)
+    for dim, line in reversed(list(enumerate(windows, 2))):
+        x = window_sums(x, dim, line)
+    return x
 
 
-def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
-    """Return the means of windows that share x [N, C, H, W]; see adaptive_avg_pool1d."""
-    return _adaptive("adaptive_avg_pool2d", 2, x, output_size, False)
-
-
-def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:
-    """Return the means of windows that share x [N, C, D, H, W]; see adaptive_avg_pool1d."""
-    return _adaptive("adaptive_avg_pool3d", 3, x, output_size, False)
-
-
-def adaptive_max_pool1d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
-    """Return the largest elements of windows that share x [N, C, L]; see adaptive_avg_pool1d."""
-    _refuse_indices("adaptive_max_pool1d", return_indices)
-    return _adaptive("adaptive_max_pool1d", 1, x, output_size, True)
-
-
-def adaptive_max_pool2d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
-    """Return the largest elements of windows that share x [N, C, H, W]."""
-    _refuse_indices("adaptive_max_pool2d", return_indices)
-    return _adaptive("adaptive_max_pool2d", 2, x, output_size, True)
-
-
-def adaptive_max_pool3d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
-    """Return the largest elements of windows that share x [N, C, D, H, W]."""
-    _refuse_indices("adaptive_max_pool3d", return_indices)
-    return _adaptive("adaptive_max_pool3d", 3, x, output_size, True)
-
-
-def _max_pool(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices):
+def _adaptive_max_pool(
+    num_dims: int, x: Tensor, output_size: Any, return_indices: bool = False
+) -> Tensor:
+    """Return the largest elements of windows that share x; see adaptive_avg_pool1d."""
+    name = f"adaptive_max_pool{num_dims}d"
     _refuse_indices(name, return_indices)
-    form = _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode)
-    windows = tuple([lines.pooling(*along, True, False) for along in form])
-    if not all((line.weight.sum(axis=0) > 0).all() for line in windows):
-        raise ShapeError(f"{name} of x {x.shape}: a window lies in the padding alone")
-    return window_maxima(x, windows)
+    return window_maxima(x, _shares(name, num_dims, x, output_size)[1])
 
 
-def _avg_pool(name, num_dims, x, kernel_size, stride, padding, ceil_mode, counts, divisor):
-    is_right = divisor is None or is_integer(divisor, at_least=1)
-    require(is_right, f"{name} with divisor_override", divisor, "an int, at least 1, or None")
-    form = _form(name, num_dims, x, kernel_size, stride, padding, 1, ceil_mode)
-    for dim, (size, *window) in reversed(list(enumerate(form, 2))):
-        x = window_sums(x, dim, lines.pooling(size, *window, counts, divisor is None))
-    return x if divisor is None else multiply(x, 1 / divisor)
+max_pool1d, max_pool2d, max_pool3d = MAX_POOLS = of_dims(_max_pool)
+avg_pool1d, avg_pool2d, avg_pool3d = of_dims(_avg_pool)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = of_dims(_adaptive_avg_pool)
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = of_dims(_adaptive_max_pool)
 
 
 def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
@@ -212,9 +137,8 @@ def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
                 f"{name} with padding = {padding}, kernel_size = {kernel}; wanted at most half of "
                 "the window"
             )
-        count = (
-            -(-(size + 2 * p - reach) // s) + 1 if ceil_mode else (size + 2 * p - reach) // s + 1
-        )
+        room = size + 2 * p - reach
+        count = (-(-room // s) if ceil_mode else room // s) + 1
         if ceil_mode and (count - 1) * s >= size + p:
             count -= 1  # windows begin on the grid or before it
         if count < 1:
@@ -226,21 +150,14 @@ def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
     return form
 
 
-def _adaptive(name, num_dims, x, output_size, takes_maxima):
-    """Return maxima or means of windows that share each dimension."""
+def _shares(name, num_dims, x, output_size):
+    """Return (sizes, windows) of windows that share each dimension."""
     check_pooled(name, num_dims, x)
     sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * num_dims
     if len(sizes) == num_dims:
         sizes = [size if want is None else want for size, want in zip(x.shape[2:], sizes)]
     sizes = per_dim(name, "output_size", sizes, num_dims)
-    windows = tuple([lines.adaptive(*pair) for pair in zip(x.shape[2:], sizes)])
-    if takes_maxima:
-        return window_maxima(x, windows)
-    if max(sizes) == 1:
-        return mean(x, tuple(range(2, x.ndim)), keepdim=True)
-    for dim, line in reversed(list(enumerate(windows, 2))):
-        x = window_sums(x, dim, line)
-    return x
+    return sizes, tuple([lines.adaptive(*pair) for pair in zip(x.shape[2:], sizes)])
 
 
 def check_pooled(name, num_dims, x):

@@ -73,7 +73,8 @@ def lstm(
         for t in range(steps - 1, -1, -1):
             for_before = empty((batch, width), dtype, xp)
             out = (for_gates[t], for_before)
-            for_hidden = through.for_hidden + gradient[t]
+            for_hidden = through.for_hidden  # of step t's products; now of what it returned
+            for_hidden += gradient[t]
             inputs = (for_hidden, for_cell, gates[t], cells[t], cells[t + 1])
             _store(out, kernels.lstm_step_backward(*inputs, out=out))
             for_cell = for_before
@@ -134,7 +135,8 @@ def gru(
         through = _StepGradients(x, w_ih, w_hh, wanted[0])
         for t in range(steps - 1, -1, -1):
             out = (for_input[t], for_products[t], empty((batch, width), dtype, xp))
-            for_hidden = through.for_hidden + gradient[t]
+            for_hidden = through.for_hidden  # of step t's products; now of what it returned
+            for_hidden += gradient[t]
             _store(out, kernels.gru_step_backward(for_hidden, gates[t], states[t], out=out))
             through.step(t, for_input[t], for_products[t])
             through.for_hidden += out[2]

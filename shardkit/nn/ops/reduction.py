@@ -3,39 +3,31 @@
 dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in its place.
 """
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy
 
+from ...annotations import PerDim
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record, record_linear
 from .broadcast import reshaped, stretched
 from .elementwise import divide, multiply, subtract
 from .operands import FLOAT32, in_float64, is_counted, sum_dtype
 
 
-def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def sum(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim, of booleans and integers as int64."""
     dims = reduced_dims(x, dim)
     if is_counted(x):
         return Tensor(x.array.sum(axis=dims, dtype=sum_dtype("sum", x), keepdims=keepdim))
-    shape = x.shape
-
-    def backward(gradient, wanted):
-        return (_stretch(gradient, shape, dims, keepdim),)
-
-    def differentiable(gradient, wanted, output):
-        return (_stretch_again(gradient, shape, dims),)
-
     total = halves.total(x.array, dims, keepdim)
-    return record(total, (x,), backward, differentiable=differentiable)
+    return record_linear(total, x, _stretch, _stretch_again, x.shape, dims)
 
 
-def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def mean(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the sum over dim, divided by the number of elements: float32 of what is counted.
 
     Raises
@@ -50,7 +42,7 @@ def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
         return Tensor((sum(x, dims, keepdim).array / count).astype(FLOAT32))
 
     def backward(gradient, wanted):
-        return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
+        return (_stretch(fresh.compute("divide", gradient, count), shape, dims),)
 
     def differentiable(gradient, wanted, output):
         return (_stretch_again(divide(gradient, count), shape, dims),)
@@ -59,12 +51,12 @@ def mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
     return record(total / count, (x,), backward, differentiable=differentiable)
 
 
-def max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def max(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the largest element over dim; equal ones share the gradient (as in torch.amax)."""
     return _extreme("max", x, dim, keepdim)
 
 
-def min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def min(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the smallest element over dim; equal ones share the gradient (as in torch.amin)."""
     return _extreme("min", x, dim, keepdim)
 
@@ -95,17 +87,17 @@ def _extreme(name, x, dim, keepdim):
     )
 
 
-def any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def any(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return whether an element over dim is not 0: booleans, which take no gradient."""
     return Tensor(x.array.astype(bool).any(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
-def all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def all(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return whether all elements over dim are not 0: booleans, which take no gradient."""
     return Tensor(x.array.astype(bool).all(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
-def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def variance(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the mean squared distance from the mean over dim; the divisor is the count."""
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")
@@ -118,7 +110,7 @@ def variance(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = 
     def backward(gradient, wanted):
         return (
             rounded(
-                _stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centered(),
+                _stretch(widened(gradient) * (2 / count), x.shape, dims) * centered(),
                 x.dtype,
             ),
         )
@@ -181,11 +173,10 @@ def _count(x, dims, name):
     return count
 
 
-def _stretch(gradient, shape, dims, keepdim):
+def _stretch(gradient, shape, dims):
     """Return the gradient of a reduction, repeated over its dimensions, as a read-only view."""
-    if not keepdim:
-        gradient = gradient.reshape([1 if d in dims else size for d, size in enumerate(shape)])
-    return xp_of(gradient).broadcast_to(gradient, shape)
+    by_dim = [1 if d in dims else size for d, size in enumerate(shape)]
+    return xp_of(gradient).broadcast_to(gradient.reshape(by_dim), shape)
 
 
 def _stretch_again(gradient, shape, dims):

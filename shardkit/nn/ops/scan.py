@@ -46,7 +46,8 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
         result = xp.moveaxis(widened(gradient), dim, 0).copy()
         is_zero = rows == 0  # what comes after a zero does not count, though it is infinite
         for i in range(len(rows) - 2, -1, -1):
-            result[i] += xp.where(is_zero[i + 1], 0, rows[i + 1] * result[i + 1])
+            later = i + 1
+            result[i] += xp.where(is_zero[later], 0, rows[later] * result[later])
         has_zero = is_zero[:-1].cumsum(axis=0) > 0
         result[1:] = xp.where(has_zero, 0, result[1:] * rows[:-1].cumprod(axis=0))
         return (rounded(xp.moveaxis(result, 0, dim), dtype),)

@@ -14,7 +14,7 @@ from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, array_of, record, record_linear
 from .elementwise import multiply
 from .indexing import index_select
 from .operands import check_ids, in_float64, index_array, is_counted, sum_dtype
@@ -29,19 +29,15 @@ def segment_sum(x: Tensor, ids: Any, num_segments: int) -> Tensor:
         Integers in [0, num_segments), in any order.
     """
     ids = _checked("segment_sum", x, ids, num_segments)
-    dtype = x.dtype
-
-    def backward(gradient, wanted):
-        return (fresh.rows(gradient, ids),)
-
-    def differentiable(gradient, wanted, output):
-        return (index_select(gradient, 0, ids),)
-
     if is_counted(x):
         array = x.array.astype(sum_dtype("segment_sum", x), copy=False)
         return Tensor(_sums(array, ids, num_segments))
-    sums = _sums(x.array, ids, num_segments)
-    return record(rounded(sums, dtype), (x,), backward, differentiable=differentiable)
+
+    def again(gradient, ids):
+        return index_select(gradient, 0, ids)
+
+    sums = rounded(_sums(x.array, ids, num_segments), x.dtype)
+    return record_linear(sums, x, fresh.rows, again, ids)
 
 
 def segment_mean(x: Tensor, ids: Any, num_segments: int) -> Tensor:

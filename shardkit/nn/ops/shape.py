@@ -5,25 +5,26 @@ gradient goes back to where each element came from; elements that were taken sev
 sum.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
-from ...annotations import DTypeLike
+from ...annotations import DTypeLike, PerDim
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
 from ...array.halves import rounded
 from ...array.scatter import add_at
 from ...errors import ShapeError
-from ..autograd import Tensor, _index, array_of, record
+from ..autograd import Tensor, _index, array_of, record, record_linear
 from .broadcast import fit, form, reshaped, summed
 from .operands import check_ids, common, index_array
 from .reduction import reduced_dims
 
 
-def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
+def reshape(x: Tensor, shape: PerDim) -> Tensor:
     """Return the elements, in C order, in another shape; one size may be -1."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     try:
@@ -44,27 +45,22 @@ def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
             "once"
         )
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
-    return record(
-        x.array.transpose(dims),
-        (x,),
-        lambda gradient, wanted: (gradient.transpose(inverse),),
-        view_of=x,
-        differentiable=lambda gradient, wanted, output: (permute(gradient, inverse),),
-    )
+
+    def turned(array, dims):
+        return array.transpose(dims)
+
+    return record_linear(turned(x.array, dims), x, turned, permute, inverse, view_of=x)
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
     """Return x with two dimensions exchanged."""
     dim0, dim1 = reduced_dims(x, dim0) + reduced_dims(x, dim1)
 
-    def backward(gradient, wanted):
-        return (gradient.swapaxes(dim0, dim1),)
+    def swapped(array, dim0, dim1):
+        return array.swapaxes(dim0, dim1)
 
-    def differentiable(gradient, wanted, output):
-        return (transpose(gradient, dim0, dim1),)
-
-    swapped = x.array.swapaxes(dim0, dim1)
-    return record(swapped, (x,), backward, view_of=x, differentiable=differentiable)
+    y = swapped(x.array, dim0, dim1)
+    return record_linear(y, x, swapped, transpose, dim0, dim1, view_of=x)
 
 
 def squeeze(x: Tensor, dim: int) -> Tensor:
@@ -96,14 +92,7 @@ def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
         raise ShapeError(
             f"expand of {x.shape} to {tuple(shape)}; from the right, sizes must be equal or 1"
         ) from None
-    form_x = form(x)
-    return record(
-        y,
-        (x,),
-        lambda gradient, wanted: (fit(gradient, form_x),),
-        view_of=x,
-        differentiable=lambda gradient, wanted, output: (summed(gradient, form_x),),
-    )
+    return record_linear(y, x, fit, summed, form(x), view_of=x)
 
 
 def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -175,15 +164,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         y = x.array[index]
     except IndexError as error:
         raise ShapeError(f"index into a tensor of shape {x.shape}: {error}") from None
-    shape = x.shape
-
-    def backward(gradient, wanted):
-        return (_put(gradient, index, shape),)
-
-    def differentiable(gradient, wanted, output):
-        return (_placed(gradient, index, shape),)
-
-    return record(y, (x,), backward, view_of=x if is_view else None, differentiable=differentiable)
+    return record_linear(y, x, _put, _placed, index, x.shape, view_of=x if is_view else None)
 
 
 def _put(values, index, shape):
@@ -200,12 +181,7 @@ def _put(values, index, shape):
 
 def _placed(x, index, shape):
     """Return _put of a Tensor, recorded: the adjoint of getitem."""
-    return record(
-        _put(x.array, index, shape),
-        (x,),
-        lambda gradient, wanted: (gradient[index],),
-        differentiable=lambda gradient, wanted, output: (getitem(gradient, index),),
-    )
+    return record_linear(_put(x.array, index, shape), x, operator.getitem, getitem, index)
 
 
 def _is_basic(index) -> bool:
@@ -246,13 +222,12 @@ def gather(x: Tensor, dim: int, index: Any) -> Tensor:
         by_dim[dim] = index
         return tuple(by_dim)
 
-    def backward(gradient, wanted):
-        return (_put(gradient, places(), shape),)
-
-    def differentiable(gradient, wanted, output):
-        return (_placed(gradient, places(), shape),)
-
-    return record(y, (x,), backward, differentiable=differentiable)
+    return record_linear(
+        y,
+        x,
+        lambda gradient: _put(gradient, places(), shape),
+        lambda gradient: _placed(gradient, places(), shape),
+    )
 
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
@@ -261,12 +236,6 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     No gradient flows to integers or booleans.
     """
     y = halves.copy(x.array, dtype)
-    dtype_before = x.dtype
     if not is_floating(y.dtype):
         return Tensor(y)
-    return record(
-        y,
-        (x,),
-        lambda gradient, wanted: (halves.copy(gradient, dtype_before),),
-        differentiable=lambda gradient, wanted, output: (cast(gradient, dtype_before),),
-    )
+    return record_linear(y, x, halves.copy, cast, x.dtype)

@@ -4,12 +4,12 @@ dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in i
 floats are computed in float32.
 """
 
-from collections.abc import Sequence
 from math import inf
 from math import prod as product
 
 import numpy
 
+from ...annotations import PerDim
 from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import wide
@@ -23,7 +23,7 @@ from .reduction import max, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
 
 
-def prod(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def prod(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the product over dim; the gradient of an element is the product of the others.
 
     It is right where elements are 0: the others' product is that of all before times all after.
@@ -31,7 +31,8 @@ def prod(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
     dims = reduced_dims(x, dim)
     kept = [d for d in range(x.ndim) if d not in dims]
     sizes = [x.shape[d] for d in kept]
-    rows = reshape(permute(x, (*kept, *dims)), (*sizes, product([x.shape[d] for d in dims])))
+    length = product([x.shape[d] for d in dims])
+    rows = reshape(permute(x, (*kept, *dims)), (*sizes, length))
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)] if keepdim else sizes
     return reshape(_row_products(rows), shape)
 
@@ -44,9 +45,11 @@ def _row_products(x):
     def backward(gradient, wanted):
         rows = widened(x.array)
         ones = xp.ones((*rows.shape[:-1], 1), rows.dtype)
-        before = xp.concatenate([ones, rows[..., :-1]], axis=-1)[..., : rows.shape[-1]]
-        after = xp.concatenate([rows[..., 1:], ones], axis=-1)[..., : rows.shape[-1]]
-        others = before.cumprod(axis=-1) * after[..., ::-1].cumprod(axis=-1)[..., ::-1]
+        length = rows.shape[-1]
+        before = xp.concatenate([ones, rows[..., :-1]], axis=-1)[..., :length]
+        after = xp.concatenate([rows[..., 1:], ones], axis=-1)[..., :length]
+        from_the_end = after[..., ::-1].cumprod(axis=-1)
+        others = before.cumprod(axis=-1) * from_the_end[..., ::-1]
         return (rounded(widened(gradient)[..., None] * others, dtype),)
 
     y = widened(x.array).prod(axis=-1, dtype=sum_dtype("prod", x))
@@ -55,7 +58,7 @@ def _row_products(x):
     return record(rounded(xp.asarray(y), dtype), (x,), backward, needs=(x,))
 
 
-def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def logsumexp(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the logarithm of the sum of exp(x) over dim, without overflow for any x.
 
     The gradient is softmax(x).
@@ -92,7 +95,7 @@ def logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool =
 
 
 def var(
-    x: Tensor, dim: int | Sequence[int] | None = None, correction: float = 1, keepdim: bool = False
+    x: Tensor, dim: PerDim | None = None, correction: float = 1, keepdim: bool = False
 ) -> Tensor:
     """Return the squared distances from the mean, summed over dim, by count - correction.
 
@@ -115,7 +118,7 @@ def var(
 
 
 def std(
-    x: Tensor, dim: int | Sequence[int] | None = None, correction: float = 1, keepdim: bool = False
+    x: Tensor, dim: PerDim | None = None, correction: float = 1, keepdim: bool = False
 ) -> Tensor:
     """Return the square root of var; where that is 0, the gradient is 0."""
     if is_counted(x):
@@ -123,9 +126,7 @@ def std(
     return _of_squares(lambda x: _root(var(x, dim, correction, keepdim)), x, dim)
 
 
-def norm(
-    x: Tensor, p: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False
-) -> Tensor:
+def norm(x: Tensor, p: float = 2, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     """Return the p-norm of the elements over dim.
 
     Parameters

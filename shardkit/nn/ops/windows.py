@@ -10,7 +10,7 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...array.lines import along, read, tap_counts
 from ...array.reference.pooling import read_tap
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record_linear
 
 PIECE_ELEMENTS = 1 << 17
 
@@ -22,14 +22,11 @@ def window_sums(x: Tensor, dim: int, windows) -> Tensor:
     """
     dtype = x.dtype
 
-    def backward(gradient, wanted):
-        return (rounded(_sums(widened(gradient), dim, windows.back), dtype),)
+    def sums(array, dim, windows):
+        return rounded(_sums(widened(array), dim, windows), dtype)
 
-    def differentiable(gradient, wanted, output):
-        return (window_sums(gradient, dim, windows.back),)
-
-    y = rounded(_sums(widened(x.array), dim, windows), dtype)
-    return record(y, (x,), backward, gives_new=True, differentiable=differentiable)
+    y = sums(x.array, dim, windows)
+    return record_linear(y, x, sums, window_sums, dim, windows.back, gives_new=True)
 
 
 def window_maxima(x: Tensor, windows) -> Tensor:
@@ -44,27 +41,18 @@ def window_maxima(x: Tensor, windows) -> Tensor:
 
 def _recorded(x, y, chosen, windows):
     """Return y, which reads x where `chosen` says."""
-
-    def backward(gradient, wanted):
-        return (kernels.pool_maxima_backward(gradient, chosen, windows),)
-
-    def differentiable(gradient, wanted, output):
-        return (_placed(gradient, chosen, windows),)
-
-    return record(y, (x,), backward, gives_new=True, differentiable=differentiable)
+    place = kernels.pool_maxima_backward
+    return record_linear(y, x, place, _placed, chosen, windows, gives_new=True)
 
 
 def _placed(gradient, chosen, windows):
     """Return the gradient of x as a Tensor, recorded: its own gradient is what was chosen."""
 
-    def backward(second, wanted):
-        return (_picked(second, chosen, windows),)
-
-    def differentiable(second, wanted, output):
-        return (_recorded(second, _picked(second.array, chosen, windows), chosen, windows),)
+    def picked_again(second, chosen, windows):
+        return _recorded(second, _picked(second.array, chosen, windows), chosen, windows)
 
     placed = kernels.pool_maxima_backward(gradient.array, chosen, windows)
-    return record(placed, (gradient,), backward, gives_new=True, differentiable=differentiable)
+    return record_linear(placed, gradient, _picked, picked_again, chosen, windows, gives_new=True)
 
 
 def _picked(x, chosen, windows):
@@ -84,7 +72,8 @@ def _sums(x, dim, windows):
     shape = [*x.shape]
     shape[dim] = windows.index.shape[1]
     total = fresh.zeros(tuple(shape), x.dtype, xp)
-    planes, sums = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in (x, total)]
+    all_planes = x.shape[0] * x.shape[1]
+    planes, sums = [a.reshape(all_planes, *a.shape[2:]) for a in (x, total)]
     num_planes = len(planes)
     if xp is numpy:
         num_planes = PIECE_ELEMENTS // max(1, *[prod(a.shape[1:]) for a in (planes, sums)])

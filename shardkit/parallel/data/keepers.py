@@ -8,8 +8,8 @@
     Window     its span, in memory that all   wait until all ranks       (others keep gradients)
                ranks of the group share       have written
 
-What blocks read is lent AsItIs, or Rounded to half floats that lie in a keeper beside: the rank
-rounds what it has of the master weights, in a Whole or a Shard, and then that keeper gathers.
+What blocks read is what is trained, or half floats in a keeper beside it: each rank rounds what it
+has of the master weights (RoundedWhole, RoundedShard), and gathers the rest there.
 
 A group is the data axis, or a run of it: then as many groups keep the same (movement.py). They add
 their gradients after reduce, so that each takes the same step by itself; each element is owned in
@@ -35,11 +35,10 @@ from ...layout.policy import SHARD, WHOLE, Policy
 
 
 class Freshness(IntEnum):
-    """What the memory that blocks read has in it."""
+    """What blocks would read."""
 
-    ABSENT = 0  # there is none
-    STALE = 1  # other values than those that ranks own
-    CURRENT = 2  # what all ranks own
+    STALE = 0  # nothing, or other values than those that ranks own
+    CURRENT = 1  # what all ranks own
 
 
 def nothing(own) -> None:
@@ -146,19 +145,12 @@ class Whole(Keeper):
         """Do nothing: each rank has filled all of `whole`."""
 
     @staticmethod
-    def after_step(lent: Keeper, lending) -> Freshness:
-        """Return what blocks would read after each rank has updated all that it keeps."""
-        return lending.after_spread(lent)
+    def after_step(source) -> Freshness:
+        """Return what blocks would read after each rank has updated all that it keeps.
 
-    # for masters of half floats
-
-    def begin_lending(self, lent: Keeper) -> None:
-        """Do nothing: rounding sends no message."""
-
-    def lend(self, lent: Keeper) -> None:
-        """Round all. No communication."""
-        whole = lent.take()
-        halves.rounded(self.array, whole.dtype, whole)
+        source   what gathers it: see Keepers.keep_parameters
+        """
+        return source.after_spread
 
     # what a rank has
 
@@ -255,20 +247,9 @@ class Shard(Keeper):
         site.movement.group.all_gather(whole[site.shard], whole)
 
     @staticmethod
-    def after_step(lent: Keeper, lending) -> Freshness:
+    def after_step(source) -> Freshness:
         """Return what blocks would read after each rank has updated its span."""
         return Freshness.STALE
-
-    def begin_lending(self, lent: Keeper) -> None:
-        """Round the span, and send half floats ahead. Collective over the group."""
-        lent.begin_gather(self._round)
-
-    def lend(self, lent: Keeper) -> None:
-        """Round the span, and gather half floats. Collective over the group."""
-        lent.gather(self._round)
-
-    def _round(self, own):
-        halves.rounded(self.array, own.dtype, own)
 
     @property
     def shard(self):
@@ -413,46 +394,47 @@ class Window(Keeper):
         return self.whole[: self._site.layout.length]
 
 
-class AsItIs:
-    """How parameters get to blocks in the dtype that they are trained in."""
-
-    def begin_gather(self, lent: Keeper) -> None:
-        """Post the messages of gather(), which comes next. Collective over the group."""
-        lent.begin_gather()
-
-    def gather(self, lent: Keeper) -> None:
-        """Fill what is lent. Collective over the group."""
-        lent.gather()
-
-    def after_spread(self, lent: Keeper) -> Freshness:
-        """Return what blocks would read after all ranks have what their owners wrote."""
-        return lent.after_spread
-
-
-class Rounded:
-    """How they get there as half floats, of master weights in another keeper.
-
-    Master weights are kept like the optimizer state, and counted with it. A rank that has all of
-    them rounds all, without a message; else each rank rounds its shard, and half the bytes travel.
+class RoundedWhole:
+    """Fills what blocks read with half floats, of master weights of which this rank has all. No
+    communication.
     """
 
-    def __init__(self, masters: Whole | Shard):
-        self._masters = masters
+    after_spread = Freshness.STALE
 
-    def begin_gather(self, lent: Keeper) -> None:
-        """Post the messages of gather(), which comes next. Collective over the group."""
-        self._masters.begin_lending(lent)
+    def __init__(self, masters: Whole, lent: Keeper):
+        self._masters, self._lent = masters, lent
 
-    def gather(self, lent: Keeper) -> None:
-        """Fill what is lent. Collective over the group unless this rank has all master weights."""
-        self._masters.lend(lent)
+    def begin_gather(self) -> None:
+        """Do nothing: rounding sends no message."""
 
-    def after_spread(self, lent: Keeper) -> Freshness:
-        """Return what blocks would read after all ranks have what their owners wrote."""
-        return Freshness.STALE
+    def gather(self) -> None:
+        """Round all."""
+        whole = self._lent.take()
+        halves.rounded(self._masters.array, whole.dtype, whole)
+
+
+class RoundedShard:
+    """Fills it where this rank has its shard of the master weights: half as many bytes travel."""
+
+    after_spread = Freshness.STALE
+
+    def __init__(self, masters: Shard, lent: Keeper):
+        self._masters, self._lent = masters, lent
+
+    def begin_gather(self) -> None:
+        """Round the shard, and post the messages of gather(). Collective over the group."""
+        self._lent.begin_gather(self._round)
+
+    def gather(self) -> None:
+        """Round the shard, and gather half floats. Collective over the group."""
+        self._lent.gather(self._round)
+
+    def _round(self, own):
+        halves.rounded(self._masters.array, own.dtype, own)
 
 
 KEEPERS = {WHOLE: Whole, SHARD: Shard}
+_ROUNDED: dict[type, Any] = {Whole: RoundedWhole, Shard: RoundedShard}  # of master weights
 
 
 @dataclass(frozen=True)
@@ -471,7 +453,10 @@ class Keepers:
 
     def keep_parameters(self, site) -> tuple:
         """Return the keeper of what this rank trains of a unit's parameters, that of what blocks
-        read, and how the one gets into the other. Collective over the data axis.
+        read, and what gathers from the one into the other: that keeper itself, or what rounds.
+
+        Collective over the data axis. Master weights of half floats are kept like the optimizer
+        state, and counted with it.
         """
         dtype = site.pools.compute_dtype
         is_rounded = dtype != site.layout.dtype
@@ -481,6 +466,6 @@ class Keepers:
         if lent is None:
             lent = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
         if not is_rounded:
-            return lent, lent, AsItIs()
+            return lent, lent, lent
         masters = self.state.of_state(site)
-        return masters, lent, Rounded(masters)
+        return masters, lent, _ROUNDED[self.state](masters, lent)

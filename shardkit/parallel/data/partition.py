@@ -57,6 +57,11 @@ class UnitPlan:
         return own + sum(part.num_elements for part in self.parts)
 
     @property
+    def dtype(self) -> str:
+        """The dtype of its parameters, in which they are trained."""
+        return str(next(iter(self.parameters.values())).dtype)
+
+    @property
     def is_frozen(self) -> bool:
         """True if its parameters take no gradient; else all of them do."""
         return not any(p.requires_grad for p in self.parameters.values())
@@ -70,8 +75,16 @@ class UnitPlan:
         """Return this plan, with what is frozen of a unit or part that is trained in a part of its
         own.
         """
-        own, *apart = _trained_and_frozen(self.parameters)
-        in_parts = [each for part in self.parts for each in _trained_and_frozen(part.parameters)]
+        return self.cut(_trained_and_frozen)
+
+    def cut(self, pieces_of) -> "UnitPlan":
+        """Return this plan with the parameters of the unit, and of each part, cut into pieces.
+
+        pieces_of   parameters -> pieces of them; the first of the unit's stays, all others become
+                    parts
+        """
+        own, *apart = pieces_of(self.parameters)
+        in_parts = [piece for part in self.parts for piece in pieces_of(part.parameters)]
         parts = tuple(UnitPlan((), parameters) for parameters in (*apart, *in_parts))
         return replace(self, parameters=own, parts=parts)
 
@@ -142,18 +155,29 @@ def plan_units_for_stages(
     return smaller
 
 
-def in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
+def with_groups(units: list[UnitPlan], groups: dict, order, rule) -> list[UnitPlan]:
+    """Return the units, of which each has parameters of one group side by side, and those whose
+    rules keep other state in parts of their own.
+
+    groups   {name: group}; order: all groups, which decides
+    """
+    if not groups:
+        return units
+    return [_with_rules_apart(_in_groups(plan, groups, order), rule, groups) for plan in units]
+
+
+def _in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
     """Return the plan with parameters of one group side by side, so that a rule runs once for each.
 
     groups   {name: group}; order: all groups, which decides
     """
     numbers = {group: number for number, group in enumerate(order, 1)}
     names = sorted(plan.parameters, key=lambda name: numbers.get(groups.get(name), 0))
-    parts = tuple(in_groups(part, groups, order) for part in plan.parts)
+    parts = tuple(_in_groups(part, groups, order) for part in plan.parts)
     return replace(plan, parameters={name: plan.parameters[name] for name in names}, parts=parts)
 
 
-def with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
+def _with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
     """Return the plan with parameters whose rules keep other state, or need whole matrices, in
     parts of their own.
 
@@ -164,10 +188,7 @@ def with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
         own = rule_for(name, rule, groups)
         return tuple(own.state_names), matrix_rule_of(own) is not None
 
-    own, *apart = _by_kind(plan.parameters, kind_of)
-    in_parts = [each for part in plan.parts for each in _by_kind(part.parameters, kind_of)]
-    parts = tuple(UnitPlan((), parameters) for parameters in (*apart, *in_parts))
-    return replace(plan, parameters=own, parts=parts)
+    return plan.cut(lambda parameters: _by_kind(parameters, kind_of))
 
 
 def _by_kind(parameters: dict[str, Parameter], kind_of) -> list[dict[str, Parameter]]:

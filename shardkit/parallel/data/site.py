@@ -69,16 +69,12 @@ class Site:
     @cached_property
     def own_pieces(self) -> list[Piece]:
         """The named boxes that this rank owns: over all ranks they tile every parameter once."""
-        return [
-            piece
-            for slot in self.layout.slots
-            for piece in slot.pieces(self.own.start, self.own.stop)
-        ]
+        return self.layout.pieces_in(self.own.start, self.own.stop)
 
     @cached_property
     def all_pieces(self) -> list[Piece]:
         """The named boxes of all elements."""
-        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
+        return self.layout.pieces_in(0, self.layout.length)
 
     @cached_property
     def slots(self) -> list[tuple[slice, tuple[int, ...]]]:

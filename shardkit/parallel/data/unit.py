@@ -57,9 +57,10 @@ class Unit:
     movement   over the data axis; gather and reduce are collective over it
     rule       an optimizer rule; its state is made here, zero
     groups     {name: group} of parameters for which the rule is another; all of a unit keep the
-               same state (partition.with_rules_apart)
+               same state (partition.with_groups)
 
     parameters   the keeper of what this rank trains of them
+    device       where its arrays lie
     lent         the keeper of what blocks read: the same, unless that is rounded
     freshness    what they would read now
     gradients    None if the unit is frozen; then its optimizer has no state
@@ -75,18 +76,21 @@ class Unit:
         groups: dict | None = None,
     ):
         self.plan = plan
+        self.device = pools.device
         self.layout = FlatLayout.of(
             {name: p.shape for name, p in plan.parameters.items()},
             num_shards=movement.group.world_size,
             alignment=NORM_BLOCK,
-            dtype=str(next(iter(plan.parameters.values())).dtype),
+            dtype=plan.dtype,
         )
         self._site = site = Site(self.layout, movement, pools)
-        self.parameters, self.lent, self._lending = keepers.keep_parameters(site)
+        self.parameters, self.lent, self._source = keepers.keep_parameters(site)
         self.optimizer = OptimizerStep(plan, site, keepers, self.parameters, rule, groups or {})
         self.gradients: Any = None if plan.is_frozen else Gradients(plan.parameters, site, keepers)
+        states = {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
+        self._kept = {"model": self.parameters, **states}  # by group in a checkpoint
         self._note(Freshness.STALE)
-        self._after_step = keepers.state.after_step(self.lent, self._lending)
+        self._after_step = keepers.state.after_step(self._source)
         self._bound = None  # the array that parameters are views of
         self._fill_with_initial_values()
 
@@ -145,12 +149,12 @@ class Unit:
         Collective over the data axis; never blocks for long.
         """
         if self.freshness is not Freshness.CURRENT:
-            self._lending.begin_gather(self.lent)
+            self._source.begin_gather()
 
     def gather(self) -> None:
         """Make all parameters readable. Collective over the data axis."""
         if self.freshness is not Freshness.CURRENT:
-            self._lending.gather(self.lent)
+            self._source.gather()
             self.freshness = Freshness.CURRENT
         self.lent.begin_reading()
         whole = self.lent.whole
@@ -177,7 +181,7 @@ class Unit:
 
     def _note(self, freshness: Freshness):
         """Note what blocks would read, if they find anything."""
-        self.freshness = Freshness.ABSENT if self.lent.whole is None else freshness
+        self.freshness = Freshness.STALE if self.lent.whole is None else freshness
 
     def wait_for_readers(self) -> None:
         """Wait until no rank reads the parameters any more, so that their owners may write them.
@@ -226,12 +230,9 @@ class Unit:
         """The parameters that this rank owns, as they are trained, a view."""
         return self.parameters.part(self._site.own)
 
-    def owned_state(self, name: str):
-        """Return what this rank owns of one array of the optimizer state, a view; None if the unit
-        keeps none of this name: it is frozen, or has another rule.
-        """
-        state = self.optimizer.state
-        return state[name].part(self._site.own) if name in state else None
+    def owned_arrays(self) -> dict[str, Any]:
+        """Return {group in a checkpoint: view of what this rank owns}: parameters and the state."""
+        return {group: keeper.part(self._site.own) for group, keeper in self._kept.items()}
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.
@@ -246,8 +247,6 @@ class Unit:
 
     def holdings(self) -> list[Holding]:
         """Return what this rank keeps between steps: parameters and each array of the state."""
-        arrays = {"model": self.parameters}
-        arrays |= {f"optimizer/{name}": state for name, state in self.optimizer.state.items()}
         return [
             Holding(
                 group,
@@ -255,7 +254,7 @@ class Unit:
                 keeper.pieces(self._site),
                 keeper.replicas(self._site),
             )
-            for group, keeper in arrays.items()
+            for group, keeper in self._kept.items()
         ]
 
     def spread(self) -> None:
@@ -265,14 +264,14 @@ class Unit:
         """
         for keeper in (*self.optimizer.state.values(), self.parameters):
             keeper.spread()
-        self._note(self._lending.after_spread(self.lent))
+        self._note(self._source.after_spread)
 
     def follow_masters(self) -> None:
         """Round anew after master weights were written on all ranks that have them.
 
         Collective over the data axis.
         """
-        self.freshness = min(self.freshness, self._lending.after_spread(self.lent))
+        self.freshness = min(self.freshness, self._source.after_spread)
         self.gather_if_lasting()
 
 

@@ -47,10 +47,8 @@ class Callback:
 
         Parameters
         ----------
-        step
-            Steps taken.
-        loss
-            In the unit of the loss.
+        step, loss
+            Steps taken, and in the unit of the loss.
         """
 
     def after_report(self, step: int, values: dict[str, Any]) -> None:
@@ -58,10 +56,8 @@ class Callback:
 
         Parameters
         ----------
-        step
-            Steps taken.
-        values
-            {name: number}.
+        step, values
+            Steps taken, and {name: number}.
         """
 
     def after_validation(self, step: int, values: dict[str, Any]) -> None:
@@ -69,10 +65,8 @@ class Callback:
 
         Parameters
         ----------
-        step
-            Steps taken.
-        values
-            {name: number}.
+        step, values
+            Steps taken, and {name: number}.
         """
 
     def after_checkpoint(self, step: int, folder: str) -> None:
@@ -80,10 +74,8 @@ class Callback:
 
         Parameters
         ----------
-        step
+        step, folder
             Of the checkpoint.
-        folder
-            Its own.
         """
 
     def at_end(self, result: Any) -> None:

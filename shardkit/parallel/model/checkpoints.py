@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import PendingCheckpoint, Saver
-from ...checkpoint.choice import Taken, Which, checked_choice
+from ...checkpoint.choice import Which, checked_choice
 from ...checkpoint.fit import Fit, Wanted
 from ...checkpoint.format.description import state_since, storable
 from ...checkpoint.format.values import lost_in
@@ -21,10 +21,10 @@ from ...checkpoint.load import Checkpoint
 from ...checkpoint.pretrained.folder import TransformersFolder
 from ...checkpoint.saving import Retention
 from ...checkpoint.selection import Selection
-from ...checkpoint.sources import load_from
-from ...checkpoint.store import CheckpointStore, warn_of_skipped
+from ...checkpoint.sources import Loaded, load_from
+from ...checkpoint.store import CheckpointStore
 from ...checkpoint.values import DataWriter
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first, collectively
 from ...comm.same import alike, facts_of
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
@@ -66,7 +66,7 @@ class Checkpoints:
     def image(self) -> bytes:
         """Return parameters, optimizer state and counts as an HDF5 image."""
         state = self._engine.state
-        return make_image(state.counted_boxes(), state.shapes(), self.world, self.describe())
+        return make_image(state.counted_boxes(), self.world, self.describe())
 
     def write_image(self, file) -> None:
         """Write image() to a file object of rank 0."""
@@ -127,11 +127,8 @@ class Checkpoints:
         loss = self._history.last_loss
         features = input_features(engine.model)
         return {
-            "step": state.step_number,
-            "samples_seen": state.samples_seen,
-            "skipped_steps": state.skips.total,
-            "loss_scale": state.loss_scale.state(),
-            "compute_dtype": str(engine.parts.numerics.compute_dtype),
+            **state.counts(),
+            "compute_dtype": str(engine.plan.numerics.compute_dtype),
             "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
             "seed": engine.config.seed,
@@ -179,9 +176,7 @@ class Checkpoints:
     def _agreed(self, path, **others) -> Path:
         """Return the path, if all ranks pass the same, and the same others. Collective."""
         with alike(self.world) as facts:
-            if not isinstance(path, (str, os.PathLike)):
-                raise TypeError(f"path = {path!r}; wanted the path of a folder")
-            path = Path(usable_path(path))
+            path = _folder(path)
             facts |= facts_of({"path": str(path.resolve()), **others})
         return path
 
@@ -194,7 +189,10 @@ class Checkpoints:
         Errors, on all ranks: CheckpointError, the model is unchanged then; ValueError on a
         selection that means nothing.
         """
-        wanted = self._wanted(selection)
+        with alike(self.world) as facts:
+            selected = Selection.of(**selection)
+            facts |= facts_of(vars(selected))
+        wanted = self._wanted(selected)
         fit = load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
         self._adopt(fit)
         return fit.report()
@@ -207,63 +205,60 @@ class Checkpoints:
         return self.load_image(self.world.broadcast_object(data, 0), selection)
 
     def load(self, path, selection: dict, which: Which) -> dict:
-        """Go on from what load_model takes at `path`, and return what it does."""
-        found, fit, skipped, taken = self._read(path, selection, which)
-        self._adopt(fit)
-        self._take_companions(found)
-        if self.world.rank == 0:
-            warn_of_skipped(found, skipped)
-        return {**found.manifest, "skipped": skipped, "chosen": taken.text, **fit.report()}
-
-    def _read(
-        self, path, selection: dict, which: Which
-    ) -> tuple[Checkpoint | TransformersFolder, Fit, list[str], Taken]:
-        """Fill the owned arrays from what load_model takes at `path`; _adopt() comes next.
+        """Go on from what load_model takes at `path`, and return what it does.
 
         selection   arguments of Selection.of
         which       of several checkpoints, see checkpoint/choice.py
-        returns     the checkpoint, how it fits the model, why newer ones were passed over, and
-                    which one it is
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on a
         selection that means nothing; the model is unchanged then.
         """
-        weights, wanted = self._engine.weights, self._wanted(selection)
         several = isinstance(path, tuple)  # folders, of which the newest is taken
-        with collectively(self.world):
-            which = checked_choice(which)
-        paths = [self._agreed(each, checkpoint=which) for each in (path if several else [path])]
-        path = tuple(paths) if several else paths[0]
+        with alike(self.world) as facts:
+            selected, which = Selection.of(**selection), checked_choice(which)
+            paths = [_folder(each) for each in (path if several else [path])]
+            places = ", ".join(str(each.resolve()) for each in paths)
+            facts |= facts_of({**vars(selected), "path": places, "checkpoint": which})
         self.saver.wait()
+        loaded = self._read(tuple(paths) if several else paths[0], self._wanted(selected), which)
+        self._adopt(loaded.fit)
+        self._take_companions(loaded.source)
+        if self.world.rank == 0 and loaded.skipped:
+            reasons = "; ".join(loaded.skipped)
+            warnings.warn(f"{loaded.source.folder} is taken; passed over: {reasons}", stacklevel=3)
+        return loaded.report()
+
+    def _read(self, path: Path | tuple[Path, ...], wanted: Wanted, which: Which) -> Loaded:
+        """Fill the owned arrays from what is there; _adopt() comes next.
+
+        Errors: as load(). Arrays that may be half filled then are made again.
+        """
+        state = self._engine.state
+        is_initial = state.weights.are_seeded and not state.step_number
         try:
             return load_from(
                 path,
                 wanted,
-                self._engine.state.owned_boxes(),
+                state.owned_boxes(),
                 self.world,
                 self._engine.device.copies,
-                expendable=weights.is_initial,
+                expendable=is_initial,
                 which=which,
             )
         except (CheckpointError, OSError):  # on all ranks
-            if weights.is_initial:  # then arrays may be half filled, and are made again
-                self._engine.state.start_over()
+            if is_initial:
+                state.start_over()
             raise
 
-    def _wanted(self, selection: dict) -> Wanted:
+    def _wanted(self, selected: Selection) -> Wanted:
         """Return what the model takes from a checkpoint."""
-        with alike(self.world) as facts:
-            selected = Selection.of(**selection)
-            facts |= facts_of(vars(selected))
         state, features = self._engine.state, input_features(self._engine.model)
         return Wanted(
-            state.shapes(),
-            self._engine.units[0].dtype,
+            state.tensors(),
             self._describe_model(),
             None if features is None else len(features.names),
             state.description(),
             isinstance(state.rule, RatedRule),
             selected,
-            state.buffers.dtypes(),
             awaited=state.weights.awaited(),
             frozen=tuple(state.frozen()),
         )
@@ -283,13 +278,7 @@ class Checkpoints:
         """Go on at the step of a describe(), after the owned boxes were filled."""
         engine = self._engine
         engine.drop_gradients()
-        engine.state.restore(
-            description["step"],
-            description["samples_seen"],
-            description.get("skipped_steps", 0),
-            description.get("loss_scale"),
-            state_since(description),
-        )
+        engine.state.restore(description, state_since(description))
         self.data_position = description.get("data_position") or {}
         self._history.go_on_from(description)
         features = input_features(engine.model)
@@ -298,9 +287,7 @@ class Checkpoints:
 
     def _take_companions(self, checkpoint: Checkpoint | TransformersFolder) -> None:
         """Keep the files beside the tensors on all ranks, so that any rank may die."""
-        with collectively(self.world):
-            companions = checkpoint.companions() if self.world.rank == 0 else None
-        self.companions = self.world.broadcast_object(companions, 0)
+        self.companions = by_first(self.world, checkpoint.companions)
 
     # ---- other models ----------------------------------------------------------------------------
 
@@ -314,3 +301,10 @@ class Checkpoints:
         """Go on with the companions and attributes of a model, of which this one is a copy."""
         self.companions = other.companions
         self.attributes.succeed(other.attributes)
+
+
+def _folder(path) -> Path:
+    """Return the path of a folder that a user gave. Errors: TypeError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path = {path!r}; wanted the path of a folder")
+    return Path(usable_path(path))

@@ -2,7 +2,7 @@
 
 import numpy
 
-from ...array.random import key_of, random_bits
+from ...array.random import key_of, permutation
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import FeatureError
@@ -41,10 +41,7 @@ class Features:
 def features_of(module):
     """Return the InputFeatures of a module.
 
-    Raises
-    ------
-    FeatureError
-        If it has none.
+    Errors: FeatureError if it has none.
     """
     features = input_features(module)
     if features is None:
@@ -76,9 +73,7 @@ def permutation_importance(engine, x, y) -> dict[str, float]:
     depends on the seed and the feature alone: samples of all data ranks, in the order of the ranks,
     are one set, however they are divided.
 
-    References
-    ----------
-    Breiman, Random Forests (2001), section 10.
+    Source: Breiman, Random Forests (2001), section 10.
     """
     features, seed = features_of(engine.model), engine.config.seed
     with collectively(engine.mesh.world):
@@ -93,8 +88,7 @@ def permutation_importance(engine, x, y) -> dict[str, float]:
             raise FeatureError("importance is measured on samples, but no rank has any")
         column = numpy.concatenate(given)
         first = sum(len(each) for each in columns[: data.rank] if each is not None)
-        bits = random_bits(key_of(seed, "importance", index), 0, len(column))
-        order = numpy.argsort(bits, kind="stable")[first : first + count]
+        order = permutation(key_of(seed, "importance", index), len(column))[first : first + count]
         shuffled = numpy.array(x)
         if count:
             shuffled[..., index] = column[order]

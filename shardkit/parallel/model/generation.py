@@ -35,7 +35,7 @@ class ShardedPasses:
         self._evaluation = engine.evaluation
         self._data = engine.mesh.group("data")
         self._pipeline = engine.mesh.group("pipeline")
-        self._last_rank = engine.parts.stages.last_rank
+        self._last_rank = engine.plan.stages.last_rank
 
     def next_tokens(self, ids, texts, choose) -> numpy.ndarray:
         """Return the next token of each text, the same on all ranks of the replica.

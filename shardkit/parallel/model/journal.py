@@ -4,24 +4,30 @@
                                    them; each has the EpochProgress that belongs to it
 
 A run that is told to stop between two steps of an epoch goes on with the next batch of that epoch,
-on any mesh, and ends with the result that an uninterrupted one has.
+on any mesh, and ends with the result that an uninterrupted one has. Where the folder takes no
+checkpoint, training goes on, and it is tried again (saves.py).
 """
 
 import hashlib
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy
 
 from ...checkpoint.choice import Validated, step_of
 from ...checkpoint.find import find_description
 from ...comm.failure.agreement import collectively
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
 from ...tree import leaves
+from .callback import Callback
 from .optimization import SETS, OptimizationInputData
 from .patience import Patience
+from .saves import LastSave, Saved, Saves
 from .sharded_model import ShardedModel
 
 _KEEP = 2
@@ -37,6 +43,8 @@ class EpochProgress:
     fitness_history   of the epochs that are done
     first_step        step number of the model when it began
     best              the checkpoint of the best epoch, and its fitness; None before the first
+    kept              the best one that is on disk, which is another one if that of `best` could not
+                      be written; None: there is none
     """
 
     epoch: int = 0
@@ -46,6 +54,7 @@ class EpochProgress:
     fitness_history: list[float] = field(default_factory=list)
     first_step: int = 0
     best: Validated | None = None
+    kept: Validated | None = None
 
     def add(self, loss: float, samples: int) -> None:
         """Go on to the next batch, after one of this loss before its step."""
@@ -63,33 +72,85 @@ class EpochProgress:
         self.fitness_history.append(fitness)
         self.epoch, self.batch = self.epoch + 1, 0
         self.total, self.count = 0.0, 0
-        here = Validated(fitness, step, Path(f"step-{step:08d}"))
+        here = _validated(fitness, step)
         is_best = here.leads(self.best)
         self.best = here if is_best else self.best
         return is_best
 
-    def validation(self) -> dict:
-        """Return what a checkpoint says of its fitness, and of the best one, which stays."""
+    def kept_with(self, step: int) -> Validated | None:
+        """Return the best one that is on disk once the checkpoint of this step is there too."""
+        if self.batch or not self.fitness_history:
+            return self.kept
+        here = _validated(self.fitness_history[-1], step)
+        return here if here.leads(self.kept) else self.kept
+
+    def validation(self, step: int) -> dict:
+        """Return what the checkpoint of this step says of its fitness, and of the best one, which
+        stays.
+        """
         ended = self.fitness_history[-1:] if self.batch == 0 else []
         loss = next((fitness for fitness in ended if isfinite(fitness)), None)
-        return {"loss": loss, "best_step": self.best and self.best.step}
+        best = self.kept_with(step)
+        return {"loss": loss, "best_step": best and best.step}
+
+
+def _validated(fitness: float, step: int) -> Validated:
+    """Return the checkpoint of this step, whose epoch had this fitness."""
+    return Validated(fitness, step, Path(f"step-{step:08d}"))
+
+
+class NoJournal:
+    """In place of a Journal: nothing is written."""
+
+    folder = None
+
+    def find(self) -> EpochProgress | None:
+        """Begin at the start."""
+        return None
+
+    def load_best(self, progress: EpochProgress) -> None:
+        """Load nothing."""
+
+    def save(self) -> None:
+        """Write nothing."""
+
+    def look(self) -> None:
+        """Try nothing again."""
+
+    def finish(self) -> None:
+        """Wait for nothing."""
 
 
 class Journal:
-    """The files of one optimize(). Its methods are collective.
+    """The files of one optimize(), and the SaveNews of its saves. Its methods are collective.
 
-    patience   is stored, so that those who load may ask for the best
+    progress    function () -> where the run is now
+    patience    is stored, so that those who load may ask for the best
+    callbacks   hear of each checkpoint
+    is_hurried  function () -> bool: a signal has come that a kill follows soon
     """
 
+    advice = "Make room and call optimize() with this folder again"
+
     def __init__(
-        self, folder, model: ShardedModel, given: OptimizationInputData, patience: Patience
+        self,
+        folder,
+        model: ShardedModel,
+        given: OptimizationInputData,
+        progress: Callable[[], EpochProgress],
+        *,
+        patience: Patience,
+        callbacks: Callback,
+        is_hurried: Callable[[], bool],
     ):
         with collectively(model.mesh.world):
             self.folder = Path(usable_path(folder))
-        self._model, self._patience = model, patience
-        self._newest: int | None = None  # step of the newest
+        self._model, self._progress = model, progress
+        self._patience, self._callbacks = patience, callbacks
         with collectively(model.mesh.world):
             self._outline = _outline_of(given)
+        last = LastSave(is_hurried=is_hurried)
+        self._saves = Saves(model, (self._checkpoints,), self, last)
 
     def find(self) -> EpochProgress | None:
         """Bring the model to where the newest checkpoint is; None if there is none.
@@ -107,8 +168,25 @@ class Journal:
         if not world.broadcast_object(has_run, 0):
             return None
         stored = self._model.load_model(self._checkpoints)["data_position"]["progress"]
-        self._newest = self._model.step_number
-        return _from_json(stored)
+        step = self._model.step_number
+        self._saves.go_on_from(step, str(self._checkpoints / f"step-{step:08d}"))
+        progress = _from_json(stored)
+        self._tell_of_lost(progress)
+        return progress
+
+    def _tell_of_lost(self, progress: EpochProgress) -> None:
+        """Warn if the best epoch so far has no checkpoint."""
+        best = progress.best
+        lowest = min(filter(isfinite, progress.fitness_history), default=None)
+        if lowest is None or best is not None and best.loss <= lowest:
+            return
+        there = (
+            "none is there" if best is None else f"the best that is there is of step {best.step}"
+        )
+        self._warn(
+            f"the checkpoint of the best epoch so far, with a fitness of {lowest:.6g}, could not "
+            f"be written into {self._checkpoints}; {there}, and the run goes on with that"
+        )
 
     @property
     def _checkpoints(self) -> Path:
@@ -134,19 +212,51 @@ class Journal:
         places = self._checkpoints, self.folder / _BEST
         self._model.load_model(places, only="model", checkpoint=progress.best.step)
 
-    def save(self, progress: EpochProgress) -> str | None:
-        """Write a checkpoint that goes on from here, and return its folder; None if it is there
-        already.
-        """
-        if self._model.step_number == self._newest:
-            return None
-        position = {"progress": _to_json(progress), "input": self._outline}
-        validation = {**progress.validation(), "patience": self._patience.limit}
-        written = self._model.save_model(
-            self._checkpoints, keep=_KEEP, data_position=position, validation=validation
-        )
-        self._newest = self._model.step_number
-        return written
+    # ---- saves -----------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint that goes on from here, unless it is there already."""
+        self._saves.save()
+
+    def look(self) -> None:
+        """Try again, if the last checkpoint could not be written some time ago."""
+        self._saves.look()
+
+    def finish(self) -> None:
+        """Wait until the newest state is on disk. Errors: as Saves.finish()."""
+        self._saves.finish()
+
+    def content(self, step: int) -> dict[str, Any]:
+        """Return where the run is, with which data, and which epoch is the best that is kept."""
+        progress = self._progress()
+        return {
+            "keep": _KEEP,
+            "data_position": {"progress": _to_json(progress, step), "input": self._outline},
+            "validation": {**progress.validation(step), "patience": self._patience.limit},
+        }
+
+    def paused(self, step: int, seconds: float) -> None:
+        """Keep no record of it: training stands still for all of a save."""
+
+    def saved(self, saved: Saved) -> None:
+        """Note that a checkpoint is there."""
+        progress = self._progress()
+        progress.kept = progress.kept_with(saved.step)
+        self._callbacks.after_checkpoint(saved.step, saved.folder)
+
+    def failed(self, step: int, text: str) -> None:
+        """Warn that the folder takes no checkpoints."""
+        self._warn(f"optimize(), step {step}: {text}")
+
+    def healed(self, place: Path) -> None:
+        """Say that it takes them again."""
+        self._warn(f"{place} can be written again")
+
+    def _warn(self, text: str) -> None:
+        """Warn on rank 0; where warnings are errors, raise on all ranks."""
+        with collectively(self._model.mesh.world):
+            if self._model.rank == 0:
+                warnings.warn(text, ShardingWarning, stacklevel=3)
 
 
 def _outline_of(given: OptimizationInputData) -> dict[str, str]:
@@ -166,11 +276,15 @@ def _hash_of(arrays) -> str:
     return digest.hexdigest()
 
 
-def _to_json(progress: EpochProgress) -> dict:
-    """Return the progress with its floats as text: JSON has no NaN."""
-    best = progress.best
+def _to_json(progress: EpochProgress, step: int) -> dict:
+    """Return the progress with its floats as text: JSON has no NaN.
+
+    Its best is one that is on disk, once the checkpoint of this step is.
+    """
+    best = progress.kept_with(step)
+    own = {name: value for name, value in vars(progress).items() if name != "kept"}
     return {
-        **vars(progress),
+        **own,
         "total": str(progress.total),
         "fitness_history": [*map(str, progress.fitness_history)],
         "best": best and best.folder.name,
@@ -181,12 +295,14 @@ def _to_json(progress: EpochProgress) -> dict:
 def _from_json(stored: dict) -> EpochProgress:
     """Return what _to_json() was given."""
     rest = {name: value for name, value in stored.items() if name != "fitness"}
-    best = stored["best"] and Path(stored["best"])
+    folder = stored["best"] and Path(stored["best"])
+    best = folder and Validated(float(stored["fitness"]), step_of(folder), folder)
     return EpochProgress(
         **{
             **rest,
             "total": float(stored["total"]),
             "fitness_history": [*map(float, stored["fitness_history"])],
-            "best": best and Validated(float(stored["fitness"]), step_of(best), best),
+            "best": best,
+            "kept": best,
         }
     )

@@ -53,9 +53,7 @@ class RunLoop:
 
     def go(self, course: Course) -> StopVoted | None:
         """Take the steps that are left; return the vote that ended them before. Collective."""
-        engine = parts_of(self._model).engine
-        engine.ballot = self._ballot
-        try:
+        with parts_of(self._model).engine.voting(self._ballot):
             while not course.is_over:
                 try:
                     self.train_loss = course.step()
@@ -63,8 +61,6 @@ class RunLoop:
                     return vote
                 self._callbacks.after_step(self._model.step_number, self.train_loss)
                 course.after_step(self.train_loss)
-        finally:
-            engine.ballot = None
         return None
 
     def go_on_after(self, losses: Iterable[float]) -> None:

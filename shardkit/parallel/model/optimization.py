@@ -15,7 +15,7 @@ import numpy
 
 from ...arguments import is_integer, require
 from ...array.backend import host_array
-from ...array.random import key_of, random_bits
+from ...array.random import key_of, permutation
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
@@ -161,8 +161,7 @@ class OptimizationInputData:
         count, size = num_samples(self.x_train), self._size
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
-            bits = random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count)
-            order = numpy.argsort(bits, kind="stable")
+            order = permutation(key_of(self.shuffle_seed, "epoch", epoch), count)
         return [order[start : start + size] for start in range(0, count - size + 1, size)]
 
     def outline(self) -> dict[str, str]:
@@ -177,14 +176,8 @@ class OptimizationInputData:
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
     """Check the input on all ranks. Collective over the backend.
 
-    Raises
-    ------
-    TypeError, ShapeError
-        On all ranks, if ranks were given different input.
-
-    Notes
-    -----
-    Errors, on all ranks: as check().
+    Errors, on all ranks: TypeError or ShapeError if they were given different input, and those of
+    check().
     """
     with collectively(backend):
         if not isinstance(given, OptimizationInputData):

@@ -355,8 +355,8 @@ class ShardedOptimizer:
             A checkpoint is written into its checkpoints/ after each epoch, where the newest two and
             that of the best epoch stay, and a run that is here goes on, to the bits of an
             uninterrupted one, or on another mesh to its parameters, while the fitness rounds as the
-            mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any rank, are
-            then a wish to stop.
+            mesh cuts the validation set. One that cannot be written is tried again, and training
+            goes on. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C, on any rank, are then a wish to stop.
         callbacks
             See Callback: at_start (with an object that has model and folder), after_step,
             after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint, at_end
@@ -373,7 +373,7 @@ class ShardedOptimizer:
         ShardingError
             On all ranks, without a model.
         CheckpointError
-            On all ranks, on a folder of another run.
+            On all ranks, on a folder of another run, and if the last checkpoint cannot be written.
         """
         backend = self.sharding_configuration.backend
         check_together(input_data, backend)

@@ -21,7 +21,7 @@ from ...nn.metrics import metrics_of
 from ...tree import num_samples, rows
 from ..data.batches import own_part, split_batch
 from .callback import Callback
-from .journal import EpochProgress, Journal
+from .journal import EpochProgress, Journal, NoJournal
 from .loop import RunLoop
 from .measuring import Measurement
 from .optimization import SETS, EvaluationResult, OptimizationInputData, OptimizationResult
@@ -84,15 +84,25 @@ class Optimization:
         self._loop = RunLoop(
             model, callbacks, patience, signal=lambda: signals.is_raised() or asks()
         )
-        self._journal = None if folder is None else Journal(folder, model, given, patience)
         self._best = BestEpoch()
         self._progress = EpochProgress(first_step=model.step_number, fitness_history=history)
+        self._journal: Journal | NoJournal = NoJournal()
+        if folder is not None:
+            self._journal = Journal(
+                folder,
+                model,
+                given,
+                lambda: self._progress,
+                patience=patience,
+                callbacks=callbacks,
+                is_hurried=signals.is_urgent,
+            )
         self._samples = given.samples("train")
         self._batches: list = []  # of the epoch, once it has begun
 
     def run(self) -> OptimizationResult:
         """Train to the end, or to where the ranks are asked to stop."""
-        if self._journal is None:
+        if self._journal.folder is None:
             return self._go()
         if threading.current_thread() is threading.main_thread():
             self._signals.listen()
@@ -111,17 +121,20 @@ class Optimization:
         model = self._model
         with collectively(model.mesh.world):
             self._check()
-        left_out = self._given.left_out()
-        if left_out is not None and model.rank == 0:
-            warnings.warn(left_out, ShardingWarning, stacklevel=4)
+            left_out = self._given.left_out()
+            if left_out is not None and model.rank == 0:
+                warnings.warn(left_out, ShardingWarning, stacklevel=4)
         self._begin()
-        folder = None if self._journal is None else self._journal.folder
-        self._callbacks.at_start(StartedOptimization(model, folder))
+        self._callbacks.at_start(StartedOptimization(model, self._journal.folder))
         vote = self._loop.go(self)
         if vote is not None and "patience" not in vote.reasons:
-            self._save()
+            self._journal.save()
+            self._journal.finish()
             raise vote
-        self._best.put_back(model)
+        try:
+            self._journal.finish()
+        finally:  # a lost checkpoint is an error on all ranks, and the model is the best one still
+            self._best.put_back(model)
         result = self._result()
         self._callbacks.at_end(result)
         return result
@@ -134,7 +147,7 @@ class Optimization:
 
     def _begin(self) -> None:
         """Be where the run is: at its start, or at the newest checkpoint of its folder."""
-        progress = None if self._journal is None else self._journal.find()
+        progress = self._journal.find()
         if progress is None:
             return
         if progress.best is not None:
@@ -171,6 +184,7 @@ class Optimization:
         """End the epoch after its last batch: judge it, keep it if it is the best, save."""
         progress = self._progress
         if progress.batch < len(self._batches):
+            self._journal.look()
             return
         values = {"train_loss": progress.mean_loss}
         validation = self._evaluate("validation")
@@ -180,12 +194,7 @@ class Optimization:
         self._loop.judge(fitness, {**values, "fitness": fitness})
         if progress.end_epoch(self._model.step_number, fitness):
             self._best.keep(self._model)
-        self._save()
-
-    def _save(self) -> None:
-        written = None if self._journal is None else self._journal.save(self._progress)
-        if written is not None:
-            self._callbacks.after_checkpoint(self._model.step_number, written)
+        self._journal.save()
 
     # ---- the end ---------------------------------------------------------------------------------
 

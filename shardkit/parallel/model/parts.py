@@ -170,12 +170,12 @@ def _warn_of_large_block(engine: Engine) -> None:
     """Warn on rank 0 if one block is most of the model and gathered at once."""
     if engine.mesh.rank > 0 or engine.mesh.size("data") == 1:
         return
-    if not engine.parts.keepers.parameters.is_released_after_use:
+    if not engine.plan.keepers.parameters.is_released_after_use:
         return
     cost = describe_large_block(
         engine.model,
         engine.config.minimum_parameter_group_size,
-        engine.parts.numerics.compute_dtype.itemsize,
+        engine.plan.numerics.compute_dtype.itemsize,
     )
     if cost is not None:
         warnings.warn(cost, ShardingWarning, stacklevel=4)

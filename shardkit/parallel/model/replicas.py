@@ -68,7 +68,7 @@ def synchronize_replicas(engine) -> StateDrift:
     """
     mine: dict[str, float] = {}
     # ranks that share units visit them in one order
-    for place in sorted(engine.units.at, key=engine.parts.stages.holder_tag):
+    for place in sorted(engine.units.at, key=engine.plan.stages.holder_tag):
         unit = engine.units.at[place]
         unit.wait_for_readers()
         for holding in unit.holdings():
@@ -113,7 +113,7 @@ def _of_first_holder(engine, place, unit: Unit, holding: Holding):
         claim = unit.plan.parameters[piece.name].claim
         if claim is not None and claim.holders is not None:
             claim.holders.broadcast(first[piece.start : piece.stop], 0)
-    group, tag = engine.mesh.group("pipeline"), engine.parts.stages.holder_tag(place)
+    group, tag = engine.mesh.group("pipeline"), engine.plan.stages.holder_tag(place)
     _send_to_replicas(group, _pipeline_holders(engine, place), first, tag)
     return first
 
@@ -127,7 +127,7 @@ def _send_to_replicas(group, ranks, array, tag):
 
 
 def _pipeline_holders(engine, place) -> tuple[int, ...]:
-    return engine.parts.stages.holders.get(place, (engine.mesh.coordinates.pipeline,))
+    return engine.plan.stages.holders.get(place, (engine.mesh.coordinates.pipeline,))
 
 
 def _shared_pieces(engine, place, unit: Unit, holding: Holding):

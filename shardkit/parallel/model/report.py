@@ -13,7 +13,7 @@ def metadata_of(parts) -> dict:
     """
     engine, history = parts.engine, parts.history
     mesh, config = engine.mesh, engine.config
-    numerics, state = engine.parts.numerics, engine.state
+    numerics, state = engine.plan.numerics, engine.state
     live = engine.device.bytes_in_use
     return {
         "strategy": parts.strategy.label,
@@ -31,6 +31,7 @@ def metadata_of(parts) -> dict:
         "product_dtype": str(numerics.product_dtype(engine.device.kind != "cpu")),
         "matmul_precision": numerics.precision,
         "blas": numerics.blas.name if numerics.blas else config.blas,
+        "convolutions": numerics.convolutions,
         "loss_scale": state.loss_scale.value,
         "parameter_bytes": live("parameters", "gathered parameters"),
         "gradient_bytes": live("gradients", "gradients in flight"),
@@ -61,7 +62,7 @@ def table_of(parts) -> str:
     engine = parts.engine
     mesh, config = engine.mesh, engine.config
     names = {id(block): name or type(block).__name__ for name, block in blocks_of(engine.model)}
-    runs = [engine.parts.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
+    runs = [engine.plan.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
     ranks = range(mesh.world.world_size)
     of_ranks = [runs[mesh.shape.coordinates(rank).pipeline] for rank in ranks]
     table = mesh.describe(

@@ -44,17 +44,9 @@ def stage_ranges(
 ) -> list[range]:
     """Return the units of each stage: contiguous ranges, none empty.
 
-    Parameters
-    ----------
-    blocks_per_stage
-        By hand; the balance is not looked at then.
-
-    Raises
-    ------
-    StagesError
-        If there are fewer units than stages, or a stage by hand would cut a unit.
-    ConfigurationError
-        On costs or counts that are not those of the model's blocks.
+    blocks_per_stage   by hand; the balance is not looked at then
+    Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit;
+    ConfigurationError on costs or counts that are not those of the model's blocks.
     """
     if num_stages > 1:
         _check_chain(units, num_stages)

@@ -6,7 +6,7 @@ ahead     ... 0.1W0 0.1RELEASE 0.1BEGIN_REDUCE 0.0GATHER 0.0B0 ... 0.1REDUCE
 forward   ... 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1RELEASE
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...schedule.actions import Action, Kind, Program
 from ...schedule.lowering import add_gathers, add_transfers, expand, lower
@@ -85,29 +85,14 @@ class Programs:
         gathers_parts   False: a unit with parts gathers and reduces them while it computes
         """
         units_per_stage = dict(enumerate(stages.units_per_stage))
-        borrows = {place: lenders for place, lenders in stages.lenders.items() if lenders}
-        plain = ahead = lower(
-            order,
-            units_per_stage,
-            clip=clip,
-            borrows=borrows,
-            ties=stages.holders,
-            parts=stages.parts,
-            gathers_parts=gathers_parts,
-            frozen=stages.frozen,
-        )
+        uses = replace(stages.uses, gathers_parts=gathers_parts)
+        plain = ahead = lower(order, units_per_stage, uses, clip=clip, ties=stages.holders)
         if begins_gathers:
             ahead = begin_gathers(ahead)
         if begins_reductions:
             ahead = begin_reductions(ahead)
-        forward = add_transfers(
-            add_gathers(
-                expand(_forward_order(order, stages), units_per_stage),
-                borrows,
-                stages.parts,
-                gathers_parts=gathers_parts,
-            )
-        )
+        forward = expand(_forward_order(order, stages), units_per_stage)
+        forward = add_transfers(add_gathers(forward, uses))
         return cls(
             StepProgram.of(plain[pipeline_rank]),
             StepProgram.of(ahead[pipeline_rank]),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ...nn.module import Module
 from ...schedule.actions import Program
+from ...schedule.lowering import Uses
 from ..data.partition import UnitPlan
 
 
@@ -96,14 +97,13 @@ class Stages:
     @cached_property
     def first_trained(self) -> Place:
         """Where the backward ends: the first unit that uses parameters that are trained."""
-        return min(place for place in self.lenders if not self.frozen.issuperset(self.used(place)))
+        return min(filter(self.uses.trained, self.lenders))
 
-    def used(self, place: Place) -> tuple[Place, ...]:
-        """Return where the parameters lie that a unit uses: its own, those that it borrows, and the
-        parts of both.
-        """
-        units = (place, *self.lenders[place])
-        return tuple(each for unit in units for each in (unit, *self.parts.get(unit, ())))
+    @cached_property
+    def uses(self) -> Uses:
+        """Where the parameters lie that a unit uses."""
+        borrows = {place: lenders for place, lenders in self.lenders.items() if lenders}
+        return Uses(borrows, self.parts, self.frozen)
 
     @property
     def are_of_modules(self) -> bool:

@@ -24,9 +24,8 @@ from ..data.matrices import check_matrices
 from ..data.movement import Movement
 from ..data.partition import (
     check_trained,
-    in_groups,
     plan_units_for_stages,
-    with_rules_apart,
+    with_groups,
 )
 from ..data.site import Pools
 from ..data.unit import Unit, Units
@@ -80,6 +79,7 @@ class Blueprint:
 class Assembly:
     """The parts of an engine on one rank.
 
+    plan      what was decided before any memory was taken
     pools     what its units allocate from
     plain     runs programs.plain and programs.forward
     ahead     runs programs.ahead
@@ -88,11 +88,7 @@ class Assembly:
     state     of the model: weights, buffers, the optimizer's, counts
     """
 
-    device: Device
-    numerics: Numerics
-    keepers: Keepers
-    stages: Stages
-    programs: Programs
+    plan: Blueprint
     pools: Pools
     units: Units
     plain: Runtime
@@ -151,27 +147,16 @@ class Assembly:
             is_initial=plan.is_initial,
             awaits_values=awaits_values,
         )
+        groups = config.parameter_groups
         return cls(
-            plan.device,
-            plan.numerics,
-            plan.keepers,
-            plan.stages,
-            plan.programs,
-            pools,
-            units,
-            plain,
-            ahead,
-            listening,
-            (buffers,) if buffers.everyones else (),
-            State(
-                model,
-                mesh.world,
-                weights,
-                buffers,
-                plan.rule,
-                plan.loss_scale,
-                config.parameter_groups,
-            ),
+            plan=plan,
+            pools=pools,
+            units=units,
+            plain=plain,
+            ahead=ahead,
+            listening=listening,
+            observing=(buffers,) if buffers.everyones else (),
+            state=State(model, mesh.world, weights, buffers, plan.rule, plan.loss_scale, groups),
         )
 
 
@@ -202,44 +187,47 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     order = order_named(config.schedule)(
         mesh.size("pipeline"), config.micro_batches, config.virtual_stages
     )
-    unit_plans = plan_units_for_stages(
-        model,
-        config.minimum_parameter_group_size,
-        _num_stages(order),
-        is_clipped=config.max_gradient_norm is not None,
-    )
-    if groups:
-        unit_plans = [in_groups(plan, groups, config.parameter_groups) for plan in unit_plans]
-        unit_plans = [with_rules_apart(plan, rule, groups) for plan in unit_plans]
+    stages = _stages(model, config, order, rule, groups)
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
     sharing = _sharing(config, mesh, policy)
     keepers = Keepers.of(policy, sharing, rounds=numerics.is_mixed)
-    stages = _stages_of(unit_plans, config, order)
-    check_buffers(model, stages)
-    is_at_calls = stages.are_of_modules and keepers.parameters.is_released_after_use
-    gathering = AtCalls if is_at_calls else ByProgram
+    is_released = keepers.parameters.is_released_after_use
+    gathering = AtCalls if stages.are_of_modules and is_released else ByProgram
     programs = gathering.programs(
         order,
         stages,
         pipeline.rank,
         clip=config.max_gradient_norm is not None,
-        begins_gathers=keepers.parameters.is_released_after_use,
+        begins_gathers=is_released,
         begins_reductions=config.deterministic and not config.gradient_compression,
     )
-    loss_scale = LossScale.of(config, numerics)
     return Blueprint(
-        device,
-        rule,
-        groups,
-        numerics,
-        loss_scale,
-        sharing,
-        keepers,
-        stages,
-        programs,
-        is_initial,
-        gathering,
+        device=device,
+        rule=rule,
+        groups=groups,
+        numerics=numerics,
+        loss_scale=LossScale.of(config, numerics),
+        sharing=sharing,
+        keepers=keepers,
+        stages=stages,
+        programs=programs,
+        is_initial=is_initial,
+        gathering=gathering,
     )
+
+
+def _stages(model, config, order: Program, rule, groups: dict) -> Stages:
+    """Return the units of the model, cut into the stages of the order."""
+    num_stages = len({action.stage for actions in order.values() for action in actions})
+    is_clipped = config.max_gradient_norm is not None
+    units = plan_units_for_stages(
+        model, config.minimum_parameter_group_size, num_stages, is_clipped=is_clipped
+    )
+    units = with_groups(units, groups, config.parameter_groups, rule)
+    ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
+    stages = Stages.of(units, ranges, order)
+    check_buffers(model, stages)
+    return stages
 
 
 def _sharing(config, mesh, policy) -> int:
@@ -279,22 +267,13 @@ def _cut_layers(model, config, mesh):
         check_plan(model, config.tensor_plan)  # a wrong one is wrong on one tensor rank, too
 
 
-def _num_stages(order: Program) -> int:
-    return len({action.stage for actions in order.values() for action in actions})
-
-
-def _stages_of(units, config, order: Program) -> Stages:
-    ranges = stage_ranges(units, _num_stages(order), config.stage_balance, config.blocks_per_stage)
-    return Stages.of(units, ranges, order)
-
-
 def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) -> tuple:
     """Return what runs plain programs, and what runs those that begin messages ahead."""
     stages, numerics = plan.stages, plan.numerics
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
-    gathering = plan.gathering(units, stages, mesh, pools.device)
+    gathering = plan.gathering(units, stages, mesh)
     keeps = not config.activation_checkpointing
     work = Work(units, stages, pools.arena, gathering, keep_activations=keeps)
     flow = Flow(stages, transfers, work)
@@ -303,7 +282,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     executor = Executor(table, listening)
     of_zeros = Executor({**table, **flow.table_of_zeros}, listening)
 
-    def runtime(executor, of_zeros):
+    def runtime(program, executor, of_zeros):
         guarded = Shortage(
             executor,
             of_zeros,
@@ -312,7 +291,8 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
             rank=mesh.rank,
             can_go_on=gathering.can_go_on,
         )
-        return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics)
+        return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics, program)
 
     pumped = [Pumped(each, movement.pump, listening) for each in (executor, of_zeros)]
-    return runtime(executor, of_zeros), runtime(*pumped)
+    programs = plan.programs
+    return runtime(programs.plain, executor, of_zeros), runtime(programs.ahead, *pumped)

@@ -65,12 +65,10 @@ class Averages:
         self._weights.settle()
 
     def _pairs(self):
-        """Yield 1-D views of each owned weight that is trained and of its average, box by box."""
-        boxes_of = self._weights.boxes_of
-        weights = boxes_of(
-            {"model": lambda unit: unit.owned_parameters if unit.gradients is not None else None}
-        )
-        averages = boxes_of({AVERAGE: lambda unit: unit.owned_state(AVERAGE)})
-        for (_, piece, own), (_, other, average) in zip(weights, averages, strict=True):
-            assert piece == other
-            yield own, average
+        """Yield 1-D views of the owned weights and of their averages, of each unit that has some: a
+        frozen one has none.
+        """
+        for unit in self._weights.units:
+            owned = unit.owned_arrays()
+            if f"optimizer/{AVERAGE}" in owned:
+                yield owned["model"], owned[f"optimizer/{AVERAGE}"]

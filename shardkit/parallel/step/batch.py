@@ -193,7 +193,7 @@ class Intake:
     """Makes batches the inputs of programs.
 
     batches   the door that they come in by
-    parts     of the engine (assembly.py): device, numerics, state, and buffers that observe
+    parts     of the engine (assembly.py): its plan, state, and buffers that observe
     """
 
     def __init__(self, batches: Batches, parts, config):
@@ -220,8 +220,8 @@ class Intake:
         state = parts.state
         batch = self._batches.agree(x, y, num, loss, ballot)
         size = batch.own_samples // num
-        x = parts.numerics.entering(each(parts.device.from_host, batch.x))
-        y = each(parts.device.from_host, batch.y)
+        x = parts.plan.numerics.entering(each(parts.plan.device.from_host, batch.x))
+        y = each(parts.plan.device.from_host, batch.y)
         micro_batches = tuple(
             MicroBatch(
                 part_of(x, start, size),

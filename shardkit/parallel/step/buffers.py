@@ -190,13 +190,12 @@ class Buffers:
             for name, buffer in self.own.items()
         ]
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return {path in a checkpoint: shape} of all buffers of the model."""
-        return {f"{GROUP}/{name}": buffer.shape for name, buffer in self.everyones.items()}
-
-    def dtypes(self) -> dict[str, str]:
-        """Return {path in a checkpoint: dtype} of all buffers of the model."""
-        return {f"{GROUP}/{name}": str(buffer.dtype) for name, buffer in self.everyones.items()}
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Return {path in a checkpoint: (shape, dtype)} of all buffers of the model."""
+        return {
+            f"{GROUP}/{name}": (buffer.shape, str(buffer.dtype))
+            for name, buffer in self.everyones.items()
+        }
 
     def start_over(self) -> None:
         """Make the initial values again. No communication."""

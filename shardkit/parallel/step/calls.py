@@ -16,7 +16,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
 
-from ...array.device import Device, OwnBuffers
+from ...array.device import OwnBuffers
 from ...comm.mesh import Mesh
 from ...errors import CommunicationError, OutOfMemoryError
 from ...nn.autograd import WeightGradients, first_gradient, origin_of
@@ -52,13 +52,13 @@ class AtCalls:
     )
     can_go_on = False  # its errors are those of all ranks
 
-    def __init__(self, units: Units, stages: Stages, mesh: Mesh, device: Device):
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         ((place, parts),) = stages.parts.items()
         self._places = place, *parts
         self.parts = [units.at[at] for at in self._places]
         self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
         self.user = stages.places.index(place)
-        self._mesh, self._device = mesh, device
+        self._mesh = mesh
         self._numbers = {
             parameter: number
             for number, unit in enumerate(self.parts)
@@ -154,7 +154,7 @@ class AtCalls:
     def _described(self, error, place):
         if isinstance(error, MemoryError) and not isinstance(error, OutOfMemoryError):
             rank = self._mesh.group("data").rank
-            return OutOfMemoryError(describe_shortage(rank, place, error, self._device))
+            return OutOfMemoryError(describe_shortage(rank, place, error, self.parts[0].device))
         return error
 
     def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:

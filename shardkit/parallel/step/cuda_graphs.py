@@ -107,7 +107,7 @@ class CudaGraphs:
     """
 
     def __init__(self, runtime, pools: Pools, world: CommunicationBackend, model: Module):
-        self.flow = runtime.flow
+        self.flow, self.program = runtime.flow, runtime.program
         self._runtime = runtime
         self._work = runtime.flow.plain_work
         self._pools = pools

@@ -8,6 +8,8 @@ predictions and losses without learning are in evaluation.py.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
@@ -26,7 +28,7 @@ from ...schedule.grid import unit_timeline
 from ..data.overlap import Overlap
 from ..data.unit import Units
 from ..settings import ShardingConfiguration
-from .assembly import Assembly
+from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
@@ -87,8 +89,6 @@ class Engine:
     parts           what it is made of (assembly.py)
     compilation     of its steps as CUDA graphs
     overlap         whether messages go ahead in the next step
-    ballot          whether to stop, voted on before each train() and accumulate(); None: nobody
-                    asks
     gradient_norm   of the last step, before clipping; None if nothing clips
     """
 
@@ -103,38 +103,44 @@ class Engine:
     ):
         self.model, self.config, self.mesh = model, config, mesh
         self.parts = parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
+        plan = parts.plan
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
-        self._losses = StepLosses(mesh, parts.stages.last_rank)
+        self._losses = StepLosses(mesh, plan.stages.last_rank)
         self.evaluation = Evaluation(
             parts.plain,
-            parts.programs.forward,
+            plan.programs.forward,
             batches,
             self._losses,
             mesh,
-            parts.device,
-            parts.numerics,
+            plan.device,
+            plan.numerics,
             parts.state.weights,
             seed=config.seed,
         )
         is_possible = (
-            parts.device.kind == "cpu"
+            plan.device.kind == "cpu"
             and mesh.size("data") > 1
-            and parts.programs.ahead != parts.programs.plain
+            and plan.programs.ahead != plan.programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self._gradients = Accumulation()
-        self.ballot: Ballot | None = None
+        self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
         self.weights.settle()
 
     # ---- its parts, as others ask for them -------------------------------------------------------
 
     @property
+    def plan(self) -> Blueprint:
+        """What was decided of it before any memory was taken."""
+        return self.parts.plan
+
+    @property
     def device(self):
         """The device of this rank."""
-        return self.parts.device
+        return self.plan.device
 
     @property
     def units(self) -> Units:
@@ -163,18 +169,13 @@ class Engine:
 
     @property
     def runtime(self):
-        """What runs the next step."""
+        """What runs the next step, with its program."""
         return self.parts.ahead if self.overlap.is_on else self.compilation.runtime
-
-    @property
-    def _program(self):
-        programs = self.parts.programs
-        return programs.ahead if self.overlap.is_on else programs.plain
 
     @property
     def program(self) -> tuple[Action, ...]:
         """The actions of the next step, on this pipeline rank."""
-        return self._program.whole
+        return self.runtime.program.whole
 
     @cached_property
     def bubble_fraction(self) -> float:
@@ -192,7 +193,7 @@ class Engine:
         """Take one whole step; return the mean loss of the global batch before it."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        batch, inputs = self._intake.inputs(x, y, ballot=self.ballot)
+        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot)
         results = self._compute(batch, inputs)
         loss = self._take_step(results, batch.items)
         self.state.samples_seen += batch.samples
@@ -222,11 +223,11 @@ class Engine:
         batch, inputs = self._intake.inputs(
             x,
             y,
-            ballot=self.ballot,
+            ballot=self._ballot,
             first_gradient=pending.micro_batches,
             first_sample=pending.samples,
         )
-        results = self.runtime.run(self._program.local, inputs)
+        results = self.runtime.run(self.runtime.program.local, inputs)
         self._check_failures(results)
         pending.add(self.config.micro_batches, batch.samples, batch.items)
         self.state.samples_seen += batch.samples
@@ -243,7 +244,7 @@ class Engine:
             )
         items = self._gradients.items
         inputs = Inputs(gradient_scale=self._intake.gradient_scale(items))
-        self.runtime.run(self._program.reduction, inputs)
+        self.runtime.run(self.runtime.program.reduction, inputs)
         self._gradients.reduce(items)
 
     def update(self, learning_rate: float | None = None):
@@ -286,7 +287,9 @@ class Engine:
             updated[...] = self.device.from_host(gradients[at : at + updated.size])
             at += updated.size
         self._gradients.reduce(None)
-        self.runtime.run(self._program.ties, Inputs())  # copies, which have zero, get the sum
+        self.runtime.run(
+            self.runtime.program.ties, Inputs()
+        )  # copies, which have zero, get the sum
         self.update(learning_rate)
 
     @property
@@ -307,7 +310,7 @@ class Engine:
     def _compute(self, batch: AgreedBatch, inputs: Inputs) -> Results:
         """Run forward, backward and reduction."""
         self.drop_gradients()
-        results = self.runtime.run(self._program.gradients, inputs)
+        results = self.runtime.run(self.runtime.program.gradients, inputs)
         self._gradients.reduce(batch.items)
         return results
 
@@ -326,7 +329,7 @@ class Engine:
         state, units = self.parts.state, self.parts.units
         is_good = computed.failure is None and not is_empty
         update = Update(state.next_update, learning_rate, is_good=is_good, computed=computed)
-        norm = self.runtime.run(self._program.clip, Inputs(update=update)).gradient_norm
+        norm = self.runtime.run(self.runtime.program.clip, Inputs(update=update)).gradient_norm
         self.gradient_norm = norm
         skip = None
         takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, units.trained.all)
@@ -335,7 +338,7 @@ class Engine:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
-            self.runtime.run(self._program.step, Inputs(update=update))
+            self.runtime.run(self.runtime.program.step, Inputs(update=update))
             for buffers in self.parts.observing:
                 buffers.apply()
         else:
@@ -346,8 +349,20 @@ class Engine:
         state.skips.count(skip)
         if not is_empty:
             state.loss_scale.count(skip is None)
-        self._finish_step()
+        state.step_number += 1
+        self.drop_gradients()
+        for unit in units.all:
+            unit.gather_if_lasting()
         return loss
+
+    @contextmanager
+    def voting(self, ballot: Ballot | None) -> Iterator[None]:
+        """Inside, the ranks vote before each step whether to stop; None: nobody is asked."""
+        self._ballot = ballot
+        try:
+            yield
+        finally:
+            self._ballot = None
 
     def _check_failures(self, results: Results):
         """Raise on all ranks what stopped one that had to go on with zeros; its gradients are of no
@@ -356,11 +371,3 @@ class Engine:
         if agree(self.mesh.world, results.failure is not None):
             self.drop_gradients()
             raise_together(self.mesh.world, results.failure)
-
-    def _finish_step(self):
-        state = self.parts.state
-        state.step_number += 1
-        state.weights.is_initial = False
-        self.drop_gradients()
-        for unit in self.parts.units.all:
-            unit.gather_if_lasting()

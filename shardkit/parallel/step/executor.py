@@ -19,6 +19,7 @@ from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
 from ...schedule.actions import Action, Kind
 from ..data.unit import Units
+from ..pipeline.programs import StepProgram
 from .inputs import Inputs, Results
 from .recorder import Recorder
 from .votes import fetch
@@ -143,9 +144,21 @@ class Runtime:
     units      that forget a program which fails
     arena      where activations, their gradients and temporaries lie
     numerics   how all of it computes
+    program    of a step, which it can run whole or in parts
     """
 
-    def __init__(self, executor, flow, movement, gathering, units: Units, arena: Arena, numerics):
+    def __init__(
+        self,
+        executor,
+        flow,
+        movement,
+        gathering,
+        units: Units,
+        arena: Arena,
+        numerics,
+        program: StepProgram,
+    ):
+        self.program = program
         self.executor = executor
         self.flow = flow
         self.movement = movement

@@ -12,7 +12,7 @@ block does not: there it is the modules inside of it that say so, when they are 
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Protocol
 
-from ...array.device import BufferPool, Device, OwnBuffers
+from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
@@ -76,11 +76,11 @@ class ByProgram:
     obstacle = None
     programs = staticmethod(Programs.of)
 
-    def __init__(self, units: Units, stages: Stages, mesh: Mesh, device: Device):
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         self._units = units.at
         self.can_go_on = mesh.size("tensor") == 1
         self._owners = {
-            place: [units.at[at] for at in stages.used(place) if at in units.trained.at]
+            place: [units.at[at] for at in stages.uses.trained(place)]
             if place in stages.lenders
             else []
             for place in units.at

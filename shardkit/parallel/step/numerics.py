@@ -51,12 +51,14 @@ class Numerics:
     compute_dtype   of what blocks read, and of activations
     precision       of products of float32: one of array.products.PRECISIONS
     blas            library of products on the CPU; None: NumPy's
+    convolutions    one of array.products.CONVOLUTIONS
     """
 
     dtype: numpy.dtype
     compute_dtype: numpy.dtype
     precision: str = "highest"
     blas: Library | None = None
+    convolutions: str = "fast"
 
     @classmethod
     def of(cls, config: ShardingConfiguration, dtype, xp) -> "Numerics":
@@ -75,7 +77,8 @@ class Numerics:
                 f'matmul_precision = "{config.matmul_precision}" is for products of float32, but '
                 f'this model computes in {compute}; wanted "highest"'
             )
-        return cls(dtype, compute, config.matmul_precision, library_named(config.blas))
+        library = library_named(config.blas)
+        return cls(dtype, compute, config.matmul_precision, library, config.convolutions)
 
     @property
     def is_mixed(self) -> bool:
@@ -118,6 +121,7 @@ class Numerics:
         with (
             products.precision(self.precision),
             products.multiplied_by(self.blas),
+            products.convolutions(self.convolutions),
             numpy.errstate(**ignored),
         ):
             yield

@@ -6,7 +6,9 @@
 The others wait for its messages, so it goes through the rest of the program without computing.
 """
 
+from dataclasses import dataclass
 from operator import length_hint
+from typing import Any
 
 from ...array.device import Device
 from ...errors import CommunicationError, DeviceMemoryError, OutOfMemoryError, ShardkitError
@@ -16,6 +18,7 @@ from .inputs import Inputs, Results
 BLOCK_ERRORS = (ShardkitError, ValueError, TypeError, LookupError, ArithmeticError)
 
 
+@dataclass(frozen=True)
 class Shortage:
     """Wraps an executor.
 
@@ -25,13 +28,12 @@ class Shortage:
     can_go_on       False where others may be in the midst of any action with this rank
     """
 
-    def __init__(self, executor, of_zeros, flow, device: Device, *, rank: int, can_go_on: bool):
-        self.executor = executor
-        self._of_zeros = of_zeros
-        self._flow = flow
-        self._device = device
-        self._rank = rank
-        self._can_go_on = can_go_on
+    executor: Any
+    of_zeros: Any
+    flow: Any
+    device: Device
+    rank: int
+    can_go_on: bool
 
     def execute(self, actions: tuple[Action, ...], inputs: Inputs, results: Results) -> None:
         """Execute the actions; from a failure on, with zeros, and say so in results.failure.
@@ -52,29 +54,29 @@ class Shortage:
                 if isinstance(error, CommunicationError) or not self._is_alone(action, inputs):
                     raise
                 self._go_on(results, error)
-            executor = self._of_zeros
+            executor = self.of_zeros
 
     def _go_on_without_memory(self, action, inputs, results, error):
         if isinstance(error, OutOfMemoryError):
             raise error
         place = f"{action} of step {inputs.update.number}"
-        text = describe_shortage(self._rank, place, error, self._device)
+        text = describe_shortage(self.rank, place, error, self.device)
         if not self._is_alone(action, inputs):
             raise OutOfMemoryError(text) from error
         self._go_on(results, OutOfMemoryError(text))
 
     def _go_on(self, results, failure):
         results.failure = failure
-        self._flow.clear()
+        self.flow.clear()
 
     def _is_alone(self, action: Action, inputs: Inputs) -> bool:
         """Return whether no other rank is in the midst of this action, and zeros will do for it.
 
         They will not for a WEIGHT whose gradient buffer could not be had.
         """
-        is_unopened = action.kind is Kind.WEIGHT and action is not self._flow.opened
+        is_unopened = action.kind is Kind.WEIGHT and action is not self.flow.opened
         return (
-            self._can_go_on
+            self.can_go_on
             and inputs.loss is not None
             and action.kind in COMPUTE
             and not is_unopened

@@ -11,12 +11,10 @@ from itertools import chain
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
-from ...errors import ShardingError
 from ...nn.module import Module
 from ...optim.description import describe_rule
-from ...optim.groups import groups_by_name, rule_for
+from ...optim.groups import check_successor, groups_by_name, rule_for
 from ...optim.late import on_state_since
-from ...optim.muon import matrix_rule_of
 from ...optim.rules import Rule
 from ...refusal import check_usable
 from ..fingerprint import describe
@@ -75,7 +73,7 @@ class State:
         reads these.
         """
         self.averages.check_not_in_use("load and copy")
-        return self.weights.boxes_of(self._owned_arrays()) + self.buffers.boxes()
+        return self.weights.boxes_of() + self.buffers.boxes()
 
     def counted_boxes(self) -> list[tuple]:
         """Return the same without replicas: over all ranks they tile every tensor exactly once.
@@ -85,27 +83,23 @@ class State:
         self.weights.check()
         self.averages.check_not_in_use("save")
         parameters = self._model.named_parameters()
-        boxes = self.weights.boxes_of(self._owned_arrays(), with_copies=False)
+        boxes = self.weights.boxes_of(with_copies=False)
         counted = [box for box in boxes if is_counted(parameters[box[1].name])]
         return counted + self.buffers.boxes(counted=True)
 
-    def _owned_arrays(self) -> dict:
-        states = {
-            f"optimizer/{name}": lambda unit, name=name: unit.owned_state(name)
-            for name in self.state_names
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Return {path: (global shape, dtype)} of everything a checkpoint holds."""
+        parameters, dtype = self._model.named_parameters(), self.weights.units[0].dtype
+        groups = {"model": list(parameters)}
+        for name, kept in self._states_of_parameters().items():
+            for state in kept:
+                groups.setdefault(f"optimizer/{state}", []).append(name)
+        tensors = {
+            f"{group}/{name}": (parameters[name].global_shape, dtype)
+            for group, names in groups.items()
+            for name in names
         }
-        return {"model": lambda unit: unit.owned_parameters, **states}
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return {path in the checkpoint: global shape} of everything a checkpoint holds."""
-        states = self._states_of_parameters()
-        shapes = {
-            f"{group}/{name}": parameter.global_shape
-            for group in self._owned_arrays()
-            for name, parameter in self._model.named_parameters().items()
-            if group == "model" or group.removeprefix("optimizer/") in states[name]
-        }
-        return shapes | self.buffers.shapes()
+        return tensors | self.buffers.tensors()
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -146,25 +140,25 @@ class State:
         self.buffers.start_over()
         self.weights.start_over()
 
-    def restore(
-        self,
-        step_number: int,
-        samples_seen: int,
-        skipped_steps: int = 0,
-        loss_scale: dict | None = None,
-        state_since: int = 0,
-        *,
-        awaits_values: bool = False,
-    ) -> None:
-        """Go on from these counts, after all owned boxes were written and gradients dropped.
+    def counts(self) -> dict:
+        """Return what a checkpoint says of the steps that were taken."""
+        return {
+            "step": self.step_number,
+            "samples_seen": self.samples_seen,
+            "skipped_steps": self.skips.total,
+            "loss_scale": self.loss_scale.state(),
+        }
+
+    def restore(self, counts: dict, state_since: int = 0, *, awaits_values: bool = False) -> None:
+        """Go on from counts(), after all owned boxes were written and gradients dropped.
 
         awaits_values   what was written are no values yet
         """
         self.state_since = state_since
         self._tell_units_the_rule()
-        self.step_number, self.samples_seen = step_number, samples_seen
-        self.skips = Skips(skipped_steps)
-        self.loss_scale.restore(loss_scale)
+        self.step_number, self.samples_seen = counts["step"], counts["samples_seen"]
+        self.skips = Skips(counts.get("skipped_steps", 0))
+        self.loss_scale.restore(counts.get("loss_scale"))
         self.weights.replace(awaits_values=awaits_values)
 
     def copy_from(self, other: "State") -> None:
@@ -172,14 +166,8 @@ class State:
         self.weights.wait_for_readers()
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
-        self.restore(
-            other.step_number,
-            other.samples_seen,
-            other.skips.total,
-            other.loss_scale.state(),
-            other.state_since,
-            awaits_values=other.weights.awaits_values,
-        )
+        awaits_values = other.weights.awaits_values
+        self.restore(other.counts(), other.state_since, awaits_values=awaits_values)
 
     def set_weights(self, vector) -> None:
         """Take the parameters from a whole vector. Errors: as Weights.set()."""
@@ -210,7 +198,7 @@ class State:
             if isinstance(rule, type) or not isinstance(rule, Rule):
                 raise TypeError(f"the rule is {rule!r}; wanted one such as AdamW(lr=1e-3)")
             check_usable(rule)
-            self._check_rule(rule)
+            check_successor(self.rule, rule, self._groups)
         check_same(self._world, {"the rule": describe(rule)})
         self.rule = self.other_rule = rule
         self._tell_units_the_rule()
@@ -219,21 +207,11 @@ class State:
         for unit in self.weights.units:
             unit.use_rule(on_state_since(self.rule, self.state_since))
 
-    def _check_rule(self, rule):
-        were, are = matrix_rule_of(self.rule), matrix_rule_of(rule)
-        if tuple(rule.state_names) != tuple(self.rule.state_names) or (not were) != (not are):
-            raise ShardingError(
-                f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, "
-                f"but {type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded "
-                "model with that rule"
-            )
-        for group in self._groups.values():
-            group.check(rule)
-
     def reset(self) -> None:
         """Clear the optimizer state, and count from the first step again; parameters stay."""
         self.clear()
-        self.restore(0, self.samples_seen, awaits_values=self.weights.awaits_values)
+        counts = {"step": 0, "samples_seen": self.samples_seen}
+        self.restore(counts, awaits_values=self.weights.awaits_values)
 
     def clear(self, names=None) -> None:
         """Set the optimizer state of these names to zero; None: all. restore() comes next.
@@ -242,7 +220,3 @@ class State:
         """
         for unit in self.weights.units:
             unit.optimizer.clear(names)
-
-
-def _listed(names) -> str:
-    return ", ".join(names) or "nothing"

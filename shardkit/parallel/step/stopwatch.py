@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy
 
+from ...annotations import Shape
 from ...array import products
 from ...array.device import Device
 from ...array.registry import wrapped_kernels
@@ -38,9 +39,9 @@ class Product(NamedTuple):
     stride to the narrowest.
     """
 
-    a_shape: tuple[int, ...]
+    a_shape: Shape
     a_order: tuple[int, ...]
-    b_shape: tuple[int, ...]
+    b_shape: Shape
     b_order: tuple[int, ...]
     dtype: str
 

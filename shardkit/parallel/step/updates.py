@@ -38,7 +38,7 @@ class Updates:
 
     @property
     def table(self) -> dict:
-        """What each kind of action does."""
+        """What ends a step: gradients of ties, the norm that clips, the rule."""
         return {
             Kind.TIE: self._tie,
             Kind.CLIP: self._clip,

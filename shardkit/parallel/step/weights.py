@@ -19,6 +19,7 @@ from ...comm.same import check_same
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread
 from ...nn.module import Module
+from ..data.unit import Unit
 from ..fingerprint import describe
 from ..pipeline.stages import Stages
 from ..tensor.claims import global_piece
@@ -28,7 +29,8 @@ class Weights:
     """The parameters of all units of one model.
 
     units           of this rank
-    is_initial      they are what the seed makes, so that start_over() makes the same again
+    are_seeded      the seed made them, and nothing was written in their place: before the first
+                    step, start_over() makes the same again
     awaits_values   they await the values of a checkpoint, on this rank at least
     """
 
@@ -44,7 +46,7 @@ class Weights:
         awaits_values: bool,
     ):
         self.units = units
-        self.is_initial, self.awaits_values = is_initial, awaits_values
+        self.are_seeded, self.awaits_values = is_initial, awaits_values
         self._model, self._mesh = model, mesh
         self._device = device
         self._stages = stages
@@ -151,7 +153,7 @@ class Weights:
                 )
         check_same(self._mesh.world, {"the parameter vector": describe(vector)})
         views = self._canonical_views(vector)
-        for _, piece, array in self.boxes_of({"model": lambda unit: unit.owned_parameters}):
+        for _, piece, array in self.boxes_of(lambda unit: {"model": unit.owned_parameters}):
             array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
         self.replace(awaits_values=False)
 
@@ -203,7 +205,7 @@ class Weights:
 
     def replace(self, *, awaits_values: bool) -> None:
         """Go on with values that were written in the place of those that were there."""
-        self.is_initial, self.awaits_values = False, awaits_values
+        self.are_seeded, self.awaits_values = False, awaits_values
         self.settle()
 
     def settle(self) -> None:
@@ -214,22 +216,20 @@ class Weights:
 
     # ---- as boxes of whole tensors ---------------------------------------------------------------
 
-    def boxes_of(self, arrays: dict, *, with_copies: bool = True) -> list[tuple]:
+    def boxes_of(self, arrays_of=Unit.owned_arrays, *, with_copies: bool = True) -> list[tuple]:
         """Return (path in a checkpoint, piece of the whole tensor, 1-D view) of arrays of units.
 
         No communication.
-        arrays        {group in the checkpoint: function unit -> what this rank owns of it
-                      [num_owned], or None if it has no such array}
+        arrays_of     function unit -> {group in the checkpoint: what this rank owns, [num_owned]}
         with_copies   also of units that are copies of another pipeline rank's
         """
         return [
             (
                 f"{group}/{piece.name}",
                 global_piece(unit.plan.parameters[piece.name], piece),
-                array_of(unit)[piece.start : piece.stop],
+                array[piece.start : piece.stop],
             )
             for unit in (self.units if with_copies else self.units.own)
-            for group, array_of in arrays.items()
-            if array_of(unit) is not None
+            for group, array in arrays_of(unit).items()
             for piece in unit.pieces()
         ]

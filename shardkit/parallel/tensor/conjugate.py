@@ -111,24 +111,15 @@ def gather_from_region(
 
 
 def _summed(array, group):
-    """Return the sum over ranks, a new array."""
-    total = _reachable(array, group)
+    """Return the sum over ranks, a new array; where other ranks can read it, if there is room."""
+    heap = None if is_device_array(array) else group.memory()
+    total = None if heap is None else heap.empty(array.shape, array.dtype)
     if total is None:
         total = fresh.copy(array)
     else:
         total[...] = array
     ordered_all_reduce(group, total.reshape(-1))
     return total
-
-
-def _reachable(array, group):
-    """Return a new array like this one, with undefined contents, in memory that other ranks of the
-    group can read; None if there is none.
-    """
-    heap = group.memory()
-    if heap is None or is_device_array(array):
-        return None
-    return heap.empty(array.shape, array.dtype)
 
 
 def _gathered(array, group, dim, length):

@@ -45,10 +45,9 @@ SIGNATURES = {
     "zeros_like": "a, dtype=None, order='K', subok=None, shape=None",
 }
 UFUNCS = (
-    "absolute add bitwise_and bitwise_or bitwise_xor copysign cos divide equal exp floor_divide "
-    "greater "
-    "greater_equal invert "
-    "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or "
+    "absolute add bitwise_and bitwise_or bitwise_xor copysign cos divide equal exp expm1 "
+    "floor_divide greater greater_equal invert "
+    "isfinite isinf isnan left_shift less less_equal log log1p logical_and logical_not logical_or "
     "maximum minimum multiply "
     "negative not_equal power remainder right_shift rint sign sin sqrt square subtract tanh "
     "true_divide"
