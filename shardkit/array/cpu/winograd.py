@@ -32,7 +32,6 @@ from .tiles import Lanes, copy_row, index, pointers
 TAPS = 3
 RESULTS = 4
 POINTS = 6
-OVERLAP = POINTS - RESULTS
 FEWEST, STEP = 16, 32  # channels; they cost as much as the next multiple of a step
 SAMPLES, GAIN = 8, 1.3  # the batch that the choice is made for; by how much it has to be quicker
 BLOCK_BYTES = 1 << 20  # of the 36 matrices of a block, so that they stay in cache
@@ -104,78 +103,54 @@ _combine_taps = _combining(_OF_TAPS)
 _combine_weights = _combining(_OF_TAPS.T)
 
 
-def _spreading(combine, name):
-    """Return what makes the transforms of a row of tiles from those down its columns."""
-
-    def spread(columns, num_tiles, t, values):
-        channels = columns.shape[2]
-        line = columns.shape[1] * channels
-        step = values.shape[1] * channels
-        source = columns.reshape(-1)
-        out = values.reshape(-1)
-        for j in range(num_tiles):
-            at = j * RESULTS * channels
-            to = (t + j) * channels
-            for _ in range(POINTS):
-                combine(channels, source, at, channels, out, to, step)
-                at += line
-                to += POINTS * step
-
-    spread.__name__ = spread.__qualname__ = name
-    return inlined(spread)
-
-
-_spread_inputs = _spreading(_combine_inputs, "spread_inputs")
-_spread_gradients = _spreading(_combine_gradients, "spread_gradients")
-
-
 # ---- blocks of tiles -----------------------------------------------------------------------------
 
 
-@inlined
-def _transform_inputs(x, block, before, num_tiles, given):
-    """Transform the tiles of a block; return how many they are.
+def _transforming(combine, overlap, name):
+    """Return what transforms the tiles of a block by these vectors, and says how many they are.
 
-    given   memory for lines, for transforms down their columns, and for both [36, tiles, channels]
+    overlap   lines that a tile shares with the one below
     """
-    lines, columns, values = given
-    line = lines.shape[1] * lines.shape[2]
-    flat = lines.reshape(-1)
-    across = columns.reshape(-1)
-    first, last, top, bottom = block
-    t = 0
-    for n in range(first, last):
-        for i in range(top, bottom):
-            kept = OVERLAP if i > top else 0
-            copy_row(kept * line, flat, RESULTS * line, 1, flat, 0, 1)
-            row = i * RESULTS - before[0] + kept
-            channels_last(x, n, row, POINTS - kept, -before[1], lines, kept)
-            _combine_inputs(line, flat, 0, line, across, 0, line)
-            _spread_inputs(columns, num_tiles, t, values)
-            t += num_tiles
-    return t
+
+    def transform(x, block, before, num_tiles, given):
+        # given: memory for lines, for transforms down their columns, and for both [36, tiles, .]
+        lines, columns, values = given
+        num_lines, length, channels = lines.shape
+        line = length * channels
+        step = values.shape[1] * channels
+        flat = lines.reshape(-1)
+        across = columns.reshape(-1)
+        out = values.reshape(-1)
+        first, last, top, bottom = block
+        t = 0
+        for n in range(first, last):
+            for i in range(top, bottom):
+                kept = overlap if i > top else 0
+                copy_row(kept * line, flat, RESULTS * line, 1, flat, 0, 1)
+                row = i * RESULTS - before[0] + kept
+                channels_last(x, n, row, num_lines - kept, -before[1], lines, kept)
+                combine(line, flat, 0, line, across, 0, line)
+                for j in range(num_tiles):
+                    at = j * RESULTS * channels
+                    to = t * channels
+                    for _ in range(POINTS):
+                        combine(channels, across, at, channels, out, to, step)
+                        at += line
+                        to += POINTS * step
+                    t += 1
+        return t
+
+    transform.__name__ = transform.__qualname__ = name
+    return inlined(transform)
 
 
-@inlined
-def _transform_gradients(gradient, block, num_tiles, given):
-    """Transform the gradients of a block's results."""
-    lines, columns, values = given
-    line = lines.shape[1] * lines.shape[2]
-    flat = lines.reshape(-1)
-    across = columns.reshape(-1)
-    first, last, top, bottom = block
-    t = 0
-    for n in range(first, last):
-        for i in range(top, bottom):
-            channels_last(gradient, n, i * RESULTS, RESULTS, 0, lines, 0)
-            _combine_gradients(line, flat, 0, line, across, 0, line)
-            _spread_gradients(columns, num_tiles, t, values)
-            t += num_tiles
+_transform_inputs = _transforming(_combine_inputs, POINTS - RESULTS, "transform_inputs")
+_transform_gradients = _transforming(_combine_gradients, 0, "transform_gradients")
 
 
 @inlined
 def _transform_results(block, num_tiles, made, bias, y):
-    """Set a block of y to the results of the products; made as `given` above."""
+    """Set a block of y to the results of the products; made as `given`."""
     lines, columns, products = made
     channels = lines.shape[2]
     line = lines.shape[1] * channels
@@ -229,7 +204,7 @@ def _weigh_by_points(x, gradient, blocks, before, num_tiles, given, made, chain,
     length = 0
     for b in range(blocks.shape[0]):
         count = _transform_inputs(x, blocks[b], before, num_tiles, given)
-        _transform_gradients(gradient, blocks[b], num_tiles, made)
+        _transform_gradients(gradient, blocks[b], (0, 0), num_tiles, made)
         is_new = length == 0
         for k in range(POINTS * POINTS):
             left = k * tiles * rows, 1, rows
