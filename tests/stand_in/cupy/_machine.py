@@ -61,6 +61,7 @@ class Allocation:
         )
         self.stream = written[0]  # that of the pool's arena which lent it
         self.parts: list[tuple] = []
+        self.handle = None  # of cuBLAS, whose workspace it is
         self.used_bytes = machine.used_bytes
         self.address = memory.__array_interface__["data"][0]
 
@@ -85,6 +86,7 @@ class Lease:
 
     def __init__(self, block, give_back):
         self.block, self._give_back = block, give_back
+        block.handle = None
 
     def __getattr__(self, name):
         return getattr(self.block, name)
