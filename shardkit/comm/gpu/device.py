@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from ...array.device import Device, page_locked
+from ...array.device import Device
 from ...errors import DeviceError
 from ..operations import CompleteHandle, CopiedHandle, Handle
 
@@ -110,8 +110,12 @@ class CudaCopies:
         return self._cupy.asarray(port.array).reshape(-1)
 
     def pinned(self, size: int, dtype):
-        """Return a page-locked array [size], contents undefined."""
-        memory = page_locked(self._cuda, size * dtype.itemsize)
+        """Return a page-locked array [size], contents undefined.
+
+        It comes from CuPy's pool, which keeps it for the next one: to lock memory takes far longer
+        than to copy it, and the messages of a run are alike.
+        """
+        memory = self._cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
         return numpy.ndarray((size,), dtype, buffer=memory)
 
 
