@@ -431,8 +431,6 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "sign",
     "softplus",
     "softplus_backward",
-    "sum_of_rows",
-    "sum_of_two",
     "tanh",
     "tanh_backward",
     "where_else",

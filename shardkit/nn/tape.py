@@ -205,7 +205,7 @@ def _accumulate(leaf, gradient, is_new=False):
             "to a view of the leaf's own shape"
         )
     if not leaf.grad_is_empty:
-        grad += gradient
+        fresh.add_to(grad, gradient)
     elif gradient is not grad:  # an operation may have computed it right there
         grad[...] = gradient
     leaf.grad_is_empty = False

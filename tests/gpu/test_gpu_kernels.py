@@ -54,6 +54,11 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name
     checks.check_alone(cupy, name, dtype)
 
 
+@every_dtype
+def test_rows_with_gaps_and_several_matrices_are_summed(cupy, dtype):
+    checks.check_sums_of_rows(cupy, dtype)
+
+
 @pytest.mark.parametrize("width, names", checks.WIDE_ROWS)
 def test_wide_rows_are_shared_by_more_threads(cupy, width, names):
     checks.check_wide_rows(cupy, width, names)

@@ -11,7 +11,7 @@ from math import prod
 from ..reference.attention import rotary_tables
 from ..registry import on_cuda
 from . import tensor_attention
-from .arrays import THREADS, new, plain, real, real_dtype, spread
+from .arrays import THREADS, new, pack, plain, real, real_dtype, spread
 from .launch import MAX_BLOCKS, launch
 
 FILE = "attention.cu"
@@ -58,14 +58,14 @@ def causal_attention_backward(
         return for_q, for_k, for_v
     along = new(q, q.shape[:3], real_dtype(q))
     log_sums = real(log_sums, q)
-    rows = prod(q.shape[:3])
+    lanes = min(32, 1 << (-(-q.shape[3] // pack(q)) - 1).bit_length())  # of a row
     of_q, of_k, of_v, of_gradient, of_y = _described(q, k, v, gradient, y)
     launch(
         q,
         "attention_along.cu",
         "attention_along",
-        spread(rows, THREADS // 32),
-        (32, THREADS // 32),
+        spread(prod(q.shape[:3]), THREADS // lanes),
+        (lanes, THREADS // lanes),
         *of_gradient,
         *of_y,
         along,
