@@ -7,7 +7,8 @@ A tile of r x r results reads 6 x 6 of x, with taps of 7 - r. It is the product 
 in each dimension, found by its values at six points (Lavin and Gray, arXiv 1509.09308). The points
 0, 5/8, -5/8, 3/2, -3/2 and infinity keep the error in float32 within twice that of adding up all
 products: with 0, 1, -1, 2, -2 it is four times (Barabasz and others, arXiv 1803.10986, on how
-points matter).
+points matter). Of three dimensions the first is that of planes, each transformed once, and its taps
+are more products that are added.
 
 The channels of a position lie beside each other, so that all three transforms are the same on each
 vector of channels. The gradients are the transposed transforms. Each sum over channels, and over
@@ -24,7 +25,7 @@ from .channels import added_up, channels_first, channels_last
 from .compiled import compiled, inlined
 from .notation import cgutils, intrinsic, types
 from .panels import multiply
-from .tiles import Lanes, copy_row, index, pointers
+from .tiles import Lanes, clear_row, copy_row, index, pointers
 
 POINTS = 6
 _FINITE = (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
@@ -119,14 +120,14 @@ def _named(formula, name):
 
 
 def _transforming(matrix, num_results, name):
-    """Return what transforms the tiles of a block by a matrix [6, lines that a tile has], and says
+    """Return what transforms the tiles of a plane by a matrix [6, lines that a tile has], and says
     how many tiles there are.
     """
     combine, overlap = _combining(matrix), matrix.shape[1] - num_results
 
-    def transform(x, block, before, num_tiles, given):
-        # given: memory for lines, for transforms down their columns, and for both [36, tiles, .]
-        lines, columns, values = given
+    def transform(x, plane, height, block, before, num_tiles, given, slot):
+        # given: memory for lines, for transforms down their columns, and for both, of some planes
+        lines, columns, values = given  # values [slots 36, tiles, .]
         num_lines, length, channels = lines.shape
         line = length * channels
         step = values.shape[1] * channels
@@ -141,12 +142,14 @@ def _transforming(matrix, num_results, name):
                 for k in range(0, kept, num_results):  # lines that a tile shares with the one above
                     size = min(num_results, kept - k) * line
                     copy_row(size, flat, (k + num_results) * line, 1, flat, k * line, 1)
-                row = i * num_results - before[0] + kept
-                channels_last(x, n, row, num_lines - kept, -before[1], lines, kept)
+                for k in range(kept, num_lines):
+                    row = i * num_results - before[1] + k
+                    row = plane * height + row if 0 <= row < height else -1
+                    channels_last(x, n, row, 1, -before[2], lines, k)
                 combine(line, flat, 0, line, across, 0, line)
                 for j in range(num_tiles):
                     at = j * num_results * channels
-                    to = t * channels
+                    to = slot * POINTS * POINTS * step + t * channels
                     for _ in range(POINTS):
                         combine(channels, across, at, channels, out, to, step)
                         at += line
@@ -158,10 +161,10 @@ def _transforming(matrix, num_results, name):
 
 
 def _transforming_results(matrix, name):
-    """Return what sets a block of y to the results of the products; made as `given`."""
+    """Return what sets a plane of a block of y to the results of the products; made as `given`."""
     combine, num_results = _combining(matrix), len(matrix)
 
-    def transform(block, num_tiles, made, bias, y):
+    def transform(block, num_tiles, made, bias, y, plane, height):
         lines, columns, products = made
         channels = lines.shape[2]
         line = lines.shape[1] * channels
@@ -182,56 +185,92 @@ def _transforming_results(matrix, name):
                         to += line
                     t += 1
                 combine(line, across, 0, line, flat, 0, line)
-                channels_first(lines, bias, y, n, i * num_results, 0)
+                row = i * num_results
+                given = lines[: min(num_results, height - row)]
+                channels_first(given, bias, y, n, plane * height + row, 0)
 
     return inlined(_named(transform, name))
 
 
 def _convolving(transform_inputs, transform_results, name):
-    """Return the loop that sets y.
+    """Return the loop that sets y [N, O, rows of planes, W]; weight [taps of planes x 36, C, O].
 
-    weight [36, C, O]; given, made: memory, for what is read and for what is made
+    planes        of x, and of y
+    given, made   memory, for what is read and for what is made; the first for as many planes as
+                  there are taps of them: each is transformed once
     """
 
-    def convolve(x, weight, bias, blocks, before, num_tiles, given, made, y):
+    def convolve(x, weight, bias, blocks, before, planes, num_tiles, given, made, y):
         _, tiles, rows = given[2].shape
-        _, depth, across = weight.shape
+        num_matrices, depth, across = weight.shape
         values = given[2].reshape(-1)
         right = weight.reshape(-1)
         out = made[2].reshape(-1)
+        num_taps = num_matrices // POINTS**2
+        heights = x.shape[2] // planes[0], y.shape[2] // planes[1]
         for block in blocks:
-            count = transform_inputs(x, block, before, num_tiles, given)
-            for k in range(POINTS * POINTS):
-                left = k * tiles * rows, rows, 1
-                at = k * depth * across, across
-                to = k * tiles * across, across
-                multiply((count, depth, across), values, left, right, at, out, to, True)
-            transform_results(block, num_tiles, made, bias, y)
+            count = 0
+            for d in range(planes[1]):
+                first = d - before[0]
+                for p in range(max(0, first + num_taps - 1 if d > 0 else first), first + num_taps):
+                    if p < planes[0]:
+                        slot = p % num_taps
+                        about = block, before, num_tiles, given, slot
+                        count = transform_inputs(x, p, heights[0], *about)
+                low, high = max(0, -first), min(num_taps, planes[0] - first)
+                if low >= high:
+                    clear_row(out.size, out, 0)
+                for k in range(POINTS * POINTS):
+                    to = k * tiles * across, across
+                    for t in range(low, high):
+                        of_plane = (first + t) % num_taps * POINTS * POINTS
+                        left = (of_plane + k) * tiles * rows, rows, 1
+                        at = (t * POINTS * POINTS + k) * depth * across, across
+                        sizes = count, depth, across
+                        multiply(sizes, values, left, right, at, out, to, t == low)
+                transform_results(block, num_tiles, made, bias, y, d, heights[1])
 
     return compiled(_named(convolve, name))
 
 
 def _weighing(transform_inputs, transform_gradients, name):
-    """Return the loop that adds to weight [36, C, O] the sums over tiles of x by the gradient."""
+    """Return the loop that adds to weight [taps of planes x 36, C, O] the sums over tiles of x by
+    the gradient, all as for convolving.
+    """
 
-    def weigh(x, gradient, blocks, before, num_tiles, given, made, chain, weight):
+    def weigh(x, gradient, blocks, before, planes, num_tiles, given, made, chain, weight):
         _, tiles, rows = given[2].shape
-        _, depth, across = chain.shape
+        num_matrices, depth, across = chain.shape
         values = given[2].reshape(-1)
         right = made[2].reshape(-1)
         out = chain.reshape(-1)
         whole = weight.reshape(-1)
+        num_taps = num_matrices // POINTS**2
+        heights = x.shape[2] // planes[0], gradient.shape[2] // planes[1]
         length = 0
+        clear_row(out.size, out, 0)
         for b in range(blocks.shape[0]):
-            count = transform_inputs(x, blocks[b], before, num_tiles, given)
-            transform_gradients(gradient, blocks[b], (0, 0), num_tiles, made)
-            is_new = length == 0
-            for k in range(POINTS * POINTS):
-                left = k * tiles * rows, 1, rows
-                at = k * tiles * across, across
-                to = k * depth * across, across
-                multiply((depth, count, across), values, left, right, at, out, to, is_new)
-            length = added_up(length + count, b + 1 == blocks.shape[0], out, whole)
+            for d in range(planes[1]):
+                first = d - before[0]
+                for p in range(max(0, first + num_taps - 1 if d > 0 else first), first + num_taps):
+                    if p < planes[0]:
+                        slot = p % num_taps
+                        about = blocks[b], before, num_tiles, given, slot
+                        transform_inputs(x, p, heights[0], *about)
+                about = blocks[b], (0, 0, 0), num_tiles, made, 0
+                count = transform_gradients(gradient, d, heights[1], *about)
+                for t in range(max(0, -first), min(num_taps, planes[0] - first)):
+                    of_plane = (first + t) % num_taps * POINTS * POINTS
+                    for k in range(POINTS * POINTS):
+                        left = (of_plane + k) * tiles * rows, 1, rows
+                        at = k * tiles * across, across
+                        to = (t * POINTS * POINTS + k) * depth * across, across
+                        sizes = depth, count, across
+                        multiply(sizes, values, left, right, at, out, to, False)
+                is_last = b + 1 == blocks.shape[0] and d + 1 == planes[1]
+                length = added_up(length + count, is_last, out, whole)
+                if length == 0:
+                    clear_row(out.size, out, 0)
 
     return compiled(_named(weigh, name))
 

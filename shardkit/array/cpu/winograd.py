@@ -1,4 +1,5 @@
-"""Convolution with square taps of 2 to 5 by Winograd's products, fewer than there are taps.
+"""Convolution with square taps of 2 to 5 by Winograd's products, fewer than there are taps; in
+three dimensions those of the last two, and as many planes as there are taps of the first.
 
     taps    results of a tile    products    instead of
     2 x 2   5 x 5                36          100
@@ -18,7 +19,7 @@ from .. import fresh
 from ..arena import empty
 from ..dtypes import FLOAT32
 from .arrays import plain
-from .channels import chains, wide
+from .channels import chains, in_rows, no_bias_or, wide
 from .points import POINT_LOOPS, POINTS, PointLoops
 
 FEWEST, STEP = 16, 32  # channels; they cost as much as the next multiple of a step
@@ -35,86 +36,89 @@ def is_quicker(window, weight, counts, dtype) -> bool:
     is missed by 3% on average. float64 is left to sums of all products.
     """
     num_out, channels, *taps = weight
-    if dtype != FLOAT32 or min(num_out, channels) < FEWEST or not _fits(window, taps, counts):
+    if dtype != FLOAT32 or min(num_out, channels) < FEWEST or not _fits(window, taps):
         return False
     tiles = _tiles(counts[1:], POINT_LOOPS[taps[2]].results)
-    row_bytes = POINTS**2 * (channels + num_out) * dtype.itemsize * tiles[1]
+    row_bytes = POINTS**2 * (taps[0] * channels + num_out) * dtype.itemsize * tiles[1]
     if row_bytes > MOST_BYTES:
         return False
     wide_in, wide_out = [-(-number // STEP) * STEP for number in (channels, num_out)]
     num_tiles = prod(tiles)
-    mine = 0.85 * channels * wide_out + 8 * (wide_in + wide_out)
-    mine += 10 * channels * wide_out / (SAMPLES * num_tiles)
+    mine = 0.85 * taps[0] * channels * wide_out + 8 * (wide_in + wide_out)
+    mine += 10 * taps[0] * channels * wide_out / (SAMPLES * num_tiles * counts[0])
     windows = counts[1] * (counts[2] + taps[2] - 1) / num_tiles  # with those between rows
     return 0.0267 * channels * num_out * prod(taps) * windows > GAIN * mine
 
 
-def _fits(window, taps, counts) -> bool:
-    """Return whether these are square taps of a plane, next to each other, and all windows."""
-    if max(window.groups, *window.stride, *window.dilation) > 1:
-        return False
-    is_plane = max(counts[0], taps[0], 1 + window.before[0], 1 + window.after[0]) == 1
-    return is_plane and taps[1] == taps[2] and taps[2] in POINT_LOOPS
+def _fits(window, taps) -> bool:
+    """Return whether these are square taps, next to each other, and all windows."""
+    is_dense = max(window.groups, *window.stride, *window.dilation) == 1
+    return is_dense and taps[1] == taps[2] and taps[2] in POINT_LOOPS
 
 
 def convolve(x, weight, bias, window, y):
-    """Set y [N, O, 1, *counts] to the convolution of x [N, C, 1, H, W], weight [O, C, 1, k, k]."""
+    """Set y [N, O, *counts] to the convolution of x [N, C, *sizes] with weight [O, C, t, k, k]."""
     loops = POINT_LOOPS[weight.shape[4]]
-    _run(loops, x, _taps_of(loops, weight, 1, 0), bias, window.before[1:], y)
+    _run(loops, x, _taps_of(loops, weight, 1, 0), bias, window.before, y)
 
 
 def convolve_input(gradient, weight, bias, window, x):
-    """Set x [N, C, 1, H, W] to its gradient for that of y."""
+    """Set x [N, C, *sizes] to its gradient for that of y."""
     loops = POINT_LOOPS[weight.shape[4]]
-    before = [loops.taps - 1 - each for each in window.before[1:]]
+    before = [tap - 1 - each for tap, each in zip(weight.shape[2:], window.before)]
     _run(loops, gradient, _taps_of(loops, weight, 0, 1), bias, before, x)
 
 
 def convolve_weight(gradient, x, window, weight):
-    """Set weight [O, C, 1, k, k] to its gradient."""
+    """Set weight [O, C, t, k, k] to its gradient."""
     loops = POINT_LOOPS[weight.shape[4]]
-    blocks = _Tiling.of(loops, x, gradient)
-    given = blocks.memory(x.shape[1], x.dtype, POINTS)
+    num_taps = weight.shape[2]
+    blocks = _Tiling.of(loops, x, gradient, num_taps)
+    given = blocks.memory(x.shape[1], x.dtype, POINTS, num_taps)
     made = blocks.memory(gradient.shape[1], x.dtype, loops.results)
-    shape = POINTS**2, x.shape[1], made[2].shape[2]
-    chain, sums = chains(shape, x, prod(blocks.tiles))
-    before = numpy.array(window.before[1:], numpy.int64)
-    about = blocks.table, before, blocks.tiles[1], given, made
-    loops.weigh(_flat(x), _flat(gradient), *about, chain, sums)
+    shape = num_taps * POINTS**2, x.shape[1], made[2].shape[2]
+    chain, sums = chains(shape, x, gradient.shape[2] * prod(blocks.tiles))
+    about = blocks.about(window.before, x, gradient)
+    loops.weigh(in_rows(plain(x)), in_rows(plain(gradient)), *about, given, made, chain, sums)
     sums = sums if sums.size else chain
-    found = empty((*weight.shape[:2], loops.taps**2), x.dtype)
-    loops.transform_weight(sums, *_lines_of_taps(loops, sums), found)
-    weight[...] = found.reshape(weight.shape)
+    found = empty((num_taps, *weight.shape[:2], loops.taps**2), x.dtype)
+    lines = _lines_of_taps(loops, sums)
+    for values, of_plane in zip(_by_plane(sums), found):
+        loops.transform_weight(values, *lines, of_plane)
+    weight[...] = found.transpose(1, 2, 0, 3).reshape(weight.shape)
 
 
 def _run(loops, x, taps, bias, before, y):
-    blocks = _Tiling.of(loops, x, y)
-    given = blocks.memory(x.shape[1], x.dtype, POINTS)
+    num_taps = len(taps) // POINTS**2
+    blocks = _Tiling.of(loops, x, y, num_taps)
+    given = blocks.memory(x.shape[1], x.dtype, POINTS, num_taps)
     made = blocks.memory(y.shape[1], x.dtype, loops.results)
-    bias = numpy.empty(0, x.dtype) if bias is None else plain(bias)
-    before = numpy.array(before, numpy.int64)
-    about = bias, blocks.table, before, blocks.tiles[1], given, made
-    loops.convolve(_flat(x), taps, *about, _flat(y))
+    table, *about = blocks.about(before, x, y)
+    bias = no_bias_or(bias, x)
+    loops.convolve(in_rows(plain(x)), taps, bias, table, *about, given, made, in_rows(y))
 
 
-def _flat(x):
-    """Return x [N, C, 1, H, W] as [N, C, H, W]."""
-    return plain(x).reshape(*x.shape[:2], *x.shape[3:])
+def _by_plane(values):
+    """Return matrices [taps of planes x 36, ., .] of each of these taps."""
+    return values.reshape(-1, POINTS**2, *values.shape[1:])
 
 
 def _taps_of(loops, weight, depth_dim, dim):
-    """Return the transforms [36, depth, outs] of a weight [., ., 1, k, k], zeros after the outs.
+    """Return the transforms [t x 36, depth, outs] of a weight [., ., t, k, k], then zeros.
 
     depth_dim, dim   of the channels that are read, and of those that are made
     """
     weight = plain(weight)
-    num_out = weight.shape[dim]
-    shape = POINTS**2, weight.shape[depth_dim], wide(num_out, weight.dtype)
+    num_out, num_taps = weight.shape[dim], weight.shape[2]
+    shape = num_taps * POINTS**2, weight.shape[depth_dim], wide(num_out, weight.dtype)
     values = empty(shape, weight.dtype)
     steps = [weight.strides[each] // weight.itemsize for each in (depth_dim, dim)]
     lines = _lines_of_taps(loops, values)
-    read = weight.reshape(-1), *steps, dim == 1
-    loops.transform_taps(*read, num_out, *lines, values)
+    is_turned = dim == 1
+    for t, of_plane in enumerate(_by_plane(values)):
+        first = (num_taps - 1 - t if is_turned else t) * loops.taps**2
+        read = weight.reshape(-1)[first:], *steps, is_turned
+        loops.transform_taps(*read, num_out, *lines, of_plane)
     return values
 
 
@@ -144,10 +148,10 @@ class _Tiling:
     most: int
 
     @classmethod
-    def of(cls, loops, x, y) -> "_Tiling":
-        """Return the blocks for the results y [N, O, 1, *counts] of x."""
+    def of(cls, loops, x, y, num_taps) -> "_Tiling":
+        """Return the blocks for the results y [N, O, *counts] of x, with so many taps of planes."""
         tiles = _tiles(y.shape[3:], loops.results)
-        channels = x.shape[1] + y.shape[1]
+        channels = num_taps * x.shape[1] + y.shape[1]
         room = max(LEAST_TILES, BLOCK_BYTES // (POINTS**2 * channels * x.itemsize))
         of_sample = tiles[0] * tiles[1]
         samples = min(max(1, room // of_sample), x.shape[0])
@@ -159,10 +163,15 @@ class _Tiling:
         ]
         return cls(loops, tiles, numpy.array(found, numpy.int64), samples * rows * tiles[1])
 
-    def memory(self, channels, dtype, num_lines):
-        """Return memory for lines, for transforms down their columns, and for both."""
+    def about(self, before, x, y):
+        """Return what the loops have to know: blocks, zeros before, planes, tiles of a row."""
+        before = numpy.array(before, numpy.int64)
+        return self.table, before, (x.shape[2], y.shape[2]), self.tiles[1]
+
+    def memory(self, channels, dtype, num_lines, num_planes=1):
+        """Return memory for lines, for transforms down their columns, and for both, of planes."""
         channels = wide(channels, dtype)
         width = self.tiles[1] * self.loops.results + num_lines - self.loops.results
         lines = fresh.zeros((num_lines, width, channels), dtype)
         columns = empty((POINTS, width, channels), dtype)
-        return lines, columns, empty((POINTS**2, self.most, channels), dtype)
+        return lines, columns, empty((num_planes * POINTS**2, self.most, channels), dtype)
