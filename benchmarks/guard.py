@@ -5,10 +5,10 @@ multiplies it: elsewhere PyTorch takes seconds for a step. Models of science are
     python benchmarks/guard.py           exit 1 if a ratio fell below what is kept for such a CPU
     python benchmarks/guard.py --keep    keep the ratios of this run for such CPUs
 
-A ratio is PyTorch's time of a step by ours, the median over turns; PyTorch's form with the smallest
-one counts. Ratios are kept in results/guard.json, for each kind of CPU (model, instructions,
-PyTorch's version). A ratio fell if it is below the kept one by more than 3% and three standard
-errors of both medians.
+A ratio is PyTorch's time of a step by ours (processor time, on one rank), the median over turns;
+PyTorch's form with the smallest one counts. Ratios are kept in results/guard.json, for each kind of
+CPU (model, instructions, PyTorch's version). A ratio fell if it is below the kept one by more than
+3% and three standard errors of both medians.
 """
 
 import argparse
@@ -88,9 +88,8 @@ class Ratio:
 
     @classmethod
     def of(cls, race: Race, ours: str, theirs: str) -> "Ratio":
-        """Return the ratio of two contestants, turn by turn: neighbors meet the same noise."""
-        turns = [race.contestants[name].turns for name in (theirs, ours)]
-        ratios = [their / our for their, our in zip(*turns)]
+        """Return the ratio of two contestants, turn by turn."""
+        ratios = [their / our for their, our in race.paired(theirs, ours)]
         low, _, high = quantiles(ratios, n=4)
         return cls(
             median(ratios),

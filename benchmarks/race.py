@@ -246,6 +246,18 @@ class Race:
         turns = self.contestants[name].processor_turns
         return median(turns) if turns else None
 
+    def paired(self, name: str, other: str) -> list[tuple[float, float]]:
+        """Return the times of a step of two contestants, turn by turn: neighbors meet the same
+        noise.
+
+        Of two that have one rank, which never waits, it is processor time: a busy machine changes
+        it least.
+        """
+        both = [self.contestants[each] for each in (name, other)]
+        if all(contestant.spec.ranks == 1 for contestant in both):
+            return list(zip(*[contestant.processor_turns for contestant in both]))
+        return list(zip(*[contestant.turns for contestant in both]))
+
     def loss_difference(self, name: str, reference: str) -> float | None:
         """Return the largest relative difference of two contestants' losses, over their common
         steps.

@@ -240,10 +240,8 @@ def row(race: Race, spec: Spec, first: str) -> list:
 
 
 def ratio(race: Race, name: str, first: str) -> float | None:
-    """Return the median over turns of this contestant's step time by that of the first in the same
-    turn: neighbors meet the same noise.
-    """
-    pairs = list(zip(race.contestants[name].turns, race.contestants[first].turns))
+    """Return the median over turns of this contestant's step time by that of the first."""
+    pairs = race.paired(name, first)
     return median(theirs / ours for theirs, ours in pairs) if pairs else None
 
 
