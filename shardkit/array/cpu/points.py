@@ -51,7 +51,8 @@ def _matrices(num_taps, num_results):
     for number, point in enumerate(_FINITE):
         others = [each for each in _FINITE if each != point]
         inputs[number, : POINTS - 1] = numpy.poly(others)[::-1]
-        taps[number] = point ** numpy.arange(num_taps) / numpy.prod(point - numpy.array(others))
+        scale = numpy.prod(point - numpy.array(others))
+        taps[number] = point ** numpy.arange(num_taps) / scale
         results[number] = point ** numpy.arange(num_results)
     inputs[-1] = numpy.poly(_FINITE)[::-1]
     taps[-1, -1] = results[-1, -1] = 1
@@ -192,6 +193,21 @@ def _transforming_results(matrix, name):
     return inlined(_named(transform, name))
 
 
+@inlined
+def _new_planes(d, before, num_taps, num_planes):
+    """Return the planes of x that plane d of y is the first to read: from, and up to."""
+    stop = d - before + num_taps
+    begin = stop - 1 if d > 0 else stop - num_taps
+    return max(0, begin), min(stop, num_planes)
+
+
+@inlined
+def _taps_within(d, before, num_taps, num_planes):
+    """Return which taps of planes read a plane of x for plane d of y: from, and up to."""
+    first = d - before
+    return max(0, -first), min(num_taps, num_planes - first)
+
+
 def _convolving(transform_inputs, transform_results, name):
     """Return the loop that sets y [N, O, rows of planes, W]; weight [taps of planes x 36, C, O].
 
@@ -207,28 +223,27 @@ def _convolving(transform_inputs, transform_results, name):
         right = weight.reshape(-1)
         out = made[2].reshape(-1)
         num_taps = num_matrices // POINTS**2
-        heights = x.shape[2] // planes[0], y.shape[2] // planes[1]
+        height = x.shape[2] // planes[0]
+        height_out = y.shape[2] // planes[1]
         for block in blocks:
             count = 0
             for d in range(planes[1]):
-                first = d - before[0]
-                for p in range(max(0, first + num_taps - 1 if d > 0 else first), first + num_taps):
-                    if p < planes[0]:
-                        slot = p % num_taps
-                        about = block, before, num_tiles, given, slot
-                        count = transform_inputs(x, p, heights[0], *about)
-                low, high = max(0, -first), min(num_taps, planes[0] - first)
+                begin, stop = _new_planes(d, before[0], num_taps, planes[0])
+                for p in range(begin, stop):
+                    about = block, before, num_tiles, given, p % num_taps
+                    count = transform_inputs(x, p, height, *about)
+                low, high = _taps_within(d, before[0], num_taps, planes[0])
                 if low >= high:
                     clear_row(out.size, out, 0)
                 for k in range(POINTS * POINTS):
                     to = k * tiles * across, across
                     for t in range(low, high):
-                        of_plane = (first + t) % num_taps * POINTS * POINTS
+                        of_plane = (d - before[0] + t) % num_taps * POINTS * POINTS
                         left = (of_plane + k) * tiles * rows, rows, 1
                         at = (t * POINTS * POINTS + k) * depth * across, across
                         sizes = count, depth, across
                         multiply(sizes, values, left, right, at, out, to, t == low)
-                transform_results(block, num_tiles, made, bias, y, d, heights[1])
+                transform_results(block, num_tiles, made, bias, y, d, height_out)
 
     return compiled(_named(convolve, name))
 
@@ -246,28 +261,29 @@ def _weighing(transform_inputs, transform_gradients, name):
         out = chain.reshape(-1)
         whole = weight.reshape(-1)
         num_taps = num_matrices // POINTS**2
-        heights = x.shape[2] // planes[0], gradient.shape[2] // planes[1]
+        height = x.shape[2] // planes[0]
+        height_out = gradient.shape[2] // planes[1]
+        last_block = blocks.shape[0] - 1
         length = 0
         clear_row(out.size, out, 0)
         for b in range(blocks.shape[0]):
             for d in range(planes[1]):
-                first = d - before[0]
-                for p in range(max(0, first + num_taps - 1 if d > 0 else first), first + num_taps):
-                    if p < planes[0]:
-                        slot = p % num_taps
-                        about = blocks[b], before, num_tiles, given, slot
-                        transform_inputs(x, p, heights[0], *about)
+                begin, stop = _new_planes(d, before[0], num_taps, planes[0])
+                for p in range(begin, stop):
+                    about = blocks[b], before, num_tiles, given, p % num_taps
+                    transform_inputs(x, p, height, *about)
                 about = blocks[b], (0, 0, 0), num_tiles, made, 0
-                count = transform_gradients(gradient, d, heights[1], *about)
-                for t in range(max(0, -first), min(num_taps, planes[0] - first)):
-                    of_plane = (first + t) % num_taps * POINTS * POINTS
+                count = transform_gradients(gradient, d, height_out, *about)
+                low, high = _taps_within(d, before[0], num_taps, planes[0])
+                for t in range(low, high):
+                    of_plane = (d - before[0] + t) % num_taps * POINTS * POINTS
                     for k in range(POINTS * POINTS):
                         left = (of_plane + k) * tiles * rows, 1, rows
                         at = k * tiles * across, across
                         to = (t * POINTS * POINTS + k) * depth * across, across
                         sizes = depth, count, across
                         multiply(sizes, values, left, right, at, out, to, False)
-                is_last = b + 1 == blocks.shape[0] and d + 1 == planes[1]
+                is_last = b == last_block and d == planes[1] - 1
                 length = added_up(length + count, is_last, out, whole)
                 if length == 0:
                     clear_row(out.size, out, 0)

@@ -39,15 +39,20 @@ def is_quicker(window, weight, counts, dtype) -> bool:
     if dtype != FLOAT32 or min(num_out, channels) < FEWEST or not _fits(window, taps):
         return False
     tiles = _tiles(counts[1:], POINT_LOOPS[taps[2]].results)
-    row_bytes = POINTS**2 * (taps[0] * channels + num_out) * dtype.itemsize * tiles[1]
-    if row_bytes > MOST_BYTES:
+    depth = taps[0] * channels
+    of_tile = POINTS**2 * (depth + num_out) * dtype.itemsize
+    if of_tile * tiles[1] > MOST_BYTES:
         return False
-    wide_in, wide_out = [-(-number // STEP) * STEP for number in (channels, num_out)]
     num_tiles = prod(tiles)
-    mine = 0.85 * taps[0] * channels * wide_out + 8 * (wide_in + wide_out)
-    mine += 10 * taps[0] * channels * wide_out / (SAMPLES * num_tiles * counts[0])
+    wide_out = _up(num_out)
+    mine = 0.85 * depth * wide_out + 8 * (_up(channels) + wide_out)
+    mine += 10 * depth * wide_out / (SAMPLES * num_tiles * counts[0])
     windows = counts[1] * (counts[2] + taps[2] - 1) / num_tiles  # with those between rows
     return 0.0267 * channels * num_out * prod(taps) * windows > GAIN * mine
+
+
+def _up(channels):
+    return -(-channels // STEP) * STEP
 
 
 def _fits(window, taps) -> bool:
@@ -65,7 +70,8 @@ def convolve(x, weight, bias, window, y):
 def convolve_input(gradient, weight, bias, window, x):
     """Set x [N, C, *sizes] to its gradient for that of y."""
     loops = POINT_LOOPS[weight.shape[4]]
-    before = [tap - 1 - each for tap, each in zip(weight.shape[2:], window.before)]
+    taps = weight.shape[2:]
+    before = [tap - 1 - each for tap, each in zip(taps, window.before)]
     _run(loops, gradient, _taps_of(loops, weight, 0, 1), bias, before, x)
 
 
@@ -76,12 +82,15 @@ def convolve_weight(gradient, x, window, weight):
     blocks = _Tiling.of(loops, x, gradient, num_taps)
     given = blocks.memory(x.shape[1], x.dtype, POINTS, num_taps)
     made = blocks.memory(gradient.shape[1], x.dtype, loops.results)
-    shape = num_taps * POINTS**2, x.shape[1], made[2].shape[2]
-    chain, sums = chains(shape, x, gradient.shape[2] * prod(blocks.tiles))
+    across = made[2].shape[2]
+    of_sample = gradient.shape[2] * prod(blocks.tiles)
+    chain, sums = chains((num_taps * POINTS**2, x.shape[1], across), x, of_sample)
     about = blocks.about(window.before, x, gradient)
-    loops.weigh(in_rows(plain(x)), in_rows(plain(gradient)), *about, given, made, chain, sums)
+    both = in_rows(plain(x)), in_rows(plain(gradient))
+    loops.weigh(*both, *about, given, made, chain, sums)
     sums = sums if sums.size else chain
-    found = empty((num_taps, *weight.shape[:2], loops.taps**2), x.dtype)
+    channels = weight.shape[:2]
+    found = empty((num_taps, *channels, loops.taps**2), x.dtype)
     lines = _lines_of_taps(loops, sums)
     for values, of_plane in zip(_by_plane(sums), found):
         loops.transform_weight(values, *lines, of_plane)
@@ -95,7 +104,8 @@ def _run(loops, x, taps, bias, before, y):
     made = blocks.memory(y.shape[1], x.dtype, loops.results)
     table, *about = blocks.about(before, x, y)
     bias = no_bias_or(bias, x)
-    loops.convolve(in_rows(plain(x)), taps, bias, table, *about, given, made, in_rows(y))
+    x, y = in_rows(plain(x)), in_rows(y)
+    loops.convolve(x, taps, bias, table, *about, given, made, y)
 
 
 def _by_plane(values):
@@ -110,7 +120,8 @@ def _taps_of(loops, weight, depth_dim, dim):
     """
     weight = plain(weight)
     num_out, num_taps = weight.shape[dim], weight.shape[2]
-    shape = num_taps * POINTS**2, weight.shape[depth_dim], wide(num_out, weight.dtype)
+    across = wide(num_out, weight.dtype)
+    shape = num_taps * POINTS**2, weight.shape[depth_dim], across
     values = empty(shape, weight.dtype)
     steps = [weight.strides[each] // weight.itemsize for each in (depth_dim, dim)]
     lines = _lines_of_taps(loops, values)
@@ -161,12 +172,14 @@ class _Tiling:
             for n in range(0, x.shape[0], samples)
             for i in range(0, tiles[0], rows)
         ]
-        return cls(loops, tiles, numpy.array(found, numpy.int64), samples * rows * tiles[1])
+        most = samples * rows * tiles[1]
+        return cls(loops, tiles, numpy.array(found, numpy.int64), most)
 
     def about(self, before, x, y):
         """Return what the loops have to know: blocks, zeros before, planes, tiles of a row."""
         before = numpy.array(before, numpy.int64)
-        return self.table, before, (x.shape[2], y.shape[2]), self.tiles[1]
+        planes = x.shape[2], y.shape[2]
+        return self.table, before, planes, self.tiles[1]
 
     def memory(self, channels, dtype, num_lines, num_planes=1):
         """Return memory for lines, for transforms down their columns, and for both, of planes."""
