@@ -364,7 +364,7 @@ def _kept_parts() -> list[str]:
         [name, *[of_cpu["ratios"].get(name, {}).get("value") for of_cpu in kept.values()]]
         for name in names
     ]
-    title = "Ratios that guard.py keeps, S"
+    title = "Ratios that guard.py keeps: S on some ranks, and models of science on one"
     return [Table(title, ["race", *kept], rows).markdown()]
 
 

@@ -159,7 +159,9 @@ def test_a_ratio_has_fallen_beyond_the_noise_of_both_runs_and_no_sooner(tmp_path
     path = tmp_path / "guard.json"
     keep(path, {**about, "torch": "1.0"}, {"a race": Ratio(9.0, 0.0, "torch", "numpy")})
     keep(path, about, {"a race": Ratio(1.2, 0.01, "torch", "numpy")})
+    keep(path, about, {"a second": Ratio(3.0, 0.01, "torch", "numpy")})
     kept = kept_ratios(path, cpu_of(about))
+    assert kept.pop("a second").value == 3.0, "beside what was kept of other races"
     assert kept["a race"].value == 1.2 and not kept_ratios(path, "another CPU")
     for value, error, words in (
         (1.2, 0.01, None),
