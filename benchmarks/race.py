@@ -260,10 +260,11 @@ class Race:
 
     def loss_difference(self, name: str, reference: str) -> float | None:
         """Return the largest relative difference of two contestants' losses, over their common
-        steps.
+        steps, or the first of them that the sizes say (compared_losses).
         """
         ours, theirs = self.contestants[reference].losses, self.contestants[name].losses
         both = [step for step in theirs if step in ours]
+        both = both[: getattr(self.sizes, "compared_losses", None)]
         return max(abs(theirs[s] - ours[s]) / abs(ours[s]) for s in both) if both else None
 
     def _guarded(self, contestant, act):
