@@ -26,7 +26,7 @@ class Problem:
     graph: tuple | None = field(default=None)  # (nodes, edges), of a model that has edges
 
     # In AdamW's first steps the sign of a small gradient decides: what is rounded differently grows
-    # threefold from step to step, and more with batch norm. PyTorch's own forms do not agree better.
+    # threefold from step to step, more with batch norm. PyTorch's own forms agree no better.
     compared_losses = 2
 
     @property
