@@ -108,18 +108,22 @@ def cell_text(cell) -> str:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def interleaved(contenders: dict, repeats: int, *, warm_up: int = 1) -> dict[str, list[float]]:
+def interleaved(
+    contenders: dict, repeats: int, *, warm_up: int = 1, clock=time.perf_counter
+) -> dict[str, list[float]]:
     """Return {name: seconds of each repeat}.
 
     The functions take turns, forwards and backwards, after `warm_up` rounds that do not count.
+
+    clock   time.process_time on one thread: a busy machine changes it least
     """
     seconds = {name: [] for name in contenders}
     for turn in range(warm_up + repeats):
         for name in list(contenders)[:: -1 if turn % 2 else 1]:
-            began = time.perf_counter()
+            began = clock()
             contenders[name]()
             if turn >= warm_up:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return seconds
 
 
