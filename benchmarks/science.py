@@ -203,6 +203,8 @@ def race_all(asked) -> int:
     problems = [problem for problem in PROBLEMS.values() if asked.only in problem.name]
     races = [(problem, group) for group in asked.groups.split(",") for problem in problems]
     about = machine()
+    settings = {"threads per rank": 1, "titles": ", ".join(TITLES[each] for each in GROUPS)}
+    settings |= {"left out": "torch.compile"} if asked.eager else {}
     deadline = time.monotonic() + asked.budget
     tables, profiles, best, wrong, measured = [], [], [], [], {}
     for at, (problem, group) in enumerate(races):
@@ -227,7 +229,7 @@ def race_all(asked) -> int:
             "Models of science",
             [top, *profiles, *tables],
             about=about,
-            settings={"threads per rank": 1, "titles": ", ".join(TITLES[each] for each in GROUPS)},
+            settings=settings,
             measured={**measured, "wrong": wrong},
         )
     print(top.markdown(), machine_text(about), *wrong, f"written to {path}", sep="\n")
