@@ -208,13 +208,14 @@ CASES = {
 }
 
 
-def measured(name, repeats):
+def measured(name, repeats, has_peaks):
     """Return a row of the table, and the seconds behind it."""
     sides = dict(zip(("ours", "torch"), CASES[name]()))
     seconds = interleaved(sides, repeats, warm_up=2, clock=time.process_time)
     ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"])]
     medians = [1e3 * median(seconds[side]) for side in ("ours", "torch")]
-    return [name, *medians, median(ratios), *[peak(name, side) for side in (0, 1)]], seconds
+    peaks = [peak(name, side) if has_peaks else None for side in (0, 1)]
+    return [name, *medians, median(ratios), *peaks], seconds
 
 
 def peak(name, side) -> float:
@@ -242,6 +243,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="layers whose name contains this")
     parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--quick", action="store_true", help="leave out the peaks of memory")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
@@ -251,11 +253,13 @@ def main():
     with threadpool_limits(1):
         for name in CASES:
             if options.only in name:
-                row, raw[name] = measured(name, options.repeats)
+                row, raw[name] = measured(name, options.repeats, not options.quick)
                 rows.append(row)
                 print(*row, sep="  ", flush=True)
     columns = ["layer", "ours, ms", "torch, ms", "torch / ours", "ours, MiB", "torch, MiB"]
-    table = Table("Layers, forward and backward, one thread", columns, rows)
+    rows.sort(key=lambda row: row[3])
+    title = "Layers, forward and backward, one thread, what is lost first"
+    table = Table(title, columns, rows)
     settings = {"repeats": options.repeats, "threads": 1}
     path = save("layers", "Layers", [table], about=about, settings=settings, measured=raw)
     print(machine_text(about), table.markdown(), f"written to {path}", sep="\n\n")
