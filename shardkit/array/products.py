@@ -27,7 +27,7 @@ from .dtypes import FLOAT32, is_half
 from .halves import rounded, widened
 
 PRECISIONS = ("highest", "tf32")
-# fast: 3 x 3 taps by fewer products where that pays on the CPU; direct: every sum adds all
+# fast: taps of 2 to 5 by fewer products where that pays on the CPU; direct: every sum adds all
 CONVOLUTIONS = ("fast", "direct")
 
 _precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")
