@@ -6,8 +6,8 @@
 #   bash jobs/test.sh --coverage    the same tests (with --all: all of them) under coverage.py, which prints the lines they ran
 #
 # --all makes three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the
-# second serves those that start jobs under both. These two have the versions of constraints.txt; the third has the lowest that
-# pyproject.toml allows (lowest.sh).
+# second the quick ones of tests/mpi, and it serves those that start jobs under both. These two have the versions of
+# constraints.txt; the third has the lowest that pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
 # EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (2) processes share the tests that are
 # no MPI job themselves. With --all, JOB_WORKERS (2) others meanwhile run those that start jobs, which mostly wait, and one
