@@ -4,8 +4,11 @@ on the same table.
 
 import device_kernels as checks
 import pytest
+from gpus import why_no_gpu
 from kernel_table import DEVICE_CASES, ON_DEVICE, TABLE, WITH_OUT, bits
 
+if why_no_gpu():  # thousands of cases are not even collected
+    pytest.skip(f"needs a real GPU: {why_no_gpu()}", allow_module_level=True)
 pytestmark = pytest.mark.real
 every_case = pytest.mark.parametrize(
     "name, line, shape",
