@@ -47,6 +47,10 @@ ATTENTION = [
     (1, 2, 1, 9, 4, 8, 0),  # later queries see no more than there are
     (1, 1, 1, 300, 600, 8, 600),
     (1, 2, 1, 5, 9, 72, 1),  # tiles of two widths
+    (2, 3, 3, 65, 65, 64, 65),  # one key more than whole panels
+    (1, 2, 2, 101, 101, 48, 101),
+    (1, 3, 1, 61, 61, 24, 0),  # a diagonal through every tile
+    (1, 1, 1, 37, 50, 17, 13),
     (1, 4, 2, 2, 7, 5, 4),  # few queries
     (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
