@@ -76,8 +76,8 @@ def _linear(x, weight, bias=None):
         rows = reshaped(gradient, (num_rows, num_out))
         inputs = reshaped(again(), (num_rows, width)) if wanted[1] else None
         return (
-            reshaped(_product(rows, weight), shape) if wanted[0] else None,
-            summed(_product(rows, inputs, turn_x=True), (weight.shape, weight.gradient_dtype))
+            reshaped(product(rows, weight), shape) if wanted[0] else None,
+            summed(product(rows, inputs, turn_x=True), (weight.shape, weight.gradient_dtype))
             if wanted[1]
             else None,
             summed(rows, ((num_out,), bias_dtype)) if wanted[2] else None,
@@ -196,21 +196,21 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
     def differentiable(gradient, wanted, output):
         return (
-            summed(_product(gradient, for_x, turn_y=True), form_x) if wanted[0] else None,
-            summed(_product(for_y, gradient, turn_x=True), form_y) if wanted[1] else None,
+            summed(product(gradient, for_x, turn_y=True), form_x) if wanted[0] else None,
+            summed(product(for_y, gradient, turn_x=True), form_y) if wanted[1] else None,
         )
 
     try:
-        product = products.matmul(x.array, y.array)
+        made = products.matmul(x.array, y.array)
     except ValueError:
         raise ShapeError(
             f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the "
             "right, sizes must be equal or 1"
         ) from None
-    return record(product, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
+    return record(made, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
 
 
-def _product(x, y, turn_x=False, turn_y=False) -> Tensor:
+def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) -> Tensor:
     """Return matmul of x and y, the matrices of each transposed or not, without a check.
 
     Its gradients are such products again. Unlike a transposed view, it reads a sharded parameter
@@ -232,7 +232,7 @@ def _product(x, y, turn_x=False, turn_y=False) -> Tensor:
     def differentiable(gradient, wanted, output):
         return tuple(
             [
-                summed(_product(*operands), form_) if want else None
+                summed(product(*operands), form_) if want else None
                 for operands, form_, want in zip(
                     _adjoints(gradient, for_x, for_y, turn_x, turn_y), (form_x, form_y), wanted
                 )
