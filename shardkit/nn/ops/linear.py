@@ -37,7 +37,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
     """
     _check_linear(x, weight, bias)
     if activation is not None:
-        return add_bias(linear(x, weight), bias, activation)
+        if bias is not None and takes_bias_along(activation):
+            return add_bias(linear(x, weight), bias, activation)
+        return activation(linear(x, weight, bias))
     if bias is None and logits_are_late() and _are_logits(x, weight):
         return LateLogits(x, weight, _linear)
     return _linear(x, weight, bias)
@@ -135,9 +137,14 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
     return record(output, (x, weight, bias), backward, needs=(x_kept, weight))
 
 
+def takes_bias_along(activation: Any) -> bool:
+    """Return True for an op that adds a bias and applies itself in one pass."""
+    return activation is gelu
+
+
 def add_bias(x: Tensor, bias: Tensor | None, activation: Any = None) -> Tensor:
     """Return activation(x + bias) for x [..., D] and bias [D]; both may be None."""
-    if activation is gelu and bias is not None:
+    if bias is not None and takes_bias_along(activation):
         return bias_gelu(x, bias)
     y = x if bias is None else x + bias
     return y if activation is None else activation(y)
