@@ -190,7 +190,13 @@ def _deliver(sources, gradients, pending, heap, are_new=False):
 
 
 def _accumulate(leaf, gradient, is_new=False):
-    """Add the gradient to leaf.grad in place; keep the first if it is new, or copy it."""
+    """Add the gradient to leaf.grad in place; keep the first if it is new, or copy it.
+
+    Of a leaf that hands its gradient on the first is kept as it is, and others make a new array.
+    """
+    if leaf.grad is None and leaf.hands_on and type(gradient) is numpy.ndarray:
+        leaf.grad = gradient if gradient.flags.carray else fresh.copy(gradient)
+        return
     if leaf.grad is None and is_new and gradient.flags.c_contiguous:
         leaf.grad = gradient
         return
@@ -204,7 +210,9 @@ def _accumulate(leaf, gradient, is_new=False):
             f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; bind .grad "
             "to a view of the leaf's own shape"
         )
-    if not leaf.grad_is_empty:
+    if leaf.hands_on:
+        leaf.grad = fresh.compute("add", grad, gradient)
+    elif not leaf.grad_is_empty:
         grad += gradient
     elif gradient is not grad:  # an operation may have computed it right there
         grad[...] = gradient
