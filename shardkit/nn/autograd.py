@@ -165,7 +165,7 @@ class Tensor(_Methods):
     )
     __array_ufunc__ = None  # ndarray + Tensor is our business, not NumPy's
     is_parameter = False
-    hands_on = False
+    _hands_on = False
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
@@ -361,7 +361,7 @@ class Passage(Tensor):
     """
 
     __slots__ = ()
-    hands_on = True
+    _hands_on = True
 
 
 TensorLike: TypeAlias = Tensor | Array | float  # what operations take

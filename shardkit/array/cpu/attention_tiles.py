@@ -122,21 +122,26 @@ def _multiply_scores(rows, at_row, across, key, shape, num_visible, scores):
     """
     num_rows, num_keys = shape
     _, depth, width = across.shape
-    step, row_step, lanes = scores.shape[1], rows.shape[1], lanes_for(scores)
+    step = scores.shape[1]
+    row_step = rows.shape[1]
+    lanes = lanes_for(scores)
     rows, panels, out = rows.reshape(-1), across.reshape(-1), scores.reshape(-1)
     for column in range(0, num_keys, width):
         b = (key + column) * depth, width
         for row in range(_first_to_see(column, num_visible), num_rows, PANEL_ROWS):
             seen = _seen_by_tile(row, column, num_visible, min(width, num_keys - column))
-            sizes = min(PANEL_ROWS, num_rows - row), depth, (seen + lanes - 1) // lanes * lanes
+            whole = (seen + lanes - 1) // lanes * lanes
+            sizes = min(PANEL_ROWS, num_rows - row), depth, whole
             a = (at_row + row) * row_step, row_step, 1
-            multiply(sizes, rows, a, panels, b, out, (row * step + column, step), True)
+            c = row * step + column, step
+            multiply(sizes, rows, a, panels, b, out, c, True)
 
 
 @inlined
 def _seen_by_tile(row, column, num_visible, num_columns):
     """Return how many of the keys from a column on the last of PANEL_ROWS rows sees."""
-    return min(num_columns, num_visible + row + PANEL_ROWS - 1 - column)
+    seen_by_last = num_visible + row + PANEL_ROWS - 1
+    return min(num_columns, seen_by_last - column)
 
 
 @inlined
@@ -150,7 +155,9 @@ def _add_by_query(weights, shape, num_visible, source, key, out, at_row):
         for row in range(_first_to_see(column, num_visible), num_rows, PANEL_ROWS):
             seen = _seen_by_tile(row, column, num_visible, min(BLOCK_KEYS, num_keys - column))
             sizes = min(PANEL_ROWS, num_rows - row), (seen + per - 1) // per, width
-            a, c = (row * step + column // per, step, 1), ((at_row + row) * width, width)
+            at = row * step + column // per
+            a = at, step, 1
+            c = (at_row + row) * width, width
             multiply(sizes, weights, a, source, b, out, c, key + column == 0)
 
 

@@ -54,7 +54,9 @@ def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
     start, row_step, depth_step = at_a
     start_b, b_step = at_b
     start_out, out_step = at_out
-    width, narrow, lanes = width_for(out), NARROW_VECTORS * lanes_for(out), lanes_for(out)
+    width = width_for(out)
+    lanes = lanes_for(out)
+    narrow = NARROW_VECTORS * lanes
     column = 0
     while column < num_columns:
         at = start_b + column
@@ -69,4 +71,7 @@ def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
                 _narrow_tile(*left, b, at, b_step, out, y, out_step, is_first)
             else:
                 _slim_tile(*left, b, at, b_step, out, y, out_step, is_first)
-        column += width if beyond >= width else (narrow if beyond >= narrow else lanes)
+        if beyond >= width:
+            column += width
+        else:
+            column += narrow if beyond >= narrow else lanes

@@ -30,7 +30,8 @@ def angle_backward(gradient, height, width, sign, out=None):
     def rule(gradient, height, width):
         squares = height * height + width * width
         is_zero = squares == 0
-        return sign * (xp.where(is_zero, 0, gradient / xp.where(is_zero, 1, squares)) * width)
+        share = gradient / xp.where(is_zero, 1, squares)
+        return sign * (xp.where(is_zero, 0, share) * width)
 
     return elementwise(rule, gradient, height, width, out=out)
 
@@ -38,7 +39,11 @@ def angle_backward(gradient, height, width, sign, out=None):
 @kernel(**FORM)
 def arctan_backward(gradient, x, out=None):
     """Return gradient / (1 + x^2), all [...]."""
-    return elementwise(lambda gradient, x: gradient * (1 / (1 + x * x)), gradient, x, out=out)
+
+    def rule(gradient, x):
+        return gradient * (1 / (1 + x * x))
+
+    return elementwise(rule, gradient, x, out=out)
 
 
 @kernel(**FORM)

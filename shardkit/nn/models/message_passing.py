@@ -128,7 +128,9 @@ class Step(Module):
 
     def _asked(self, rows, senders, receivers):
         """Return the message layer of the two ends of each edge, [batch * edges, width]."""
-        tables, indices, layer = (rows, rows), (senders, receivers), self.message
+        tables = rows, rows
+        indices = senders, receivers
+        layer = self.message
         if is_affine(layer):
             return linear_of_gathered(tables, indices, layer.weight, layer.bias)
         return layer(side_by_side(tables, indices))

@@ -151,8 +151,11 @@ def alike(gradient, *operands):
     xp = xp_of(gradient)
     shape, dtype = gradient.shape, gradient.dtype
     arrays = [xp.asarray(operand, dtype) for operand in operands]
-    # What broadcasts is read-only, and kernels would copy it.
-    return gradient, *[x if x.shape == shape else xp.broadcast_to(x, shape) for x in arrays]
+
+    def stretched(x):
+        return x if x.shape == shape else xp.broadcast_to(x, shape)
+
+    return gradient, *map(stretched, arrays)  # what broadcasts is read-only: kernels would copy it
 
 
 def negative(x: Tensor) -> Tensor:

@@ -108,7 +108,8 @@ def _gathered_sum(tables, indices, columns, weight):
     """Return the sum over the tables of what their rows make with their columns: [E, out]."""
     y = None
     for table, index, part in zip(tables, indices, columns):
-        made = fresh.rows(products.matmul(table.array, weight.array[:, part].T), index)
+        by_row = products.matmul(table.array, weight.array[:, part].T)
+        made = fresh.rows(by_row, index)
         if y is None:
             y = made
         else:
