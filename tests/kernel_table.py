@@ -47,6 +47,10 @@ ATTENTION = [
     (1, 2, 1, 9, 4, 8, 0),  # later queries see no more than there are
     (1, 1, 1, 300, 600, 8, 600),
     (1, 2, 1, 5, 9, 72, 1),  # tiles of two widths
+    (2, 3, 3, 65, 65, 64, 65),  # one key more than whole panels
+    (1, 2, 2, 101, 101, 48, 101),
+    (1, 3, 1, 61, 61, 24, 0),  # a diagonal through every tile
+    (1, 1, 1, 37, 50, 17, 13),
     (1, 4, 2, 2, 7, 5, 4),  # few queries
     (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
@@ -193,6 +197,11 @@ TABLE = {
     ],
     "add_rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), 1e-6), in_place=(0, 1))],
     "add_row": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
+    "angle_backward": [
+        Line(ANY, lambda n, s, d=d: (n(s), n(s).round(), n(s).round(), d), in_place=(0, 1, 2))
+        for d in (1, -1)
+    ],
+    "arctan_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "batch_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), 1e-5))],
     "batch_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))
@@ -225,6 +234,8 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), targets(*s)), in_place=(0,)),
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1), in_place=(0,)),
     ],
+    "cube": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
+    "cube_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "divisor_backward": [Line(ANY, lambda n, s: (n(s), n(s).round(), n(s)), in_place=(0, 1, 2))],
     "dropout": [
         Line(ANY, lambda n, s: (n(s), 2**63 + 17, 5, 0.3), in_place=(0,)),
@@ -250,6 +261,7 @@ TABLE = {
     "erf_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "erf_gelu": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "erf_gelu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
+    "expm1_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "extreme_backward": [
         Line(ANY, lambda n, s, d=d: (n(s), n(s).round(), n(s).round(), d), in_place=(0, 1, 2))
         for d in (1, -1)
@@ -291,6 +303,7 @@ TABLE = {
     ],
     "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
     "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
+    "log1p_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
     "mish": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
     "mish_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "momentum": [
@@ -304,6 +317,7 @@ TABLE = {
     ],
     "pool_maxima": [Line(POOLED, lambda n, s: (n(s).round(1), pools(s)))],
     "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
+    "reciprocal_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
     "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
@@ -312,6 +326,8 @@ TABLE = {
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
     ],
     "rows_kept": [Line([(0, 3), (1, 1), (5, 7), (300, 128), (1025, 800)], kept_rows)],
+    "rsqrt": [Line(ANY, lambda n, s: (abs(n(s)) + 0.1,), in_place=(0,))],
+    "rsqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
     "segment_max": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
     "sgd": [
         Line(
@@ -344,6 +360,9 @@ TABLE = {
     "sum_of_two": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
+    "sqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "square_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "tan_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "tanh": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "tanh_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "to_half": [
@@ -364,7 +383,11 @@ EXACT = {
     "abs_backward",
     "adam",
     "add_row",
+    "angle_backward",
+    "arctan_backward",
     "clamp_backward",
+    "cube",
+    "cube_backward",
     "divisor_backward",
     "dropout",
     "dropout_mask",
@@ -376,18 +399,25 @@ EXACT = {
     "leaky_relu",
     "leaky_relu_backward",
     "lion",
+    "log1p_backward",
     "momentum",
     "pool_maxima",
     "pool_maxima_backward",
+    "reciprocal_backward",
     "relu_backward",
     "rotary_tables",
     "rows_kept",
+    "rsqrt",
+    "rsqrt_backward",
     "segment_max",
     "sgd",
     "shuffled",
     "sigmoid_backward",
     "sign",
+    "sqrt_backward",
+    "square_backward",
     "sum_of_two",
+    "tan_backward",
     "tanh_backward",
     "to_half",
     "tree_sum",
@@ -398,16 +428,21 @@ ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, whereve
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "abs_backward",
     "add_row",
+    "angle_backward",
+    "arctan_backward",
     "batch_norm",
     "batch_norm_backward",
     "clamp_backward",
     "convolve",
     "convolve_input",
     "convolve_weight",
+    "cube",
+    "cube_backward",
     "divisor_backward",
     "elu",
     "elu_backward",
     "erf_backward",
+    "expm1_backward",
     "extreme_backward",
     "group_norm",
     "group_norm_backward",
@@ -416,6 +451,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "hardtanh_backward",
     "leaky_relu",
     "leaky_relu_backward",
+    "log1p_backward",
     "lstm_step",
     "lstm_step_backward",
     "mish",
@@ -425,12 +461,18 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "multiply_modes_weight",
     "pool_maxima",
     "pool_maxima_backward",
+    "reciprocal_backward",
     "relu_backward",
     "rotary_tables",
+    "rsqrt",
+    "rsqrt_backward",
     "sigmoid_backward",
     "sign",
     "softplus",
     "softplus_backward",
+    "sqrt_backward",
+    "square_backward",
+    "tan_backward",
     "tanh",
     "tanh_backward",
     "where_else",

@@ -13,6 +13,7 @@ NAMES = {
     "models.mlp": "ACTIVATIONS",
     "ops.attention": "packed_attention",
     "ops.blocks": "ROWS_OF_BLOCK goes_by_blocks",
+    "ops.gathered": "linear_of_gathered side_by_side",
     "ops.modes": "from_modes multiply_modes to_modes",
     "parameter": "SlicedParameter",
     "settings": "Model",

@@ -43,7 +43,7 @@ from .attention_tiles import (
 from .compiled import compiled
 from .packing import pack, pack_across, pack_below, pack_below_too, unpack
 from .panel_tiles import HAS_PAIRS
-from .panels import NARROW_VECTORS, PANEL_VECTORS
+from .panels import PANEL_VECTORS
 from .scalar import exp2, fma, larger, like, plus
 from .storage import narrow, wide
 from .tiles import VECTOR_BYTES
@@ -258,7 +258,7 @@ def _packed(x):
 def _buffers(sizes, packed):
     """Return what the forward of a head needs beside its results."""
     num_rows = min(QUERIES, sizes.num_queries)
-    width = _width(sizes.head_dim, NARROW_VECTORS, packed.sums)
+    width = _width(sizes.head_dim, 1, packed.sums)
     scores = _tile(sizes, packed.sums)
     return ForwardBuffers(
         _panels(sizes, packed),
@@ -274,7 +274,7 @@ def _buffers(sizes, packed):
 
 def _backward_buffers(sizes, packed):
     """Return what the backward of a head needs beside its results."""
-    width = _width(sizes.head_dim, NARROW_VECTORS, packed.sums)
+    width = _width(sizes.head_dim, 1, packed.sums)
     by_query = sizes.num_queries, width
     queries, gradients = [packed.beside(*by_query) for _ in range(2)]
     scores, for_scores = [_tile(sizes, packed.sums) for _ in range(2)]
@@ -303,9 +303,9 @@ def _panels(sizes, packed):
 
 
 def _tile(sizes, dtype):
-    """Return a buffer [queries, keys] for scores, whose rows begin in other sets of a cache."""
-    num_keys = min(KEYS, _width(sizes.num_keys, PANEL_VECTORS, dtype))
-    return empty((min(QUERIES, sizes.num_queries), num_keys + 64 // dtype.itemsize), dtype)
+    """Return a buffer [queries, keys] for scores, with room behind them for hidden ones."""
+    num_keys = min(KEYS, _width(sizes.num_keys, 1, dtype))
+    return empty((min(QUERIES, sizes.num_queries), num_keys + 128 // dtype.itemsize), dtype)
 
 
 def _width(num_columns, num_vectors, dtype):

@@ -20,10 +20,10 @@ from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import array_of
-from ..layers.basic import Linear, input_tensor
+from ..layers.basic import Linear, input_tensor, is_affine
 from ..module import Module, ModuleList, numbered
 from ..ops.activation import silu
-from ..ops.indexing import index_select
+from ..ops.gathered import linear_of_gathered, side_by_side
 from ..ops.operands import check_ids
 from ..ops.reduction import sum
 from ..ops.segments import segment_sum
@@ -121,11 +121,19 @@ class Step(Module):
         rows = reshape(nodes, (batch * count, width))
         first = xp_of(rows.array).arange(batch)[:, None] * count  # of each sample, among all rows
         senders, receivers = (senders + first).reshape(-1), (receivers + first).reshape(-1)
-        ends = [index_select(rows, 0, end) for end in (senders, receivers)]
-        messages = silu(self.message(concatenate(ends, 1)))  # [batch * edges, width]
+        messages = silu(self._asked(rows, senders, receivers))  # [batch * edges, width]
         heard = segment_sum(messages, receivers, batch * count)
         rows = rows + self.out(silu(self.update(concatenate([rows, heard], 1))))
         return self.graph.join(reshape(rows, (batch, count, width)), x)
+
+    def _asked(self, rows, senders, receivers):
+        """Return the message layer of the two ends of each edge, [batch * edges, width]."""
+        tables = rows, rows
+        indices = senders, receivers
+        layer = self.message
+        if is_affine(layer):
+            return linear_of_gathered(tables, indices, layer.weight, layer.bias)
+        return layer(side_by_side(tables, indices))
 
 
 class Decoder(Module):
