@@ -71,7 +71,7 @@ def test_an_axis_is_a_field_of_both_and_an_entry_of_the_table():
     assert tuple(AXES) == ORDER == tuple(each.name for each in fields(Coordinates))
     assert tuple(each.name for each in fields(MeshShape)) == (*ORDER, "order")
     assert parallel_sizes(dict.fromkeys(AXES, 1)) == {
-        f"{axis}_parallel_size": 1 for axis in ("pipeline", "data", "tensor")
+        f"{axis}_parallel_size": 1 for axis in ("pipeline", "data", "domain", "tensor")
     }
 
 

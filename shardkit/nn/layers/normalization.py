@@ -138,16 +138,26 @@ class TrackedNorm(Module):
             return normalize(x, *moments, self.weight, self.bias, self.eps)
         y, mean, variance = type(self).operation(x, self.weight, self.bias, self.eps)
         if self.track_running_stats:
-            self._observe(x, mean, variance)
+            self.observe(mean, variance, x.size // max(mean.size, 1))
         return y
 
-    def _observe(self, x, mean, variance):
-        """Tell the running moments those of this micro-batch; the variance without bias."""
-        count = x.size // max(mean.size, 1)
+    def observe(self, mean: Any, variance: Any, count: int) -> None:
+        """Tell the running moments those of a micro-batch, each of so many elements.
+
+        Parameters
+        ----------
+        mean, variance
+            Arrays of channels, or of samples and channels.
+
+        Raises
+        ------
+        ShapeError
+            On means of nothing, or of one element.
+        """
         if mean.size == 0 or count < 2:
             raise ShapeError(
-                f"{type(self).__name__} of x {x.shape} in training; wanted at least one sample, "
-                "and two elements for each mean"
+                f"{type(self).__name__} of {mean.size} x {count} elements in training; wanted at "
+                "least one sample, and two elements for each mean"
             )
         shape = (-1, self.num_features)
         self.num_batches_tracked.advance()

@@ -16,16 +16,19 @@ from ...annotations import DTypeLike, Shape
 from ...arguments import require
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
+from ..context import current_context
 from ..layers.basic import input_tensor
 from ..layers.convolution import CONVOLUTIONS, TRANSPOSED
 from ..layers.normalization import GroupNorm
+from ..layers.pooling import MAX_POOLS
 from ..module import Module, ModuleList
+from ..on_parts import partwise
 from ..ops.activation import relu
-from ..ops.pooling import MAX_POOLS
 from ..ops.shape import concatenate
 from .model import ReadyModel
 
 
+@partwise
 class Level(Module):
     """Two convolutions of 3, each with a group norm and relu: channels in -> channels out."""
 
@@ -41,6 +44,7 @@ class Level(Module):
         return relu(self.second_norm(self.second(x)))
 
 
+@partwise
 class Doubling(Module):
     """x [batch, 2 channels, *grid], skip [batch, channels, *2 grid] -> a result like the skip."""
 
@@ -52,6 +56,7 @@ class Doubling(Module):
         return self.level(concatenate([skip, self.double(x)], 1))
 
 
+@partwise
 class UNet(ReadyModel):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
@@ -101,6 +106,7 @@ class UNet(ReadyModel):
             )
         self._in_channels, self._out_channels = in_channels, out_channels
         self._dims, self._depth, self._dtype = dims, depth, dtype
+        self.halve = MAX_POOLS[dims - 1](2)
         widths = [width * 2**level for level in range(depth + 1)]
         self.enter = Level(dims, in_channels, width, groups, dtype=dtype)
         self.down = ModuleList(
@@ -114,22 +120,25 @@ class UNet(ReadyModel):
         self._finish_for_numbers(seed)
 
     def check_input(self, x: Any) -> None:
+        self._check(x, x.shape[2:])
+
+    def _check(self, x, sizes):
+        """Raise ShapeError unless x is a grid whose levels have these sizes."""
         step = 2**self._depth
         is_grid = x.ndim == self._dims + 2 and x.shape[1] == self._in_channels
-        if not is_grid or any(size % step or size == 0 for size in x.shape[2:]):
+        if not is_grid or any(size % step or size == 0 for size in sizes):
             raise ShapeError(
                 f"UNet of x {tuple(x.shape)}; wanted [batch, {self._in_channels}, *grid] with "
                 f"{self._dims} dimensions of a grid, each a multiple of 2^depth = {step}"
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        self.check_input(x)
-        halve = MAX_POOLS[self._dims - 1]
+        self._check(x, () if current_context().is_cut else x.shape[2:])
         x = self.enter(input_tensor(x, self._dtype))
         skips = []
         for level in self.down:
             skips.append(x)
-            x = level(halve(x, 2))
+            x = level(self.halve(x))
         for doubling in reversed(list(self.up)):
             x = doubling(x, skips.pop())
         return self.project(x)

@@ -103,12 +103,14 @@ class HybridShardedOptimizer(ShardedOptimizer):
         data_parallel_size: int = -1,
         policy: str = "fsdp",
         order: Sequence[str] = ORDER,
+        domain_parallel_size: int = 1,
         **settings: Any,
     ) -> None:
         self._sizes = {
             "pipeline": pipeline_parallel_size,
             "tensor": tensor_parallel_size,
             "data": data_parallel_size,
+            "domain": domain_parallel_size,
         }
         self._policy, self._order = policy, order
         super().__init__(wrapped_optimizer, config, **settings)

@@ -12,6 +12,8 @@ from ...array.device import Device
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
+from ...errors import ConfigurationError
+from ...layout.axes import COPIES
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
@@ -29,6 +31,7 @@ from ..data.partition import (
 )
 from ..data.site import Pools
 from ..data.unit import Unit, Units
+from ..domain.samples import SampleParts
 from ..fingerprint import facts_of
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
@@ -60,6 +63,7 @@ class Blueprint:
     sharing       data ranks that share one copy of what is sharded
     is_initial    all parameters are what the seed makes
     gathering     the class of what gathers its units (gathering.py)
+    samples       how ranks share each sample; None: they do not
     """
 
     device: Device
@@ -73,6 +77,7 @@ class Blueprint:
     programs: Programs
     is_initial: bool
     gathering: type[ByProgram] | type[AtCalls]
+    samples: SampleParts | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,12 +180,13 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
 
     Nothing in it communicates.
     """
-    data, pipeline = mesh.group("data"), mesh.group("pipeline")
+    copies, pipeline = mesh.group(COPIES), mesh.group("pipeline")
     device = Device(config.device, ordinal=mesh.world.local_rank)
-    device.drawing_on(data.memory() or mesh.group("tensor").memory())
+    device.drawing_on(copies.memory() or mesh.group("tensor").memory())
     rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
     groups = groups_by_name(model.named_parameters(), config.parameter_groups, rule)
     model.finish(config.seed)
+    samples = _cut_samples(model, config, mesh)
     _cut_layers(model, config, mesh)
     check_matrices(model.named_parameters(), rule, groups)
     is_initial = all(parameter.is_fresh for parameter in model.parameters())
@@ -213,6 +219,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
         programs=programs,
         is_initial=is_initial,
         gathering=gathering,
+        samples=samples,
     )
 
 
@@ -232,10 +239,10 @@ def _stages(model, config, order: Program, rule, groups: dict) -> Stages:
 
 def _sharing(config, mesh, policy) -> int:
     """Return how many data ranks share one copy."""
-    data = mesh.size("data")
-    sharing = policy.sharing(data, config.shard_ranks, mesh.ranks_per_node("data"))
+    copies = mesh.size(COPIES)
+    sharing = policy.sharing(copies, config.shard_ranks, mesh.ranks_per_node(COPIES))
     if config.deterministic and not config.gradient_compression:
-        check_tree(data, sharing)
+        check_tree(copies, sharing)
     return sharing
 
 
@@ -254,6 +261,21 @@ def _units(plan: Blueprint, mesh, pools, movement) -> Units:
         for parameter in unit_plan.parameters.values():
             parameter.release()
     return Units(units)
+
+
+def _cut_samples(model, config, mesh) -> SampleParts | None:
+    """Make layers of the model work on this domain rank's part of each sample, if it has one."""
+    domain = mesh.group("domain")
+    if domain.world_size == 1:
+        return None
+    if config.device == "cuda" or config.sequence_parallel:
+        what = "sequence_parallel" if config.sequence_parallel else 'device = "cuda"'
+        raise ConfigurationError(
+            f"{domain.world_size} domain ranks with {what}; samples are cut on CPUs and without "
+            "sequence parallelism: leave one of them out"
+        )
+    follows = mesh.size("pipeline") == 1
+    return SampleParts(model, domain, config.loss or model.loss, follows=follows)
 
 
 def _cut_layers(model, config, mesh):

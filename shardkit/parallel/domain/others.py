@@ -1,0 +1,126 @@
+"""Dropouts that zero what they would zero in whole samples, and layers that join their parts."""
+
+from itertools import product
+
+from ...array import kernels
+from ...array.arena import empty
+from ...array.backend import xp_of
+from ...array.random import key_of
+from ...errors import ShardingError
+from ...nn.autograd import record
+from ...nn.context import current_context, next_call
+from ...nn.layers.basic import Dropout
+from ...nn.ops.windows import window_maxima, window_sums
+from ..conjugate import all_gather, all_reduce
+from .axis import CutLayer
+from .windows import GRID_DIM
+
+
+class CutDropout(CutLayer):
+    """Dropout of this rank's part of x, by the places of its elements in whole samples."""
+
+    _whole: Dropout
+
+    def forward(self, x):
+        context, p = current_context(), self._whole.p
+        if not context.training or p == 0:
+            return x
+        if self._whole.sample_dim != "rows" or context.num_samples not in (None, x.shape[0]):
+            raise ShardingError(
+                f"dropout {self.path_in_model} of x {x.shape} with sample_dim = "
+                f"{self._whole.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
+                "sample_dim = 'rows'"
+            )
+        dim = self._axis.dim
+        length = self._axis.length(x, self.path_in_model)
+        start, _ = self._axis.own_span(length)
+        size = x.size // x.shape[0] // x.shape[dim] * length  # of a whole sample
+        parts = (context.seed, "dropout", self.path_in_model, context.step)
+        key = key_of(*parts, *next_call(self.path_in_model, context), size)
+        first = context.first_sample * size
+
+        def drop(array):
+            return _dropped(array, dim, length, start, key, first, p)
+
+        return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
+
+
+def _dropped(array, dim, length, start, key, first, p):
+    """Return an array [..., part, ...] dropped; `first` is the number of the first element of the
+    whole, `start` of the own rows.
+    """
+    result = empty(array.shape, array.dtype, xp_of(array))
+    row = array[(0,) * (dim + 1)].size
+    for number, place in enumerate(product(*map(range, array.shape[:dim]))):
+        at = first + (number * length + start) * row
+        result[place] = kernels.dropout(array[place], key, at, p)
+    return result
+
+
+class JoinedParts(CutLayer):
+    """A layer that reads the whole of each sample: its parts are gathered first."""
+
+    leaves_parts = False
+
+    def forward(self, x):
+        length = self._axis.length(x, self.path_in_model)
+        return self._whole.forward(all_gather(x, self._axis.group, self._axis.dim, length))
+
+
+class JoinedGridMean(CutLayer):
+    """The mean over the grid of x [N, C, part, *grid] local -> [N, C], whole."""
+
+    leaves_parts = False
+
+    def forward(self, x):
+        length = self._axis.length(x, self.path_in_model)
+        count = x.size // (x.shape[0] * x.shape[1]) // x.shape[GRID_DIM] * length
+        return all_reduce(x.sum(tuple(range(2, x.ndim))), self._axis.group) / count
+
+
+class JoinedMeans(CutLayer):
+    """Means over shares of the grid, fewer than ranks; x [N, C, part, *grid] local -> whole."""
+
+    leaves_parts = False
+
+    def forward(self, x):
+        length = self._axis.length(x, self.path_in_model)
+        line, *others = self._whole.windows((length, *x.shape[GRID_DIM + 1 :]))
+        for dim, other in reversed(list(enumerate(others, GRID_DIM + 1))):
+            x = window_sums(x, dim, other)
+        first, stop = self._axis.own_span(length)
+        return all_reduce(_part_of_sums(x, line, first, stop), self._axis.group)
+
+
+def _part_of_sums(x, line, first, stop):
+    """Return what rows [first, stop), which x is, add to the sums of each window of a line."""
+    is_here = (line.index >= first) & (line.index < stop)
+    index = (line.index - first).clip(0, stop - first - 1)
+    return window_sums(x, GRID_DIM, type(line)(stop - first, index, line.weight * is_here))
+
+
+class JoinedMaxima(CutLayer):
+    """Maxima over the whole grid; x [N, C, part, *grid] local -> [N, C, 1, *others], whole.
+
+    The first of equal elements takes the gradient: that of the first rank.
+    """
+
+    leaves_parts = False
+
+    def forward(self, x):
+        axis = self._axis
+        axis.length(x, self.path_in_model)
+        own = window_maxima(x, self._whole.windows(x.shape[GRID_DIM:]))  # [N, C, 1, *others]
+        return self._whole.forward(all_gather(own, axis.group, GRID_DIM))
+
+
+class AlongAnother(CutLayer):
+    """A layer of one dim, which must not be the one that is cut."""
+
+    def forward(self, x):
+        if self._whole.dim % x.ndim == self._axis.dim:
+            raise ShardingError(
+                f"{self.path_in_model}, a {type(self._whole).__name__}, goes along dim "
+                f"{self._axis.dim} of x {x.shape}, which domain ranks share; wanted another dim"
+            )
+        return self._whole.forward(x)
