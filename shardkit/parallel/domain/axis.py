@@ -108,6 +108,12 @@ class CutLayer(Module):
         self._whole = whole
         self.path_in_model = whole.path_in_model
 
+    def __getattr__(self, name):
+        """Return an attribute of the layer, such as its weight: a forward() may ask for it."""
+        if name.startswith("_"):  # also while a copy of this layer is made
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._whole, name)
+
     @property
     def axis(self) -> DomainAxis:
         """The ranks that share samples."""

@@ -5,8 +5,10 @@
 The same in two sums over the ranks, forward and backward; each sum is added as the tree over ranks.
 """
 
+from ...array import halves
 from ...array.dtypes import wide
 from ...errors import ShapeError
+from ...nn.autograd import record
 from ...nn.context import current_context
 from ...nn.layers.basic import input_tensor
 from ...nn.layers.normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, TrackedNorm
@@ -75,9 +77,17 @@ def _normalized(x, dims, count, eps, group):
 
 
 def _scaled(layer, y, dtype):
-    """Return y times the weight of each channel, plus its bias, in this dtype."""
-    along = (-1, *[1] * (y.ndim - 2))
-    if layer.weight is not None:
-        weight, bias = (input_tensor(one, y.dtype) for one in (layer.weight, layer.bias))
-        y = y * reshape(weight, along) + reshape(bias, along)
-    return input_tensor(y, dtype)
+    """Return y [N, C, ...] times the weight of each channel, plus its bias, in this dtype."""
+    if layer.weight is None:
+        return input_tensor(y, dtype)
+    weight, bias = layer.weight, layer.bias
+    along, others = (-1, *[1] * (y.ndim - 2)), (0, *range(2, y.ndim))
+
+    def backward(gradient, wanted):
+        for_weight = halves.total(gradient * y.array, others, dtype=weight.gradient_dtype)
+        for_bias = halves.total(gradient, others, dtype=weight.gradient_dtype)
+        return gradient * weight.array.reshape(along), for_weight, for_bias
+
+    array = y.array * weight.array.reshape(along) + bias.array.reshape(along)
+    about = {"needs": (y, weight), "is_one_pass": True}
+    return input_tensor(record(array, (y, weight, bias), backward, **about), dtype)

@@ -243,7 +243,8 @@ class _Walk:
 
 def _chain_of(module: Module):
     """Return (name, module) of what runs one after the other; None if it is no chain."""
-    if type(module).forward is Module.forward:
+    kind = type(module)
+    if kind.forward is Module.forward and kind.blocks is not Module.blocks:
         return blocks_of(module)
     return (
         _modules_in(module)
