@@ -151,7 +151,7 @@ class Mesh:
         axis
             As of group, with its errors.
         """
-        if axis != COPIES[0]:
+        if axis != COPIES[-1]:
             return (self.group(axis),)
         cuts = (group for groups in self._cuts.values() for group in groups)
         both = dict.fromkeys((self.group(COPIES), *cuts))
@@ -258,7 +258,7 @@ class Mesh:
 
     def _joined(self, axes):
         """Return the group along several axes: that of one of them, if no other has ranks."""
-        several = [axis for axis in axes if self.size(axis) > 1] or axes[:1]
+        several = [axis for axis in axes if self.size(axis) > 1] or axes[-1:]
         return self._groups[several[0]] if len(several) == 1 else self._split(axes)
 
     @staticmethod

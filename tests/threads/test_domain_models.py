@@ -24,15 +24,19 @@ class Skip(nn.Module):
         return nn.ops.relu(x + self.inside(x))
 
 
-def net():
+def net(dtype="float64"):
     """A net of convolutions whose number of rows, 23, no rank count divides."""
     return nn.Sequential(
-        nn.Conv1d(2, 8, 5, padding=2, padding_mode="circular", **F64),
-        Skip(nn.Sequential(nn.BatchNorm1d(8, **F64), nn.Conv1d(8, 8, 3, padding=1, **F64))),
+        nn.Conv1d(2, 8, 5, padding=2, padding_mode="circular", dtype=dtype),
+        Skip(
+            nn.Sequential(
+                nn.BatchNorm1d(8, dtype=dtype), nn.Conv1d(8, 8, 3, padding=1, dtype=dtype)
+            )
+        ),
         nn.Dropout(0.2),
         nn.MaxPool1d(3, stride=2, padding=1),
-        nn.ConvTranspose1d(8, 4, 3, stride=2, padding=1, **F64),
-        nn.Conv1d(4, 3, 1, **F64),
+        nn.ConvTranspose1d(8, 4, 3, stride=2, padding=1, dtype=dtype),
+        nn.Conv1d(4, 3, 1, dtype=dtype),
     )
 
 
@@ -129,11 +133,10 @@ def alone(name, data):
     return ALONE[key]
 
 
-def check(name, data, policy, **sizes):
+def check(name, data, policy, config=None, **sizes):
     """Compare training with domain ranks to the same data ranks without them."""
     num_ranks = data * numpy.prod([*sizes.values()]).item()
     sizes = {f"{axis}_parallel_size": size for axis, size in sizes.items()}
-    config = {}
     wanted = alone(name, data)
     for found, part, prediction in sk.run_ranks(
         num_ranks, lambda backend: train(backend, name, policy, config, **sizes)
@@ -165,3 +168,238 @@ def test_stages_work_on_parts(name):
 @pytest.mark.parametrize("name", ["MLP of tokens"])
 def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
+
+
+@pytest.mark.parametrize("name", ["UNet 2-D", "a net", "ResNet"])
+def test_blocks_are_computed_again_on_parts(name):
+    check(name, 2, "fsdp", {"activation_checkpointing": True}, domain=2)
+
+
+@pytest.mark.parametrize("name", ["a net", "ResNet", "tokens"])
+def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name):
+    """Eight samples in micro-batches of two."""
+
+    def on_rank(backend, **sizes):
+        make, _, _, loss = MODELS[name]
+        wrapped = make()
+        wrapped.finish(3)
+        data = backend.world_size // numpy.prod([*sizes.values()]).item()
+        config = sk.ShardingConfiguration(
+            backend,
+            optimizer=sk.AdamW(lr=0.01),
+            loss=loss,
+            seed=7,
+            max_gradient_norm=1.0,
+            micro_batches=4 // data,
+            minimum_parameter_group_size=64,
+        )
+        sizes = {f"{axis}_parallel_size": size for axis, size in sizes.items()}
+        model = sk.HybridShardedModel(wrapped, config, **sizes)
+        losses = [step(model, name, number) for number in range(2)]
+        weights = vector(model)
+        model.close()
+        return losses, weights.tobytes()
+
+    wanted = sk.run_ranks(2, lambda backend: on_rank(backend, domain=2))[0]
+    assert sk.run_ranks(4, lambda backend: on_rank(backend, domain=2))[0] == wanted
+    assert sk.run_ranks(8, lambda backend: on_rank(backend, domain=2))[0] == wanted
+    assert sk.run_ranks(4, lambda backend: on_rank(backend, domain=2, pipeline=2))[0] == wanted
+
+
+# ---- what a model can do besides -----------------------------------------------------------------
+
+
+def made(backend, name, policy="fsdp", change=None, **sizes):
+    make, _, _, loss = MODELS[name]
+    wrapped = make()
+    wrapped.finish(3)
+    if change is not None:
+        wrapped = change(wrapped) or wrapped
+    config = sk.ShardingConfiguration(
+        backend, optimizer=sk.AdamW(lr=0.01), loss=loss, seed=7, minimum_parameter_group_size=64
+    )
+    sizes = {f"{axis}_parallel_size": size for axis, size in sizes.items()}
+    return sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
+
+
+def step(model, name, number):
+    return model.train(*sk.split_batch(model.mesh, *batch(name, number)))
+
+
+def vector(model):
+    return numpy.asarray(model.get_parameters()).copy()
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_a_checkpoint_opens_on_another_number_of_domain_ranks(after, tmp_path):
+    name = "a net"
+
+    def first(backend):
+        model = made(backend, name, domain=3)
+        step(model, name, 0)
+        model.save_model(tmp_path)
+        step(model, name, 1)
+        weights, mesh = vector(model), str(model.mesh.shape)
+        model.close()
+        return weights, mesh
+
+    def then(backend):
+        model = made(backend, name, "zero2", domain=after)
+        about = model.load_model(tmp_path)
+        step(model, name, 1)
+        weights = vector(model)
+        model.close()
+        return weights, about["mesh"]
+
+    wanted, mesh = sk.run_ranks(3, first)[0]
+    found, stored = sk.run_ranks(after, then)[0]
+    assert stored["domain"] == 3 and "domain 3" in mesh
+    assert numpy.abs(found - wanted).max() < 1e-9
+
+
+def test_copies_and_clones_share_the_ranks():
+    name = "a net"
+
+    def on_rank(backend):
+        model = made(backend, name, domain=2)
+        step(model, name, 0)
+        other, clone = model.deep_copy(), model.clone()
+        losses = step(model, name, 1), step(other, name, 1)
+        same = numpy.array_equal(vector(model), vector(other))
+        third = model.with_parameters(vector(model))
+        x = sk.split_batch(model.mesh, batch(name, 2)[0])[0]
+        predictions = model.predict(x), third.predict(x), clone.predict(x)
+        for each in (third, clone, other, model):
+            each.close()
+        return losses, same, [numpy.array_equal(predictions[0], p) for p in predictions]
+
+    for losses, same, predictions in sk.run_ranks(2, on_rank):
+        assert losses[0] == losses[1] and same and all(predictions)
+
+
+def frozen(model):
+    model.freeze("0.*")
+
+
+def with_lora(model):
+    nn.apply_lora(model, "*", rank=2)
+
+
+@pytest.mark.parametrize(
+    "name, change", [("a net", frozen), ("tokens", frozen), ("tokens", with_lora)]
+)
+def test_frozen_layers_and_lora_work_on_parts(name, change):
+    def on_rank(backend):
+        model = made(backend, name, change=change, domain=backend.world_size)
+        for number in range(2):
+            step(model, name, number)
+        weights = vector(model)
+        model.close()
+        return weights
+
+    wanted = sk.run_ranks(1, on_rank)[0]
+    assert numpy.abs(sk.run_ranks(3, on_rank)[0] - wanted).max() < 1e-9
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_other_dtypes_agree_to_their_rounding(dtype):
+    def on_rank(backend):
+        wrapped = net("float32")
+        wrapped.finish(3)
+        rule, loss = sk.SGD(lr=0.05), nn.MSELoss()
+        config = sk.ShardingConfiguration(backend, optimizer=rule, loss=loss, compute_dtype=dtype)
+        model = sk.HybridShardedModel(wrapped, config, domain_parallel_size=backend.world_size)
+        losses = [step(model, "a net", number) for number in range(2)]
+        model.close()
+        return losses
+
+    wanted, found = sk.run_ranks(1, on_rank)[0], sk.run_ranks(3, on_rank)[0]
+    tolerance = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}[dtype]
+    assert found == pytest.approx(wanted, rel=tolerance)
+
+
+def test_gradients_are_accumulated_over_calls():
+    name = "a net"
+
+    def on_rank(backend):
+        wrapped = net()
+        config = sk.ShardingConfiguration(
+            backend,
+            optimizer=sk.SGD(lr=0.05),
+            loss=nn.MSELoss(),
+            seed=7,
+            auto_synchronize_gradients=False,
+        )
+        wrapped.finish(3)
+        model = sk.HybridShardedModel(wrapped, config, domain_parallel_size=backend.world_size)
+        for number in range(2):
+            model.train(*batch(name, number))
+        model.synchronize_gradients()
+        model.step()
+        weights = vector(model)
+        model.close()
+        return weights
+
+    wanted = sk.run_ranks(1, on_rank)[0]
+    assert numpy.abs(sk.run_ranks(4, on_rank)[0] - wanted).max() < 1e-10
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def refused(message, on_rank, num_ranks=2, error=sk.ShardingError):
+    def run(backend):
+        with pytest.raises(error, match=message):
+            on_rank(backend)
+
+    sk.run_ranks(num_ranks, run)
+
+
+def test_losses_that_are_no_sums_over_rows_are_refused():
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, loss=nn.RelativeL2Loss())
+        wrapped = net()
+        wrapped.finish(3)
+        sk.HybridShardedModel(wrapped, config, domain_parallel_size=2)
+
+    refused("RelativeL2Loss of predictions that are cut along dim 2", on_rank)
+
+
+def test_a_loss_of_a_call_is_looked_at_too():
+    def on_rank(backend):
+        model = made(backend, "a net", domain=2)
+        model.compute_gradients(*batch("a net", 0), loss=lambda p, y: (p * p).mean())
+
+    refused("FunctionLoss of predictions", on_rank)
+
+
+def test_samples_of_fewer_rows_than_ranks_are_refused():
+    def on_rank(backend):
+        model = made(backend, "tokens", domain=4)
+        model.train(numpy.zeros((2, 3), int), numpy.zeros((2, 3), int))
+
+    refused(r"x has shape \(2, 3\), whose dim 1 .* 4 parts", on_rank, 4, sk.ShapeError)
+
+
+def test_parts_that_would_be_empty_are_refused_before_the_first_step():
+    def on_rank(backend):
+        wrapped = models.UNet(1, 1, dims=1, width=4, depth=3, groups=2, **F64)
+        config = sk.ShardingConfiguration(backend)
+        model = sk.HybridShardedModel(wrapped, config, domain_parallel_size=4)
+        x = numpy.ones((2, 1, 16))
+        try:
+            model.train(x, x)
+        finally:
+            assert model.step_number == 0
+
+    refused(r"halve makes 2 of 4 rows along dim 2: 4 domain ranks .* 1 \+ 1 \+ 0 \+ 0", on_rank, 4)
+
+
+def test_devices_and_sequence_parallelism_are_refused():
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, sequence_parallel=True)
+        wrapped = net()
+        wrapped.finish(3)
+        sk.HybridShardedModel(wrapped, config, domain_parallel_size=2)
+
+    refused("2 domain ranks with sequence_parallel", on_rank, error=sk.ConfigurationError)

@@ -91,8 +91,7 @@ class Batches:
     ):
         self._mesh = mesh
         self._copies = mesh.group(COPIES)
-        self._part, num_parts = mesh.sample_part
-        self._sharing = self._copies.world_size // num_parts  # copies of a part, side by side
+        self._part, self._num_parts = mesh.sample_part
         self._part_of_batch = part_of_batch
         self._model = model
         self._loss = loss
@@ -131,7 +130,7 @@ class Batches:
             check_peers(self._mesh, *given)
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
-        samples = everyones[:: self._sharing, 0] & (1 << SAMPLE_BITS) - 1
+        samples = everyones[: self._num_parts, 0] & (1 << SAMPLE_BITS) - 1
         items = everyones[:, 1].copy().view(numpy.float64).tolist()
         return AgreedBatch(
             x,
