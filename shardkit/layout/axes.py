@@ -78,8 +78,8 @@ def alike(held: Held) -> tuple[str, ...]:
     return tuple(name for name, axis in AXES.items() if held not in axis.apart)
 
 
-# Ranks along all of these add up gradients, and share shards. The last one varies fastest: sums over
-# data go on where those over micro-batches end, so the bits do not depend on the number of either.
+# Ranks along all of these add up gradients, and share shards. The last one varies fastest: sums
+# over data go on where those over micro-batches end: bits do not depend on the number of either.
 COPIES = tuple(sorted(alike(Held.PARAMETERS), key=lambda axis: axis == REMAINDER))
 TOGETHER = tuple(  # ranks along these compute each layer together, and wait for each other in it
     axis for axis in alike(Held.BLOCKS) if axis in alike(Held.SAMPLES)

@@ -34,4 +34,5 @@ def partwise(cls: _Class) -> _Class:
 def is_partwise(module: Module) -> bool:
     """Return whether the forward() of a module is that of a class that entered itself."""
     forward = type(module).forward
-    return any(kind in _classes and kind.forward is forward for kind in type(module).__mro__)
+    entered = [kind for kind in type(module).__mro__ if kind in _classes]
+    return any(kind.forward is forward for kind in entered)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...annotations import PerDim, Shape
+from ...annotations import PerDim
 from ...arguments import is_integer, require
 from ..autograd import Tensor
 from ..module import Module
@@ -52,15 +52,8 @@ class MaxPoolNd(Module):
         self.ceil_mode = ceil_mode
 
     def forward(self, x: Tensor) -> Tensor:
-        return type(self).operation(x, *self._form)
-
-    def windows(self, sizes: Shape) -> tuple:
-        """Return what windows read of a grid of these sizes, by dimension (array/lines.py)."""
-        return ops.max_windows(sizes, *self._form)
-
-    @property
-    def _form(self):
-        return self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        form = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return type(self).operation(x, *form)
 
 
 class AvgPoolNd(Module):
@@ -101,19 +94,9 @@ class AvgPoolNd(Module):
         self.divisor_override = divisor_override
 
     def forward(self, x: Tensor) -> Tensor:
-        return type(self).operation(x, *self._form)
-
-    def windows(self, sizes: Shape) -> tuple:
-        """Return what windows read of a grid of these sizes, by dimension (array/lines.py).
-
-        Their sums are to be divided by divisor_override, if there is one.
-        """
-        return ops.avg_windows(sizes, *self._form)
-
-    @property
-    def _form(self):
-        form = self.kernel_size, self.stride, self.padding, self.ceil_mode
-        return *form, self.count_include_pad, self.divisor_override
+        form = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        more = (self.count_include_pad, self.divisor_override)
+        return type(self).operation(x, *form, *more)
 
 
 class AdaptivePoolNd(Module):
@@ -137,10 +120,6 @@ class AdaptivePoolNd(Module):
     def forward(self, x: Tensor) -> Tensor:
         return type(self).operation(x, self.output_size)
 
-    def windows(self, sizes: Shape) -> tuple:
-        """Return what windows read of a grid of these sizes, by dimension (array/lines.py)."""
-        return ops.adaptive_windows(type(self).__name__, sizes, self.output_size)
-
 
 @of_dims(1, ops.max_pool1d)
 class MaxPool1d(MaxPoolNd): ...
@@ -152,9 +131,6 @@ class MaxPool2d(MaxPoolNd): ...
 
 @of_dims(3, ops.max_pool3d)
 class MaxPool3d(MaxPoolNd): ...
-
-
-MAX_POOLS = (MaxPool1d, MaxPool2d, MaxPool3d)
 
 
 @of_dims(1, ops.avg_pool1d)

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from ...annotations import Shape
 from ...errors import ConfigurationError
 from ..autograd import Tensor
 from ..module import Module
-from ..ops.resampling import check_mode, interpolate, interpolation_windows
+from ..ops.resampling import check_mode, interpolate
 
 
 class Upsample(Module):
@@ -40,13 +39,5 @@ class Upsample(Module):
         self.recompute_scale_factor = recompute_scale_factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return interpolate(x, *self._form)
-
-    def windows(self, sizes: Shape) -> tuple:
-        """Return what the new grid reads of one of these sizes, by dimension (array/lines.py)."""
-        return interpolation_windows(sizes, *self._form)
-
-    @property
-    def _form(self):
-        form = self.size, self.scale_factor, self.mode, self.align_corners
-        return *form, self.recompute_scale_factor
+        form = (self.size, self.scale_factor, self.mode, self.align_corners)
+        return interpolate(x, *form, self.recompute_scale_factor)

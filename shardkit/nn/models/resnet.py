@@ -16,12 +16,11 @@ from ...errors import ConfigurationError, ShapeError
 from ..layers import normalization
 from ..layers.basic import Linear, check_sizes, input_tensor
 from ..layers.convolution import CONVOLUTIONS
-from ..layers.pooling import MAX_POOLS
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..ops.activation import relu
 from ..ops.reduction import mean
-from .model import ReadyModel
+from .model import MAX_POOLS, ReadyModel
 
 BATCH_NORMS = (normalization.BatchNorm1d, normalization.BatchNorm2d, normalization.BatchNorm3d)
 NORMS = ("batch", "group")

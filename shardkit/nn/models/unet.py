@@ -20,19 +20,22 @@ from ..context import current_context
 from ..layers.basic import input_tensor
 from ..layers.convolution import CONVOLUTIONS, TRANSPOSED
 from ..layers.normalization import GroupNorm
-from ..layers.pooling import MAX_POOLS
 from ..module import Module, ModuleList
 from ..on_parts import partwise
 from ..ops.activation import relu
 from ..ops.shape import concatenate
-from .model import ReadyModel
+from .model import MAX_POOLS, ReadyModel
 
 
 @partwise
 class Level(Module):
-    """Two convolutions of 3, each with a group norm and relu: channels in -> channels out."""
+    """Two convolutions of 3, each with a group norm and relu: channels in -> channels out.
 
-    def __init__(self, dims: int, in_channels: int, out_channels: int, groups: int, *, dtype):
+    halves   maxima of 2 come first
+    """
+
+    def __init__(self, dims, in_channels, out_channels, groups, *, dtype, halves: bool = False):
+        self.halve = MAX_POOLS[dims - 1](2) if halves else None
         convolve = CONVOLUTIONS[dims - 1]
         self.first = convolve(in_channels, out_channels, 3, padding=1, bias=False, dtype=dtype)
         self.first_norm = GroupNorm(groups, out_channels, dtype=dtype)
@@ -40,6 +43,7 @@ class Level(Module):
         self.second_norm = GroupNorm(groups, out_channels, dtype=dtype)
 
     def forward(self, x):
+        x = x if self.halve is None else self.halve(x)
         x = relu(self.first_norm(self.first(x)))
         return relu(self.second_norm(self.second(x)))
 
@@ -106,11 +110,10 @@ class UNet(ReadyModel):
             )
         self._in_channels, self._out_channels = in_channels, out_channels
         self._dims, self._depth, self._dtype = dims, depth, dtype
-        self.halve = MAX_POOLS[dims - 1](2)
         widths = [width * 2**level for level in range(depth + 1)]
         self.enter = Level(dims, in_channels, width, groups, dtype=dtype)
         self.down = ModuleList(
-            Level(dims, above, below, groups, dtype=dtype)
+            Level(dims, above, below, groups, dtype=dtype, halves=True)
             for above, below in zip(widths, widths[1:])
         )
         self.up = ModuleList(
@@ -138,7 +141,7 @@ class UNet(ReadyModel):
         skips = []
         for level in self.down:
             skips.append(x)
-            x = level(self.halve(x))
+            x = level(x)
         for doubling in reversed(list(self.up)):
             x = doubling(x, skips.pop())
         return self.project(x)

@@ -38,7 +38,8 @@ class DomainAxis:
         that a layer has made.
         """
         lengths = numpy.empty(self.group.world_size, numpy.int64)
-        self.group.all_gather(numpy.array([x.shape[self.dim]], numpy.int64), lengths)
+        own = numpy.array([x.shape[self.dim]], numpy.int64)
+        self.group.all_gather(own, lengths)
         length = int(lengths.sum())
         wanted = [stop - start for start, stop in self.spans(length)]
         if self.made == set():  # the first layer of all
@@ -97,22 +98,17 @@ class DomainAxis:
 class CutLayer(Module):
     """A layer that gets this rank's part of x, in the place of one that gets whole samples.
 
-    Its members are those of the layer `whole`, so parameters keep their names.
+    Its members are those of the layer `whole`, so parameters keep their names; it has its other
+    attributes too, since a forward() around it may ask for them.
     leaves_parts   False: what it returns is whole, for each rank's own use
     """
 
     leaves_parts = True
 
     def __init__(self, axis: DomainAxis, whole: Module):
+        vars(self).update(vars(whole))
         self._axis = axis
         self._whole = whole
-        self.path_in_model = whole.path_in_model
-
-    def __getattr__(self, name):
-        """Return an attribute of the layer, such as its weight: a forward() may ask for it."""
-        if name.startswith("_"):  # also while a copy of this layer is made
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._whole, name)
 
     @property
     def axis(self) -> DomainAxis:

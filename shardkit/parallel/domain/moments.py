@@ -11,7 +11,13 @@ from ...errors import ShapeError
 from ...nn.autograd import record
 from ...nn.context import current_context
 from ...nn.layers.basic import input_tensor
-from ...nn.layers.normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, TrackedNorm
+from ...nn.layers.normalization import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    TrackedNorm,
+    observe_moments,
+)
 from ...nn.ops import reduction
 from ...nn.ops.shape import reshape
 from ..conjugate import all_reduce
@@ -29,7 +35,8 @@ class CutGroupNorm(CutLayer):
         groups = (x.shape[0], layer.num_groups, -1, *x.shape[2:])
         dims = tuple(range(2, x.ndim + 1))
         count = size // (x.shape[0] * layer.num_groups)
-        y, _, _ = _normalized(reshape(x, groups), dims, count, layer.eps, self._axis.group)
+        by_group = reshape(x, groups)
+        y, _, _ = _normalized(by_group, dims, count, layer.eps, self._axis.group)
         return _scaled(layer, reshape(y, x.shape), x.dtype)
 
 
@@ -45,10 +52,11 @@ class CutTrackedNorm(CutLayer):
             return layer.forward(x)
         is_over_batch = isinstance(layer, OVER_BATCH)
         dims = (*(0,) * is_over_batch, *range(2, x.ndim))
-        count = _whole_size(self, x) // (x.shape[1] * (1 if is_over_batch else x.shape[0]))
+        means = x.shape[1] if is_over_batch else x.shape[0] * x.shape[1]
+        count = _whole_size(self, x) // means
         y, mean, variance = _normalized(x, dims, count, layer.eps, self._axis.group)
         if layer.track_running_stats:
-            layer.observe(mean.array, variance.array, count)
+            observe_moments(layer, mean.array, variance.array, count)
         return _scaled(layer, y, x.dtype)
 
 
@@ -81,7 +89,8 @@ def _scaled(layer, y, dtype):
     if layer.weight is None:
         return input_tensor(y, dtype)
     weight, bias = layer.weight, layer.bias
-    along, others = (-1, *[1] * (y.ndim - 2)), (0, *range(2, y.ndim))
+    along = (-1, *[1] * (y.ndim - 2))
+    others = (0, *range(2, y.ndim))
 
     def backward(gradient, wanted):
         for_weight = halves.total(gradient * y.array, others, dtype=weight.gradient_dtype)

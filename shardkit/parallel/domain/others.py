@@ -10,10 +10,8 @@ from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
 from ...nn.layers.basic import Dropout
-from ...nn.ops.windows import window_maxima, window_sums
-from ..conjugate import all_gather, all_reduce
+from ..conjugate import all_gather
 from .axis import CutLayer
-from .windows import GRID_DIM
 
 
 class CutDropout(CutLayer):
@@ -65,53 +63,6 @@ class JoinedParts(CutLayer):
     def forward(self, x):
         length = self._axis.length(x, self.path_in_model)
         return self._whole.forward(all_gather(x, self._axis.group, self._axis.dim, length))
-
-
-class JoinedGridMean(CutLayer):
-    """The mean over the grid of x [N, C, part, *grid] local -> [N, C], whole."""
-
-    leaves_parts = False
-
-    def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
-        count = x.size // (x.shape[0] * x.shape[1]) // x.shape[GRID_DIM] * length
-        return all_reduce(x.sum(tuple(range(2, x.ndim))), self._axis.group) / count
-
-
-class JoinedMeans(CutLayer):
-    """Means over shares of the grid, fewer than ranks; x [N, C, part, *grid] local -> whole."""
-
-    leaves_parts = False
-
-    def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
-        line, *others = self._whole.windows((length, *x.shape[GRID_DIM + 1 :]))
-        for dim, other in reversed(list(enumerate(others, GRID_DIM + 1))):
-            x = window_sums(x, dim, other)
-        first, stop = self._axis.own_span(length)
-        return all_reduce(_part_of_sums(x, line, first, stop), self._axis.group)
-
-
-def _part_of_sums(x, line, first, stop):
-    """Return what rows [first, stop), which x is, add to the sums of each window of a line."""
-    is_here = (line.index >= first) & (line.index < stop)
-    index = (line.index - first).clip(0, stop - first - 1)
-    return window_sums(x, GRID_DIM, type(line)(stop - first, index, line.weight * is_here))
-
-
-class JoinedMaxima(CutLayer):
-    """Maxima over the whole grid; x [N, C, part, *grid] local -> [N, C, 1, *others], whole.
-
-    The first of equal elements takes the gradient: that of the first rank.
-    """
-
-    leaves_parts = False
-
-    def forward(self, x):
-        axis = self._axis
-        axis.length(x, self.path_in_model)
-        own = window_maxima(x, self._whole.windows(x.shape[GRID_DIM:]))  # [N, C, 1, *others]
-        return self._whole.forward(all_gather(own, axis.group, GRID_DIM))
 
 
 class AlongAnother(CutLayer):

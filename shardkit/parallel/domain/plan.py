@@ -71,7 +71,7 @@ def _shares(kept, joined):
         count = size[0] if isinstance(size, (tuple, list)) else size
         if count is None or count >= axis.group.world_size:
             return kept(axis, layer)
-        if joined is others.JoinedMaxima and count > 1:
+        if joined is windows.JoinedMaxima and count > 1:
             raise ShardingError(
                 f"{type(layer).__name__} {layer.path_in_model} with {count} shares of the dim that "
                 f"{axis.group.world_size} domain ranks share; wanted 1, or {axis.group.world_size} "
@@ -97,16 +97,16 @@ LAYERS: dict[type[Module], OnParts] = {
     convolution.ConvTransposeNd: OnParts(windows.CutTransposedConvolution, _GRID),
     pooling.MaxPoolNd: OnParts(windows.CutMaximum, _GRID),
     pooling.AvgPoolNd: OnParts(windows.CutSum, _GRID),
-    pooling.AdaptiveAvgPool1d: OnParts(_shares(windows.CutSum, others.JoinedMeans), _GRID),
-    pooling.AdaptiveAvgPool2d: OnParts(_shares(windows.CutSum, others.JoinedMeans), _GRID),
-    pooling.AdaptiveAvgPool3d: OnParts(_shares(windows.CutSum, others.JoinedMeans), _GRID),
-    pooling.AdaptiveMaxPool1d: OnParts(_shares(windows.CutMaximum, others.JoinedMaxima), _GRID),
-    pooling.AdaptiveMaxPool2d: OnParts(_shares(windows.CutMaximum, others.JoinedMaxima), _GRID),
-    pooling.AdaptiveMaxPool3d: OnParts(_shares(windows.CutMaximum, others.JoinedMaxima), _GRID),
+    pooling.AdaptiveAvgPool1d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), _GRID),
+    pooling.AdaptiveAvgPool2d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), _GRID),
+    pooling.AdaptiveAvgPool3d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), _GRID),
+    pooling.AdaptiveMaxPool1d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), _GRID),
+    pooling.AdaptiveMaxPool2d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), _GRID),
+    pooling.AdaptiveMaxPool3d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), _GRID),
     resampling.Upsample: OnParts(windows.CutSum, _GRID),
     normalization.GroupNorm: OnParts(moments.CutGroupNorm, _GRID),
     normalization.TrackedNorm: OnParts(moments.CutTrackedNorm, _GRID),
-    GridMean: OnParts(others.JoinedGridMean, _GRID),
+    GridMean: OnParts(windows.JoinedGridMean, _GRID),
     activation.Flatten: OnParts(_flatten),
 }
 CHAINS = (Sequential, ResNetHead)  # their forwards call their members in the order of assignment
@@ -177,8 +177,8 @@ class _Walk:
     def through(self, path: str, module: Module, is_cut: bool) -> bool:
         """Return whether what leaves the module is cut, if what enters it is."""
         if not is_cut:
-            inside = module.named_modules().items()
-            self._whole |= {id(each): f"{path}.{below}".rstrip(".") for below, each in inside}
+            for below, each in module.named_modules().items():
+                self._whole[id(each)] = f"{path}.{below}".rstrip(".")
             return False
         if isinstance(module, CutLayer):  # of a copy of a model that was cut
             return module.leaves_parts

@@ -51,7 +51,8 @@ def rows_of(
     beyond   what stands there: a name of BEYOND
     returns  [..., stop - start, ...]
     """
-    if all(span == even_span(length, len(spans), rank) for rank, span in enumerate(spans)):
+    own = [even_span(length, len(spans), rank) for rank in range(len(spans))]
+    if list(spans) == own:
         return x
     route = _route(length, group.rank, spans, beyond)
     shape = x.shape
@@ -112,7 +113,8 @@ def _as_slice(rows):
 def _fetched(array, group, dim, route):
     """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
     xp = xp_of(array)
-    result = empty((*array.shape[:dim], route.count, *array.shape[dim + 1 :]), array.dtype, xp)
+    shape = (*array.shape[:dim], route.count, *array.shape[dim + 1 :])
+    result = empty(shape, array.dtype, xp)
     result.fill(0)
     source, target = xp.moveaxis(array, dim, 0), xp.moveaxis(result, dim, 0)
     places, rows = route.own
@@ -149,10 +151,13 @@ def _add(xp, target, rows, values):
 
 def _exchanged(group, sent, shapes, dtype, xp) -> dict:
     """Return {rank: array} of what came, by rank. Collective over the ranks that send or take."""
-    came = {rank: empty(shapes[rank], dtype, xp) for rank in sorted(shapes)}
-    handles = [group.irecv(array.reshape(-1), rank) for rank, array in came.items()]
-    kept = [fresh.contiguous(sent[rank]).reshape(-1) for rank in sorted(sent)]
-    handles += [group.isend(array, rank) for array, rank in zip(kept, sorted(sent))]
+    came, kept, handles = {}, [], []
+    for rank in sorted(shapes):
+        came[rank] = empty(shapes[rank], dtype, xp)
+        handles.append(group.irecv(came[rank].reshape(-1), rank))
+    for rank in sorted(sent):
+        kept.append(fresh.contiguous(sent[rank]).reshape(-1))  # until they are through
+        handles.append(group.isend(kept[-1], rank))
     for handle in handles:
         handle.wait()
     return came

@@ -99,12 +99,12 @@ class HybridShardedOptimizer(ShardedOptimizer):
         wrapped_optimizer: Rule,
         config: ShardingConfiguration,
         *,
+        domain_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
         policy: str = "fsdp",
         order: Sequence[str] = ORDER,
-        domain_parallel_size: int = 1,
         **settings: Any,
     ) -> None:
         self._sizes = {

@@ -180,14 +180,12 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
 
     Nothing in it communicates.
     """
-    copies, pipeline = mesh.group(COPIES), mesh.group("pipeline")
     device = Device(config.device, ordinal=mesh.world.local_rank)
-    device.drawing_on(copies.memory() or mesh.group("tensor").memory())
+    device.drawing_on(mesh.group(COPIES).memory() or mesh.group("tensor").memory())
     rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
     groups = groups_by_name(model.named_parameters(), config.parameter_groups, rule)
     model.finish(config.seed)
-    samples = _cut_samples(model, config, mesh)
-    _cut_layers(model, config, mesh)
+    samples = _cut_layers(model, config, mesh)
     check_matrices(model.named_parameters(), rule, groups)
     is_initial = all(parameter.is_fresh for parameter in model.parameters())
     order = order_named(config.schedule)(
@@ -202,7 +200,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     programs = gathering.programs(
         order,
         stages,
-        pipeline.rank,
+        mesh.coordinates.pipeline,
         clip=config.max_gradient_norm is not None,
         begins_gathers=is_released,
         begins_reductions=config.deterministic and not config.gradient_compression,
@@ -278,8 +276,11 @@ def _cut_samples(model, config, mesh) -> SampleParts | None:
     return SampleParts(model, domain, config.loss or model.loss, follows=follows)
 
 
-def _cut_layers(model, config, mesh):
-    """Make each layer of the model this tensor rank's part of it, as the plan says."""
+def _cut_layers(model, config, mesh) -> SampleParts | None:
+    """Make layers work on this domain rank's part of samples, and be this tensor rank's part of
+    them, as the plan says; return how ranks share samples.
+    """
+    samples = _cut_samples(model, config, mesh)
     tensor = mesh.group("tensor")
     is_cut = any(parameter.claim is not None for parameter in model.parameters())
     if tensor.world_size > 1 and not is_cut:
@@ -287,6 +288,7 @@ def _cut_layers(model, config, mesh):
         apply_plan(model, plan, tensor, sequence=config.sequence_parallel)
     elif config.tensor_plan is not None and not is_cut:
         check_plan(model, config.tensor_plan)  # a wrong one is wrong on one tensor rank, too
+    return samples
 
 
 def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) -> tuple:

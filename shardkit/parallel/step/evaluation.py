@@ -79,7 +79,7 @@ class Evaluation:
 
     @property
     def counts_whole(self) -> bool:
-        """Of what all ranks that share samples have alike, this one counts it."""
+        """True on one of the ranks that share samples: it counts what all of them have alike."""
         return self._samples is None or self._samples.counts_whole
 
     def _from_last_stage(self, prediction):
