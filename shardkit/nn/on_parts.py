@@ -19,20 +19,20 @@ _Class = TypeVar("_Class", bound=type[Module])
 _classes: set[type[Module]] = set()
 
 
-def partwise(cls: _Class) -> _Class:
+def partwise(kind: _Class) -> _Class:
     """Return the class, whose forward() works on parts of samples from now on: a decorator.
 
     Parameters
     ----------
-    cls
+    kind
         A class of modules, with a forward() of its own or an inherited one.
     """
-    _classes.add(cls)
-    return cls
+    _classes.add(kind)
+    return kind
 
 
 def is_partwise(module: Module) -> bool:
     """Return whether the forward() of a module is that of a class that entered itself."""
     forward = type(module).forward
-    entered = [kind for kind in type(module).__mro__ if kind in _classes]
-    return any(kind.forward is forward for kind in entered)
+    entered = [each for each in type(module).__mro__ if each in _classes]
+    return any(each.forward is forward for each in entered)

@@ -128,7 +128,7 @@ def test_data_is_what_is_left_over(pipeline, data, tensor):
         (
             4,
             dict(order=("pipeline", "data", "data")),
-            "order .* must name each of pipeline, data, tensor once",
+            "order .* must name each of pipeline, data, domain, tensor once",
         ),
     ],
 )

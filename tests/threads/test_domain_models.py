@@ -8,7 +8,7 @@ import pytest
 import shardkit as sk
 from shardkit import models, nn
 from shardkit.testing.nn import RMSE
-from shardkit.testing.parallel import parts_of
+from shardkit.testing.parallel import gradient_norm_of
 
 TOLERANCE = 1e-10
 F64 = {"dtype": "float64"}
@@ -115,7 +115,7 @@ def train(backend, name, policy="ddp", config=None, **sizes):
         "losses": numpy.array(losses),
         "weights": model.get_parameters(),
         "figures": numpy.array([measured.loss, measured.samples, *measured.metrics.values()]),
-        "norm": numpy.array([parts_of(model).engine.gradient_norm]),
+        "norm": numpy.array([gradient_norm_of(model)]),
     }
     part = model.mesh.sample_part[0]
     model.close()

@@ -123,20 +123,16 @@ class UNet(ReadyModel):
         self._finish_for_numbers(seed)
 
     def check_input(self, x: Any) -> None:
-        self._check(x, x.shape[2:])
-
-    def _check(self, x, sizes):
-        """Raise ShapeError unless x is a grid whose levels have these sizes."""
-        step = 2**self._depth
+        step = 1 if current_context().is_cut else 2**self._depth
         is_grid = x.ndim == self._dims + 2 and x.shape[1] == self._in_channels
-        if not is_grid or any(size % step or size == 0 for size in sizes):
+        if not is_grid or any(size % step or size == 0 for size in x.shape[2:]):
             raise ShapeError(
                 f"UNet of x {tuple(x.shape)}; wanted [batch, {self._in_channels}, *grid] with "
                 f"{self._dims} dimensions of a grid, each a multiple of 2^depth = {step}"
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        self._check(x, () if current_context().is_cut else x.shape[2:])
+        self.check_input(x)
         x = self.enter(input_tensor(x, self._dtype))
         skips = []
         for level in self.down:

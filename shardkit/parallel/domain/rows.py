@@ -151,7 +151,8 @@ def _add(xp, target, rows, values):
 
 def _exchanged(group, sent, shapes, dtype, xp) -> dict:
     """Return {rank: array} of what came, by rank. Collective over the ranks that send or take."""
-    came, kept, handles = {}, [], []
+    came: dict = {}
+    handles, kept = [], []
     for rank in sorted(shapes):
         came[rank] = empty(shapes[rank], dtype, xp)
         handles.append(group.irecv(came[rank].reshape(-1), rank))

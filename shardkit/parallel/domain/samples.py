@@ -56,6 +56,11 @@ class SampleParts:
         """Return what this rank's model is given of x. Errors: ShapeError if it cannot be cut."""
         if not is_array(x):
             raise ShapeError(f"x is {structure(x)}, whose samples are to be cut; wanted one array")
+        if self._axis.dim == 1 and x.ndim == 2 and x.dtype.kind == "f":
+            raise ShapeError(
+                f"x has shape {x.shape}, but domain ranks share tokens; wanted "
+                "[samples, tokens, features], numbers of tokens, or a grid and layers of grids"
+            )
         part = self._rows("x", x, self._axis.dim)
         self._axis.note(x.shape[self._axis.dim])
         return part

@@ -80,8 +80,9 @@ class HybridShardedOptimizer(ShardedOptimizer):
     ----------
     wrapped_optimizer, config
         As of ShardedOptimizer.
-    pipeline_parallel_size, tensor_parallel_size, data_parallel_size, policy, order,
-    domain_parallel_size
+    domain_parallel_size, pipeline_parallel_size, tensor_parallel_size, data_parallel_size
+        As of HybridShardedModel.
+    policy, order
         As of HybridShardedModel.
     **settings
         model, patience, minimum_improvement: as of ShardedOptimizer.
