@@ -100,6 +100,13 @@ class SampleParts:
             )
         return self._axis.dim - fewer
 
+    def refuse_texts(self) -> None:
+        """Raise ShardingError: a text that grows has no parts."""
+        raise ShardingError(
+            "a text that is being written cannot be cut over domain ranks; generate on a mesh with "
+            "domain 1: by shardkit generate, or a model that loads this checkpoint"
+        )
+
     def joined(self, prediction: Any) -> Any:
         """Return the prediction for whole samples. Collective over the ranks that share them."""
         if self._is_joined or prediction is None:

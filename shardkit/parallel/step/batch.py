@@ -1,8 +1,8 @@
 """The batch of a step: this data rank's part, checked on all ranks together, with its place in the
 global batch.
 
-    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    pipeline, domain and tensor peers
-                                                                 pass the same part
+    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    the other ranks of a replica pass
+                                                                 the same part
 
 x and y are arrays or trees of arrays (shardkit/tree.py), all leaves with the same number of samples
 along dim 0. The trees of all ranks have one structure.
@@ -82,7 +82,7 @@ class Batches:
 
     loss             the usual one: a Loss, or a function (prediction, y) -> mean loss; None: the
                      model's own
-    part_of_batch    (x, y, loss) -> what this rank computes of them (parallel/domain)
+    part_of_batch    (x, y, loss) -> what this rank computes of them
     compares_peers   checked mode: peers of a replica must have passed the same part
     """
 

@@ -8,7 +8,7 @@ from ...array.device import Device
 from ...array.halves import widened
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
-from ...errors import ShapeError, ShardingError
+from ...errors import ShapeError
 from ...nn.autograd import no_grad
 from ...nn.context import ForwardContext
 from ...nn.trees import as_float64, as_tensors
@@ -31,7 +31,7 @@ class Evaluation:
     batches    the door that x and y come in by (batch.py)
     losses     sums them over the ranks
     weights    that must not await the values of a checkpoint
-    samples    how ranks share each sample; None: they do not (parallel/domain)
+    samples    how ranks share each sample; None: they do not
     """
 
     def __init__(
@@ -140,10 +140,7 @@ class Evaluation:
         """
         is_cut = self._samples is not None
         if texts is not None and is_cut:
-            raise ShardingError(
-                "a text that is being written cannot be cut over domain ranks; generate on a mesh "
-                "with domain 1: shardkit generate, or another model that loads this checkpoint"
-            )
+            self._samples.refuse_texts()
         x = self._numerics.entering(map_tree(self._device.from_host, x))
         context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
         part = MicroBatch(x, None, context)
