@@ -5,9 +5,10 @@
         def forward(self, x):
             return x + nn.ops.relu(self.conv(x))       between layers nothing crosses rows of a grid
 
-A mesh may cut each sample along one dim: the first of a grid, or the tokens of a text. Layers fetch what they read of other parts; a forward() of one's own that does nothing along
-that dim but by its layers may run on parts as it is. It must not add, average or reorder rows,
-reshape that dim, or read how long it is.
+A mesh may cut each sample along one dim: the first of a grid, or the tokens of a text. Layers fetch
+what they read of other parts; a forward() of one's own that does nothing along that dim but by its
+layers may run on parts as it is. It must not add, average or reorder rows, reshape that dim, or
+read how long it is.
 """
 
 from typing import TypeVar
