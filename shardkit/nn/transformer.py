@@ -384,6 +384,7 @@ def hidden_width(width: int, style: Style) -> int:
     return 8 * max(round(width / 3), 1) if style.is_gated else 4 * width
 
 
+@partwise
 class TransformerBlock(Module):
     """Two residual branches: attention, then the feed-forward, each with a norm.
 

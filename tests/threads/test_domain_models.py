@@ -50,6 +50,12 @@ def tokens():
     )
 
 
+def texts():
+    """Return the ends of a GPT: tokens, learned positions and dropout; a norm, and logits."""
+    gpt = models.GPT(17, 11, width=12, layers=1, heads=2, dropout=0.2, **F64)
+    return nn.Sequential(gpt.embedding, nn.FeedForward(12, 24, dropout=0.1, **F64), gpt.head)
+
+
 def normal(*shape):
     return lambda rng, n: rng.normal(size=(n, *shape))
 
@@ -75,6 +81,7 @@ MODELS = {
     "a net": (net, normal(2, 23), normal(3, 23), nn.MSELoss()),
     "classes of rows": (net, normal(2, 23), numbers(3, 23), nn.CrossEntropyLoss()),
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
+    "texts": (texts, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
     "MLP of tokens": (
         lambda: models.MLP([5, 16, 8, 3], seed=3, **F64),
         *(normal(11, 5), normal(11, 3), None),

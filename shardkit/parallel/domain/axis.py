@@ -12,7 +12,7 @@ import numpy
 from ...comm.backend import CommunicationBackend
 from ...errors import ShardingError
 from ...layout.cuts import even_span
-from ...nn.module import Module, check_input_of, members_of
+from ...nn.module import Module, check_input_of
 
 ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
 
@@ -116,7 +116,7 @@ class CutLayer(Module):
         return self._axis
 
     def members(self):
-        return members_of(self._whole)
+        return {name: m for name, m in Module.members(self).items() if name != "_whole"}
 
     def check_input(self, x):
         check_input_of(self._whole, x)

@@ -9,9 +9,10 @@ from ...array.random import key_of
 from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
-from ...nn.layers.basic import Dropout
+from ...nn.layers.basic import Dropout, input_tensor
+from ...nn.models.gpt import TokenEmbedding
 from ..conjugate import all_gather
-from .axis import CutLayer
+from .axis import CutLayer, DomainAxis
 
 
 class CutDropout(CutLayer):
@@ -23,11 +24,14 @@ class CutDropout(CutLayer):
         context, p = current_context(), self._whole.p
         if not context.training or p == 0:
             return x
-        if self._whole.sample_dim != "rows" or context.num_samples not in (None, x.shape[0]):
+        if self._whole.sample_dim not in ("rows", 0) or context.num_samples not in (
+            None,
+            x.shape[0],
+        ):
             raise ShardingError(
                 f"dropout {self.path_in_model} of x {x.shape} with sample_dim = "
                 f"{self._whole.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
-                "sample_dim = 'rows'"
+                "sample_dim = 'rows' or 0"
             )
         dim = self._axis.dim
         length = self._axis.length(x, self.path_in_model)
@@ -41,6 +45,23 @@ class CutDropout(CutLayer):
             return _dropped(array, dim, length, start, key, first, p)
 
         return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
+
+
+class CutTokenEmbedding(CutLayer):
+    """Tokens and learned positions of this rank's ids [batch, part] -> [batch, part, width]."""
+
+    def __init__(self, axis: DomainAxis, whole: TokenEmbedding):
+        super().__init__(axis, whole)
+        self.tokens, self.positions = whole.tokens, whole.positions
+        self.dropout = CutDropout(axis, whole.dropout)
+
+    def forward(self, ids):
+        ids = input_tensor(ids)
+        x = self.tokens(ids)
+        if self.positions is not None:
+            start, stop = self._axis.own_span(self._axis.length(ids, self.path_in_model))
+            x = x + self.positions(xp_of(x.array).arange(start, stop))
+        return self.dropout(x)
 
 
 def _dropped(array, dim, length, start, key, first, p):

@@ -32,6 +32,7 @@ from ...nn.layers import (
 from ...nn.layers.basic import Sequential
 from ...nn.layers.embedding import EmbeddingBag
 from ...nn.lora import LoRALinear
+from ...nn.models.gpt import TokenEmbedding
 from ...nn.models.resnet import GridMean, ResNetHead
 from ...nn.module import Module, ModuleList, blocks_of, exchange, members_of
 from ...nn.on_parts import is_partwise
@@ -93,6 +94,7 @@ LAYERS: dict[type[Module], OnParts] = {
     **dict.fromkeys(POINTWISE, OnParts(as_it_is)),
     **dict.fromkeys((activation.Softmax, activation.LogSoftmax), OnParts(others.AlongAnother)),
     basic.Dropout: OnParts(others.CutDropout),
+    TokenEmbedding: OnParts(others.CutTokenEmbedding, 1),
     convolution.ConvNd: OnParts(windows.CutConvolution, _GRID),
     convolution.ConvTransposeNd: OnParts(windows.CutTransposedConvolution, _GRID),
     pooling.MaxPoolNd: OnParts(windows.CutMaximum, _GRID),
@@ -137,7 +139,7 @@ def cut_layers(
     walk = _Walk(axis, model)
     leaves_parts = walk.through("", model, True)
     walk.check(model)
-    exchange(model, walk.replaced)
+    exchange(model, {**walk.replaced})
     return axis, not leaves_parts
 
 
