@@ -271,7 +271,16 @@ class Joining(nn.Module):
 
 nn.partwise(Joining)
 shared = convolution(2, padding=1, out=CHANNELS)
+
+
+def spoilt():
+    model = nn.Sequential(convolution(2), nn.GELU())
+    model[1].forward = lambda x: x - x.mean(2, keepdim=True)
+    return model
+
+
 REFUSED = {
+    "a forward put in place": (spoilt, "^1, a GELU, .* nn.partwise"),
     "an unknown forward": (lambda: nn.Sequential(Secret()), "^0, a Secret, .* nn.partwise"),
     "one of a subclass": (lambda: SecretAgain(1, 1), "the model, a SecretAgain, .* nn.partwise"),
     "a join in a branch": (lambda: nn.Sequential(Joining()), "joins the parts .* its layer pool"),

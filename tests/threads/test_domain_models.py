@@ -167,6 +167,11 @@ def test_policies_shard_over_data_and_domain_together(name, policy):
     check(name, 2, policy, domain=2)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_groups_of_ranks_share_a_copy(groups):
+    check("UNet 2-D", 2, "hsdp", {"shard_ranks": groups}, domain=2)
+
+
 @pytest.mark.parametrize("name", ["ResNet", "a net", "tokens", "MLP of tokens"])
 def test_stages_work_on_parts(name):
     check(name, 1, "fsdp", domain=2, pipeline=2)
@@ -349,6 +354,30 @@ def test_gradients_are_accumulated_over_calls():
 
     wanted = sk.run_ranks(1, on_rank)[0]
     assert numpy.abs(sk.run_ranks(4, on_rank)[0] - wanted).max() < 1e-10
+
+
+def test_an_optimizer_trains_on_parts_too():
+    name = "a net"
+    x, y = batch(name, 0)
+
+    def on_rank(backend):
+        wrapped = net()
+        wrapped.finish(3)
+        wrapped.loss = nn.MSELoss()
+        optimizer = sk.HybridShardedOptimizer(
+            sk.SGD(lr=0.05),
+            sk.ShardingConfiguration(backend, seed=7),
+            model=wrapped,
+            domain_parallel_size=backend.world_size,
+        )
+        data = sk.OptimizationInputData(x, y, x, y, epochs=2, batch_size=4)
+        result = optimizer.optimize(data)
+        return result.iterations, optimizer.model.get_parameters(), result.fitness_history
+
+    wanted, found = sk.run_ranks(1, on_rank)[0], sk.run_ranks(3, on_rank)[0]
+    assert found[0] == wanted[0] == 4
+    assert numpy.abs(found[1] - wanted[1]).max() < 1e-10
+    assert found[2] == pytest.approx(wanted[2], rel=1e-10)
 
 
 # ---- what is refused -----------------------------------------------------------------------------
