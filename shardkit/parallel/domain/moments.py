@@ -1,16 +1,17 @@
 """Norms whose moments are those of whole samples, or of a whole micro-batch.
 
     own sums --all-reduce--> mean --> own sums of squared distances --all-reduce--> variance
+    backward: own sums of the gradient, and of it times y --all-reduce, both at once--> that of x
 
-The same in two sums over the ranks, forward and backward; each sum is added as the tree over ranks.
+Each sum over ranks is added as the tree over them. What is kept for the backward is x.
 """
 
 from ...array import halves
-from ...array.dtypes import wide
+from ...array.backend import xp_of
+from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ...nn.autograd import record
 from ...nn.context import current_context
-from ...nn.layers.basic import input_tensor
 from ...nn.layers.normalization import (
     BatchNorm1d,
     BatchNorm2d,
@@ -18,9 +19,7 @@ from ...nn.layers.normalization import (
     TrackedNorm,
     observe_moments,
 )
-from ...nn.ops import reduction
-from ...nn.ops.shape import reshape
-from ..conjugate import all_reduce
+from ..conjugate import summed
 from .axis import CutLayer
 
 OVER_BATCH = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
@@ -30,14 +29,7 @@ class CutGroupNorm(CutLayer):
     """Group norm of x [N, C, part, *grid] local, by the moments of whole samples."""
 
     def forward(self, x):
-        layer = self._whole
-        size = _whole_size(self, x)
-        groups = (x.shape[0], layer.num_groups, -1, *x.shape[2:])
-        dims = tuple(range(2, x.ndim + 1))
-        count = size // (x.shape[0] * layer.num_groups)
-        by_group = reshape(x, groups)
-        y, _, _ = _normalized(by_group, dims, count, layer.eps, self._axis.group)
-        return _scaled(layer, reshape(y, x.shape), x.dtype)
+        return _normalized(self, x, self._whole.num_groups, (2,))[0]
 
 
 class CutTrackedNorm(CutLayer):
@@ -50,53 +42,63 @@ class CutTrackedNorm(CutLayer):
         layer.check_input(x)
         if layer.track_running_stats and not current_context().training:
             return layer.forward(x)
-        is_over_batch = isinstance(layer, OVER_BATCH)
-        dims = (*(0,) * is_over_batch, *range(2, x.ndim))
-        means = x.shape[1] if is_over_batch else x.shape[0] * x.shape[1]
-        count = _whole_size(self, x) // means
-        y, mean, variance = _normalized(x, dims, count, layer.eps, self._axis.group)
+        dims = (0, 2) if isinstance(layer, OVER_BATCH) else (2,)
+        y, mean, variance, count = _normalized(self, x, layer.num_features, dims)
         if layer.track_running_stats:
-            observe_moments(layer, mean.array, variance.array, count)
-        return _scaled(layer, y, x.dtype)
+            observe_moments(layer, mean, variance, count)
+        return y
 
 
-def _whole_size(layer: CutLayer, x) -> int:
-    """Return the elements of x on all ranks. Collective over the axis.
+def _normalized(layer: CutLayer, x, num_groups: int, dims: tuple):
+    """Return x at mean 0 and variance 1, times the weight, plus the bias; mean and variance, and
+    the elements of each.
 
-    Errors: ShapeError if it has no grid.
+    dims    of [N, groups, elements of a group] that a mean goes over
+    Collective over the axis, forward and backward.
+    Errors: ShapeError if x has no grid.
     """
-    dim = layer.axis.dim
+    whole, axis = layer.whole, layer.axis
+    dim, shape, dtype = axis.dim, x.shape, x.dtype
     if x.ndim <= dim:
-        raise ShapeError(f"{layer.path_in_model} of x {x.shape}; wanted a grid from dim {dim} on")
-    return x.size // x.shape[dim] * layer.axis.length(x, layer.path_in_model)
-
-
-def _normalized(x, dims, count, eps, group):
-    """Return x at mean 0 and variance 1 over dims and ranks, in a wide dtype; mean, variance.
-
-    count   elements of each mean, on all ranks
-    """
-    x = input_tensor(x, wide(x.dtype))
-    mean = all_reduce(reduction.sum(x, dims, keepdim=True), group) / count
-    centered = x - mean
-    squares = reduction.sum(centered * centered, dims, keepdim=True)
-    variance = all_reduce(squares, group) / count
-    return centered * (variance + eps) ** -0.5, mean, variance
-
-
-def _scaled(layer, y, dtype):
-    """Return y [N, C, ...] times the weight of each channel, plus its bias, in this dtype."""
-    if layer.weight is None:
-        return input_tensor(y, dtype)
-    weight, bias = layer.weight, layer.bias
-    along = (-1, *[1] * (y.ndim - 2))
-    others = (0, *range(2, y.ndim))
+        raise ShapeError(f"{layer.path_in_model} of x {shape}; wanted a grid from dim {dim} on")
+    length = axis.length(x, layer.path_in_model)
+    view = (shape[0], num_groups, -1)
+    count = x.size // shape[dim] * length // num_groups
+    if 0 not in dims:
+        count //= shape[0]
+    values = widened(x.array).reshape(view)
+    mean = _sum_over_ranks(values, dims, axis.group) / count
+    distances = values - mean
+    variance = _sum_over_ranks(distances * distances, dims, axis.group) / count
+    scale = 1 / xp_of(variance).sqrt(variance + whole.eps)
+    weight, bias = whole.weight, whole.bias
+    along, others = (-1, *[1] * (x.ndim - 2)), (0, *range(2, x.ndim))
 
     def backward(gradient, wanted):
-        for_weight = halves.total(gradient * y.array, others, dtype=weight.gradient_dtype)
-        for_bias = halves.total(gradient, others, dtype=weight.gradient_dtype)
-        return gradient * weight.array.reshape(along), for_weight, for_bias
+        y = ((widened(x.array).reshape(view) - mean) * scale).reshape(shape)
+        gradient = widened(gradient)
+        of_parameters = (None, None)
+        if weight is not None and any(wanted[1:]):
+            sums = [halves.total(each, others) for each in (gradient * y, gradient)]
+            of_parameters = [rounded(each, weight.gradient_dtype) for each in sums]
+        if weight is not None:
+            gradient = gradient * widened(weight.array).reshape(along)
+        if not wanted[0]:
+            return None, *of_parameters
+        y, gradient = y.reshape(view), gradient.reshape(view)
+        both = xp_of(y).stack([gradient, gradient * y])
+        total, product = _sum_over_ranks(both, [d + 1 for d in dims], axis.group) / count
+        for_x = scale * (gradient - total - y * product)
+        return rounded(for_x.reshape(shape), dtype), *of_parameters
 
-    array = y.array * weight.array.reshape(along) + bias.array.reshape(along)
-    about = {"needs": (y, weight), "is_one_pass": True}
-    return input_tensor(record(array, (y, weight, bias), backward, **about), dtype)
+    y = (distances * scale).reshape(shape)
+    if weight is not None:
+        y = y * widened(weight.array).reshape(along) + widened(bias.array).reshape(along)
+    about = {"needs": (x, weight), "is_one_pass": True}
+    y = record(rounded(y, dtype), (x, weight, bias), backward, **about)
+    return y, mean, variance, count
+
+
+def _sum_over_ranks(array, dims, group):
+    """Return the sums over these dims, of length 1 then, and over the ranks. Collective."""
+    return summed(halves.total(array, tuple(dims), True), group)
