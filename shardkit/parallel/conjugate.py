@@ -38,7 +38,7 @@ def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
     Collective over `group` in backward.
     """
-    return record(x.array, (x,), lambda gradient, wanted: (summed(gradient, group),), view_of=x)
+    return record(x.array, (x,), lambda gradient, wanted: (_summed(gradient, group),), view_of=x)
 
 
 def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -46,7 +46,7 @@ def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
     Collective over `group` in forward. x of one shape on all ranks.
     """
-    return record(summed(x.array, group), (x,), lambda gradient, wanted: (gradient,))
+    return record(_summed(x.array, group), (x,), lambda gradient, wanted: (gradient,))
 
 
 def all_reduce(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -121,11 +121,8 @@ def gather_from_region(
 # ---- on arrays -----------------------------------------------------------------------------------
 
 
-def summed(array: Any, group: CommunicationBackend) -> Any:
-    """Return the sum over ranks, a new array; where other ranks can read it, if there is room.
-
-    Collective over the group.
-    """
+def _summed(array, group):
+    """Return the sum over ranks, a new array; where other ranks can read it, if there is room."""
     heap = None if is_device_array(array) else group.memory()
     total = None if heap is None else heap.empty(array.shape, array.dtype)
     if total is None:
@@ -134,6 +131,11 @@ def summed(array: Any, group: CommunicationBackend) -> Any:
         total[...] = array
     ordered_all_reduce(group, total.reshape(-1))
     return total
+
+
+def summed(array: Any, group: CommunicationBackend) -> Any:
+    """Return the sum of every rank's array, a new one. Collective over group."""
+    return _summed(array, group)
 
 
 def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | None) -> Any:

@@ -27,7 +27,6 @@ _ONLY_OWN = ("model.dtype", "parallel.minimum_parameter_group_size")
 # {setting: what another value changes than the one that is planned: _is_followed()}
 _NOT_SEARCHED = [axis for axis, entry in AXES.items() if entry.is_tacit]
 _LEFT_OUT = {
-    **{f"mesh.{axis}": "its layouts have one rank of this axis" for axis in _NOT_SEARCHED},
     "parallel.overlap": (
         "hides messages between data ranks, for the memory of one more unit's parameters and two "
         "more of its gradients"
@@ -46,6 +45,7 @@ _LEFT_OUT = {
     "parallel.blas": "the hardware's products say how fast matrices are multiplied",
     "run.elastic": "keeps a copy of a neighbor's part of the model",
 }
+_LEFT_OUT |= {f"mesh.{axis}": "its layouts have one rank of it" for axis in _NOT_SEARCHED}
 
 
 def software_of(own: Software, settings: RunConfiguration) -> Software:

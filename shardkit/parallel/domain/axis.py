@@ -7,8 +7,6 @@ The parts of every activation are those of even_span of its own length, so that 
 branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
 """
 
-from typing import Any
-
 import numpy
 
 from ...comm.backend import CommunicationBackend
@@ -111,11 +109,6 @@ class CutLayer(Module):
         vars(self).update(vars(whole))
         self._axis = axis
         self._whole = whole
-
-    @property
-    def whole(self) -> Any:
-        """The layer that gets whole samples."""
-        return self._whole
 
     @property
     def axis(self) -> DomainAxis:

@@ -29,7 +29,7 @@ class CutGroupNorm(CutLayer):
     """Group norm of x [N, C, part, *grid] local, by the moments of whole samples."""
 
     def forward(self, x):
-        return _normalized(self, x, self._whole.num_groups, (2,))[0]
+        return _normalized(self, self._whole, x, self._whole.num_groups, (2,))[0]
 
 
 class CutTrackedNorm(CutLayer):
@@ -43,22 +43,23 @@ class CutTrackedNorm(CutLayer):
         if layer.track_running_stats and not current_context().training:
             return layer.forward(x)
         dims = (0, 2) if isinstance(layer, OVER_BATCH) else (2,)
-        y, mean, variance, count = _normalized(self, x, layer.num_features, dims)
+        y, mean, variance, count = _normalized(self, layer, x, layer.num_features, dims)
         if layer.track_running_stats:
             observe_moments(layer, mean, variance, count)
         return y
 
 
-def _normalized(layer: CutLayer, x, num_groups: int, dims: tuple):
+def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     """Return x at mean 0 and variance 1, times the weight, plus the bias; mean and variance, and
     the elements of each.
 
+    whole   the layer that it stands for
     dims    of [N, groups, elements of a group] that a mean goes over
     Collective over the axis, forward and backward.
     Errors: ShapeError if x has no grid.
     """
-    whole, axis = layer.whole, layer.axis
-    dim, shape, dtype = axis.dim, x.shape, x.dtype
+    axis, shape, dtype = layer.axis, x.shape, x.dtype
+    dim = axis.dim
     if x.ndim <= dim:
         raise ShapeError(f"{layer.path_in_model} of x {shape}; wanted a grid from dim {dim} on")
     length = axis.length(x, layer.path_in_model)
@@ -72,10 +73,12 @@ def _normalized(layer: CutLayer, x, num_groups: int, dims: tuple):
     variance = _sum_over_ranks(distances * distances, dims, axis.group) / count
     scale = 1 / xp_of(variance).sqrt(variance + whole.eps)
     weight, bias = whole.weight, whole.bias
-    along, others = (-1, *[1] * (x.ndim - 2)), (0, *range(2, x.ndim))
+    along = (-1, *[1] * (x.ndim - 2))
+    others = (0, *range(2, x.ndim))
 
     def backward(gradient, wanted):
-        y = ((widened(x.array).reshape(view) - mean) * scale).reshape(shape)
+        y = (widened(x.array).reshape(view) - mean) * scale
+        y = y.reshape(shape)
         gradient = widened(gradient)
         of_parameters = (None, None)
         if weight is not None and any(wanted[1:]):
@@ -87,15 +90,18 @@ def _normalized(layer: CutLayer, x, num_groups: int, dims: tuple):
             return None, *of_parameters
         y, gradient = y.reshape(view), gradient.reshape(view)
         both = xp_of(y).stack([gradient, gradient * y])
-        total, product = _sum_over_ranks(both, [d + 1 for d in dims], axis.group) / count
+        there = [dim + 1 for dim in dims]
+        total, product = _sum_over_ranks(both, there, axis.group) / count
         for_x = scale * (gradient - total - y * product)
         return rounded(for_x.reshape(shape), dtype), *of_parameters
 
     y = (distances * scale).reshape(shape)
     if weight is not None:
-        y = y * widened(weight.array).reshape(along) + widened(bias.array).reshape(along)
-    about = {"needs": (x, weight), "is_one_pass": True}
-    y = record(rounded(y, dtype), (x, weight, bias), backward, **about)
+        y = y * widened(weight.array).reshape(along)
+        y = y + widened(bias.array).reshape(along)
+    y = rounded(y, dtype)
+    parents = (x, weight, bias)
+    y = record(y, parents, backward, needs=(x, weight), is_one_pass=True)
     return y, mean, variance, count
 
 

@@ -14,6 +14,7 @@ nothing along the dim that is cut. Any other is refused.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ...comm.backend import CommunicationBackend
 from ...errors import ShardingError
@@ -40,7 +41,7 @@ from ...nn.transformer import SelfAttention
 from . import moments, others, windows
 from .axis import CutLayer, DomainAxis
 
-Build = Callable[[DomainAxis, Module], CutLayer | None]
+Build = Callable[[DomainAxis, Any], CutLayer | None]
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,9 @@ def _as_slice(rows):
 def _fetched(array, group, dim, route):
     """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
     xp = xp_of(array)
-    shape = (*array.shape[:dim], route.count, *array.shape[dim + 1 :])
-    result = empty(shape, array.dtype, xp)
+    shape = [*array.shape]
+    shape[dim] = route.count
+    result = empty(tuple(shape), array.dtype, xp)
     result.fill(0)
     source, target = xp.moveaxis(array, dim, 0), xp.moveaxis(result, dim, 0)
     places, rows = route.own
