@@ -58,7 +58,8 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     Collective over the axis, forward and backward.
     Errors: ShapeError if x has no grid.
     """
-    axis, shape, dtype = layer.axis, x.shape, x.dtype
+    axis = layer.axis
+    shape, dtype = x.shape, x.dtype
     dim = axis.dim
     if x.ndim <= dim:
         raise ShapeError(f"{layer.path_in_model} of x {shape}; wanted a grid from dim {dim} on")
