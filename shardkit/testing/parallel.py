@@ -13,6 +13,7 @@ NAMES = {
     "data.partition": "plan_units",
     "domain.plan": "LAYERS REASONS cut_layers",
     "domain.rows": "rows_of",
+    "domain.samples": "SampleParts",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",

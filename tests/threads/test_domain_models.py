@@ -8,7 +8,7 @@ import pytest
 import shardkit as sk
 from shardkit import models, nn
 from shardkit.testing.nn import RMSE
-from shardkit.testing.parallel import gradient_norm_of
+from shardkit.testing.parallel import SampleParts, gradient_norm_of
 
 TOLERANCE = 1e-10
 F64 = {"dtype": "float64"}
@@ -354,6 +354,26 @@ def test_gradients_are_accumulated_over_calls():
 
     wanted = sk.run_ranks(1, on_rank)[0]
     assert numpy.abs(sk.run_ranks(4, on_rank)[0] - wanted).max() < 1e-10
+
+
+def test_one_rank_counts_the_loss_of_whole_predictions():
+    """Its own and its gradient: those of the others are exact zeros."""
+    x, y = batch("ResNet", 0)
+
+    def on_rank(backend):
+        wrapped = models.ResNet(2, 5, (1, 1), width=8, seed=3, **F64)
+        parts = SampleParts(wrapped, backend, wrapped.loss)
+        own, own_y, loss = parts.part_of_batch(x, y, wrapped.loss)
+        logits = nn.Tensor(numpy.ones((SAMPLES, 5)), requires_grad=True)
+        total = loss.total(logits, own_y)
+        total.backward()
+        return own.shape[2], loss.count(own_y), total.item(), numpy.abs(logits.grad).max()
+
+    results = sk.run_ranks(3, on_rank)
+    assert [result[0] for result in results] == [12, 11, 11]
+    assert [result[1] for result in results] == [SAMPLES, 0, 0]
+    for total in (2, 3):
+        assert results[0][total] > 0 and results[1][total] == results[2][total] == 0
 
 
 def test_an_optimizer_trains_on_parts_too():
