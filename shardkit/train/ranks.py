@@ -1,7 +1,7 @@
 """Which ranks can train a run, and which others would train the same bits."""
 
 from ..errors import ConfigurationError
-from ..layout.axes import TOGETHER
+from ..layout.axes import COPIES, TOGETHER
 from ..layout.mesh_shape import MeshShape, in_words
 from ..layout.policy import check_tree, policy_named
 from .settings import RunConfiguration
@@ -25,6 +25,9 @@ def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
         return f"{only}: gradients travel as {parallel.gradient_compression}"
     if replicas > 1 and num & (num - 1):
         return f"{only}: {num} micro-batches per rank are no power of two"
+    shares_samples = any(together[axis] > 1 for axis in COPIES if axis in together)
+    if shares_samples and (replicas & (replicas - 1) or num & (num - 1)):
+        return f"{only}: {replicas} of them x {num} micro-batches are no powers of two"
     if max(together.values()) > 1:
         shared = in_words({axis: n for axis, n in together.items() if n > 1}, " and ")
         return (
