@@ -31,6 +31,7 @@ from .context import current_context
 from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes, is_affine
 from .module import Module
+from .on_parts import partwise
 from .ops.activation import gelu, swiglu
 from .ops.attention import attention_to_all, causal_attention
 from .ops.joint import joint_linear
@@ -314,6 +315,7 @@ def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) ->
     require(is_rotary, "rotary_scaling", scaling, "none in a style that learns its positions")
 
 
+@partwise
 class FeedForward(Module):
     """down(gelu(up(x))): each position by itself, with `hidden` units.
 
@@ -350,6 +352,7 @@ class FeedForward(Module):
         return self.dropout(self.down(self.up(x, gelu)))
 
 
+@partwise
 class GatedFeedForward(FeedForward):
     """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
 
@@ -381,6 +384,7 @@ def hidden_width(width: int, style: Style) -> int:
     return 8 * max(round(width / 3), 1) if style.is_gated else 4 * width
 
 
+@partwise
 class TransformerBlock(Module):
     """Two residual branches: attention, then the feed-forward, each with a norm.
 

@@ -11,6 +11,9 @@ NAMES = {
     "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
+    "domain.plan": "LAYERS REASONS cut_layers",
+    "domain.rows": "rows_of",
+    "domain.samples": "SampleParts",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
@@ -27,7 +30,7 @@ NAMES = {
     "tensor.vocabulary": "VocabularyParallelCrossEntropy whole_outputs",
 }
 MODULES = {
-    "conjugate": "tensor.conjugate",
+    "conjugate": "conjugate",
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",

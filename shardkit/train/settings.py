@@ -237,6 +237,7 @@ class MeshAxes:
     pipeline: int = setting(
         1, "stages that the blocks of the model are cut into", "ranks", minimum=1, is_common=True
     )
+    domain: int = setting(1, "ranks that share each sample", "ranks", minimum=1)
     tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1, is_common=True)
 
     @property

@@ -335,6 +335,7 @@ SEARCHED = {
     "batch.micro_batch": 3,
 }
 SAID = {
+    "mesh.domain": 2,
     "parallel.overlap": True,
     "parallel.deterministic": False,
     "parallel.stage_balance": "uniform",

@@ -24,6 +24,7 @@ from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtyp
 from ..lora import apply_lora
 from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
+from ..on_parts import partwise
 from ..parameter import Parameter
 from ..transformer import (
     ATTENTION_BIASES,
@@ -193,6 +194,7 @@ class TokenEmbedding(Module):
         return self.dropout(x)
 
 
+@partwise
 class Head(Module):
     """x [batch, S, width] -> logits [batch, S, vocabulary]: a norm, then a product."""
 

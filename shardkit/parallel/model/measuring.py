@@ -165,12 +165,13 @@ class Measurement:
     def _measure(self, x, y, count: int) -> None:
         """Add what these samples add; those of a count of 0 only run along."""
         evaluation = self._engine.evaluation
+        once = count if evaluation.counts_whole else 0
         if self._metrics:
-            added = self._of_prediction(evaluation.predict(x), y)
+            added, counts = self._of_prediction(evaluation.predict(x), y), once
         else:
-            added = [self._row(*evaluation.own_loss(x, y))]
-        added[0][-1] = count
-        if not count:
+            added, counts = [self._row(*evaluation.own_loss(x, y))], count
+        added[0][-1] = once
+        if not counts:
             added = [numpy.zeros_like(vector) for vector in added]
         self._sums = [a + b for a, b in zip(self._sums, added)] or added
 

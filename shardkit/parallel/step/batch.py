@@ -1,8 +1,8 @@
 """The batch of a step: this data rank's part, checked on all ranks together, with its place in the
 global batch.
 
-    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    pipeline and tensor peers pass the
-                                                                 same part
+    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    the other ranks of a replica pass
+                                                                 the same part
 
 x and y are arrays or trees of arrays (shardkit/tree.py), all leaves with the same number of samples
 along dim 0. The trees of all ranks have one structure.
@@ -21,6 +21,7 @@ from ...comm.failure.agreement import CommonNumber, collectively
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
+from ...layout.axes import COPIES
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
@@ -81,12 +82,17 @@ class Batches:
 
     loss             the usual one: a Loss, or a function (prediction, y) -> mean loss; None: the
                      model's own
-    compares_peers   checked mode: pipeline and tensor peers must have passed the same part
+    part_of_batch    (x, y, loss) -> what this rank computes of them
+    compares_peers   checked mode: peers of a replica must have passed the same part
     """
 
-    def __init__(self, mesh: Mesh, model: Module, loss, *, compares_peers: bool):
+    def __init__(
+        self, mesh: Mesh, model: Module, loss, part_of_batch=None, *, compares_peers: bool
+    ):
         self._mesh = mesh
-        self._data = mesh.group("data")
+        self._copies = mesh.group(COPIES)
+        self._part, self._num_parts = mesh.sample_part
+        self._part_of_batch = part_of_batch
         self._model = model
         self._loss = loss
         self.compares_peers = compares_peers
@@ -111,6 +117,9 @@ class Batches:
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
             common.value = _structure_number(x, y)
+            given = x, y
+            if self._part_of_batch is not None:
+                x, y, criterion = self._part_of_batch(x, y, criterion)
             size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
@@ -118,17 +127,16 @@ class Batches:
             raise StopVoted(*ballot.outcome)
         self._check_common(common, x=x, y=y)
         if self.compares_peers:
-            check_peers(self._mesh, x, y)
-        data = self._data
-        everyones = numpy.zeros((data.world_size, 2), numpy.int64)
-        data.all_gather(mine, everyones.reshape(-1))
-        samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1
+            check_peers(self._mesh, *given)
+        everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
+        self._copies.all_gather(mine, everyones.reshape(-1))
+        samples = everyones[: self._num_parts, 0] & (1 << SAMPLE_BITS) - 1
         items = everyones[:, 1].copy().view(numpy.float64).tolist()
         return AgreedBatch(
             x,
             y,
             own_samples,
-            int(samples[: data.rank].sum()),
+            int(samples[: self._part].sum()),
             criterion,
             int(samples.sum()),
             tree_total(items),
@@ -233,6 +241,7 @@ class Intake:
                     first_sample=first_sample + batch.first_sample + start,
                     num_samples=size,
                     observer=self._observer(first_gradient + number),
+                    is_cut=parts.plan.samples is not None,
                 ),
             )
             for number, start in enumerate(range(0, num * size, size))

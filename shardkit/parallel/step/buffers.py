@@ -22,7 +22,7 @@ from ...array.kernels import tree_sum
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...comm.mesh import Mesh
 from ...errors import ConfigurationError, ShardingError
-from ...layout.axes import Held, alike
+from ...layout.axes import COPIES, Held, alike
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.buffer import Buffer, Observation
@@ -67,7 +67,7 @@ class Buffers:
 
     def __init__(self, model: Module, mesh: Mesh, stages: Stages, device: Device):
         self.everyones = model.named_buffers()
-        self._data = mesh.group("data")
+        self._data = mesh.group(COPIES)
         held = set(_buffers_of(stages, mesh.group("pipeline").rank))
         self.own = {name: b for name, b in self.everyones.items() if b in held}
         self._numbers = {buffer: i for i, buffer in enumerate(self.own.values())}

@@ -1,0 +1,10 @@
+"""Samples that several ranks share: each holds some rows of a grid, or some tokens of a text.
+
+rows       halo exchange and halo addition
+axis       who holds which rows of a layer's input; what is read and what is refused
+windows    convolutions, pooling and interpolation
+moments    norms whose moments are those of whole samples
+others     dropouts, and what joins the parts of a sample
+plan       the table of layers that work cut, and its use on an ordinary model; read it first
+samples    parts of batches, losses that are counted once, predictions joined
+"""
