@@ -17,6 +17,7 @@ from ..errors import DeviceError, DeviceMemoryError
 from .accounts import Accounts, bytes_text
 from .arena import ALIGNMENT_BYTES
 from .copies import Copies, LaneCopies
+from .waits import await_stream
 
 
 def _import_cupy():
@@ -197,7 +198,7 @@ class Device:
     def synchronize(self):
         """Wait until everything that was launched on this device is done; no wait on the CPU."""
         if self.kind == "cuda":
-            self.xp.cuda.get_current_stream().synchronize()
+            await_stream(self.xp.cuda)
 
     def bytes_in_use(self, *purposes: str) -> int:
         """Return the bytes alive now, of these purposes or of all."""

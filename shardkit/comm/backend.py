@@ -25,7 +25,7 @@ from .staging import Staging
 from .under_way import check_alive
 from .verbs import Verbs
 from .watch.ledger import LEDGER_NAME, Ledger
-from .watch.progress import Progress, UnderWay
+from .watch.progress import Call, Progress, UnderWay
 
 WORLD = "world"  # the key of a group that is split from no other
 
@@ -105,6 +105,19 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
             For standard error.
         code
             Exit code of the job.
+        """
+
+    def check_others(self, call: Call, doing: str, waited: float) -> None:
+        """Raise if a rank that this call needs has failed, left, or not come within the timeout.
+
+        For waits that no channel makes. Nothing is raised where others watch and end the job.
+
+        Parameters
+        ----------
+        call, doing
+            What is waited for, and the words for it.
+        waited
+            Seconds so far.
         """
 
     @abstractmethod

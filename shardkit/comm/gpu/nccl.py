@@ -5,7 +5,7 @@ r"""Transport through NCCL: collectives between GPUs without the host, for one G
     the stream                +-- send, receive, add in tree order
 
 The host waits for nothing: wait() holds back later work of the GPU (device.StreamHandle), so that
-messages and kernels run beside each other.
+messages and kernels run beside each other. Where it waits for the GPU later, calls.py watches.
 
 NCCL adds in an order of its own. Where sums are to be in the order of the tree (ordered.py), and
 for half floats, which are added as float32, the slices are sent to their owners, who add them on
@@ -16,11 +16,14 @@ cupy.cuda.nccl.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 
 from ...errors import CommunicationError, DeviceError
 from ..operations import ReductionOperation
 from ..wire import HALF_FLOATS
+from .calls import NcclCalls
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
 from .swaps import SwapTransport, spans
 
@@ -42,11 +45,12 @@ _OPERATIONS = {
 }
 
 
-def open_nccl(world, groups, *, fixed_order: bool) -> None:
+def open_nccl(world, groups, *, fixed_order: bool, axes: Mapping[str, str] = {}) -> None:
     """Give these groups, which are split from the world, the transport through NCCL. Collective.
 
     Over the world.
     fixed_order   sums of floats are added as the tree over ranks, not in NCCL's order
+    axes          {key of a group: its axis}, for reports
     Errors, on all ranks: DeviceError where a rank has no GPU or no NCCL, or two ranks have one GPU.
     """
     module, problem = None, ""
@@ -58,7 +62,9 @@ def open_nccl(world, groups, *, fixed_order: bool) -> None:
     _check_seats(world.all_gather_object((seat, problem)))
     for group in groups:
         if group.world_size > 1:
-            group.use_gpu_transport(NcclTransport(group, module, fixed_order=fixed_order))
+            axis = axes.get(group.group_key, group.group_key)
+            transport = NcclTransport(group, module, fixed_order=fixed_order, axis=axis)
+            group.use_gpu_transport(transport)
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
@@ -95,13 +101,15 @@ def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
 class NcclTransport(SwapTransport):
     """One rank's end. Making one, and every method, is collective over the group."""
 
-    def __init__(self, group, module, *, fixed_order: bool):
+    def __init__(self, group, module, *, fixed_order: bool, axis: str):
         super().__init__(group)
         self._module, self._fixed_order = module, fixed_order
-        self._stream = CollectiveStream()
+        self._stream, self._axis = CollectiveStream(), axis
+        self._calls = NcclCalls.of(group, module.NcclError, self._stream.select_gpu)
         unique_id = group.broadcast_object(module.get_unique_id() if group.rank == 0 else None)
         with group.verb("connect NCCL"), self._errors("connect"):
             self._communicator = module.NcclCommunicator(group.world_size, unique_id, group.rank)
+        self._calls.open(self._communicator)
 
     def takes(self, verb, num_bytes, dtype, op):
         return (
@@ -228,8 +236,11 @@ class NcclTransport(SwapTransport):
             ) from error
 
     def _handle(self, *ports):
-        return self._stream.handle(ports)
+        end = self._stream.end()
+        self._calls.note(max(ports, key=attrgetter("size")), self._axis, end)
+        return self._stream.handle(end, ports)
 
     def close(self):
         """Close the transport. Collective over the group."""
-        self._communicator.destroy()
+        with self._errors("close"):
+            self._calls.close(self._communicator)

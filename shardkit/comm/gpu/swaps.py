@@ -140,7 +140,7 @@ class HostSwapTransport(SwapTransport):
         if own[0] != target:
             self._copies.begin_within(target, *own)
         self._swap_others(outgoing, incoming)
-        self._copies.copied().synchronize()
+        self._copies.copied().wait()
 
     def _swap_others(self, outgoing, incoming) -> None:
         """Swap with the others; their pieces are there when it returns."""

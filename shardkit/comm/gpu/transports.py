@@ -29,7 +29,8 @@ def _nccl(world, groups: dict, deterministic: bool) -> None:
     from .nccl import open_nccl
 
     carried = [group for axis in alike(Held.BLOCKS) for group in groups[axis]]  # others send
-    open_nccl(world, carried, fixed_order=deterministic)
+    axes = {group.group_key: axis for axis, along in groups.items() for group in along}
+    open_nccl(world, carried, fixed_order=deterministic, axes=axes)
 
 
 def _all(groups: dict) -> list:

@@ -8,6 +8,7 @@ The verbs use a duplicate of the user's communicator (channel.py, or the channel
 it); messages about ranks that leave or fail go over another one (job.py).
 """
 
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..backend import WORLD, CommunicationBackend
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
+from ..watch.progress import Call
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from ..watch.watchdog import Watchdog
 from .ending import FORWARDING_SECONDS, end_mpi
@@ -144,6 +146,7 @@ class MPICommunicationBackend(CommunicationBackend):
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
         self._close_watchdog()
+        self._abort_gpu_calls()
         self.job.revoke()
 
     def is_revoked(self) -> bool:
@@ -189,7 +192,16 @@ class MPICommunicationBackend(CommunicationBackend):
             self._watchdog.close()
             self._watchdog = None
 
+    def check_others(self, call: Call, doing: str, waited: float) -> None:
+        self.job.check_living(doing)
+
+    def _abort_gpu_calls(self):
+        """Let the kernels of this rank's GPU wait for nobody, whatever a library does meanwhile."""
+        if self.progress.gpu is not None:
+            threading.Thread(target=self.progress.gpu.abort, daemon=True).start()
+
     def abort(self, message: str, code: int = 1) -> None:
+        self._abort_gpu_calls()
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)

@@ -24,6 +24,7 @@ from ...public import import_all
 from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
+from ..watch.progress import Call
 from .channel import ThreadChannel
 from .rendezvous import Environment, Environments, Group
 
@@ -113,6 +114,9 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         error = CommunicationError(message)
         self._group.environment.fail(self.world_ranks[self.rank], error)
         raise error
+
+    def check_others(self, call: Call, doing: str, waited: float) -> None:
+        self._group.environment.check(doing, set(call.ranks) - {self.world_ranks[self.rank]}, waited)
 
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         parting = self._group.environment.parting

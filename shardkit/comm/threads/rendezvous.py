@@ -129,15 +129,31 @@ class Environment:
             if left > 0:
                 continue
             with self.lock:
-                missing = _ranks_text(wait.needs)
-                wait.fail(
-                    CommunicationTimeout,
-                    f"{wait.what}: {missing} did not come within {seconds:g} s",
-                )
+                wait.fail(CommunicationTimeout, self._late_text(wait, seconds))
                 self.end(wait)
         if wait.error is not None:
             kind, message = wait.error
             raise kind(message)
+
+    def check(self, what: str, needs: set[int], waited: float) -> None:
+        """Raise as wait() would, for one that looks itself whether it is complete.
+
+        needs    world ranks; those of them that have come are not known
+        waited   seconds so far
+        """
+        wait = Wait(what, needs)
+        with self.lock:
+            self.begin(wait)
+            self.end(wait)
+        late = self._worked_last(wait) + self.timeout - time.monotonic()
+        if wait.error is None and waited > self.timeout and late <= 0:
+            wait.fail(CommunicationTimeout, self._late_text(wait, self.timeout))
+        if wait.error is not None:
+            kind, message = wait.error
+            raise kind(message)
+
+    def _late_text(self, wait: Wait, seconds: float) -> str:
+        return f"{wait.what}: {_ranks_text(wait.needs)} did not come within {seconds:g} s"
 
     def _worked_last(self, wait) -> float:
         """Return when all ranks that are missing had got on with work of their own; -inf: never."""

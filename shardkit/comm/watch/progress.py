@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 
@@ -113,8 +113,21 @@ class Tallies(dict):
         return words
 
 
+class GpuCalls(Protocol):
+    """The calls that a GPU has still to do, as far as they wait for other ranks (gpu/calls.py)."""
+
+    def oldest(self) -> Call | None:
+        """Return the first of them; None: there is none. In any thread."""
+
+    def abort(self) -> None:
+        """Let none of them wait any more. In any thread."""
+
+
 class Progress:
-    """The current call, if any. A backend shares it with all groups split from it."""
+    """The current call, if any. A backend shares it with all groups split from it.
+
+    gpu   the calls that its GPU has still to do; None: nothing of it waits for other ranks
+    """
 
     def __init__(self, timeout: float = inf):
         self.timeout = timeout  # seconds that a call may take; the backend's, as seconds_left is
@@ -124,6 +137,7 @@ class Progress:
         self.began = 0.0  # time.monotonic() when the call under way began, or was resumed
         self.names = Names()
         self.tallies = Tallies()
+        self.gpu: GpuCalls | None = None
         self._recorders: list = []
         self._kept = None  # the ledger, and _ledger what stands in its place
         self.ledger = None
@@ -225,6 +239,26 @@ class Progress:
         self.current = call
         if self._ledger is not None:
             self._ledger.begin(f"{WAIT_FOR}{call.verb}", call.group, call.ranks, call.number)
+
+    @contextmanager
+    def meanwhile(self, call: Call, doing: str, dtype, count: int) -> Iterator[None]:
+        """Inside, this rank waits for a call that it has begun, perhaps in the midst of another.
+
+        doing   what it does, in words, for reports. The ledger has the words before a semicolon
+        """
+        outer, began = self.current, self.began
+        if outer is not None and self._ledger is not None:
+            self._ledger.end()
+        self.began = time.monotonic()
+        self.current = Call(doing, call.group, call.ranks, call.number)
+        if self._ledger is not None:
+            verb = f"{doing.partition(';')[0]}, in {call.verb}"
+            self._ledger.begin(verb, call.group, call.ranks, call.number, dtype, count)
+        with UnderWay(self):
+            yield
+        if outer is not None:
+            self.resume(outer)
+            self.began = began
 
     def work(self) -> None:
         """Note that this rank gets on with work of its own, for which others wait in a verb."""

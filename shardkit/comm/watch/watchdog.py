@@ -27,6 +27,7 @@ from .call_clock import CallClock
 from .frames import first_frame, main_frame
 from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, idle_since, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
+from .progress import Call
 from .pulse import beat_seconds
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
@@ -72,6 +73,8 @@ class Watchdog:
         self._next_check = 0.0  # of ranks that work
         self._away_since = 0.0
         self._resumed_at = 0.0  # after this process was stopped
+        self._of_gpu: Call | None = None  # the call that the GPU is in, and since when it was seen
+        self._of_gpu_since = 0.0
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
             self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
@@ -143,13 +146,24 @@ class Watchdog:
             self._dump_stacks()
 
     def _has_outlived(self) -> bool:
-        call, began = self._progress.current, self._progress.began
+        call, began = self._under_way()
         return (
             call is not None
             and self._clock.seconds(call, max(began, self._resumed_at), self._limit())
             > self._limit() + self._patience
-            and self._progress.current is call
+            and self._under_way()[0] is call
         )
+
+    def _under_way(self) -> tuple[Call | None, float]:
+        """Return the call of the host, else the one that the GPU is in, and when it began."""
+        call = self._progress.current
+        if call is not None:
+            return call, self._progress.began
+        calls = self._progress.gpu
+        of_gpu = None if calls is None else calls.oldest()
+        if of_gpu is not self._of_gpu:
+            self._of_gpu, self._of_gpu_since = of_gpu, time.monotonic()
+        return of_gpu, self._of_gpu_since
 
     def look_at_others(self) -> None:
         """End the job if another rank, in no verb, has long not got on with work of its own.
@@ -180,7 +194,7 @@ class Watchdog:
             self._stopped.wait(STACKS_SECONDS)
             if time.monotonic() < self._gives_up:
                 return
-        call = self._progress.current
+        call, _ = self._under_way()
         limit = self._limit()
         suspects, report = self._look_at_ledgers()
         why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"

@@ -291,5 +291,4 @@ def eventSynchronize(event):
 
 
 def eventQuery(event):
-    point = streams.points[event]
-    return 0 if point.queue is None or point.queue.num_done >= point.place else 600
+    return 0 if streams.points[event].ask() else 600

@@ -1,0 +1,190 @@
+"""What a rank has asked NCCL for and its GPU has not done: what a wait for the GPU waits for.
+
+    host     all_reduce | all_gather | kernels ... | to_host()            the calls return at once
+    GPU      ........ all_reduce ........................                 waits for the other ranks
+    noted                                          "wait for the GPU"     in the place of the oldest
+                                                                          call that is not done
+
+So the wait is a call of this rank like any other: in its ledger, under the time limit, and the
+others that have not come to that call of NCCL are named. Meanwhile the host asks the event of CUDA,
+and the communicators for what went wrong on other ranks; they are aborted where there is an error,
+and when the job ends, so that no kernel spins on. Where the host waits in a way that is not seen
+here (memory that is freed, a library), the watchdog asks for the oldest call itself.
+Source: NCCL user guide, "Fault Tolerance", ncclCommGetAsyncError and ncclCommAbort.
+"""
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...array.waits import unwatch, watch
+from ...errors import CommunicationError
+from ..watch.progress import Call
+
+ASK_SECONDS = 0.01  # between two questions whether the communicators are well
+_PART = 1 / 200  # of the time waited: how long the host sleeps until it asks again
+_MOST_SECONDS = 0.002  # that it sleeps
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call of NCCL.
+
+    call    the verb that made it
+    carries dtype, and elements
+    axis    of the mesh, or the key of the group
+    end     the event after it
+    """
+
+    call: Call
+    dtype: Any
+    count: int
+    axis: str
+    end: Any
+
+    def __str__(self):
+        number = "" if self.call.number is None else f"{self.call.number}, "
+        return f"{number}{self.call.verb} of {_short(self.count)} on {self.axis}"
+
+
+class NcclCalls:
+    """The calls of one rank on all groups of its world, and the watch over its waits.
+
+    One lives in the Progress of the world while a group has a communicator.
+    """
+
+    def __init__(self, group, error_type: type[Exception], select_gpu):
+        self._progress = group.progress
+        self._check_others = group.check_others
+        self._error_type, self._select_gpu = error_type, select_gpu
+        self._thread = threading.get_ident()
+        self._pending: deque[Asked] = deque()
+        self._last: Asked | None = None
+        self._communicators: list[Any] = []
+        self._failed: BaseException | None = None
+
+    @classmethod
+    def of(cls, group, error_type: type[Exception], select_gpu) -> "NcclCalls":
+        """Return those of the group's world. No communication.
+
+        select_gpu   function () that makes its GPU the current one of a thread
+        """
+        calls = group.progress.gpu
+        if calls is None:
+            calls = group.progress.gpu = cls(group, error_type, select_gpu)
+        return calls
+
+    def open(self, communicator) -> None:
+        """Ask this communicator too whether all is well, and abort it with the others."""
+        if not self._communicators:
+            watch(self)
+        self._communicators.append(communicator)
+
+    def close(self, communicator) -> None:
+        """Leave the communicator, once all calls are done. Collective over its ranks."""
+        try:
+            if self._failed is None:
+                self.clear(None)
+        finally:
+            self._communicators.remove(communicator)
+            if not self._communicators:
+                unwatch(self)
+                self._progress.gpu = None
+        if self._failed is None:  # else it is aborted
+            communicator.destroy()
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def note(self, port, axis: str, end) -> None:
+        """Note what the verb under way has asked for; port: of the whole array."""
+        call = self._progress.current
+        if call is not None:
+            self._forget_done()
+            self._last = Asked(call, port.dtype, port.size, axis, end)
+            self._pending.append(self._last)
+
+    def oldest(self) -> Call | None:
+        """Return the first call that the GPU has not done; None: it has done all. In any thread."""
+        if threading.get_ident() != self._thread:
+            self._select_gpu()
+        for asked in tuple(self._pending):
+            if not asked.end.done:
+                return asked.call
+        return None
+
+    def _forget_done(self) -> Asked | None:
+        """Return the oldest that is not done, and forget what came before it."""
+        while self._pending and self._pending[0].end.done:
+            self._pending.popleft()
+        return self._pending[0] if self._pending else None
+
+    # ---- waits -----------------------------------------------------------------------------------
+
+    def clear(self, event) -> None:
+        """Return when no call that is not done comes before the event; None: when all are done.
+
+        Errors: CommunicationError where NCCL or another rank has failed.
+        """
+        if threading.get_ident() != self._thread:
+            self._wait_beside(event)
+        else:
+            while not (event is not None and event.done) and (asked := self._forget_done()):
+                self._wait_for(asked, event)
+        self._check()
+
+    def _wait_for(self, asked: Asked, event) -> None:
+        """Wait for the event, or for this call before it."""
+        doing = f"wait for the GPU; last NCCL call {self._last}"
+        with self._progress.meanwhile(asked.call, doing, asked.dtype, asked.count):
+            began, asks = time.monotonic(), 0.0
+            try:
+                while not (asked.end.done or event is not None and event.done):
+                    waited = time.monotonic() - began
+                    if waited >= asks:
+                        asks = waited + ASK_SECONDS
+                        self._look(asked, doing, waited)
+                    time.sleep(min(waited * _PART, _MOST_SECONDS))
+            except BaseException as error:
+                self.abort(error)
+                raise
+
+    def _wait_beside(self, event) -> None:
+        """Wait in another thread than that of the calls, which notes what it waits for itself."""
+        while not event.done:
+            self._check()
+            time.sleep(_MOST_SECONDS)
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise CommunicationError(f"what the GPU computes will never be there: {self._failed}")
+
+    def _look(self, asked: Asked, doing: str, waited: float) -> None:
+        """Raise if NCCL has heard of an error, or another rank fails, leaves, or is too late."""
+        self._check()
+        self._check_others(asked.call, doing, waited)
+        for communicator in self._communicators:
+            try:
+                communicator.check_async_error()
+            except self._error_type as error:
+                raise CommunicationError(
+                    f"{doing}: NCCL says: {error}; a rank or a link has failed, and the ranks' own "
+                    "messages, or NCCL_DEBUG=WARN in the environment, say which"
+                ) from error
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End the kernels of all communicators: nobody waits for them. In any thread."""
+        self._failed = error or CommunicationError("the job was ended")
+        for communicator in tuple(self._communicators):
+            with suppress(self._error_type):
+                communicator.abort()
+
+
+def _short(count: int) -> str:
+    """Return "3.1 M" for 3,100,000."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
