@@ -138,7 +138,11 @@ class NcclCalls:
     def _wait_for(self, asked: Asked, event) -> None:
         """Wait for the event, or for this call before it."""
         doing = f"wait for the GPU; last NCCL call {self._last}"
-        with self._progress.meanwhile(asked.call, doing, asked.dtype, asked.count):
+        site = self._progress.site(1)
+        noted = self._progress.meanwhile(
+            asked.call, doing, dtype=asked.dtype, count=asked.count, site=site
+        )
+        with noted:
             began, asks = time.monotonic(), 0.0
             try:
                 while not (asked.end.done or event is not None and event.done):

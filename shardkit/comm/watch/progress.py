@@ -241,10 +241,13 @@ class Progress:
             self._ledger.begin(f"{WAIT_FOR}{call.verb}", call.group, call.ranks, call.number)
 
     @contextmanager
-    def meanwhile(self, call: Call, doing: str, dtype, count: int) -> Iterator[None]:
+    def meanwhile(
+        self, call: Call, doing: str, *, dtype, count: int, site: int
+    ) -> Iterator[None]:
         """Inside, this rank waits for a call that it has begun, perhaps in the midst of another.
 
         doing   what it does, in words, for reports. The ledger has the words before a semicolon
+        dtype, count, site   what the call carries, and number of the place that waits
         """
         outer, began = self.current, self.began
         if outer is not None and self._ledger is not None:
@@ -253,7 +256,7 @@ class Progress:
         self.current = Call(doing, call.group, call.ranks, call.number)
         if self._ledger is not None:
             verb = f"{doing.partition(';')[0]}, in {call.verb}"
-            self._ledger.begin(verb, call.group, call.ranks, call.number, dtype, count)
+            self._ledger.begin(verb, call.group, call.ranks, call.number, dtype, count, site)
         with UnderWay(self):
             yield
         if outer is not None:
