@@ -35,6 +35,12 @@ def _import_cupy():
             f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install '
             'the one for this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"'
         ) from None
+    if cupy.cuda.runtime.is_hip:
+        raise DeviceError(
+            'device "cuda" needs CuPy for CUDA and a GPU of NVIDIA, but this CuPy is for ROCm, for '
+            "which the kernels would have to be ported (NVRTC's options, inline PTX, warps of 64 "
+            'threads, hipBLASLt); use a node with CUDA, or device "cpu"'
+        )
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

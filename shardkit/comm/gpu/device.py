@@ -1,6 +1,7 @@
 """What communication asks of CuPy, which is imported here and in array/ only."""
 
 import platform
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -275,17 +276,20 @@ def _cuda_errors(runtime, what: str):
 
 def nccl_module():
     """Return CuPy's bindings of NCCL. Errors: DeviceError that names what is missing."""
+    import cupy
+
     try:
-        from cupy.cuda import nccl
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy's own words about a library it does not find
+            from cupy.cuda import nccl
+        reason = "" if nccl.available else "libnccl.so.2 is not found"
     except ImportError as error:
+        reason = str(error)
+    if reason:
+        cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
         raise DeviceError(
-            f"CuPy finds no NCCL ({error}); install nvidia-nccl-cu12 or nvidia-nccl-cu13, or load "
-            "the site's "
-            "module"
-        ) from None
-    if not getattr(nccl, "available", True):
-        raise DeviceError(
-            "this CuPy was built without NCCL; install the cupy-cuda12x or cupy-cuda13x wheel"
+            f'CuPy finds no NCCL ({reason}); run pip install "nvidia-nccl-cu{cuda}", which is in '
+            f'"shardkit[cuda{cuda}]" and not in CuPy\'s wheel, or load the site\'s module of NCCL'
         )
     return nccl
 

@@ -16,7 +16,7 @@ cupy.cuda.nccl.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
@@ -31,6 +31,7 @@ SUM = ReductionOperation.SUM
 BROADCAST_BYTES = (
     1 << 30
 )  # in one call: some versions of CuPy take the count of a broadcast as a C int
+_MOST_RANKS = 8  # named in a message
 _MOVES = ("broadcast", "all_gather", "iall_gather", "all_to_all")
 _REDUCTIONS = ("all_reduce", "iall_reduce", "reduce_scatter", "ireduce_scatter")
 _TYPES = {
@@ -78,24 +79,29 @@ def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
                 f'gpu_transport "nccl" cannot be used: rank {rank}: {problem}; or set '
                 'gpu_transport to "staged"'
             )
-    shared = shared_gpus([seat for seat, _ in answers])
+    shared = shared_text([seat.place for seat, _ in answers])
     if shared:
-        place, ranks = next(iter(shared.items()))
         raise DeviceError(
-            f"NCCL wants a GPU for each rank, but ranks {', '.join(map(str, ranks))} share "
-            f"{place}; start as many "
-            'ranks per node as there are GPUs, or set gpu_transport to "staged" or "ipc"'
+            f"NCCL wants a GPU for each rank, but {shared}, or set gpu_transport to "
+            '"auto", "staged" or "ipc"'
         )
 
 
-def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
-    """Return {GPU: ranks} of those that several ranks take."""
-    users = Counter(seat.place for seat in seats)
-    return {
-        place: [rank for rank, seat in enumerate(seats) if seat.place == place]
-        for place, n in users.items()
-        if n > 1
-    }
+def shared_text(gpus: Sequence[str]) -> str:
+    """Return which ranks share a GPU, and what to do; "" if each has its own.
+
+    gpus   of each rank
+    """
+    users = Counter(gpus)
+    for gpu, n in users.items():
+        if n > 1:
+            ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
+            more = f", ... ({n} of them)" if n > _MOST_RANKS else ""
+            return (
+                f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more} share {gpu}; start as "
+                "many ranks per node as there are GPUs"
+            )
+    return ""
 
 
 class NcclTransport(SwapTransport):

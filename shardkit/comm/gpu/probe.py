@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -97,7 +98,13 @@ def _own_verdict(world) -> Verdict | None:
         return Verdict.nothing("SHARDKIT_GPU_AWARE_MPI=no")
     if word == "yes":
         return Verdict.everything()
-    return probe() if world.local_rank == 0 else None
+    return _probed() if world.local_rank == 0 else None
+
+
+@cache
+def _probed() -> Verdict:
+    """Return what the probe finds, tried once in this process."""
+    return probe()
 
 
 def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:

@@ -33,25 +33,36 @@ def _nccl(world, groups: dict, deterministic: bool) -> None:
     open_nccl(world, carried, fixed_order=deterministic, axes=axes)
 
 
+def _auto(world, groups: dict, deterministic: bool) -> None:
+    from .choice import choose_here
+
+    if world.world_size > 1:
+        choice = choose_here(world)
+        if world.rank == 0:
+            world.say(str(choice))
+        TRANSPORTS[choice.name](world, groups, deterministic)
+
+
 def _all(groups: dict) -> list:
     return [group for along in groups.values() for group in along]
 
 
-TRANSPORTS = {"staged": _staged, "mpi": _mpi, "ipc": _ipc, "nccl": _nccl}
+TRANSPORTS = {"auto": _auto, "staged": _staged, "mpi": _mpi, "ipc": _ipc, "nccl": _nccl}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransportSettings:
     """How GPU arrays reach other ranks; the bits are the same.
 
-    "staged" goes through page-locked host memory and is always right. "nccl" takes one GPU per
-    rank. With "ipc", ranks of a node copy in each other's GPU memory. "mpi" passes GPU arrays to
-    MPI calls where a probe shows that the library takes them (SHARDKIT_GPU_AWARE_MPI).
+    "auto" takes the quickest that the ranks can use, in this order, and says so. "nccl" takes one
+    GPU per rank. With "ipc", ranks of one node copy in each other's GPU memory. "mpi" passes GPU
+    arrays to MPI calls where a probe shows that the library takes them (SHARDKIT_GPU_AWARE_MPI).
+    "staged" goes through page-locked host memory and is always right.
     """
 
     gpu_transport: str = setting(
-        "staged",
-        "how GPU arrays reach other ranks; staged: through host memory, always right",
+        "auto",
+        "how GPU arrays reach other ranks; auto: the quickest way that these ranks can use",
         among=TRANSPORTS,
     )
 

@@ -22,6 +22,7 @@ _ERRORS = {
     100: "cudaErrorNoDevice: no CUDA-capable device is detected",
     101: "cudaErrorInvalidDevice: invalid device ordinal",
     400: "cudaErrorInvalidResourceHandle: invalid resource handle",
+    801: "cudaErrorNotSupported: operation not supported",
     900: "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing",
     901: "cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during "
     "capture",
@@ -225,6 +226,10 @@ def _mark_written(allocation, queue, address, size):
         machine.note_written(
             allocation, queue, address - allocation.address, address - allocation.address + size
         )
+
+
+def ipcGetMemHandle(devPtr):
+    raise CUDARuntimeError(801)  # fake_ipc.py has one that works, for ranks that are threads
 
 
 # ---- streams and events --------------------------------------------------------------------------
