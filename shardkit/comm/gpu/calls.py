@@ -65,6 +65,7 @@ class NcclCalls:
         self._last: Asked | None = None
         self._communicators: list[Any] = []
         self._failed: BaseException | None = None
+        self._is_waiting = self._is_ending = False
 
     @classmethod
     def of(cls, group, error_type: type[Exception], select_gpu) -> "NcclCalls":
@@ -144,8 +145,9 @@ class NcclCalls:
         )
         with noted:
             began, asks = time.monotonic(), 0.0
+            self._is_waiting = True
             try:
-                while not (asked.end.done or event is not None and event.done):
+                while self._is_ending or not (asked.end.done or event is not None and event.done):
                     waited = time.monotonic() - began
                     if waited >= asks:
                         asks = waited + ASK_SECONDS
@@ -154,6 +156,8 @@ class NcclCalls:
             except BaseException as error:
                 self.abort(error)
                 raise
+            finally:
+                self._is_waiting = False
 
     def _wait_beside(self, event) -> None:
         """Wait in another thread than that of the calls, which notes what it waits for itself."""
@@ -167,6 +171,8 @@ class NcclCalls:
 
     def _look(self, asked: Asked, doing: str, waited: float) -> None:
         """Raise if NCCL has heard of an error, or another rank fails, leaves, or is too late."""
+        if self._is_ending:  # this process is killed before the host goes on with wrong numbers
+            return
         self._check()
         self._check_others(asked.call, doing, waited)
         for communicator in self._communicators:
@@ -178,9 +184,21 @@ class NcclCalls:
                     "messages, or NCCL_DEBUG=WARN in the environment, say which"
                 ) from error
 
+    def end_job(self) -> None:
+        """Let no kernel spin on while the job is ended, if the host is where it can be held back.
+
+        In any thread.
+        """
+        self._is_ending = True
+        if self._is_waiting:
+            self._abort()
+
     def abort(self, error: BaseException | None = None) -> None:
         """End the kernels of all communicators: nobody waits for them. In any thread."""
-        self._failed = error or CommunicationError("the job was ended")
+        self._failed = error or CommunicationError("NCCL's calls were given up")
+        self._abort()
+
+    def _abort(self) -> None:
         for communicator in tuple(self._communicators):
             with suppress(self._error_type):
                 communicator.abort()

@@ -146,7 +146,8 @@ class MPICommunicationBackend(CommunicationBackend):
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
         self._close_watchdog()
-        self._abort_gpu_calls()
+        if self.progress.gpu is not None:
+            self.progress.gpu.abort()
         self.job.revoke()
 
     def is_revoked(self) -> bool:
@@ -195,13 +196,9 @@ class MPICommunicationBackend(CommunicationBackend):
     def check_others(self, call: Call, doing: str, waited: float) -> None:
         self.job.check_living(doing)
 
-    def _abort_gpu_calls(self):
-        """Let the kernels of this rank's GPU wait for nobody, whatever a library does meanwhile."""
-        if self.progress.gpu is not None:
-            threading.Thread(target=self.progress.gpu.abort, daemon=True).start()
-
     def abort(self, message: str, code: int = 1) -> None:
-        self._abort_gpu_calls()
+        if self.progress.gpu is not None:  # in a thread: a library may never return
+            threading.Thread(target=self.progress.gpu.end_job, daemon=True).start()
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)

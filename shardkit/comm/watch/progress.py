@@ -119,6 +119,9 @@ class GpuCalls(Protocol):
     def oldest(self) -> Call | None:
         """Return the first of them; None: there is none. In any thread."""
 
+    def end_job(self) -> None:
+        """Let none of them wait any more, since the job is ended. In any thread."""
+
     def abort(self) -> None:
         """Let none of them wait any more. In any thread."""
 

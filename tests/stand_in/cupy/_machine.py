@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])
 LIMIT_SECONDS = 20.0  # that work on a stream waits for others before the stand-in gives up
 _UNIT = 512  # bytes: what the pool rounds an allocation up to
 
@@ -122,6 +122,7 @@ class Machine:
         self.streams = weakref.WeakValueDictionary()  # address -> Queue of those that were made
         self.busy: set[Queue] = set()  # those with work that is still to be done
         self._null_streams: dict[int, Queue] = {}  # device -> the one that it has anyway
+        self._to_go: list[tuple] = []  # (stream, place in it until which it is needed, memory)
         self._kept: list = []  # memory that copies still need
         self.known_to_host: dict[object, int] = {}  # stream -> tick that somebody has waited for
         self.pinned: dict[int, int] = {}  # address -> bytes
@@ -305,15 +306,18 @@ class Machine:
         """Its last user is gone. Copies on its own stream come before what is done with it next, as
         in CuPy's pool.
         """
-        allocation.stream.finish()
+        queue = allocation.stream
         with self.lock:
+            self._to_go = [each for each in self._to_go if each[0].num_done < each[1]]
+            if not queue.advance(queue.num_put):  # others have to come first; it knows its place
+                self._to_go.append((queue, queue.num_put, allocation.memory))
             if allocation.used_bytes is self.used_bytes:
                 self.used_bytes[allocation.device] -= allocation.size
             at = bisect_right(self._addresses, (allocation.address, float("inf"))) - 1
             _, num_bytes = self._addresses.pop(at)
             del self._allocations[allocation.address]
             stop = allocation.address + num_bytes
-            if any(
+            if queue.num_done == queue.num_put and any(
                 start < stop and allocation.address < start + size
                 for start, size in self.on_the_way
             ):
