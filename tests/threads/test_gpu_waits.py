@@ -333,3 +333,32 @@ def test_a_thread_is_watched_as_long_as_a_communicator_is_open():
     results, _ = on_gpus(2, work)
     assert results == [([False, True, True, False], None)] * 2
 
+
+
+def test_cuda_that_does_not_answer_keeps_nobody_from_asking_what_the_gpu_waits_for():
+    answer = threading.Event()
+
+    class Busy:
+        """An event that CUDA says nothing about while it is busy in another thread."""
+
+        @property
+        def done(self):
+            return answer.wait(60)
+
+    def work(backend, cupy):
+        open_nccl(backend, [backend], fixed_order=False)
+        backend.all_reduce(cupy.ones(4))
+        call, calls = backend.progress.current, backend.progress.gpu
+        assert call is None
+        calls.clear(None)
+        with backend.verb("all_reduce"):
+            calls.note(cupy.ones(4), "data", Busy())
+            call = backend.progress.current
+        asked = [calls.oldest(), calls.oldest()]
+        backend.barrier()
+        answer.set()
+        while calls.oldest() is not None:
+            pass
+        return [each is call for each in asked]
+
+    assert on_gpus(2, work)[0] == [[True, True]] * 2

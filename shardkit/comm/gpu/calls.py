@@ -25,6 +25,7 @@ from ...errors import CommunicationError
 from ..watch.progress import Call
 
 ASK_SECONDS = 0.01  # between two questions whether the communicators are well
+ANSWER_SECONDS = 0.2  # that another thread waits for CUDA
 _PART = 1 / 200  # of the time waited: how long the host sleeps until it asks again
 _MOST_SECONDS = 0.002  # that it sleeps
 
@@ -66,6 +67,8 @@ class NcclCalls:
         self._communicators: list[Any] = []
         self._failed: BaseException | None = None
         self._is_waiting = self._is_ending = False
+        self._question: threading.Thread | None = None  # to CUDA, by another thread
+        self._answer: Call | None = None
 
     @classmethod
     def of(cls, group, error_type: type[Exception], select_gpu) -> "NcclCalls":
@@ -108,13 +111,24 @@ class NcclCalls:
             self._pending.append(self._last)
 
     def oldest(self) -> Call | None:
-        """Return the first call that the GPU has not done; None: it has done all. In any thread."""
-        if threading.get_ident() != self._thread:
-            self._select_gpu()
-        for asked in tuple(self._pending):
-            if not asked.end.done:
-                return asked.call
-        return None
+        """Return the first call that the GPU has not done; None: it has done all.
+
+        In any thread. Where CUDA does not answer, since it is busy in the thread of the calls, the
+        first that is not known to be done.
+        """
+        pending = tuple(self._pending)
+        if not pending:
+            return None
+        if self._question is None or not self._question.is_alive():
+            self._question = threading.Thread(target=self._ask, args=(pending,), daemon=True)
+            self._question.start()
+        self._question.join(ANSWER_SECONDS)
+        return pending[0].call if self._question.is_alive() else self._answer
+
+    def _ask(self, pending: tuple[Asked, ...]) -> None:
+        """Ask CUDA for the first of these that is not done. In a thread of its own."""
+        self._select_gpu()
+        self._answer = next((asked.call for asked in pending if not asked.end.done), None)
 
     def _forget_done(self) -> Asked | None:
         """Return the oldest that is not done, and forget what came before it."""
