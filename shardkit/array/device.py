@@ -67,7 +67,8 @@ def _check_libraries(cupy):
         raise DeviceError(
             'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports '
             f'"{reason}"; load the CUDA module of this machine, or run pip install '
-            '"cupy-cuda12x[ctk]" (cuda13x for CUDA 13)'
+            '"cupy-cuda12x[ctk]" (cuda13x for CUDA 13), as "shardkit[cuda12]" and '
+            '"shardkit[cuda13]" do'
         ) from None
 
 

@@ -15,6 +15,7 @@ NAMES = {
         "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter"
     ),
     "failure.signals": "StopSignals",
+    "gpu.choice": "Place choose choose_here choose_planned",
     "gpu.ipc": "open_gpu_ipc",
     "gpu.mpi": "MPITransport open_gpu_mpi",
     "gpu.nccl": "open_nccl",
@@ -53,6 +54,7 @@ MODULES = {
     "checks": "checks",
     "cores": "watch.cores",
     "ending": "mpi.ending",
+    "gpu_choice": "gpu.choice",
     "gpu_ipc": "gpu.ipc",
     "gpu_mpi": "gpu.mpi",
     "gpu_probe": "gpu.probe",

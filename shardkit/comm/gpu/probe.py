@@ -25,6 +25,7 @@ from pathlib import Path
 from ...environment import environment_without_launcher, gpu_aware_mpi
 from ...errors import DeviceError
 from ...files.programs import python_command
+from ..mpi.gpu_support import why_it_takes_none
 from ..mpi.launch import find_mpiexec
 from .device import gpu_seat
 
@@ -103,8 +104,16 @@ def _own_verdict(world) -> Verdict | None:
 
 @cache
 def _probed() -> Verdict:
-    """Return what the probe finds, tried once in this process."""
-    return probe()
+    """Return what the probe finds, tried once in this process.
+
+    A library that says itself that it takes no GPU memory is not tried.
+    """
+    try:
+        gpu_seat(0)
+        denied = why_it_takes_none()
+    except DeviceError:
+        denied = ""
+    return Verdict.nothing(denied) if denied else probe()
 
 
 def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:
