@@ -85,6 +85,17 @@ def choose_here(world) -> Choice:
     return choose(places, tries)
 
 
+def planned_text(name: str, num_nodes: int, ranks_per_node: int, gpus_per_node: int) -> str:
+    """Return a line about the way between the ranks of a job; "" for one rank, or a way by name.
+
+    name   the setting gpu_transport
+    """
+    if name != "auto" or num_nodes * ranks_per_node == 1:
+        return ""
+    choice = choose_planned(num_nodes, ranks_per_node, gpus_per_node)
+    return f"{choice}; where the nodes have its library, else the next that they have"
+
+
 def choose_planned(num_nodes: int, ranks_per_node: int, gpus_per_node: int) -> Choice:
     """Return the choice for a job that is to be started, where nodes have all libraries."""
     places = [
