@@ -57,6 +57,7 @@ MODULES = {
     "gpu_choice": "gpu.choice",
     "gpu_ipc": "gpu.ipc",
     "gpu_mpi": "gpu.mpi",
+    "gpu_nccl": "gpu.nccl",
     "gpu_probe": "gpu.probe",
     "gpu_swaps": "gpu.swaps",
     "job_folder": "watch.folder",

@@ -54,6 +54,7 @@ _ADD = {
 }
 available = True
 calls: list[tuple] = []  # (rank, name) of everything that was asked for
+sent: list[tuple] = []  # (rank, peer, bytes) of every message
 unwatched: list[str] = []  # places where the host waited for what it had not asked about before
 _here = threading.local()
 
@@ -68,8 +69,8 @@ def installed():
     import sys
 
     cuda, this = sys.modules["cupy.cuda"], sys.modules[__name__]
-    calls.clear()
-    unwatched.clear()
+    for book in (calls, sent, unwatched):
+        book.clear()
     cuda.nccl = this
     _machine().wait_watchers.append(_note_unwatched)
     try:
@@ -247,6 +248,7 @@ class Send:
         self.communicator, self.stream = communicator, stream
         self.reads, self.writes = (address, num_bytes), (0, 0)
         self._key = communicator.rank, peer, communicator.number(("to", peer))
+        sent.append((communicator.rank, peer, num_bytes))
 
     def begin(self):
         self.communicator.world.put(("sent", *self._key), _read(*self.reads))

@@ -60,12 +60,14 @@ def open_nccl(world, groups, *, fixed_order: bool, axes: Mapping[str, str] = {})
         module = nccl_module()
     except DeviceError as error:
         seat, problem = None, str(error)
-    _check_seats(world.all_gather_object((seat, problem)))
+    answers = world.all_gather_object((seat, problem))
+    _check_seats(answers)
+    host = answers[world.rank][0].host
     for group in groups:
         if group.world_size > 1:
             axis = axes.get(group.group_key, group.group_key)
-            transport = NcclTransport(group, module, fixed_order=fixed_order, axis=axis)
-            group.use_gpu_transport(transport)
+            how = {"fixed_order": fixed_order, "axis": axis, "host": host}
+            group.use_gpu_transport(NcclTransport(group, module, **how))
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
@@ -105,10 +107,13 @@ def shared_text(gpus: Sequence[str]) -> str:
 
 
 class NcclTransport(SwapTransport):
-    """One rank's end. Making one, and every method, is collective over the group."""
+    """One rank's end. Making one, and every method, is collective over the group.
 
-    def __init__(self, group, module, *, fixed_order: bool, axis: str):
-        super().__init__(group)
+    axis   of the group, for reports; host: the node of this rank
+    """
+
+    def __init__(self, group, module, *, fixed_order: bool, axis: str, host: str = ""):
+        super().__init__(group, group.all_gather_object(host))
         self._module, self._fixed_order = module, fixed_order
         self._stream, self._axis = CollectiveStream(), axis
         self._calls = NcclCalls.of(group, module.NcclError, self._stream.select_gpu)

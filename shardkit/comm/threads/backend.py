@@ -96,6 +96,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     def initialize(self) -> None:
         if self.channel is None:
+            self._group.environment.progress[self.world_ranks[self.rank]] = self.progress
             self.use(ThreadChannel(self._group, self.rank))
 
     def shutdown(self) -> None:
@@ -116,7 +117,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         raise error
 
     def check_others(self, call: Call, doing: str, waited: float) -> None:
-        self._group.environment.check(doing, set(call.ranks) - {self.world_ranks[self.rank]}, waited)
+        self._group.environment.check(doing, call, waited)
 
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         parting = self._group.environment.parting

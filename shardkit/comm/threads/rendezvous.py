@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from math import inf
 
 from ...errors import CommunicationError, CommunicationTimeout, PeerError
+from ..watch.progress import Call, Progress
 
 
 class Wait:
@@ -65,6 +66,7 @@ class Environment:
         self.lock = threading.RLock()
         self.joined: set[int] = set()
         self.left: set[int] = set()
+        self.progress: dict[int, Progress] = {}  # of each rank
         self.worked: dict[int, float] = {}  # rank -> when it last got on with work of its own
         self.failures: list[tuple[int, BaseException]] = []  # in time
         self.world = Group(self, tuple(range(world_size)))
@@ -135,13 +137,14 @@ class Environment:
             kind, message = wait.error
             raise kind(message)
 
-    def check(self, what: str, needs: set[int], waited: float) -> None:
-        """Raise as wait() would, for one that looks itself whether it is complete.
+    def check(self, what: str, call: Call, waited: float) -> None:
+        """Raise as wait() would, for a rank that looks itself whether a call is complete.
 
-        needs    world ranks; those of them that have come are not known
         waited   seconds so far
         """
-        wait = Wait(what, needs)
+        others = [rank for rank in call.ranks if rank in self.progress]
+        late = {rank for rank in others if not self.progress[rank].has_begun(call)}
+        wait = Wait(what, late)
         with self.lock:
             self.begin(wait)
             self.end(wait)

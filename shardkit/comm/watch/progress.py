@@ -188,6 +188,10 @@ class Progress:
         """Return the collective calls begun on the group of this key."""
         return self.tallies[group][NUM_CALLS]
 
+    def has_begun(self, call: Call) -> bool:
+        """Return True if this rank has begun the collective; a message: nobody needs it."""
+        return call.number is None or self.num_calls(call.group) >= call.number
+
     def seconds(self, group: str) -> float:
         """Return the seconds spent in verbs of this group, with waiting."""
         return self.tallies[group][NANOSECONDS] * 1e-9
