@@ -12,7 +12,8 @@ A group has at most one transport beside the staged one, which takes what the ot
 of them a call takes is decided by what all ranks know: verb, bytes, dtype and operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy
@@ -53,6 +54,41 @@ class GpuTransport(Protocol):
 
     def close(self) -> None:
         """Free what it holds. Collective over the group."""
+
+
+@dataclass(frozen=True, order=True)
+class Lane:
+    """A row of messages in one direction, which both ends name in one order.
+
+    number   the same at both ends, and its own in the group
+    """
+
+    number: int
+    source: int
+    destination: int
+
+
+class Lanes(Protocol):
+    """Ways for messages of GPU arrays that need no tags; isend and irecv as StagedTransport's.
+
+    They get the number of a lane in the place of a tag.
+    """
+
+    def open(self, lanes: Sequence[Lane]) -> None:
+        """Open those that are not open yet. Collective over the group, which names all of them."""
+
+    def has(self, number: int) -> bool:
+        """Return True if the lane of this number is open."""
+
+    def renew(self) -> None:
+        """Let what is under way never arrive, and begin anew. Collective over the group."""
+
+    def isend(self, port, destination: int, lane: int) -> tuple: ...
+
+    def irecv(self, port, source: int, lane: int) -> tuple: ...
+
+    def close(self) -> None:
+        """Free what they hold. Collective over the group."""
 
 
 # From what a window has, host arrays and pieces on either side, and a root or an operation, to the

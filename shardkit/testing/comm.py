@@ -35,6 +35,7 @@ NAMES = {
     "seats": "Seat crowding have_cores ranks_text share_cores",
     "staging": "Staging",
     "threads.channel": "ThreadChannel",
+    "transport": "Lane",
     "threads.rendezvous": "Environment",
     "watch.attendance": "Attendance attendance job_key",
     "watch.call_clock": "CallClock ranks_needed",

@@ -100,6 +100,13 @@ class NcclCalls:
         if self._failed is None:  # else it is aborted
             communicator.destroy()
 
+    def give_up(self, communicator) -> None:
+        """Leave a communicator whose calls nobody waits for: they are never done."""
+        self._communicators.remove(communicator)
+        if self._failed is None:
+            with suppress(self._error_type):
+                communicator.abort()
+
     # ---- calls -----------------------------------------------------------------------------------
 
     def note(self, port, axis: str, end) -> None:

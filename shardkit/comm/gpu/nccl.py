@@ -10,7 +10,7 @@ messages and kernels run beside each other. Where it waits for the GPU later, ca
 NCCL adds in an order of its own. Where sums are to be in the order of the tree (ordered.py), and
 for half floats, which are added as float32, the slices are sent to their owners, who add them on
 the GPU; NCCL's reductions do the rest. NCCL has no tags: messages between two ranks, which may come
-in any order, are staged, and so is the pipeline axis.
+in any order, are staged; those of a pipeline have lanes (lanes.py).
 Source: NCCL user guide, "Group Calls", "Point-to-point communication"; bindings: docs.cupy.dev,
 cupy.cuda.nccl.
 """
@@ -25,6 +25,7 @@ from ..operations import ReductionOperation
 from ..wire import HALF_FLOATS
 from .calls import NcclCalls
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
+from .lanes import NcclLanes
 from .swaps import SwapTransport, spans
 
 SUM = ReductionOperation.SUM
@@ -46,10 +47,13 @@ _OPERATIONS = {
 }
 
 
-def open_nccl(world, groups, *, fixed_order: bool, axes: Mapping[str, str] = {}) -> None:
+def open_nccl(
+    world, groups, *, fixed_order: bool, axes: Mapping[str, str] = {}, messages: Sequence = ()
+) -> None:
     """Give these groups, which are split from the world, the transport through NCCL. Collective.
 
     Over the world.
+    messages      groups that get lanes for messages
     fixed_order   sums of floats are added as the tree over ranks, not in NCCL's order
     axes          {key of a group: its axis}, for reports
     Errors, on all ranks: DeviceError where a rank has no GPU or no NCCL, or two ranks have one GPU.
@@ -63,6 +67,10 @@ def open_nccl(world, groups, *, fixed_order: bool, axes: Mapping[str, str] = {})
     answers = world.all_gather_object((seat, problem))
     _check_seats(answers)
     host = answers[world.rank][0].host
+    for group in messages:
+        if group.world_size > 1:
+            axis = axes.get(group.group_key, group.group_key)
+            group.use_lanes(NcclLanes(group, module, axis))
     for group in groups:
         if group.world_size > 1:
             axis = axes.get(group.group_key, group.group_key)

@@ -30,7 +30,8 @@ def _nccl(world, groups: dict, deterministic: bool) -> None:
 
     carried = [group for axis in alike(Held.BLOCKS) for group in groups[axis]]  # others send
     axes = {group.group_key: axis for axis, along in groups.items() for group in along}
-    open_nccl(world, carried, fixed_order=deterministic, axes=axes)
+    others = [group for group in _all(groups) if group not in carried]
+    open_nccl(world, carried, fixed_order=deterministic, axes=axes, messages=others)
 
 
 def _auto(world, groups: dict, deterministic: bool) -> None:

@@ -138,6 +138,7 @@ class MPICommunicationBackend(CommunicationBackend):
     def _close(self):
         """Free all that ranks have made together. Collective; watched to its end."""
         self.use_gpu_transport(None)
+        self.use_lanes(None)
         self.carrier.close()
 
     def revoke(self) -> None:

@@ -102,6 +102,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     def shutdown(self) -> None:
         """Leave: ranks that still wait for this one get a CommunicationError."""
         self.use_gpu_transport(None)
+        self.use_lanes(None)
         environment = self._group.environment
         if self.is_initialized and self._group is environment.world:
             environment.leave(self.rank)
