@@ -400,9 +400,7 @@ class Verbs:
             transport, mark = self._of_message("send", port, tag, lane)
             return handle_of(self, *transport.isend(port, destination, mark))
 
-    def irecv(
-        self, array: Array, source: int, tag: int = 0, *, lane: int | None = None
-    ) -> Handle:
+    def irecv(self, array: Array, source: int, tag: int = 0, *, lane: int | None = None) -> Handle:
         """Post a receive; the array holds the message after wait(). lane: as for isend()."""
         with self._message("irecv", "source", source, tag) as (source, tag):
             port = self.arguments.port("array", array, writes=True)

@@ -1,10 +1,10 @@
 """A rank whose GPU waits for another one by NCCL, on the stand-ins for CuPy and NCCL.
 
-    mpiexec -n 2 python waiting_rank.py FOLDER HOW      folder: of the ledgers; FAKE_NCCL_FOLDER in
-                                                        the environment: where ranks meet
-    HOW   "door": the host waits as the package does; "get": in a way that it does not see;
-          "step": in a step of training
-    rank 1 does not come, and the job is ended
+mpiexec -n 2 python waiting_rank.py FOLDER HOW      folder: of the ledgers; FAKE_NCCL_FOLDER in
+                                                    the environment: where ranks meet
+HOW   "door": the host waits as the package does; "get": in a way that it does not see;
+      "step": in a step of training
+rank 1 does not come, and the job is ended
 """
 
 import sys

@@ -24,7 +24,9 @@ def test_both_ends_of_a_lane_go_by_one_order_of_micro_batches(name, ranks, micro
             if action.kind in (*ENDS, *ENDS.values()):
                 is_send = action.kind in ENDS
                 is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
-                boundary = action.stage + (is_send and is_forward) + (not is_send and not is_forward)
+                boundary = (
+                    action.stage + (is_send and is_forward) + (not is_send and not is_forward)
+                )
                 lane = lanes.setdefault((boundary, is_forward), ([], []))
                 lane[is_send].append(action.micro_batch)
     assert len(lanes) > 0

@@ -300,7 +300,11 @@ class Collective:
         self.op, self.root, self.dtype = op, root, numpy.dtype(_DTYPES[datatype])
         self._number = communicator.number("collective")
         self._signature = self.name, count, datatype, op, root
-        size, rank, num_bytes = communicator.num_ranks, communicator.rank, count * self.dtype.itemsize
+        size, rank, num_bytes = (
+            communicator.num_ranks,
+            communicator.rank,
+            count * self.dtype.itemsize,
+        )
         gives = root in (None, rank) or self.name == "reduce"
         gets = self.name != "reduce" or root == rank
         self.reads = source, num_bytes * self.given_by(size) if gives else 0

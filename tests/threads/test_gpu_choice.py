@@ -56,9 +56,7 @@ def test_the_quickest_way_that_nothing_rules_out_is_taken_and_the_best_missed_is
             return lambda: tried.append(name) or ("" if goes else f"no {name} here")
 
         choice = choose(where, {name: way(name, goes) for name, goes in zip(QUICKEST, works)})
-        able = [
-            name for name, goes in zip(QUICKEST, works) if goes and not rules_out(name, where)
-        ]
+        able = [name for name, goes in zip(QUICKEST, works) if goes and not rules_out(name, where)]
         wanted = (*able, "staged")[0]
         assert choice.name == wanted
         assert bool(choice.missed) == (wanted != "nccl")
@@ -169,7 +167,7 @@ def test_cupy_for_rocm_is_refused_with_what_would_be_needed():
         runtime = sys.modules["cupy.cuda.runtime"]
         try:
             runtime.is_hip = True
-            with pytest.raises(DeviceError, match="for ROCm.*ported.*warps of 64.*device \"cpu\""):
+            with pytest.raises(DeviceError, match='for ROCm.*ported.*warps of 64.*device "cpu"'):
                 Device("cuda")
         finally:
             runtime.is_hip = False
@@ -186,7 +184,9 @@ def test_missing_nccl_advises_the_package_that_holds_it(monkeypatch, cuda, how):
         return str(caught.value)
 
     with pretended_gpu(num_devices=2):
-        monkeypatch.setattr(sys.modules["cupy.cuda.runtime"], "runtimeGetVersion", lambda: 1000 * cuda)
+        monkeypatch.setattr(
+            sys.modules["cupy.cuda.runtime"], "runtimeGetVersion", lambda: 1000 * cuda
+        )
         if how == "not found":
             with fake_nccl.installed() as nccl:
                 monkeypatch.setattr(nccl, "available", False)

@@ -23,7 +23,7 @@ def plain_masks(monkeypatch):
 
 
 def on_gpus(num_ranks, work):
-    """Results, what NCCL was asked for, and bytes that went from GPUs through page-locked memory."""
+    """Results, what NCCL was asked for, and bytes that went to the host by address."""
 
     def run(backend):
         import cupy

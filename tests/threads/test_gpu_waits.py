@@ -55,7 +55,13 @@ def _trained(strategy, **settings):
 def _meshed(mesh, **settings):
     def use(backend, folder):
         model = hybrid(
-            backend, mesh, "fsdp", device="cuda", gpu_transport="nccl", model=small_gpt(), **settings
+            backend,
+            mesh,
+            "fsdp",
+            device="cuda",
+            gpu_transport="nccl",
+            model=small_gpt(),
+            **settings,
         )
         for step in range(2):
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
@@ -332,7 +338,6 @@ def test_a_thread_is_watched_as_long_as_a_communicator_is_open():
 
     results, _ = on_gpus(2, work)
     assert results == [([False, True, True, False], None)] * 2
-
 
 
 def test_cuda_that_does_not_answer_keeps_nobody_from_asking_what_the_gpu_waits_for():

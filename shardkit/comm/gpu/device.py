@@ -289,7 +289,7 @@ def nccl_module():
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
         raise DeviceError(
             f'CuPy finds no NCCL ({reason}); run pip install "nvidia-nccl-cu{cuda}", which is in '
-            f'"shardkit[cuda{cuda}]" and not in CuPy\'s wheel, or load the site\'s module of NCCL'
+            f"\"shardkit[cuda{cuda}]\" and not in CuPy's wheel, or load the site's module of NCCL"
         )
     return nccl
 

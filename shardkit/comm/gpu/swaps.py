@@ -142,9 +142,7 @@ class SwapTransport:
     def _add_among(self, ranks: range, flat, counts, out):
         """Add over these ranks; counts: of the slices of each."""
         swap = partial(self._swap_arrays, ranks)
-        reduce_to_owners(
-            swap, ranks.index(self._group.rank), flat, counts, out, SCRATCH_ELEMENTS
-        )
+        reduce_to_owners(swap, ranks.index(self._group.rank), flat, counts, out, SCRATCH_ELEMENTS)
 
     def _swap_arrays(self, ranks, send, receive, send_counts, receive_counts, send_starts):
         """Do the all_to_all of a channel of these ranks on CuPy arrays."""

@@ -248,9 +248,7 @@ class Progress:
             self._ledger.begin(f"{WAIT_FOR}{call.verb}", call.group, call.ranks, call.number)
 
     @contextmanager
-    def meanwhile(
-        self, call: Call, doing: str, *, dtype, count: int, site: int
-    ) -> Iterator[None]:
+    def meanwhile(self, call: Call, doing: str, *, dtype, count: int, site: int) -> Iterator[None]:
         """Inside, this rank waits for a call that it has begun, perhaps in the midst of another.
 
         doing   what it does, in words, for reports. The ledger has the words before a semicolon
