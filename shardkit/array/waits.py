@@ -14,7 +14,7 @@ import threading
 from typing import Any, Protocol
 
 
-class Watch(Protocol):
+class WaitWatch(Protocol):
     """What watches over the waits of a thread."""
 
     def clear(self, event) -> None:
@@ -26,32 +26,32 @@ class Watch(Protocol):
 
 
 class _Watches(threading.local):
-    """Of one thread, the one that was put there last counts."""
+    """The watches of one thread, of which the last one counts."""
 
     def __init__(self):
-        self.all: list[Watch] = []
+        self.all: list[WaitWatch] = []
 
 
 _watches = _Watches()
 
 
-def watch(over: Watch) -> None:
+def watch(over: WaitWatch) -> None:
     """Let it watch over the waits of this thread from now on."""
     _watches.all.append(over)
 
 
-def unwatch(over: Watch) -> None:
+def unwatch(over: WaitWatch) -> None:
     """Let it watch no more; whichever watched before does again."""
     if over in _watches.all:
         _watches.all.remove(over)
 
 
-def own_watch() -> Watch | None:
+def own_watch() -> WaitWatch | None:
     """Return what watches over this thread, for waits that another thread does for it."""
     return _watches.all[-1] if _watches.all else None
 
 
-def await_event(event, watched_by: Watch | None = None) -> None:
+def await_event(event, watched_by: WaitWatch | None = None) -> None:
     """Return when the event is complete.
 
     watched_by   of the thread that the wait is for; None: of this one

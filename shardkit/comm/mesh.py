@@ -216,7 +216,6 @@ class Mesh:
         for group in (group for along in groups.values() for group in along):
             with group.verb("close transport"):  # a rank may never come here
                 group.use_gpu_transport(None)
-                group.use_lanes(None)
         from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
 
         open_transport(name, self.world, groups, deterministic=deterministic)

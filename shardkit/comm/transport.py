@@ -12,6 +12,7 @@ A group has at most one transport beside the staged one, which takes what the ot
 of them a call takes is decided by what all ranks know: verb, bytes, dtype and operation.
 """
 
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,27 +69,54 @@ class Lane:
     destination: int
 
 
-class Lanes(Protocol):
-    """Ways for messages of GPU arrays that need no tags; isend and irecv as StagedTransport's.
+class MessageLanes(metaclass=ABCMeta):
+    """A GpuTransport that takes messages in lanes, and no verb: these are staged."""
 
-    They get the number of a lane in the place of a tag.
-    """
-
+    @abstractmethod
     def open(self, lanes: Sequence[Lane]) -> None:
         """Open those that are not open yet. Collective over the group, which names all of them."""
 
+    @abstractmethod
     def has(self, number: int) -> bool:
         """Return True if the lane of this number is open."""
 
+    @abstractmethod
     def renew(self) -> None:
         """Let what is under way never arrive, and begin anew. Collective over the group."""
 
-    def isend(self, port, destination: int, lane: int) -> tuple: ...
+    @abstractmethod
+    def isend(self, array, destination: int, lane: int) -> Handle:
+        """Begin a send in an open lane; the array must not change before wait()."""
 
-    def irecv(self, port, source: int, lane: int) -> tuple: ...
+    @abstractmethod
+    def irecv(self, array, source: int, lane: int) -> Handle:
+        """Post a receive in an open lane; the array holds the message after wait()."""
 
+    @abstractmethod
     def close(self) -> None:
         """Free what they hold. Collective over the group."""
+
+    def takes(self, verb: str, num_bytes: int, dtype, op) -> bool:
+        """Return False, for every verb."""
+        return False
+
+    def adds_in_tree_order(self, num_bytes: int, dtype) -> bool:
+        """Return False: nothing is added."""
+        return False
+
+    def make(self, verb: str, *parts) -> Handle:
+        """Make nothing: no verb is taken."""
+        raise NotImplementedError(verb)
+
+    def begin(self, verb: str, *parts) -> tuple:
+        """Begin nothing: no verb is taken."""
+        raise NotImplementedError(verb)
+
+
+def lanes_of(group) -> MessageLanes | None:
+    """Return what carries messages of GPU arrays in this group in lanes; None: nothing does."""
+    transport = group.gpu_transport
+    return transport if isinstance(transport, MessageLanes) else None
 
 
 # From what a window has, host arrays and pieces on either side, and a root or an operation, to the

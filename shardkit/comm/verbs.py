@@ -38,7 +38,7 @@ from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, ReductionOperation, Traffic
 from .plans import PlannedVerbs
-from .transport import GpuTransport, Lanes, StagedTransport, port_of
+from .transport import GpuTransport, StagedTransport, port_of
 from .under_way import check_alive, handle_of
 from .watch.frames import OF_VERB
 from .watch.progress import Progress, UnderWay
@@ -67,8 +67,6 @@ class Verbs:
         What carries the verbs; None before initialize() and after shutdown().
     gpu_transport
         Of GPU arrays beside the staged one; None: there is no other.
-    lanes
-        Of messages of GPU arrays, which open() opens; None: there are none.
     arguments
         Opens ports on arrays.
     noted
@@ -100,7 +98,6 @@ class Verbs:
         self.prepare = PlannedVerbs(self)
         self.arguments = Arguments(self)
         self.gpu_transport: GpuTransport | None = None
-        self.lanes: Lanes | None = None
         if self.world_size == 1:
             self.gpu_transport = AloneTransport(self)
         self._staged = StagedTransport(self)
@@ -151,18 +148,6 @@ class Verbs:
                 return
             self.gpu_transport.close()
         self.gpu_transport = transport
-
-    def use_lanes(self, lanes: Lanes | None) -> None:
-        """Carry messages of GPU arrays in these lanes from now on. On all ranks, between two calls.
-
-        Parameters
-        ----------
-        lanes
-            None: those that are used are closed.
-        """
-        if lanes is None and self.lanes is not None:
-            self.lanes.close()
-        self.lanes = lanes
 
     def renew_noted(self, channel: Any) -> None:
         """Ask the channel again for the verbs that it makes with their notes.
@@ -382,37 +367,20 @@ class Verbs:
             port = self.arguments.port("array", array, writes=True)
             self.transport("receive", [port]).receive(port, source, tag).wait()
 
-    def isend(
-        self, array: Array, destination: int, tag: int = 0, *, lane: int | None = None
-    ) -> Handle:
-        """Begin a send; the array must not change before wait().
-
-        Parameters
-        ----------
-        lane
-            Number of a row of messages from this rank to that one, which both name in one order,
-            beside the tag: a transport without tags may take it. None: only tags tell messages
-            apart.
-        """
+    def isend(self, array: Array, destination: int, tag: int = 0) -> Handle:
+        """Begin a send; the array must not change before wait()."""
         with self._message("isend", "destination", destination, tag) as (destination, tag):
             port = self.arguments.port("array", array)
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
-            transport, mark = self._of_message("send", port, tag, lane)
-            return handle_of(self, *transport.isend(port, destination, mark))
+            transport = self.transport("send", [port])
+            return handle_of(self, *transport.isend(port, destination, tag))
 
-    def irecv(self, array: Array, source: int, tag: int = 0, *, lane: int | None = None) -> Handle:
-        """Post a receive; the array holds the message after wait(). lane: as for isend()."""
+    def irecv(self, array: Array, source: int, tag: int = 0) -> Handle:
+        """Post a receive; the array holds the message after wait()."""
         with self._message("irecv", "source", source, tag) as (source, tag):
             port = self.arguments.port("array", array, writes=True)
-            transport, mark = self._of_message("receive", port, tag, lane)
-            return handle_of(self, *transport.irecv(port, source, mark))
-
-    def _of_message(self, verb, port, tag, lane):
-        """Return the transport that takes a message, and what it tells messages apart by."""
-        lanes = self.lanes
-        if lanes is None or lane is None or not port.is_on_device or not lanes.has(lane):
-            return self.transport(verb, [port]), tag
-        return lanes, lane
+            transport = self.transport("receive", [port])
+            return handle_of(self, *transport.irecv(port, source, tag))
 
     # ---- non-blocking collectives ----------------------------------------------------------------
 

@@ -12,14 +12,21 @@ from stand_in import fake_ipc, fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import DeviceError, run_ranks
 from shardkit.testing.array import Device, registry
-from shardkit.testing.comm import Place, choose, choose_here, choose_planned, gpu_choice, open_nccl
+from shardkit.testing.comm import (
+    RankPlace,
+    choose,
+    choose_here,
+    choose_planned,
+    gpu_choice,
+    open_nccl,
+)
 
 QUICKEST = ("nccl", "ipc", "mpi", "staged")
 
 
 def places(num_nodes, ranks, gpus, *, threads=False):
     return [
-        Place(f"node{node}", 0 if threads else rank, f"GPU {rank % gpus} of node{node}")
+        RankPlace(f"node{node}", 0 if threads else rank, f"GPU {rank % gpus} of node{node}")
         for node in range(num_nodes)
         for rank in range(ranks)
     ]
@@ -44,7 +51,7 @@ def rules_out(name, where):
         places(2, 2, 2),
         places(2, 4, 2),
         places(1, 2, 2, threads=True),
-        [*places(1, 2, 2)[:1], Place("node0", 1, None)],
+        [*places(1, 2, 2)[:1], RankPlace("node0", 1, None)],
     ],
     ids=str,
 )
@@ -129,7 +136,7 @@ def test_ranks_that_are_processes_of_a_node_read_each_others_memory(monkeypatch)
         monkeypatch.setattr(
             gpu_choice,
             "_own_place",
-            lambda rank: Place(own(rank).host, rank, own(rank).gpu),
+            lambda rank: RankPlace(own(rank).host, rank, own(rank).gpu),
         )
         found = run_ranks(2, work)
     assert [choice.name for choice in found] == ["ipc"] * 2 and found[0] == found[1]

@@ -110,25 +110,25 @@ def test_lanes_do_not_wait_for_each_other_and_keep_their_order():
         group = backend.split(0)
         open_nccl(backend, [], fixed_order=True, messages=[group])
         lanes = [Lane(0, 0, 1), Lane(1, 1, 0), Lane(2, 0, 1)]
-        group.lanes.open(lanes[:2])
-        group.lanes.open(lanes)
-        other, got = 1 - backend.rank, {}
-        handles = []
+        group.gpu_transport.open(lanes[:2])
+        group.gpu_transport.open(lanes)
+        way, got, handles = group.gpu_transport, {}, []
         if backend.rank == 1:  # a receive that is posted ahead holds nothing back
             got = {key: cupy.empty(3) for key in ("a", "b", "c", "staged")}
-            handles += [group.irecv(got["a"], 0, 1, lane=0), group.irecv(got["b"], 0, 2, lane=0)]
-            group.isend(cupy.full(3, 7.0), 0, 3, lane=1).wait()
-            handles += [group.irecv(got["c"], 0, 4, lane=2), group.irecv(got["staged"], 0, 5)]
-            handles.append(group.irecv(cupy.empty(0), 0, 6, lane=2))
+            handles += [way.irecv(got["a"], 0, 0), way.irecv(got["b"], 0, 0)]
+            way.isend(cupy.full(3, 7.0), 0, 1).wait()
+            handles += [way.irecv(got["c"], 0, 2), group.irecv(got["staged"], 0, 5)]
+            handles.append(way.irecv(cupy.empty(0), 0, 2))
         else:
             got = {"d": cupy.empty(3)}
-            group.irecv(got["d"], 1, 3, lane=1).wait()
+            way.irecv(got["d"], 1, 1).wait()
             first = float(got["d"][0])
             handles = [
-                group.isend(cupy.full(3, first + value), other, tag, lane=lane)
-                for value, tag, lane in [(3, 4, 2), (1, 1, 0), (2, 2, 0), (4, 5, None)]
+                way.isend(cupy.full(3, first + value), 1, lane)
+                for value, lane in [(3, 2), (1, 0), (2, 0)]
             ]
-            handles.append(group.isend(cupy.empty(0), 1, 6, lane=2))
+            handles.append(group.isend(cupy.full(3, first + 4), 1, 5))
+            handles.append(way.isend(cupy.empty(0), 1, 2))
         for handle in handles:
             handle.wait()
         values = {key: array.get().tolist() for key, array in got.items()}

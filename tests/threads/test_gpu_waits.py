@@ -14,7 +14,7 @@ from stand_in import fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import CommunicationError, run_ranks
 from shardkit.testing.array import registry, to_host, waits
-from shardkit.testing.comm import Progress, open_nccl
+from shardkit.testing.comm import Progress, gpu_calls, open_nccl
 
 TWINS = ("vocabulary.py", "kernels.py")  # of plain kernels, which ask the GPU; CUDA's do not
 
@@ -188,7 +188,7 @@ def test_the_wait_is_a_call_in_the_place_of_the_oldest_that_is_not_done():
     def look(progress):
         while progress.current is None:
             pass
-        seen.append((progress.current, progress.gpu.oldest()))
+        seen.append((progress.current, progress.gpu.oldest()[0]))
         come.set()
 
     (first, _), unwatched = on_gpus(2, work)
@@ -226,10 +226,10 @@ def test_a_wait_in_the_midst_of_a_verb_gives_it_back():
     progress.end()
     progress.begin_collective("broadcast", "world", (0, 1), site=0)
     outer, began = progress.current, progress.began
-    waiting = {"dtype": None, "count": 3, "site": 0}
-    with progress.meanwhile(earlier, "wait for the GPU; last NCCL call 1", **waiting):
+    asked = gpu_calls.Asked(earlier, None, 3, "data", None)
+    with gpu_calls.meanwhile(progress, asked, f"wait for the GPU; last NCCL call {asked}", 0):
         assert progress.current.number == 1
-    assert (progress.current, progress.began) == (outer, began)
+    assert progress.current is outer and progress.began >= began
     progress.end()
     assert Book.lines == [
         *("begin all_gather 1", "end", "begin broadcast 2", "end"),
@@ -334,7 +334,7 @@ def test_a_thread_is_watched_as_long_as_a_communicator_is_open():
         watches.append(waits.own_watch())
         groups[1].close()
         watches.append(waits.own_watch())
-        return [watch is not None for watch in watches], backend.progress.gpu
+        return [watch is not None for watch in watches], backend.progress.gpu.calls
 
     results, _ = on_gpus(2, work)
     assert results == [([False, True, True, False], None)] * 2
@@ -353,7 +353,7 @@ def test_cuda_that_does_not_answer_keeps_nobody_from_asking_what_the_gpu_waits_f
     def work(backend, cupy):
         open_nccl(backend, [backend], fixed_order=False)
         backend.all_reduce(cupy.ones(4))
-        call, calls = backend.progress.current, backend.progress.gpu
+        call, calls = backend.progress.current, backend.progress.gpu.calls
         assert call is None
         calls.clear(None)
         with backend.verb("all_reduce"):

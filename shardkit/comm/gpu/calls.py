@@ -16,13 +16,14 @@ Source: NCCL user guide, "Fault Tolerance", ncclCommGetAsyncError and ncclCommAb
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...array.waits import unwatch, watch
 from ...errors import CommunicationError
-from ..watch.progress import Call
+from ..watch.progress import Awaited, Call, Progress, UnderWay
 
 ASK_SECONDS = 0.01  # between two questions whether the communicators are well
 ANSWER_SECONDS = 0.2  # that another thread waits for CUDA
@@ -59,7 +60,7 @@ class NcclCalls:
 
     def __init__(self, group, error_type: type[Exception], select_gpu):
         self._progress = group.progress
-        self._check_others = group.check_others
+        self._look_at_others = group.look_at_others
         self._error_type, self._select_gpu = error_type, select_gpu
         self._thread = threading.get_ident()
         self._pending: deque[Asked] = deque()
@@ -76,15 +77,17 @@ class NcclCalls:
 
         select_gpu   function () that makes its GPU the current one of a thread
         """
-        calls = group.progress.gpu
+        calls = group.progress.gpu.calls
         if calls is None:
-            calls = group.progress.gpu = cls(group, error_type, select_gpu)
+            calls = cls(group, error_type, select_gpu)
+            group.progress.gpu.use(calls)
         return calls
 
     def open(self, communicator) -> None:
         """Ask this communicator too whether all is well, and abort it with the others."""
         if not self._communicators:
             watch(self)
+            self._progress.gpu.use(self)
         self._communicators.append(communicator)
 
     def close(self, communicator) -> None:
@@ -96,7 +99,7 @@ class NcclCalls:
             self._communicators.remove(communicator)
             if not self._communicators:
                 unwatch(self)
-                self._progress.gpu = None
+                self._progress.gpu.use(None)
         if self._failed is None:  # else it is aborted
             communicator.destroy()
 
@@ -160,11 +163,7 @@ class NcclCalls:
     def _wait_for(self, asked: Asked, event) -> None:
         """Wait for the event, or for this call before it."""
         doing = f"wait for the GPU; last NCCL call {self._last}"
-        site = self._progress.site(1)
-        noted = self._progress.meanwhile(
-            asked.call, doing, dtype=asked.dtype, count=asked.count, site=site
-        )
-        with noted:
+        with meanwhile(self._progress, asked, doing, self._progress.site(1)):
             began, asks = time.monotonic(), 0.0
             self._is_waiting = True
             try:
@@ -195,7 +194,7 @@ class NcclCalls:
         if self._is_ending:  # this process is killed before the host goes on with wrong numbers
             return
         self._check()
-        self._check_others(asked.call, doing, waited)
+        self._look_at_others(Awaited(asked.call, doing, waited))
         for communicator in self._communicators:
             try:
                 communicator.check_async_error()
@@ -223,6 +222,37 @@ class NcclCalls:
         for communicator in tuple(self._communicators):
             with suppress(self._error_type):
                 communicator.abort()
+
+
+@contextmanager
+def nccl_errors(module, group: str, verb: str) -> Iterator[None]:
+    """Turn an error of NCCL in a verb of this group into a CommunicationError."""
+    try:
+        yield
+    except module.NcclError as error:
+        raise CommunicationError(
+            f"{verb} on group {group}: NCCL says: {error}; NCCL_DEBUG=WARN in the environment makes "
+            "it say more"
+        ) from error
+
+
+@contextmanager
+def meanwhile(progress: Progress, asked: Asked, doing: str, site: int) -> Iterator[None]:
+    """Inside, this rank waits for what it has asked of NCCL, perhaps in the midst of a verb.
+
+    doing   what it does, in words, for reports
+    site    number of the place that waits
+    """
+    call, outer = asked.call, progress.current
+    if outer is not None:
+        progress.end()
+    noted = Call(doing, call.group, call.ranks, call.number)
+    verb = f"the GPU, in {call.verb}"
+    progress.resume(noted, verb, dtype=asked.dtype, count=asked.count, site=site)
+    with UnderWay(progress):
+        yield
+    if outer is not None:
+        progress.resume(outer)
 
 
 def _short(count: int) -> str:

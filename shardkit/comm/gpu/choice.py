@@ -32,7 +32,7 @@ Try = Callable[[], str]  # returns why a way cannot be gone, the same on all ran
 
 
 @dataclass(frozen=True)
-class Choice:
+class WayOfArrays:
     """A name of TRANSPORTS.
 
     missed   the quickest way that was not taken, and why; "": there is none
@@ -47,7 +47,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where one rank computes.
 
     host      its node
@@ -60,7 +60,7 @@ class Place:
     gpu: str | None
 
 
-def choose(places: list[Place], tries: Mapping[str, Try]) -> Choice:
+def choose(places: list[RankPlace], tries: Mapping[str, Try]) -> WayOfArrays:
     """Return the quickest way between ranks at these places; at least two.
 
     tries   {name: Try} of each way that the places alone do not rule out; collective if they are
@@ -69,12 +69,12 @@ def choose(places: list[Place], tries: Mapping[str, Try]) -> Choice:
     for name, why_not in _WHY_NOT.items():
         problem = why_not(places) or tries[name]()
         if not problem:
-            return Choice(name, missed)
+            return WayOfArrays(name, missed)
         missed = missed or f"{_QUICKER[name]}, but {problem}"
-    return Choice("staged", missed)
+    return WayOfArrays("staged", missed)
 
 
-def choose_here(world) -> Choice:
+def choose_here(world) -> WayOfArrays:
     """Return the choice for these ranks. Collective over the world."""
     places = world.all_gather_object(_own_place(world.local_rank))
     tries = {
@@ -96,10 +96,10 @@ def planned_text(name: str, num_nodes: int, ranks_per_node: int, gpus_per_node: 
     return f"{choice}; where the nodes have its library, else the next that they have"
 
 
-def choose_planned(num_nodes: int, ranks_per_node: int, gpus_per_node: int) -> Choice:
+def choose_planned(num_nodes: int, ranks_per_node: int, gpus_per_node: int) -> WayOfArrays:
     """Return the choice for a job that is to be started, where nodes have all libraries."""
     places = [
-        Place(f"node {node}", rank, f"GPU {rank % gpus_per_node} on node {node}")
+        RankPlace(f"node {node}", rank, f"GPU {rank % gpus_per_node} on node {node}")
         for node in range(num_nodes)
         for rank in range(ranks_per_node)
     ]
@@ -122,26 +122,26 @@ def mpi_problem(verdict) -> str:
     return "" if verdict.takes_anything else verdict.reason
 
 
-def place_of(seat: GpuSeat) -> Place:
+def place_of(seat: GpuSeat) -> RankPlace:
     """Return the place of this rank, which takes the GPU."""
-    return Place(seat.host, os.getpid(), seat.place)
+    return RankPlace(seat.host, os.getpid(), seat.place)
 
 
-def _own_place(local_rank: int) -> Place:
+def _own_place(local_rank: int) -> RankPlace:
     try:
         return place_of(gpu_seat(local_rank))
     except DeviceError:
-        return Place(platform.node(), os.getpid(), None)
+        return RankPlace(platform.node(), os.getpid(), None)
 
 
-def _why_no_nccl(places: list[Place]) -> str:
+def _why_no_nccl(places: list[RankPlace]) -> str:
     blind = [rank for rank, place in enumerate(places) if place.gpu is None]
     if blind:
         return f"rank {blind[0]} has no GPU"
     return shared_text([place.gpu for place in places])
 
 
-def _why_no_ipc(places: list[Place]) -> str:
+def _why_no_ipc(places: list[RankPlace]) -> str:
     if len({place.host for place in places}) > 1:
         return "the ranks are on several nodes"
     if len({place.process for place in places}) < len(places):

@@ -222,7 +222,8 @@ class SharedBlock:
     def __init__(self, num_bytes: int):
         import cupy
 
-        self._cuda, self._runtime, self.num_bytes = cupy.cuda, cupy.cuda.runtime, num_bytes
+        self._cuda = cupy.cuda
+        self._runtime, self.num_bytes = cupy.cuda.runtime, num_bytes
         self._others: dict[int, int] = {}  # rank -> address in this process
         with _cuda_errors(self._runtime, "GPU memory cannot be shared between processes"):
             self.address = self._runtime.malloc(num_bytes)

@@ -11,15 +11,15 @@ Source: NCCL user guide, "Point-to-point communication"; "Using multiple NCCL co
 concurrently".
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import CommunicationError
 from ..operations import CompleteHandle, Handle
-from ..transport import Lane
-from .calls import NcclCalls
+from ..transport import Lane, MessageLanes
+from ..under_way import handle_of
+from ..watch.progress import UnderWay
+from .calls import NcclCalls, nccl_errors
 from .device import CollectiveStream
 
 
@@ -31,11 +31,13 @@ class _End:
     stream: CollectiveStream
 
 
-class NcclLanes:
+class NcclLanes(MessageLanes):
     """One rank's ends. Making one, and open(), is collective over the group."""
 
     def __init__(self, group, module, axis: str):
-        self._group, self._module, self._axis = group, module, axis
+        self._group = group
+        self._module = module
+        self._axis = axis
         self._lanes: list[Lane] = []
         self._ends: dict[int, _End] = {}
         self._calls = NcclCalls.of(group, module.NcclError, CollectiveStream().select_gpu)
@@ -70,50 +72,38 @@ class NcclLanes:
         for lane in self._lanes:
             self._connect(lane)
 
-    # ---- messages --------------------------------------------------------------------------------
-
     def has(self, number: int) -> bool:
         return number in self._ends
 
-    def isend(self, port, destination, lane):
-        end = self._ends[lane]
-        with self._on(end, "isend", port):
-            if port.num_bytes:
-                end.communicator.send(port.address, *self._sized(port), 1, end.stream.address)
-        return self._handle(end, port), None
+    # ---- messages --------------------------------------------------------------------------------
 
-    def irecv(self, port, source, lane):
-        end = self._ends[lane]
-        with self._on(end, "irecv", port):
-            if port.num_bytes:
-                end.communicator.recv(port.address, *self._sized(port), 0, end.stream.address)
-        return self._handle(end, port), None
+    def isend(self, array, destination, lane):
+        port = self._group.arguments.port("array", array)
+        self._group.traffic.add("send", port.num_bytes)
+        return self._begin("isend", port, destination, lane)
 
-    def _sized(self, port):
-        return port.num_bytes, self._module.NCCL_UINT8
+    def irecv(self, array, source, lane):
+        port = self._group.arguments.port("array", array, writes=True)
+        return self._begin("irecv", port, source, lane)
 
-    def _handle(self, end: _End, port) -> Handle:
-        if not port.num_bytes:
-            return CompleteHandle()
-        after = end.stream.end()
-        self._calls.note(port, self._axis, after)
-        return end.stream.handle(after, (port,))
+    def _begin(self, verb: str, port, peer: int, lane: int) -> Handle:
+        group = self._group
+        group.progress.begin_message(verb, group.group_key, (group.world_ranks[peer],))
+        with UnderWay(group.progress), self._errors(verb):
+            if not port.num_bytes:
+                return CompleteHandle()
+            end = self._ends[lane]
+            end.stream.follow(port)
+            communicator = end.communicator
+            call = communicator.send if verb == "isend" else communicator.recv
+            other = 1 - communicator.rank_id()
+            call(port.address, port.num_bytes, self._module.NCCL_UINT8, other, end.stream.address)
+            after = end.stream.end()
+            self._calls.note(port, self._axis, after)
+            return handle_of(group, end.stream.handle(after, (port,)))
 
-    @contextmanager
-    def _on(self, end: _End, verb: str, port) -> Iterator[None]:
-        end.stream.follow(port)
-        with self._errors(verb):
-            yield
-
-    @contextmanager
-    def _errors(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except self._module.NcclError as error:
-            raise CommunicationError(
-                f"{verb} on group {self._group.group_key}: NCCL says: {error}; NCCL_DEBUG=WARN in "
-                "the environment makes it say more"
-            ) from error
+    def _errors(self, verb: str):
+        return nccl_errors(self._module, self._group.group_key, verb)
 
     def close(self) -> None:
         """Close the lanes. Collective over the group."""

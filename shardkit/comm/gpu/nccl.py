@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
-from ...errors import CommunicationError, DeviceError
+from ...errors import DeviceError
 from ..operations import ReductionOperation
 from ..wire import HALF_FLOATS
-from .calls import NcclCalls
+from .calls import NcclCalls, nccl_errors
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
 from .lanes import NcclLanes
 from .swaps import SwapTransport, spans
@@ -70,7 +70,7 @@ def open_nccl(
     for group in messages:
         if group.world_size > 1:
             axis = axes.get(group.group_key, group.group_key)
-            group.use_lanes(NcclLanes(group, module, axis))
+            group.use_gpu_transport(NcclLanes(group, module, axis))
     for group in groups:
         if group.world_size > 1:
             axis = axes.get(group.group_key, group.group_key)
@@ -243,16 +243,8 @@ class NcclTransport(SwapTransport):
         finally:
             self._module.groupEnd()
 
-    @contextmanager
     def _errors(self, verb):
-        try:
-            yield
-        except self._module.NcclError as error:
-            raise CommunicationError(
-                f"{verb} on group {self._group.group_key}: NCCL says: {error}; NCCL_DEBUG=WARN in "
-                "the "
-                "environment makes it say more"
-            ) from error
+        return nccl_errors(self._module, self._group.group_key, verb)
 
     def _handle(self, *ports):
         end = self._stream.end()

@@ -8,7 +8,6 @@ The verbs use a duplicate of the user's communicator (channel.py, or the channel
 it); messages about ranks that leave or fail go over another one (job.py).
 """
 
-import threading
 import time
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..backend import WORLD, CommunicationBackend
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
-from ..watch.progress import Call
+from ..watch.progress import Awaited
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from ..watch.watchdog import Watchdog
 from .ending import FORWARDING_SECONDS, end_mpi
@@ -138,7 +137,6 @@ class MPICommunicationBackend(CommunicationBackend):
     def _close(self):
         """Free all that ranks have made together. Collective; watched to its end."""
         self.use_gpu_transport(None)
-        self.use_lanes(None)
         self.carrier.close()
 
     def revoke(self) -> None:
@@ -147,8 +145,7 @@ class MPICommunicationBackend(CommunicationBackend):
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
         self._close_watchdog()
-        if self.progress.gpu is not None:
-            self.progress.gpu.abort()
+        self.progress.gpu.abort()
         self.job.revoke()
 
     def is_revoked(self) -> bool:
@@ -180,8 +177,10 @@ class MPICommunicationBackend(CommunicationBackend):
         if before is not None:
             before.close()
 
-    def look_at_others(self) -> None:
-        if self._watchdog is not None:
+    def look_at_others(self, awaited: Awaited | None = None) -> None:
+        if awaited is not None:
+            self.job.check_living(awaited.doing)
+        elif self._watchdog is not None:
             self._watchdog.look_at_others()
 
     def suspects(self) -> str:
@@ -194,12 +193,8 @@ class MPICommunicationBackend(CommunicationBackend):
             self._watchdog.close()
             self._watchdog = None
 
-    def check_others(self, call: Call, doing: str, waited: float) -> None:
-        self.job.check_living(doing)
-
     def abort(self, message: str, code: int = 1) -> None:
-        if self.progress.gpu is not None:  # in a thread: a library may never return
-            threading.Thread(target=self.progress.gpu.end_job, daemon=True).start()
+        self.progress.gpu.end_job()
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)

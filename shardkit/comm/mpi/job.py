@@ -12,9 +12,10 @@ from ...environment import checked_mode
 from ...errors import CommunicationError
 from ...files.notes import tell
 from ..alone import AloneChannel
+from ..checks import ranks_per_node
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..node import open_node
-from ..node.levels import LevelsChannel, ranks_per_node
+from ..node.levels import LevelsChannel
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text

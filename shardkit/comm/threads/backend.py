@@ -24,7 +24,7 @@ from ...public import import_all
 from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
-from ..watch.progress import Call
+from ..watch.progress import Awaited
 from .channel import ThreadChannel
 from .rendezvous import Environment, Environments, Group
 
@@ -102,7 +102,6 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     def shutdown(self) -> None:
         """Leave: ranks that still wait for this one get a CommunicationError."""
         self.use_gpu_transport(None)
-        self.use_lanes(None)
         environment = self._group.environment
         if self.is_initialized and self._group is environment.world:
             environment.leave(self.rank)
@@ -117,8 +116,9 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         self._group.environment.fail(self.world_ranks[self.rank], error)
         raise error
 
-    def check_others(self, call: Call, doing: str, waited: float) -> None:
-        self._group.environment.check(doing, call, waited)
+    def look_at_others(self, awaited: Awaited | None = None) -> None:
+        if awaited is not None:
+            self._group.environment.check(awaited)
 
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         parting = self._group.environment.parting

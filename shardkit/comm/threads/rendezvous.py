@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from math import inf
 
 from ...errors import CommunicationError, CommunicationTimeout, PeerError
-from ..watch.progress import Call, Progress
+from ..watch.progress import Awaited, Progress
 
 
 class Wait:
@@ -137,19 +137,17 @@ class Environment:
             kind, message = wait.error
             raise kind(message)
 
-    def check(self, what: str, call: Call, waited: float) -> None:
-        """Raise as wait() would, for a rank that looks itself whether a call is complete.
-
-        waited   seconds so far
-        """
-        others = [rank for rank in call.ranks if rank in self.progress]
-        late = {rank for rank in others if not self.progress[rank].has_begun(call)}
-        wait = Wait(what, late)
+    def check(self, awaited: Awaited) -> None:
+        """Raise as wait() would, for a rank that looks itself whether a call is complete."""
+        call = awaited.call
+        others = [rank for rank in call.ranks if rank in self.progress and call.number]
+        late = {r for r in others if self.progress[r].num_calls(call.group) < call.number}
+        wait = Wait(awaited.doing, late)
         with self.lock:
             self.begin(wait)
             self.end(wait)
-        late = self._worked_last(wait) + self.timeout - time.monotonic()
-        if wait.error is None and waited > self.timeout and late <= 0:
+        left = self._worked_last(wait) + self.timeout - time.monotonic()
+        if wait.error is None and awaited.seconds > self.timeout and left <= 0:
             wait.fail(CommunicationTimeout, self._late_text(wait, self.timeout))
         if wait.error is not None:
             kind, message = wait.error

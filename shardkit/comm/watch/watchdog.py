@@ -81,8 +81,6 @@ class Watchdog:
         self._next_check = 0.0  # of ranks that work
         self._away_since = 0.0
         self._resumed_at = 0.0  # after this process was stopped
-        self._of_gpu: Call | None = None  # the call that the GPU is in, and since when it was seen
-        self._of_gpu_since = 0.0
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(
             self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
@@ -167,11 +165,7 @@ class Watchdog:
         call = self._progress.current
         if call is not None:
             return call, self._progress.began
-        calls = self._progress.gpu
-        of_gpu = None if calls is None else calls.oldest()
-        if of_gpu is not self._of_gpu:
-            self._of_gpu, self._of_gpu_since = of_gpu, time.monotonic()
-        return of_gpu, self._of_gpu_since
+        return self._progress.gpu.oldest()
 
     def look_at_others(self) -> None:
         """End the job if another rank, in no verb, has long not got on with work of its own.

@@ -23,7 +23,7 @@ import numpy
 from ...array import fresh
 from ...array.device import Device
 from ...comm.backend import CommunicationBackend
-from ...comm.transport import Lane
+from ...comm.transport import Lane, MessageLanes, lanes_of
 from ...errors import ShapeError
 from ...schedule.actions import RECEIVES, Action, Kind
 from ...tree import LEAF
@@ -66,8 +66,9 @@ class Transfers:
         self._device = device
         self._dtype = numpy.dtype(dtype)
         self._gave_up = False  # a program: its messages must never match later ones
-        if group.lanes is not None:
-            group.lanes.open(_lanes(rank_of))
+        lanes = lanes_of(group)
+        if lanes is not None:
+            lanes.open(_lanes(rank_of))
         self._arrival = None  # makes arrays for what comes in this run
         # (stage, key of the micro-batch) -> form of its input
         self._forms: dict[tuple, Form] = {}
@@ -87,8 +88,9 @@ class Transfers:
         arrival      (message, shape, dtype) -> an array for a leaf of what it brings
         """
         self._arrival = arrival
-        if self._gave_up and self._group.lanes is not None:
-            self._group.lanes.renew()
+        lanes = lanes_of(self._group)
+        if self._gave_up and lanes is not None:
+            lanes.renew()
         self._gave_up = False
         self._run = (self._run + 1) % _NUM_RUNS
         self._batch_keys = batch_keys
@@ -147,7 +149,11 @@ class Transfers:
         tag, lane = marks
         for part in parts_of(carried):
             array = fresh.placed(fresh.contiguous(part), self._device.xp)  # as the receiver's
-            handles.append(self._group.isend(array, to, tag, lane=lane))
+            lanes = self._lanes(lane)
+            if lanes is None:
+                handles.append(self._group.isend(array, to, tag))
+            else:
+                handles.append(lanes.isend(array, to, lane))
             arrays.append(array)
         self._on_the_way[kind, stage, micro_batch] = (handles, arrays)
 
@@ -184,8 +190,17 @@ class Transfers:
         what = 0 if message.kind is Kind.RECV_F else 1
         tag = self._tag(message.crossing, message.micro_batch, what)
         source, lane = self._source(message), _lane(message.crossing, what)
-        handles = [self._group.irecv(array, source, tag, lane=lane) for array in arrays]
+        lanes = self._lanes(lane)
+        if lanes is None:
+            handles = [self._group.irecv(array, source, tag) for array in arrays]
+        else:
+            handles = [lanes.irecv(array, source, lane) for array in arrays]
         self._posted[message] = handles, arrays
+
+    def _lanes(self, lane: int) -> MessageLanes | None:
+        """Return what carries this lane; None: its messages have tags."""
+        lanes = lanes_of(self._group)
+        return lanes if lanes is not None and lanes.has(lane) else None
 
     def _receive_form(self, message):
         if self._form_of(message) is not None:  # of a gradient: its activation has been sent since
