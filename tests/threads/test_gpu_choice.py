@@ -17,7 +17,7 @@ from shardkit.testing.comm import (
     choose,
     choose_here,
     choose_planned,
-    gpu_choice,
+    gpu_transports,
     open_nccl,
 )
 
@@ -132,10 +132,10 @@ def test_ranks_that_are_processes_of_a_node_read_each_others_memory(monkeypatch)
 
     with pretended_gpu(), fake_ipc.installed(), fake_nccl.installed():
         assert run_ranks(2, work)[0].name == "staged"
-        own = gpu_choice._own_place
+        own = gpu_transports.own_place
         monkeypatch.setattr(
-            gpu_choice,
-            "_own_place",
+            gpu_transports,
+            "own_place",
             lambda rank: RankPlace(own(rank).host, rank, own(rank).gpu),
         )
         found = run_ranks(2, work)

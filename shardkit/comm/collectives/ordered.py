@@ -102,13 +102,8 @@ def reduce_to_owners(
 
 
 def add_slices(slices, out):
-    """Add slices [n] of all ranks as the tree, in `out` [n], which may be one of them.
-
-    Half floats are added as float32, and rounded where `out` is of half floats too.
-    """
-    if slices[0].dtype.name in HALF_FLOATS:
+    """Add slices [n] of all ranks as the tree, in `out` [n], which may be one of them."""
+    if out.dtype.name in HALF_FLOATS:
         out[...] = tree_sum([half.astype("float32") for half in slices])
-    elif slices[0].dtype != out.dtype:
-        out[...] = tree_sum(slices)
     elif out.size:
         tree_sum(slices, out=out)

@@ -231,8 +231,8 @@ def nccl_errors(module, group: str, verb: str) -> Iterator[None]:
         yield
     except module.NcclError as error:
         raise CommunicationError(
-            f"{verb} on group {group}: NCCL says: {error}; NCCL_DEBUG=WARN in the environment makes "
-            "it say more"
+            f"{verb} on group {group}: NCCL says: {error}; NCCL_DEBUG=WARN in the environment "
+            "makes it say more"
         ) from error
 
 

@@ -16,10 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...errors import DeviceError
-from .device import GpuSeat, gpu_seat, nccl_version
-from .ipc import why_no_ipc
-from .nccl import shared_text
-from .probe import agreed_verdict
+from .device import GpuSeat, gpu_seat, shared_text
 
 _WHY = {
     "nccl": "NCCL, since each rank has a GPU of its own",
@@ -74,17 +71,6 @@ def choose(places: list[RankPlace], tries: Mapping[str, Try]) -> WayOfArrays:
     return WayOfArrays("staged", missed)
 
 
-def choose_here(world) -> WayOfArrays:
-    """Return the choice for these ranks. Collective over the world."""
-    places = world.all_gather_object(_own_place(world.local_rank))
-    tries = {
-        "nccl": lambda: agreed_problem(world, nccl_version),
-        "ipc": lambda: why_no_ipc(world),
-        "mpi": lambda: mpi_problem(agreed_verdict(world)),
-    }
-    return choose(places, tries)
-
-
 def planned_text(name: str, num_nodes: int, ranks_per_node: int, gpus_per_node: int) -> str:
     """Return a line about the way between the ranks of a job; "" for one rank, or a way by name.
 
@@ -122,23 +108,24 @@ def mpi_problem(verdict) -> str:
     return "" if verdict.takes_anything else verdict.reason
 
 
-def place_of(seat: GpuSeat) -> RankPlace:
-    """Return the place of this rank, which takes the GPU."""
-    return RankPlace(seat.host, os.getpid(), seat.place)
-
-
-def _own_place(local_rank: int) -> RankPlace:
+def own_place(local_rank: int) -> RankPlace:
+    """Return the place of the rank with this number on its node; it takes its GPU, if any."""
     try:
         return place_of(gpu_seat(local_rank))
     except DeviceError:
         return RankPlace(platform.node(), os.getpid(), None)
 
 
+def place_of(seat: GpuSeat) -> RankPlace:
+    """Return the place of this rank, which takes the GPU."""
+    return RankPlace(seat.host, os.getpid(), seat.place)
+
+
 def _why_no_nccl(places: list[RankPlace]) -> str:
     blind = [rank for rank, place in enumerate(places) if place.gpu is None]
     if blind:
         return f"rank {blind[0]} has no GPU"
-    return shared_text([place.gpu for place in places])
+    return shared_text([place.gpu or "" for place in places])
 
 
 def _why_no_ipc(places: list[RankPlace]) -> str:

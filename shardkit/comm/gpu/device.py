@@ -2,6 +2,8 @@
 
 import platform
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ from ...array.waits import await_address, await_device, await_event, await_strea
 from ...errors import DeviceError
 from ..operations import CompleteHandle, Handle
 
+_MOST_RANKS = 8  # named in a message
 EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may compute the array
 
 
@@ -341,3 +344,20 @@ def gpu_seat(local_rank: int) -> GpuSeat:
         total,
         free,
     )
+
+
+def shared_text(gpus: Sequence[str]) -> str:
+    """Return which ranks share a GPU, and what to do; "" if each has its own.
+
+    gpus   of each rank
+    """
+    users = Counter(gpus)
+    for gpu, n in users.items():
+        if n > 1:
+            ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
+            more = f", ... ({n} of them)" if n > _MOST_RANKS else ""
+            return (
+                f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more} share {gpu}; start as "
+                "many ranks per node as there are GPUs"
+            )
+    return ""

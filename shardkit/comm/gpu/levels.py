@@ -46,7 +46,8 @@ class NodeSwaps:
         starts = [target + start for start in starts_of(sizes)]
         pieces = list(zip(starts, sizes))
         own = source, sizes[self._rank]
-        self._among(self._far, [own] * len(self._far), [pieces[rank] for rank in self._far])
+        from_far = [pieces[rank] for rank in self._far]
+        self._among(self._far, [own] * len(self._far), from_far)
         for rank in self._far if len(self._near) > 1 else ():
             there = pieces[self._near_of(rank)]  # of its node: what came from it goes to neighbors
             self._among(self._near, [pieces[rank]] * len(there), there)
@@ -61,7 +62,8 @@ class NodeSwaps:
         for rank, of_node in zip(self._far, pieces_of(sums, own)):
             there = self._near_of(rank)
             span = flat[starts[there.start] :][: sum(counts[there])]
-            self._add_among(self._near, span, counts[there], of_node)
+            wide = span.astype(dtype, copy=False)
+            self._add_among(self._near, wide, counts[there], of_node)
         self._add_among(self._far, sums, own, out)
 
     def _near_of(self, rank: int) -> slice:

@@ -15,7 +15,6 @@ Source: NCCL user guide, "Group Calls", "Point-to-point communication"; bindings
 cupy.cuda.nccl.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
@@ -24,7 +23,7 @@ from ...errors import DeviceError
 from ..operations import ReductionOperation
 from ..wire import HALF_FLOATS
 from .calls import NcclCalls, nccl_errors
-from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
+from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module, shared_text
 from .lanes import NcclLanes
 from .swaps import SwapTransport, spans
 
@@ -32,7 +31,6 @@ SUM = ReductionOperation.SUM
 BROADCAST_BYTES = (
     1 << 30
 )  # in one call: some versions of CuPy take the count of a broadcast as a C int
-_MOST_RANKS = 8  # named in a message
 _MOVES = ("broadcast", "all_gather", "iall_gather", "all_to_all")
 _REDUCTIONS = ("all_reduce", "iall_reduce", "reduce_scatter", "ireduce_scatter")
 _TYPES = {
@@ -95,23 +93,6 @@ def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
             f"NCCL wants a GPU for each rank, but {shared}, or set gpu_transport to "
             '"auto", "staged" or "ipc"'
         )
-
-
-def shared_text(gpus: Sequence[str]) -> str:
-    """Return which ranks share a GPU, and what to do; "" if each has its own.
-
-    gpus   of each rank
-    """
-    users = Counter(gpus)
-    for gpu, n in users.items():
-        if n > 1:
-            ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
-            more = f", ... ({n} of them)" if n > _MOST_RANKS else ""
-            return (
-                f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more} share {gpu}; start as "
-                "many ranks per node as there are GPUs"
-            )
-    return ""
 
 
 class NcclTransport(SwapTransport):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from ...layout.axes import Held, alike
 from ...settings import setting
+from .choice import WayOfArrays, agreed_problem, choose, mpi_problem, own_place
+from .device import nccl_version
 
 
 def _staged(world, groups: dict, deterministic: bool) -> None:
@@ -34,9 +36,21 @@ def _nccl(world, groups: dict, deterministic: bool) -> None:
     open_nccl(world, carried, fixed_order=deterministic, axes=axes, messages=others)
 
 
-def _auto(world, groups: dict, deterministic: bool) -> None:
-    from .choice import choose_here
+def choose_here(world) -> WayOfArrays:
+    """Return the choice for these ranks. Collective over the world."""
+    from .ipc import why_no_ipc
+    from .probe import agreed_verdict
 
+    places = world.all_gather_object(own_place(world.local_rank))
+    tries = {
+        "nccl": lambda: agreed_problem(world, nccl_version),
+        "ipc": lambda: why_no_ipc(world),
+        "mpi": lambda: mpi_problem(agreed_verdict(world)),
+    }
+    return choose(places, tries)
+
+
+def _auto(world, groups: dict, deterministic: bool) -> None:
     if world.world_size > 1:
         choice = choose_here(world)
         if world.rank == 0:

@@ -140,8 +140,9 @@ class Environment:
     def check(self, awaited: Awaited) -> None:
         """Raise as wait() would, for a rank that looks itself whether a call is complete."""
         call = awaited.call
-        others = [rank for rank in call.ranks if rank in self.progress and call.number]
-        late = {r for r in others if self.progress[r].num_calls(call.group) < call.number}
+        needed = [rank for rank in call.ranks if rank in self.progress]
+        made = {rank: self.progress[rank].num_calls(call.group) for rank in needed}
+        late = {rank for rank in needed if made[rank] < (call.number or 0)}
         wait = Wait(awaited.doing, late)
         with self.lock:
             self.begin(wait)
