@@ -63,7 +63,6 @@ MODULES = {
     "gpu_mpi": "gpu.mpi",
     "gpu_nccl": "gpu.nccl",
     "gpu_probe": "gpu.probe",
-    "gpu_swaps": "gpu.swaps",
     "job_folder": "watch.folder",
     "ledger": "watch.ledger",
     "mesh": "mesh",

@@ -56,12 +56,14 @@ class NodeSwaps:
         """Leave the sum over ranks of this rank's slice of `flat` in `out`."""
         if len(self._far) == 1:
             return self._add_among(self._near, flat, counts, out)
-        own, starts = counts[self._far.start :: self._far.step], starts_of(counts)
+        own = counts[self._far.start :: self._far.step]
+        starts = starts_of(counts)
         dtype = WIDE if flat.dtype.name in HALF_FLOATS else flat.dtype
         sums = empty(sum(own), dtype, xp_of(flat))
         for rank, of_node in zip(self._far, pieces_of(sums, own)):
             there = self._near_of(rank)
-            span = flat[starts[there.start] :][: sum(counts[there])]
+            begin = starts[there.start]
+            span = flat[begin : begin + sum(counts[there])]
             wide = span.astype(dtype, copy=False)
             self._add_among(self._near, wide, counts[there], of_node)
         self._add_among(self._far, sums, own, out)
@@ -74,7 +76,8 @@ class NodeSwaps:
 
     def _add_among(self, ranks: range, flat, counts, out):
         """Add over these ranks; counts: of the slices of each."""
-        swap, place = partial(self._swap_arrays, ranks), ranks.index(self._rank)
+        swap = partial(self._swap_arrays, ranks)
+        place = ranks.index(self._rank)
         reduce_to_owners(swap, place, flat, counts, out, SCRATCH_ELEMENTS)
 
     def _swap_arrays(self, ranks, send, receive, send_counts, receive_counts, send_starts):
