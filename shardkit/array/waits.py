@@ -18,7 +18,7 @@ class WaitWatch(Protocol):
     """What watches over the waits of a thread."""
 
     def clear(self, event) -> None:
-        """Return when nothing before this event of CUDA waits for another rank any more.
+        """Wait until nothing before this event of CUDA waits for another rank any more.
 
         event   None: nothing on this GPU
         Errors: why that will never be.
@@ -52,7 +52,7 @@ def own_watch() -> WaitWatch | None:
 
 
 def await_event(event, watched_by: WaitWatch | None = None) -> None:
-    """Return when the event is complete.
+    """Wait until the event is complete.
 
     watched_by   of the thread that the wait is for; None: of this one
     """
@@ -63,7 +63,7 @@ def await_event(event, watched_by: WaitWatch | None = None) -> None:
 
 
 def await_stream(cuda, stream=None) -> None:
-    """Return when all that was put on the stream is done.
+    """Wait until all that was put on the stream is done.
 
     cuda     CuPy's module of that name
     stream   of CuPy; None: the current one
@@ -74,13 +74,13 @@ def await_stream(cuda, stream=None) -> None:
 
 
 def await_address(cuda, address: int) -> None:
-    """Return when all that was put on the stream at this address is done."""
+    """Wait until all that was put on the stream at this address is done."""
     _clear(cuda, address)
     cuda.runtime.streamSynchronize(address)
 
 
 def _clear(cuda, address: int) -> None:
-    """Return when nothing on the stream at this address waits for another rank."""
+    """Wait until nothing on the stream at this address waits for another rank."""
     watching = own_watch()
     if watching is not None:
         event = cuda.Event(disable_timing=True)
@@ -89,7 +89,7 @@ def _clear(cuda, address: int) -> None:
 
 
 def await_device(cuda) -> None:
-    """Return when the whole GPU has done what it was told."""
+    """Wait until the whole GPU has done what it was told."""
     watching = own_watch()
     if watching is not None:
         watching.clear(None)
@@ -109,7 +109,7 @@ def fill_from_host(array: Any, values: Any) -> None:
 
 
 def _clear_current() -> None:
-    """Return when nothing on the current stream of CuPy waits for another rank."""
+    """Wait until nothing on the current stream of CuPy waits for another rank."""
     if own_watch() is not None and "cupy" in sys.modules:
         cuda = sys.modules["cupy"].cuda
         _clear(cuda, cuda.get_current_stream().ptr)

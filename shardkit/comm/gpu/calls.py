@@ -149,7 +149,7 @@ class NcclCalls:
     # ---- waits -----------------------------------------------------------------------------------
 
     def clear(self, event) -> None:
-        """Return when no call that is not done comes before the event; None: when all are done.
+        """Wait until no call that is not done comes before the event; None: when all are done.
 
         Errors: CommunicationError where NCCL or another rank has failed.
         """
