@@ -225,7 +225,8 @@ class Mesh:
             return
         groups = {axis: self.carriers(axis) for axis in AXES}
         for group in (group for along in groups.values() for group in along):
-            group.use_gpu_transport(None)
+            with group.verb("close transport"):  # a rank may never come here
+                group.use_gpu_transport(None)
         from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
 
         open_transport(name, self.world, groups, deterministic=deterministic)

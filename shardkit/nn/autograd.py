@@ -234,7 +234,7 @@ class Tensor(_Methods):
 
     def item(self) -> Any:
         """Return the only element, as a Python number."""
-        return self.array.item()
+        return to_host(self.array).item()
 
     def numpy(self) -> Array:
         """Return the array on the host: the same memory on a CPU, a copy from a GPU."""

@@ -65,6 +65,7 @@ MODULES = {
     "registry": "registry",
     "targets": "cpu.targets",
     "tensor_attention": "cuda.tensor_attention",
+    "waits": "waits",
     "workshop": "cpu.workshop",
 }
 

@@ -16,6 +16,7 @@ from ..backend import WORLD, CommunicationBackend
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
+from ..watch.progress import Awaited
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from ..watch.watchdog import Watchdog
 from .ending import FORWARDING_SECONDS, end_mpi
@@ -144,6 +145,7 @@ class MPICommunicationBackend(CommunicationBackend):
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
         self._close_watchdog()
+        self.progress.gpu.abort()
         self.job.revoke()
 
     def is_revoked(self) -> bool:
@@ -175,8 +177,10 @@ class MPICommunicationBackend(CommunicationBackend):
         if before is not None:
             before.close()
 
-    def look_at_others(self) -> None:
-        if self._watchdog is not None:
+    def look_at_others(self, awaited: Awaited | None = None) -> None:
+        if awaited is not None:
+            self.job.check_living(awaited.doing)
+        elif self._watchdog is not None:
             self._watchdog.look_at_others()
 
     def suspects(self) -> str:
@@ -190,6 +194,7 @@ class MPICommunicationBackend(CommunicationBackend):
             self._watchdog = None
 
     def abort(self, message: str, code: int = 1) -> None:
+        self.progress.gpu.end_job()
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)

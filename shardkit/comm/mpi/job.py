@@ -9,11 +9,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...environment import checked_mode
+from ...errors import CommunicationError
 from ...files.notes import tell
 from ..alone import AloneChannel
+from ..checks import ranks_per_node
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..node import open_node
-from ..node.levels import LevelsChannel, ranks_per_node
+from ..node.levels import LevelsChannel
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
@@ -133,6 +135,16 @@ class Job:
         for communicator in self._communicators:
             if communicator != self.mpi.COMM_NULL and not communicator.Is_revoked():
                 communicator.Revoke()
+
+    def check_living(self, doing: str) -> None:
+        """Raise if a rank has died, where the others go on; else whoever watches ends the job.
+
+        doing   what this rank waits for in no call of MPI, which would raise
+        """
+        if self.outlives_ranks and (self.is_revoked() or self.parent.Get_failed().size):
+            raise CommunicationError(f"{doing}: a rank has died") from self.mpi.Exception(
+                self.mpi.ERR_PROC_FAILED
+            )
 
     def is_revoked(self) -> bool:
         """Return True once a rank has called revoke(), as far as this one knows."""

@@ -9,6 +9,7 @@ from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.graphs import kept_for_graph, outside_of_graphs
+from ...array.waits import await_stream
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .joint import JointPart
@@ -94,7 +95,7 @@ def _kept_tables(xp, device, num_positions, *form):
     outside_of_graphs("tables of rotary positions have to be made by a step before")
     tables = _tables(xp.arange(num_positions), *form)
     if xp is not numpy:
-        xp.cuda.get_current_stream().synchronize()
+        await_stream(xp.cuda)
     return tables
 
 

@@ -16,7 +16,7 @@ from math import isnan, nan
 
 import numpy
 
-from ...array.backend import xp_of
+from ...array.backend import to_host, xp_of
 from ...array.device import Device
 from ...array.kernels import tree_sum
 from ...comm.collectives.ordered import ordered_all_reduce
@@ -117,7 +117,7 @@ class Buffers:
             if totals[number]:
                 weight = momenta[number]
                 if isnan(weight):
-                    weight = 1.0 / max(buffers[counters[number]].array.item(), 1)
+                    weight = 1.0 / max(to_host(buffers[counters[number]].array).item(), 1)
                 buffer = buffers[number]
                 buffer.blend((total / totals[number]).reshape(buffer.shape), weight)
 
