@@ -21,6 +21,7 @@ NAMES = {
     "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
     "mpi.channel": "MPIChannel",
     "mpi.comparing": "COMPARED_CALLS",
+    "mpi.exits": "exits",
     "mpi.guard": "JobGuard",
     "mpi.launch": "check_launch check_library launch_warnings",
     "node.noted": "Loops NotedLoops",

@@ -125,9 +125,8 @@ def test_what_it_cannot_compile_or_has_from_other_sources_is_left_to_who_asks(op
 def test_where_no_folder_takes_it_each_loop_is_compiled_once_all_the_same(
     opened, others, monkeypatch
 ):
-    nowhere = "import shardkit.array.cpu.answers as a, shardkit.array.cpu.compiled as c; "
-    nowhere += "c.candidate_folders = lambda: (); a.main()"
-    monkeypatch.setattr(workshop, "_MAIN", nowhere)
+    first = "from shardkit.testing.array import compiled; compiled.candidate_folders = lambda: (); "
+    monkeypatch.setattr(workshop, "_MAIN", first + workshop._MAIN)
     content = code(opened, NEXT[0])
     for worker in workers_of(opened._process.pid):
         os.kill(worker, signal.SIGSTOP)
@@ -332,7 +331,8 @@ def test_it_outlives_who_has_started_it_for_the_others(opened, address):
 @pytest.fixture
 def going_on(monkeypatch):
     """Let lines that nothing else asks for go with every line."""
-    change = f"import shardkit.array.cpu.answers as a; a.going_with = lambda *_: {NEXT!r}; a.main()"
+    module = workshop._MAIN.split()[1].rstrip(";")
+    change = f"import {module} as answers; answers.going_with = lambda *_: {NEXT!r}; answers.main()"
     monkeypatch.setattr(workshop, "_MAIN", change)
 
 

@@ -52,6 +52,17 @@ class Worker:
     process: int
     line: str = ""
 
+    def begin(self, line: str) -> None:
+        """Let it compile a line."""
+        self.line = line
+        with suppress(OSError):  # it has died, which is heard where its answer is received
+            self.wire.send(line.encode())
+
+    def end(self) -> bytes:
+        """Return what it has made. Errors: OSError if it has died."""
+        self.line = ""
+        return self.wire.receive()
+
 
 @dataclass(eq=False)
 class Counter:
@@ -147,9 +158,7 @@ class Counter:
                 if len(self.workers) == most:
                     return
                 idle = self._new_worker()
-            idle.line = line
-            with suppress(OSError):  # it has died, which _take hears
-                idle.wire.send(line.encode())
+            idle.begin(line)
 
     def _new_worker(self) -> Worker:
         here, there = socket.socketpair()
@@ -170,11 +179,11 @@ class Counter:
 
     def _take(self, worker):
         """Answer those who wait for what a worker has made; leave them to ask again if it died."""
-        line, worker.line = worker.line, ""
+        line = worker.line
         customers = self.waiting.pop(line, [])
         self.ahead.pop(line, None)
         try:
-            content = worker.wire.receive()
+            content = worker.end()
         except OSError:
             self._bury(worker)
             for customer in customers:
