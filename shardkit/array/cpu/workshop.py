@@ -148,7 +148,7 @@ class Workshop:
             try:
                 self._process = subprocess.Popen(
                     python_command(_MAIN),
-                    stdin=listener,
+                    stdin=listener.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd=os.sep,  # Numba reads a file of settings in the working folder
