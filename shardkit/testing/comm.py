@@ -23,6 +23,7 @@ NAMES = {
     "gpu.transports": "choose_here",
     "mpi.channel": "MPIChannel",
     "mpi.comparing": "COMPARED_CALLS",
+    "mpi.exits": "exits",
     "mpi.guard": "JobGuard",
     "mpi.launch": "check_launch check_library launch_warnings",
     "node.noted": "Loops NotedLoops",

@@ -122,6 +122,7 @@ class MPICommunicationBackend(CommunicationBackend):
             with self.verb("close"):
                 self._close()
             self.use(None)
+            self._close_watchdog()
             return
         with self.job.attending("shutdown()", self.timeout + NEXT_TO_WATCHDOG_SECONDS):
             with self.verb("shutdown"):  # noted and watched: a rank may never come here
@@ -174,8 +175,7 @@ class MPICommunicationBackend(CommunicationBackend):
             seconds_left=lambda: self.seconds_left(),
             patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
         )
-        if before is not None:
-            before.close()
+        self.job.watch(self._watchdog, instead_of=before)
 
     def look_at_others(self, awaited: Awaited | None = None) -> None:
         if awaited is not None:
@@ -189,9 +189,8 @@ class MPICommunicationBackend(CommunicationBackend):
         return "all ranks are there" if watchdog is None else watchdog.suspects()
 
     def _close_watchdog(self):
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
+        watchdog, self._watchdog = self._watchdog, None
+        self.job.end_watch(watchdog)
 
     def abort(self, message: str, code: int = 1) -> None:
         self.progress.gpu.end_job()

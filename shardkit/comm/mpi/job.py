@@ -25,7 +25,8 @@ from .guard import JobGuard
 
 
 class Job:
-    """One rank's part. Every method but attending(), revoke() and is_revoked() is collective.
+    """One rank's part. Methods are collective, unless they say otherwise, but attending(), revoke()
+    and is_revoked().
 
     mpi              mpi4py's module
     parent           the communicator that the backend was made for
@@ -43,6 +44,7 @@ class Job:
         self._homes: tuple[int | None, ...] = ()
         self._shares_cores = False
         self._communicators: list = []
+        self._watchdogs: list = []  # of the backend and its groups; the last one notes the calls
 
     def attending(self, doing: str, seconds: float):
         """Return a context manager: wardens watch what all ranks do outside of the verbs."""
@@ -52,6 +54,22 @@ class Job:
     def is_guarded(self) -> bool:
         """True unless the job belongs to another program."""
         return self.owns_job or self.outlives_ranks
+
+    def watch(self, watchdog, *, instead_of) -> None:
+        """Note the watchdog of the backend or a group, and end one of before. No communication."""
+        self._watchdogs.append(watchdog)
+        self.end_watch(instead_of)
+
+    def end_watch(self, watchdog) -> None:
+        """Close a watchdog, if there is one; the last of the others notes the calls from now on.
+
+        No communication.
+        """
+        if watchdog is not None:
+            self._watchdogs.remove(watchdog)
+            watchdog.close()
+        if self._watchdogs:
+            self._watchdogs[-1].take_over()
 
     def find_node(self) -> None:
         """Learn this rank's place on its node, and share the node's cores and memory."""

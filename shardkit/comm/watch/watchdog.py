@@ -87,11 +87,15 @@ class Watchdog:
         )
         self._stacks = self._open_stacks(rank)
         self.ledger.beat(seconds(), 0.0)
-        attendance().note_ledger(self.ledger.path)
-        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
-        progress.ledger = self.ledger
+        self.take_over()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
+
+    def take_over(self) -> None:
+        """Let calls be noted in this ledger from now on."""
+        attendance().note_ledger(self.ledger.path)
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        self._progress.ledger = self.ledger
 
     def _open_stacks(self, rank: int):
         """Return the file for the stacks of this rank, or a place where they are lost."""

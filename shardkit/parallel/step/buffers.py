@@ -175,7 +175,7 @@ class Buffers:
     # ---- between steps ---------------------------------------------------------------------------
 
     def boxes(self, *, counted: bool = False) -> list[tuple]:
-        """Return (path in a checkpoint, piece, 1-D view) of what this rank holds.
+        """Return (path in a checkpoint, piece, 1-D view) of the elements that this rank holds.
 
         counted   without replicas: over all ranks they hold each element once
         """
@@ -188,13 +188,15 @@ class Buffers:
                 buffer.array.reshape(-1),
             )
             for name, buffer in self.own.items()
+            if buffer.size
         ]
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return {path in a checkpoint: (shape, dtype)} of all buffers of the model."""
+        """Return {path in a checkpoint: (shape, dtype)} of all buffers that have elements."""
         return {
             f"{GROUP}/{name}": (buffer.shape, str(buffer.dtype))
             for name, buffer in self.everyones.items()
+            if buffer.size
         }
 
     def start_over(self) -> None:
