@@ -128,9 +128,12 @@ def test_where_no_folder_takes_it_each_loop_is_compiled_once_all_the_same(
     first = "from shardkit.testing.array import compiled; compiled.candidate_folders = lambda: (); "
     monkeypatch.setattr(workshop, "_MAIN", first + workshop._MAIN)
     content = code(opened, NEXT[0])
-    for worker in workers_of(opened._process.pid):
+    workers = workers_of(opened._process.pid)
+    for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     assert content and code(others[0], NEXT[0]) == content
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
 
 
 # ---- one for all ---------------------------------------------------------------------------------
@@ -200,18 +203,17 @@ def test_who_waits_while_it_is_killed_asks_again(opened, others, whom, monkeypat
     """Every line that is asked for meanwhile stands still: none is answered before the end."""
     assert code(opened)
     master = opened._process.pid
-    victims = workers_of(master) if whom == "its worker" else [master]
-    for worker in workers_of(master):
+    workers = workers_of(master)
+    for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(code, one, NEXT[1]) for one in others]
         time.sleep(0.2)
         assert not any(one.done() for one in waiting)
-        for victim in victims:
+        for victim in workers if whom == "its worker" else [master]:
             os.kill(victim, signal.SIGKILL)
-        if whom == "the workshop":
-            for worker in children_of(master):
-                os.kill(worker, signal.SIGCONT)
+        for worker in workers if whom == "the workshop" else ():
+            os.kill(worker, signal.SIGCONT)
         assert all(one.result(LIMIT_SECONDS) for one in waiting)
 
 
