@@ -137,7 +137,8 @@ def test_a_step_without_memory_changes_nothing_and_names_the_holders(gpu):
             sk.OutOfMemoryError,
             match="out of memory in .* of step 2: Out of memory allocating.*optimizer state",
         ):
-            model.train(*token_batch(1, 240))
+            # on a real GPU blocks that are in use in part have room left
+            model.train(*token_batch(1, 60_000 if gpu.is_real else 240))
         pool.set_limit(size=0)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
         return model.train(*token_batch(1))
