@@ -157,13 +157,31 @@ class SelfAttention(Module):
         self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout, sample_dim=0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute [batch, S, width] from x of that shape."""
+    def forward(
+        self,
+        x: Tensor,
+        attend: Callable[..., Tensor] | None = None,
+        positions: Any = None,
+    ) -> Tensor:
+        """Compute [batch, S, width] from x of that shape.
+
+        Parameters
+        ----------
+        x
+            [batch, S, width].
+        attend
+            Function (q, k, v, causal=...) -> [batch, heads, S, head_dim] of queries of that shape;
+            None: attention to the keys that are there.
+        positions
+            Of the tokens, as of ops.rotary.
+        """
         texts = current_context().texts  # that are being continued
         q, k, v = self._projected(x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary:
-            q, k = [self._turned(each, texts) for each in (q, k)]
-        if texts is None:
+            q, k = [self._turned(each, texts, positions) for each in (q, k)]
+        if attend is not None:
+            y = attend(q, k, v, causal=self._attend is causal_attention)
+        elif texts is None:
             y = self._attend(q, k, v)  # [batch, heads, S, head_dim]
         else:
             y = texts.attend(self, q, k, v)
@@ -202,11 +220,11 @@ class SelfAttention(Module):
         q = self._split(q, self.head_dim, self.query_norm)
         return q, self._split(k, self.head_dim, self.key_norm), v
 
-    def _turned(self, x, texts):
+    def _turned(self, x, texts, positions):
         """Return x [batch, heads, S, D], turned by its positions."""
         how = self.rotary_base, self.rotary_scaling
         if texts is None:
-            return rotary(x, None, *how)
+            return rotary(x, positions, *how)
         if texts.is_aligned:
             return rotary(x, texts.positions(), *how)
         # Each text is at a position of its own: the texts take the place of S.

@@ -9,7 +9,7 @@ ops.scaled_dot_product_attention, as there, wants True where a key is seen.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -105,6 +105,7 @@ class MultiheadAttention(Module):
         attn_mask: Any = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        attend: Callable[..., Tensor] = scaled_dot_product_attention,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute y and the weights.
 
@@ -124,6 +125,8 @@ class MultiheadAttention(Module):
             bias; a Tensor if they take a gradient.
         is_causal
             Query i sees keys 0 .. i, with attn_mask or without it.
+        attend
+            What computes attention whose weights are not asked for, nor dropped.
 
         Notes
         -----
@@ -145,6 +148,7 @@ class MultiheadAttention(Module):
             and self.is_packed
             and not (need_weights or drops)
             and mask is None
+            and attend is scaled_dot_product_attention
         ):
             qkv = linear(query, self.in_proj_weight, self.in_proj_bias)
             y = packed_attention(qkv, self.num_heads, is_causal)
@@ -154,7 +158,7 @@ class MultiheadAttention(Module):
                 weights = self.dropout(attention_weights(q, k, mask, is_causal=is_causal))
                 y = matmul(weights, v)
             else:
-                y = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+                y = attend(q, k, v, mask, is_causal=is_causal)
             y = reshape(permute(y, (0, 2, 1, 3)), query.shape)
         y = self.out_proj(y)
         if not need_weights:
