@@ -12,7 +12,7 @@ NAMES = {
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
     "domain.attention": "attention_by_heads cut_attention ring_attention",
-    "domain.graphs": "CutGraph cut_graphs gather_halo",
+    "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
     "domain.rows": "rows_of",
     "domain.samples": "SampleParts",

@@ -7,7 +7,7 @@ from lossy_group import lost_in_turn
 import shardkit as sk
 from shardkit.nn import Tensor
 from shardkit.testing.layout import even_span
-from shardkit.testing.parallel import CutGraph, cut_graphs, gather_halo
+from shardkit.testing.parallel import CutGraph, cut_layers, gather_halo
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
 # nodes, edges
@@ -44,7 +44,7 @@ def is_right(group, edges, num_nodes, readout, whole):
     x, result, gradient, for_x, wanted = whole
     own = slice(*even_span(num_nodes, group.world_size, group.rank))
     model = model_of(edges, readout)
-    cut_graphs(model, group)
+    cut_layers(model, group)
     x = Tensor(x[:, own].copy(), requires_grad=True)
     y = model(x)
     if readout == "nodes":

@@ -21,6 +21,7 @@ from ..autograd import Tensor
 from ..context import current_context
 from ..init import Fill, Normal, Uniform
 from ..module import Module, Parameter
+from ..on_parts import partwise
 from ..ops.activation import erf_gelu, relu
 from ..ops.attention import attention_weights, packed_attention, scaled_dot_product_attention
 from ..ops.elementwise import add, where
@@ -316,6 +317,7 @@ class RelativePositionBias(Module):
 ACTIVATIONS = {"relu": relu, "gelu": erf_gelu}
 
 
+@partwise
 class TransformerEncoderLayer(Module):
     """Attention of a sequence to itself and a feed-forward, each with a norm and a residual branch.
 

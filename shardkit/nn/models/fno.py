@@ -16,7 +16,9 @@ from ..layers.basic import input_tensor
 from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
 from ..losses import RelativeL2Loss
 from ..module import Module, ModuleList, numbered
+from ..on_parts import partwise
 from ..ops.activation import erf_gelu
+from ..ops.modes import Slab
 from ..ops.shape import concatenate
 from .model import ReadyModel
 
@@ -34,20 +36,24 @@ class Lifting(Module):
     def check_input(self, x):
         check_grid("FNO", x.shape, self.in_channels, self.modes)
 
-    def forward(self, x):
+    def forward(self, x, slab: Slab | None = None):
+        """Compute [batch, width, *grid]; slab: the part of the grid that x is, if not all."""
         x = input_tensor(x, self.map.weight.dtype)
-        return self.map(concatenate([x, *_coordinates(x)], 1))
+        return self.map(concatenate([x, *_coordinates(x, slab)], 1))
 
 
-def _coordinates(x):
+def _coordinates(x, slab):
     """Yield an array [batch, 1, *grid] for each dimension of the grid."""
     xp = xp_of(x.array)
     for dim, size in enumerate(x.shape[2:], 2):
+        is_cut = slab is not None and slab.dim == dim - 2
+        start, length = (slab.start, slab.length) if is_cut else (0, size)
         shape = [size if d == dim else 1 for d in range(x.ndim)]
-        line = xp.linspace(0, 1, size).astype(x.dtype).reshape(shape)
+        line = xp.linspace(0, 1, length)[start : start + size].astype(x.dtype).reshape(shape)
         yield xp.broadcast_to(line, (x.shape[0], 1, *x.shape[2:]))
 
 
+@partwise
 class FourierLayer(Module):
     """A spectral convolution plus a linear map of channels, then GELU but in the last layer."""
 
@@ -61,6 +67,7 @@ class FourierLayer(Module):
         return erf_gelu(y) if self.has_activation else y
 
 
+@partwise
 class Projection(Module):
     """Two linear maps of channels with GELU between them."""
 

@@ -13,6 +13,7 @@ from ...comm.backend import CommunicationBackend
 from ...errors import ShardingError
 from ...layout.cuts import even_span
 from ...nn.module import Module, check_input_of
+from .spans import Table, even_spans
 
 ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
 
@@ -30,6 +31,7 @@ class DomainAxis:
         self.group = group
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
+        self._shared: dict[int, tuple] = {}
 
     def length(self, x, path: str | None) -> int:
         """Return how long dim of x is over all ranks. Collective over the group.
@@ -80,9 +82,17 @@ class DomainAxis:
         self.note(length)
         return self.spans(length)
 
+    def table(self, x, path: str | None) -> Table:
+        """Return all ranks' spans of dim of x. Collective over the group; errors: of length()."""
+        return even_spans(self.length(x, path), self.group.world_size)
+
     def own_span(self, length: int) -> tuple[int, int]:
         """Return this rank's [start, stop) of `length`."""
         return even_span(length, self.group.world_size, self.group.rank)
+
+    def shared(self, whole, made):
+        """Return what was made of an object by the first of the layers that have it: `made`."""
+        return self._shared.setdefault(id(whole), (whole, made))[1]
 
     def slice_of(self, array, dim: int | None = None):
         """Return this rank's rows of a whole array, a view."""

@@ -23,12 +23,12 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...comm.backend import CommunicationBackend
-from ...errors import ShapeError
+from ...errors import ShapeError, ShardingError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor, array_of, record
-from ...nn.models.message_passing import OwnGraph
-from ...nn.module import exchange
-from ..conjugate import copy_to_region, reduce_from_region
+from ...nn.models.message_passing import Decoder, Encoder, OwnGraph, Step
+from ..conjugate import all_reduce
+from .axis import CutLayer, DomainAxis
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +180,7 @@ class GraphOnRanks:
 
     def total(self, y):
         """Return the sum over the nodes of all ranks, for the rank's own use."""
-        return copy_to_region(reduce_from_region(y.sum(1), self._group), self._group)
+        return all_reduce(y.sum(1), self._group)
 
     def join(self, nodes, x):
         """Return what the next block takes, for new nodes in place of x."""
@@ -209,11 +209,34 @@ class GraphOnRanks:
         return self
 
 
-def cut_graphs(model, group: CommunicationBackend) -> None:
-    """Let the ranks of `group` share the nodes of each graph of a model's own, in place."""
-    graphs = [vars(module).get("graph") for module in model.named_modules().values()]
-    own = {id(graph): graph for graph in graphs if isinstance(graph, OwnGraph)}
-    cut: dict[int, Any] = {
-        number: GraphOnRanks(group, graph.edges) for number, graph in own.items()
-    }
-    exchange(model, cut)
+class _OnOwnNodes(CutLayer):
+    """A block of MessagePassing with edges of its own, on own nodes [batch, own, width] local."""
+
+    graph: Any
+
+    def __init__(self, axis: DomainAxis, whole: Any):
+        if not isinstance(whole.graph, OwnGraph):
+            raise ShardingError(
+                f"{whole.path_in_model} of a MessagePassing whose samples bring their edges cannot "
+                "be cut over domain ranks; wanted senders and receivers of the model's own"
+            )
+        super().__init__(axis, whole)
+        self.graph = axis.shared(whole.graph, GraphOnRanks(axis.group, whole.graph.edges))
+
+
+class CutEncoder(_OnOwnNodes, Encoder):
+    """The features of own nodes."""
+
+    check_input = Encoder.check_input
+
+
+class CutStep(_OnOwnNodes, Step):
+    """Messages to own nodes."""
+
+
+class CutDecoder(_OnOwnNodes, Decoder):
+    """The answers of own nodes, or the sum of all, whole."""
+
+    def __init__(self, axis: DomainAxis, whole: Decoder):
+        super().__init__(axis, whole)
+        self.leaves_parts = whole.readout != "sum"

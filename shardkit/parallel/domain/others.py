@@ -9,10 +9,9 @@ from ...array.random import key_of
 from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
-from ...nn.layers.basic import Dropout, input_tensor
-from ...nn.models.gpt import TokenEmbedding
+from ...nn.layers.basic import Dropout
 from ..conjugate import all_gather
-from .axis import CutLayer, DomainAxis
+from .axis import CutLayer
 
 
 class CutDropout(CutLayer):
@@ -45,23 +44,6 @@ class CutDropout(CutLayer):
             return _dropped(array, dim, length, start, key, first, p)
 
         return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
-
-
-class CutTokenEmbedding(CutLayer):
-    """Tokens and learned positions of this rank's ids [batch, part] -> [batch, part, width]."""
-
-    def __init__(self, axis: DomainAxis, whole: TokenEmbedding):
-        super().__init__(axis, whole)
-        self.tokens, self.positions = whole.tokens, whole.positions
-        self.dropout = CutDropout(axis, whole.dropout)
-
-    def forward(self, ids):
-        ids = input_tensor(ids)
-        x = self.tokens(ids)
-        if self.positions is not None:
-            start, stop = self._axis.own_span(self._axis.length(ids, self.path_in_model))
-            x = x + self.positions(xp_of(x.array).arange(start, stop))
-        return self.dropout(x)
 
 
 def _dropped(array, dim, length, start, key, first, p):

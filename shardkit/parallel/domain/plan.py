@@ -33,12 +33,15 @@ from ...nn.layers import (
 from ...nn.layers.basic import Sequential
 from ...nn.layers.embedding import EmbeddingBag
 from ...nn.lora import LoRALinear
+from ...nn.models import message_passing
+from ...nn.models.fno import Lifting
 from ...nn.models.gpt import TokenEmbedding
 from ...nn.models.resnet import GridMean, ResNetHead
+from ...nn.models.vit import PatchEmbedding
 from ...nn.module import Module, ModuleList, blocks_of, exchange, members_of
 from ...nn.on_parts import is_partwise
 from ...nn.transformer import SelfAttention
-from . import moments, others, windows
+from . import graphs, moments, others, sequences, windows
 from .axis import CutLayer, DomainAxis
 
 Build = Callable[[DomainAxis, Any], CutLayer | None]
@@ -89,13 +92,21 @@ POINTWISE = (
     *(activation.Sigmoid, activation.Softplus, activation.ELU, activation.LeakyReLU),
     *(activation.Hardtanh, activation.Identity, InputFeatures, LoRALinear),
     *(basic.Linear, basic.DenseLayer, basic.Embedding, basic.LayerNorm, basic.RMSNorm),
+    spectral.ChannelLinear,
 )
 _GRID = windows.GRID_DIM
 LAYERS: dict[type[Module], OnParts] = {
     **dict.fromkeys(POINTWISE, OnParts(as_it_is)),
     **dict.fromkeys((activation.Softmax, activation.LogSoftmax), OnParts(others.AlongAnother)),
     basic.Dropout: OnParts(others.CutDropout),
-    TokenEmbedding: OnParts(others.CutTokenEmbedding, 1),
+    TokenEmbedding: OnParts(sequences.CutTokenEmbedding, 1),
+    SelfAttention: OnParts(sequences.CutSelfAttention, 1),
+    attention.MultiheadAttention: OnParts(sequences.CutMultiheadAttention, 1),
+    message_passing.Encoder: OnParts(graphs.CutEncoder, 1),
+    message_passing.Step: OnParts(graphs.CutStep, 1),
+    message_passing.Decoder: OnParts(graphs.CutDecoder, 1),
+    spectral.SpectralConv: OnParts(sequences.CutSpectralConv, _GRID),
+    Lifting: OnParts(sequences.CutLifting, _GRID),
     convolution.ConvNd: OnParts(windows.CutConvolution, _GRID),
     convolution.ConvTransposeNd: OnParts(windows.CutTransposedConvolution, _GRID),
     pooling.MaxPoolNd: OnParts(windows.CutMaximum, _GRID),
@@ -116,10 +127,8 @@ CHAINS = (Sequential, ResNetHead)  # their forwards call their members in the or
 
 # {class: why it cannot be cut}
 REASONS: dict[type[Module], str] = {
-    SelfAttention: "each token attends to others",
-    attention.MultiheadAttention: "each token attends to others",
     recurrent.Recurrent: "a state goes from each step of the sequence to the next",
-    spectral.SpectralConv: "a Fourier transform reads all rows",
+    PatchEmbedding: "a class token of its own stands before the patches of all rows",
     EmbeddingBag: "a bag may have its ids in several parts",
 }
 _UNKNOWN = "what its forward() does along the dim that is cut is not known"
@@ -188,6 +197,11 @@ class _Walk:
         if isinstance(module, CutLayer):  # of a copy of a model that was cut
             return module.leaves_parts
         entry = _entry_of(module)
+        if getattr(module, "batch_first", True) is False and (entry or is_partwise(module)):
+            raise ShardingError(
+                f"{_named(path, module)} whose samples lie along dim 1 cannot be cut over domain "
+                "ranks; make it with batch_first=True"
+            )
         if entry is not None:
             return self._through_layer(path, module, entry)
         if (chain := _chain_of(module)) is not None:
