@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy
 
-from ...array import halves, kernels, products
+from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ..autograd import Tensor, record
 from .shape import cast
@@ -60,6 +60,30 @@ def multiply_modes(x: Tensor, weight: Tensor) -> Tensor:
         [I, O, *kept, 2], pairs of real and imaginary part.
     """
     return _multiply_modes(x, weight, False)
+
+
+def multiply_own_modes(x: Tensor, weight: Tensor, own: slice) -> Tensor:
+    """Return multiply_modes(x, weight[:, :, own]), for x of these modes of the first dim alone.
+
+    The gradient of the weight has its whole shape, 0 in other modes. (A view of a sharded parameter
+    would not outlive its buffer.)
+    """
+    shape, dtype = weight.shape, weight.gradient_dtype
+    part = (slice(None), slice(None), own)
+    x_kept, weight_kept = _read(x, weight)
+
+    def backward(gradient, wanted):
+        for_x = for_weight = None
+        if wanted[0]:
+            for_x = kernels.multiply_modes_input(gradient, weight_kept.array[part])
+        if wanted[1]:
+            for_weight = fresh.zeros(shape, dtype, xp_of(gradient))
+            for_own = kernels.multiply_modes_weight(gradient, x_kept.array)
+            for_weight[part] = halves.rounded(for_own, dtype)
+        return for_x, for_weight
+
+    y = kernels.multiply_modes(x.array, weight.array[part])
+    return record(y, (x, weight), backward, needs=(x_kept, weight_kept))
 
 
 def _multiply_modes(x, weight, is_adjoint):

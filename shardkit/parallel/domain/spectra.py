@@ -18,7 +18,7 @@ from ...errors import ShapeError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor
 from ...nn.ops import fft
-from ...nn.ops.modes import Slab, from_modes, multiply_modes, to_modes
+from ...nn.ops.modes import Slab, from_modes, multiply_own_modes, to_modes
 from ...nn.ops.shape import getitem
 from ..conjugate import all_gather, reduce_scatter
 from .spans import even_spans
@@ -116,6 +116,6 @@ def cut_spectral_convolution(
     terms = to_modes(x, modes, slab)  # [batch, in, 2, *kept]
     num_kept = terms.shape[KEPT]
     own = slice(*even_span(num_kept, group.world_size, group.rank))
-    matrices = getitem(weight, (slice(None), slice(None), own))
-    y = multiply_modes(reduce_scatter(terms, group, KEPT), matrices)  # [batch, out, 2, own, ...]
+    terms = reduce_scatter(terms, group, KEPT)  # of own modes
+    y = multiply_own_modes(terms, weight, own)  # [batch, out, 2, own, ...]
     return from_modes(all_gather(y, group, KEPT, num_kept), x.shape[2:], slab)
