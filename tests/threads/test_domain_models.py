@@ -106,7 +106,7 @@ MODELS = {
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
     "texts": (texts, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
     "GPT": (
-        lambda: models.GPT(17, 11, width=12, layers=2, heads=3, dropout=0.2, tied=True, **F64),
+        lambda: models.GPT(17, 11, width=12, layers=2, heads=4, dropout=0.2, tied=True, **F64),
         *(numbers(17, 11), numbers(17, 11), None),
     ),
     "Llama": (
@@ -228,7 +228,16 @@ def test_stages_work_on_parts(name):
     check(name, 1, "fsdp", domain=2, pipeline=2)
 
 
-@pytest.mark.parametrize("name", ["MLP of tokens", "Llama"])
+MESHES = {2: "zero1", 3: "fsdp", 4: "zero2"}
+
+
+@pytest.mark.parametrize("domain", MESHES)
+@pytest.mark.parametrize("name", LOOKING)
+def test_data_and_stages_stand_beside_ranks_that_look_along_samples(name, domain):
+    check(name, 2, MESHES[domain], domain=domain, pipeline=2)
+
+
+@pytest.mark.parametrize("name", ["MLP of tokens", "GPT", "Llama"])
 def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
 
@@ -238,7 +247,7 @@ def test_blocks_are_computed_again_on_parts(name):
     check(name, 2, "fsdp", {"activation_checkpointing": True}, domain=2)
 
 
-@pytest.mark.parametrize("name", ["a net", "ResNet", "tokens"])
+@pytest.mark.parametrize("name", ["a net", "ResNet", "tokens", *LOOKING])
 def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name):
     """Eight samples in micro-batches of two."""
 
@@ -349,7 +358,8 @@ def with_lora(model):
 
 
 @pytest.mark.parametrize(
-    "name, change", [("a net", frozen), ("tokens", frozen), ("tokens", with_lora)]
+    "name, change",
+    [("a net", frozen), ("tokens", frozen), ("tokens", with_lora), ("Llama", with_lora)],
 )
 def test_frozen_layers_and_lora_work_on_parts(name, change):
     def on_rank(backend):
