@@ -303,8 +303,8 @@ def vector(model):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_a_checkpoint_opens_on_another_number_of_domain_ranks(after, tmp_path):
-    name = "a net"
+@pytest.mark.parametrize("name", ["a net", "GPT", "FNO 1-D"])
+def test_a_checkpoint_opens_on_another_number_of_domain_ranks(name, after, tmp_path):
 
     def first(backend):
         model = made(backend, name, domain=3)
@@ -329,8 +329,8 @@ def test_a_checkpoint_opens_on_another_number_of_domain_ranks(after, tmp_path):
     assert numpy.abs(found - wanted).max() < 1e-9
 
 
-def test_copies_and_clones_share_the_ranks():
-    name = "a net"
+@pytest.mark.parametrize("name", ["a net", *LOOKING])
+def test_copies_and_clones_share_the_ranks(name):
 
     def on_rank(backend):
         model = made(backend, name, domain=2)
@@ -470,6 +470,18 @@ def refused(message, on_rank, num_ranks=2, error=sk.ShardingError):
             on_rank(backend)
 
     sk.run_ranks(num_ranks, run)
+
+
+def test_dropouts_of_a_part_of_the_features_of_parts_are_refused():
+    def on_rank(backend):
+        layers = nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)
+        config = sk.ShardingConfiguration(
+            backend, loss=nn.MSELoss(), tensor_plan={"0": "column", "2": "row"}
+        )
+        wrapped = nn.Sequential(*layers).finish(3)
+        sk.HybridShardedModel(wrapped, config, domain_parallel_size=2, tensor_parallel_size=2)
+
+    refused("dropout 1 sees the features of one tensor rank, .* domain ranks", on_rank, 4)
 
 
 def test_losses_that_are_no_sums_over_rows_are_refused():

@@ -125,6 +125,11 @@ class CutLayer(Module):
         """The ranks that share samples."""
         return self._axis
 
+    @property
+    def takes_place_of(self) -> type[Module]:
+        """The class whose forward() this one's computes on parts."""
+        return type(self._whole)
+
     def members(self):
         return {name: m for name, m in Module.members(self).items() if name != "_whole"}
 

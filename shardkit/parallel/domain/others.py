@@ -14,22 +14,20 @@ from ..conjugate import all_gather
 from .axis import CutLayer
 
 
-class CutDropout(CutLayer):
+class CutDropout(CutLayer, Dropout):
     """Dropout of this rank's part of x, by the places of its elements in whole samples."""
 
-    _whole: Dropout
-
     def forward(self, x):
-        context, p = current_context(), self._whole.p
+        context, p = current_context(), self.p
         if not context.training or p == 0:
             return x
-        if self._whole.sample_dim not in ("rows", 0) or context.num_samples not in (
+        if self.sample_dim not in ("rows", 0) or context.num_samples not in (
             None,
             x.shape[0],
         ):
             raise ShardingError(
                 f"dropout {self.path_in_model} of x {x.shape} with sample_dim = "
-                f"{self._whole.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
+                f"{self.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
                 "sample_dim = 'rows' or 0"
             )
         dim = self._axis.dim
