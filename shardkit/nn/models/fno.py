@@ -11,46 +11,14 @@ modes.
 from collections.abc import Sequence
 
 from ...annotations import Shape
-from ...array.backend import xp_of
-from ..layers.basic import input_tensor
-from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
+from ..layers.spectral import ChannelLinear, Lifting, SpectralConv, checked_modes
 from ..losses import RelativeL2Loss
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..ops.activation import erf_gelu
-from ..ops.modes import Slab
-from ..ops.shape import concatenate
 from .model import ReadyModel
 
 PROJECTION = 128  # channels before the last map, as in the paper
-
-
-class Lifting(Module):
-    """Channels and coordinates of each point, from 0 to 1, mapped to `width` channels."""
-
-    def __init__(self, in_channels: int, width: int, modes: tuple, *, dtype):
-        self.in_channels = in_channels
-        self.modes = modes
-        self.map = ChannelLinear(in_channels + len(modes), width, dtype=dtype)
-
-    def check_input(self, x):
-        check_grid("FNO", x.shape, self.in_channels, self.modes)
-
-    def forward(self, x, slab: Slab | None = None):
-        """Compute [batch, width, *grid]; slab: the part of the grid that x is, if not all."""
-        x = input_tensor(x, self.map.weight.dtype)
-        return self.map(concatenate([x, *_coordinates(x, slab)], 1))
-
-
-def _coordinates(x, slab):
-    """Yield an array [batch, 1, *grid] for each dimension of the grid."""
-    xp = xp_of(x.array)
-    for dim, size in enumerate(x.shape[2:], 2):
-        is_cut = slab is not None and slab.dim == dim - 2
-        start, length = (slab.start, slab.length) if is_cut else (0, size)
-        shape = [size if d == dim else 1 for d in range(x.ndim)]
-        line = xp.linspace(0, 1, length)[start : start + size].astype(x.dtype).reshape(shape)
-        yield xp.broadcast_to(line, (x.shape[0], 1, *x.shape[2:]))
 
 
 @partwise

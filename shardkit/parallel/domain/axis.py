@@ -7,6 +7,8 @@ The parts of every activation are those of even_span of its own length, so that 
 branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
 """
 
+from typing import Any
+
 import numpy
 
 from ...comm.backend import CommunicationBackend
@@ -15,6 +17,7 @@ from ...layout.cuts import even_span
 from ...nn.module import Module, check_input_of
 from .spans import Table, even_spans
 
+GRID_DIM = 2  # the first dim of a grid in [samples, channels, *grid], which is cut
 ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
 
 
@@ -109,7 +112,7 @@ class CutLayer(Module):
     """A layer that gets this rank's part of x, in the place of one that gets whole samples.
 
     Its members are those of the layer `whole`, so parameters keep their names; it has its other
-    attributes too, since a forward() around it may ask for them.
+    attributes and methods too: a forward() around it, or that of its own class, may ask for them.
     leaves_parts   False: what it returns is whole, for each rank's own use
     """
 
@@ -117,17 +120,18 @@ class CutLayer(Module):
 
     def __init__(self, axis: DomainAxis, whole: Module):
         vars(self).update(vars(whole))
-        self._axis = axis
+        self.axis = axis
         self._whole = whole
 
-    @property
-    def axis(self) -> DomainAxis:
-        """The ranks that share samples."""
-        return self._axis
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the class whose place it takes, bound to this layer."""
+        if "_whole" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.takes_place_of, name).__get__(self)
 
     @property
-    def takes_place_of(self) -> type[Module]:
-        """The class whose forward() this one's computes on parts."""
+    def takes_place_of(self) -> type[Any]:
+        """The class of the layer whose place it takes."""
         return type(self._whole)
 
     def members(self):

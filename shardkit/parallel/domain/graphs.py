@@ -23,10 +23,9 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...comm.backend import CommunicationBackend
-from ...errors import ShapeError, ShardingError
+from ...errors import ShapeError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor, array_of, record
-from ...nn.models.message_passing import Decoder, Encoder, OwnGraph, Step
 from ..conjugate import all_reduce
 from .axis import CutLayer, DomainAxis
 
@@ -209,34 +208,19 @@ class GraphOnRanks:
         return self
 
 
-class _OnOwnNodes(CutLayer):
-    """A block of MessagePassing with edges of its own, on own nodes [batch, own, width] local."""
+class CutBlock(CutLayer):
+    """A block of MessagePassing with edges of its own, on own nodes [batch, own, width] local.
 
-    graph: Any
+    A sum over the nodes is whole.
+    """
 
     def __init__(self, axis: DomainAxis, whole: Any):
-        if not isinstance(whole.graph, OwnGraph):
-            raise ShardingError(
-                f"{whole.path_in_model} of a MessagePassing whose samples bring their edges cannot "
-                "be cut over domain ranks; wanted senders and receivers of the model's own"
-            )
         super().__init__(axis, whole)
         self.graph = axis.shared(whole.graph, GraphOnRanks(axis.group, whole.graph.edges))
+        self.leaves_parts = vars(whole).get("readout") != "sum"
 
+    def check_input(self, x):
+        self.takes_place_of.check_input(self, x)
 
-class CutEncoder(_OnOwnNodes, Encoder):
-    """The features of own nodes."""
-
-    check_input = Encoder.check_input
-
-
-class CutStep(_OnOwnNodes, Step):
-    """Messages to own nodes."""
-
-
-class CutDecoder(_OnOwnNodes, Decoder):
-    """The answers of own nodes, or the sum of all, whole."""
-
-    def __init__(self, axis: DomainAxis, whole: Decoder):
-        super().__init__(axis, whole)
-        self.leaves_parts = whole.readout != "sum"
+    def forward(self, x):
+        return self.takes_place_of.forward(self, x)

@@ -9,12 +9,11 @@ from ...array.random import key_of
 from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
-from ...nn.layers.basic import Dropout
 from ..conjugate import all_gather
 from .axis import CutLayer
 
 
-class CutDropout(CutLayer, Dropout):
+class CutDropout(CutLayer):
     """Dropout of this rank's part of x, by the places of its elements in whole samples."""
 
     def forward(self, x):
@@ -30,9 +29,9 @@ class CutDropout(CutLayer, Dropout):
                 f"{self.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
                 "sample_dim = 'rows' or 0"
             )
-        dim = self._axis.dim
-        length = self._axis.length(x, self.path_in_model)
-        start, _ = self._axis.own_span(length)
+        dim = self.axis.dim
+        length = self.axis.length(x, self.path_in_model)
+        start, _ = self.axis.own_span(length)
         size = x.size // x.shape[0] // x.shape[dim] * length  # of a whole sample
         parts = (context.seed, "dropout", self.path_in_model, context.step)
         key = key_of(*parts, *next_call(self.path_in_model, context), size)
@@ -62,17 +61,17 @@ class JoinedParts(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
-        return self._whole.forward(all_gather(x, self._axis.group, self._axis.dim, length))
+        length = self.axis.length(x, self.path_in_model)
+        return self._whole.forward(all_gather(x, self.axis.group, self.axis.dim, length))
 
 
 class AlongAnother(CutLayer):
     """A layer of one dim, which must not be the one that is cut."""
 
     def forward(self, x):
-        if self._whole.dim % x.ndim == self._axis.dim:
+        if self._whole.dim % x.ndim == self.axis.dim:
             raise ShardingError(
                 f"{self.path_in_model}, a {type(self._whole).__name__}, goes along dim "
-                f"{self._axis.dim} of x {x.shape}, which domain ranks share; wanted another dim"
+                f"{self.axis.dim} of x {x.shape}, which domain ranks share; wanted another dim"
             )
         return self._whole.forward(x)

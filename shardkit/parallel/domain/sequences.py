@@ -4,38 +4,34 @@
                       --CutSelfAttention--->  y [batch, own, width]      keys of all ranks
     x [batch, in, own, ...]  --CutSpectralConv-->  y [batch, out, own, ...]      modes of all ranks
 
-Those of attention are layers of the class whose place they take, with another forward(): what takes
-heads or projections apart finds them.
+They compute by the forward() of the class whose place they take, told of other positions and of
+another attention.
 """
-
-from typing import Any
 
 from ...errors import ShardingError
 from ...nn.context import current_context
 from ...nn.layers.attention import MultiheadAttention
 from ...nn.layers.basic import input_tensor
 from ...nn.layers.spectral import SpectralConv, check_grid
-from ...nn.models.fno import Lifting
 from ...nn.models.gpt import TokenEmbedding
 from ...nn.ops.modes import Slab
 from ...nn.transformer import SelfAttention
 from .attention import cut_attention
-from .axis import CutLayer, DomainAxis
+from .axis import GRID_DIM, CutLayer, DomainAxis
 from .others import CutDropout
 from .spans import length_of, positions_of
 from .spectra import cut_spectral_convolution
-from .windows import GRID_DIM
 
 # arguments of MultiheadAttention.forward() behind query, key and value
 _REST = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 
 
-class CutTokenEmbedding(CutLayer, TokenEmbedding):
+class CutTokenEmbedding(CutLayer):
     """A TokenEmbedding of own ids [batch, own], learned positions by their number in the whole."""
 
     def __init__(self, axis: DomainAxis, whole: TokenEmbedding):
         super().__init__(axis, whole)
-        self.dropout: Any = CutDropout(axis, whole.dropout)
+        self.dropout = CutDropout(axis, whole.dropout)
 
     def forward(self, ids):
         _refuse_texts(self.path_in_model)
@@ -45,12 +41,12 @@ class CutTokenEmbedding(CutLayer, TokenEmbedding):
         return self.embedded(ids, length_of(table), lambda xp: xp.asarray(own))
 
 
-class CutSelfAttention(CutLayer, SelfAttention):
+class CutSelfAttention(CutLayer):
     """SelfAttention of own tokens to those of all ranks; x [batch, own, width] local."""
 
     def __init__(self, axis: DomainAxis, whole: SelfAttention):
         super().__init__(axis, whole)
-        self.dropout: Any = CutDropout(axis, whole.dropout)
+        self.dropout = CutDropout(axis, whole.dropout)
 
     def forward(self, x):
         _refuse_texts(self.path_in_model)
@@ -60,10 +56,10 @@ class CutSelfAttention(CutLayer, SelfAttention):
         def attend(q, k, v, causal):
             return cut_attention(q, k, v, group, table, causal=causal)
 
-        return SelfAttention.forward(self, x, attend, table[group.rank])
+        return self.takes_place_of.forward(self, x, attend, table[group.rank])
 
 
-class CutMultiheadAttention(CutLayer, MultiheadAttention):
+class CutMultiheadAttention(CutLayer):
     """MultiheadAttention of own queries to keys of all ranks, each [batch, own, .] local.
 
     Errors: ShardingError for dropout of weights; in forward() for masks, and weights.
@@ -88,7 +84,7 @@ class CutMultiheadAttention(CutLayer, MultiheadAttention):
         def attend(q, k, v, mask, is_causal):
             return cut_attention(q, k, v, group, table, key_table, causal=is_causal)
 
-        return MultiheadAttention.forward(self, query, key, value, **form, attend=attend)
+        return self.takes_place_of.forward(self, query, key, value, **form, attend=attend)
 
 
 class CutSpectralConv(CutLayer):
@@ -108,7 +104,7 @@ class CutSpectralConv(CutLayer):
         return cut_spectral_convolution(x, whole.weight, *form)
 
 
-class CutLifting(CutLayer, Lifting):
+class CutLifting(CutLayer):
     """The first layer of an FNO: coordinates are those of the whole grid."""
 
     def check_input(self, x):
@@ -119,7 +115,7 @@ class CutLifting(CutLayer, Lifting):
         x = input_tensor(x, self.map.weight.dtype)
         length = _checked_length(axis, x, self.path_in_model, self.in_channels, self.modes)
         start, _ = axis.own_span(length)
-        return Lifting.forward(self, x, Slab(axis.dim - GRID_DIM, start, length))
+        return self.takes_place_of.forward(self, x, Slab(axis.dim - GRID_DIM, start, length))
 
 
 def _checked_length(axis, x, path, in_channels, modes):

@@ -45,7 +45,7 @@ def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
         states = seen.get(id(module), set())
         if states == {True} and type(module) is Dropout:
             found[path] = ON_A_PART
-        elif states == {True} and _kind_of(module) is not type(module):
+        elif states == {True} and kind_of(module) is not type(module):
             raise ShardingError(
                 f"tensor plan: dropout {path} sees the features of one tensor rank, but is a "
                 f"{type(module).__name__}, which needs whole ones: domain ranks share its samples; "
@@ -68,7 +68,7 @@ def _through(
     leave the module. None: that is not known.
     """
     style = named.get(id(module))
-    if isinstance(module, Dropout):
+    if issubclass(kind_of(module), Dropout):
         if style is None and module.p:
             see(module, is_cut)
         return is_cut
@@ -79,7 +79,7 @@ def _through(
     if isinstance(module, (Linear, LoRALinear)):
         return False  # it reads whole features
     blocks = [block for _, block in blocks_of(module)]
-    if len(blocks) > 1 or any(_kind_of(module).forward is kind.forward for kind in _IN_ORDER):
+    if len(blocks) > 1 or any(kind_of(module).forward is kind.forward for kind in _IN_ORDER):
         inside = blocks if len(blocks) > 1 else _modules_in(module)
         for each in inside:
             is_cut = _through(each, is_cut, named, see)
@@ -93,7 +93,7 @@ def _through(
     return False if "row" in styles else None
 
 
-def _kind_of(module: Module) -> type[Module]:
+def kind_of(module: Module) -> type[Module]:
     """Return its class, or that of the layer whose place it takes on parts of samples."""
     return getattr(module, "takes_place_of", type(module))
 
