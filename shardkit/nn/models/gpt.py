@@ -167,18 +167,8 @@ class TokenEmbedding(Module):
         self.dropout = Dropout(settings.dropout, sample_dim=0)
 
     def check_input(self, x):
-        self._check(x, x.shape[-1] if x.ndim else 0)
+        _check(self, x, x.shape[-1] if x.ndim else 0)
         self.tokens.check_input(x)
-
-    def _check(self, ids, stop):
-        """Raise ShapeError unless these are integers [batch, S], at positions below `stop`."""
-        if ids.ndim != 2 or ids.dtype.kind not in "iu":
-            raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
-        if stop > self.sequence_length:
-            raise ShapeError(
-                f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
-                f"{self.sequence_length}; cut x, or make the model longer"
-            )
 
     def forward(self, ids):
         ids = input_tensor(ids)
@@ -191,11 +181,22 @@ class TokenEmbedding(Module):
 
     def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
         """Compute [batch, S, width] of ids [batch, S] at positions(xp) [S], all below `stop`."""
-        self._check(ids, stop)
+        _check(self, ids, stop)
         x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
             x = x + self.positions(positions(xp_of(x.array)))  # [S, width] broadcasts
         return self.dropout(x)
+
+
+def _check(layer, ids, stop):
+    """Raise ShapeError unless these are integers [batch, S], at positions below `stop`."""
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
+    if stop > layer.sequence_length:
+        raise ShapeError(
+            f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
+            f"{layer.sequence_length}; cut x, or make the model longer"
+        )
 
 
 @partwise

@@ -136,17 +136,18 @@ class Step(Module):
         sample = xp_of(rows.array).arange(batch)[:, None]
         senders = (senders + sample * reached.shape[1]).reshape(-1)  # among the rows of all samples
         receivers = (receivers + sample * count).reshape(-1)
-        messages = silu(self._asked((far, rows), (senders, receivers)))  # [batch * edges, width]
+        messages = silu(_asked(self, (far, rows), (senders, receivers)))  # [batch * edges, width]
         heard = segment_sum(messages, receivers, batch * count)
         rows = rows + self.out(silu(self.update(concatenate([rows, heard], 1))))
         return self.graph.join(reshape(rows, (batch, count, width)), x)
 
-    def _asked(self, tables, indices):
-        """Return the message layer of the two ends of each edge, [batch * edges, width]."""
-        layer = self.message
-        if is_affine(layer):
-            return linear_of_gathered(tables, indices, layer.weight, layer.bias)
-        return layer(side_by_side(tables, indices))
+
+def _asked(step, tables, indices):
+    """Return the message layer of the two ends of each edge, [batch * edges, width]."""
+    layer = step.message
+    if is_affine(layer):
+        return linear_of_gathered(tables, indices, layer.weight, layer.bias)
+    return layer(side_by_side(tables, indices))
 
 
 class Decoder(Module):

@@ -112,7 +112,7 @@ class CutLayer(Module):
     """A layer that gets this rank's part of x, in the place of one that gets whole samples.
 
     Its members are those of the layer `whole`, so parameters keep their names; it has its other
-    attributes and methods too: a forward() around it, or that of its own class, may ask for them.
+    attributes too: a forward() around it, or that of the class, may ask for them.
     leaves_parts   False: what it returns is whole, for each rank's own use
     """
 
@@ -122,12 +122,6 @@ class CutLayer(Module):
         vars(self).update(vars(whole))
         self.axis = axis
         self._whole = whole
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a method of the class whose place it takes, bound to this layer."""
-        if "_whole" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self.takes_place_of, name).__get__(self)
 
     @property
     def takes_place_of(self) -> type[Any]:

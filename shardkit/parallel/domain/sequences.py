@@ -38,7 +38,7 @@ class CutTokenEmbedding(CutLayer):
         ids = input_tensor(ids)
         table = self.axis.table(ids, self.path_in_model)
         own = positions_of(table[self.axis.group.rank])
-        return self.embedded(ids, length_of(table), lambda xp: xp.asarray(own))
+        return self.takes_place_of.embedded(self, ids, length_of(table), lambda xp: xp.asarray(own))
 
 
 class CutSelfAttention(CutLayer):
