@@ -54,6 +54,22 @@ ATTENTION = [
     (1, 4, 2, 2, 7, 5, 4),  # few queries
     (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
+# the same, and the window
+WINDOWED = [
+    (1, 1, 1, 1, 1, 2, 0, 1),
+    (2, 4, 2, 5, 5, 4, 0, 1),
+    (2, 4, 2, 3, 9, 4, 2, 2),  # few queries
+    (2, 6, 2, 5, 9, 4, 4, 3),
+    (1, 2, 1, 9, 4, 8, 0, 6),  # later queries see keys at the end alone
+    (1, 2, 1, 40, 30, 8, 10, 25),
+    (1, 2, 1, 130, 130, 8, 0, 64),
+    (1, 2, 2, 130, 700, 16, 570, 33),
+    (1, 2, 1, 1030, 1030, 8, 0, 100),
+    (1, 1, 1, 1030, 1900, 8, 900, 800),  # tiles in the middle
+    (1, 1, 1, 300, 600, 72, 650, 400),
+    (1, 1, 1, 100, 100, 4, 0, 1000),  # wider than there are keys
+]
+MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 # samples, channels in and out, modes
 SPECTRA = [(0, 2, 3, 4), (1, 1, 1, 1), (2, 0, 3, 5), (3, 5, 2, 4, 17), (2, 6, 9, 3, 5, 2)]
@@ -136,12 +152,16 @@ def targets(count, stop):
 
 def attention(n, s):
     q, k, v = n((s[0], s[1], s[3], s[5])), n((s[0], s[2], s[4], s[5])), n((s[0], s[2], s[4], s[5]))
-    return q, k, v, 0.4, s[6]
+    return q, k, v, 0.4, *s[6:]
 
 
 def attention_backward(n, s):
-    q, k, v, scale, first = attention(n, s)
-    return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, scale, first), scale, first
+    q, k, v, *rest = attention(n, s)
+    return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, *rest), *rest
+
+
+def sums_of_blocks(n, s):
+    return n(s), 3 * n(s[:3]), n(s), 3 * n(s[:3])
 
 
 def layer_norm_backward(n, s):
@@ -209,8 +229,11 @@ TABLE = {
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
-    "causal_attention": [Line(ATTENTION, attention)],
-    "causal_attention_backward": [Line(ATTENTION, attention_backward)],
+    "causal_attention": [Line(ATTENTION, attention), Line(WINDOWED, attention)],
+    "causal_attention_backward": [
+        Line(ATTENTION, attention_backward),
+        Line(WINDOWED, attention_backward),
+    ],
     "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [
         Line(GRIDS, lambda n, s: (n(grid_of(s)), n(weight_of(s)), n(s[2]), window_of(s))),
@@ -304,6 +327,7 @@ TABLE = {
     "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
     "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
     "log1p_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "merge_attention": [Line(MERGED, sums_of_blocks, in_place=(0,))],
     "mish": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
     "mish_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "momentum": [
@@ -454,6 +478,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "log1p_backward",
     "lstm_step",
     "lstm_step_backward",
+    "merge_attention",
     "mish",
     "mish_backward",
     "multiply_modes",

@@ -184,6 +184,17 @@ def doing_meanwhile(act):
     return _setting(_calls, (act, _calls.get()[1]))
 
 
+def doing_also_meanwhile(act):
+    """Inside, act() is called after what is called already, if anything is."""
+    before, multiply = _calls.get()
+
+    def both():
+        before()
+        act()
+
+    return _setting(_calls, (act if before is None else both, multiply))
+
+
 def do_meanwhile() -> None:
     """Do what doing_meanwhile asks for: for long kernels that make products of their own."""
     act, _ = _calls.get()

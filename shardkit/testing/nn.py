@@ -10,7 +10,9 @@ NAMES = {
     "init": "CHUNK Fill Normal Uniform",
     "late": "LateLogits MANY_CLASSES",
     "metrics": "Accuracy MAE MacroF1 R2 RMSE exact_lanes exact_value",
+    "models.gpt": "TokenEmbedding",
     "models.mlp": "ACTIVATIONS",
+    "module": "exchange",
     "ops.attention": "packed_attention",
     "ops.blocks": "ROWS_OF_BLOCK goes_by_blocks",
     "ops.gathered": "linear_of_gathered side_by_side",
@@ -19,7 +21,7 @@ NAMES = {
     "settings": "Model",
     "tape": "parameter_uses walk",
     "texts": "Texts",
-    "transformer": "STYLES",
+    "transformer": "STYLES SelfAttention",
 }
 MODULES = {
     "blocks": "ops.blocks",

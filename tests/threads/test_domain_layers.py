@@ -284,12 +284,30 @@ REFUSED = {
     "an unknown forward": (lambda: nn.Sequential(Secret()), "^0, a Secret, .* nn.partwise"),
     "one of a subclass": (lambda: SecretAgain(1, 1), "the model, a SecretAgain, .* nn.partwise"),
     "a join in a branch": (lambda: nn.Sequential(Joining()), "joins the parts .* its layer pool"),
-    "a GPT": (
-        lambda: nn.models.GPT(9, 8, width=8, layers=1, heads=2),
-        "blocks.0.attention, a SelfAttention, .* each token attends",
+    "attention on a grid": (
+        lambda: nn.Sequential(convolution(2), nn.SelfAttention(4, 2)),
+        "^1, a SelfAttention, can share its x along dim 1, .* cut along dim 2",
     ),
-    "a ViT": (lambda: nn.models.ViT((4, 4), 2, 3, 5, width=8, depth=1, heads=2), "attends"),
-    "an FNO": (lambda: nn.models.FNO(1, 1, (3, 3)), "a SpectralConv, .* Fourier"),
+    "spectra of features": (
+        lambda: nn.Sequential(nn.SelfAttention(4, 2), nn.SpectralConv(4, 4, (2,))),
+        "^1, a SpectralConv, can share its x along dim 2, .* cut along dim 1",
+    ),
+    "dropout of weights": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)),
+        "^0.self_attn, a MultiheadAttention with dropout = 0.1 .* wanted dropout = 0",
+    ),
+    "samples along dim 1": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)),
+        "^0, a TransformerEncoderLayer, whose samples lie along dim 1 .* batch_first=True",
+    ),
+    "a ViT": (
+        lambda: nn.models.ViT((4, 4), 2, 3, 5, width=8, depth=1, heads=2),
+        "^embedding, a PatchEmbedding, .* a class token",
+    ),
+    "graphs of samples": (
+        lambda: nn.models.MessagePassing(2, 2),
+        "^encode of .* bring their edges",
+    ),
     "an LSTM": (lambda: nn.models.LSTM(3, 4), "a state goes from each step"),
     "bags": (lambda: nn.Sequential(nn.EmbeddingBag(5, 4)), "a bag may have its ids"),
     "a layer alone": (lambda: convolution(2), "a Conv2d alone .* Sequential"),

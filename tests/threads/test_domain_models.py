@@ -64,6 +64,29 @@ def numbers(below, *shape):
     return lambda rng, n: rng.integers(0, below, (n, *shape))
 
 
+def edges(nodes=13, count=40):
+    """Return senders and receivers: each node hears of others that lie anywhere."""
+    return numpy.random.default_rng(4).integers(0, nodes, (2, count))
+
+
+class Sensor(nn.Module):
+    """Attention of readings to themselves and to what came before, without positions."""
+
+    def __init__(self):
+        self.lift = nn.Linear(3, 8, **F64)
+        self.past = nn.MultiheadAttention(8, 2, batch_first=True, **F64)
+        self.layer = nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True, **F64)
+        self.down = nn.Linear(8, 2, **F64)
+
+    def forward(self, x):
+        x = self.lift(x)
+        x = x + self.past(x, x, x, need_weights=False, is_causal=True)[0]
+        return self.down(self.layer(x))
+
+
+nn.partwise(Sensor)
+
+
 # {model: (how it is made, x, y, loss or None)}
 MODELS = {
     "UNet 2-D": (
@@ -82,12 +105,38 @@ MODELS = {
     "classes of rows": (net, normal(2, 23), numbers(3, 23), nn.CrossEntropyLoss()),
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
     "texts": (texts, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
+    "GPT": (
+        lambda: models.GPT(17, 11, width=12, layers=2, heads=4, dropout=0.2, tied=True, **F64),
+        *(numbers(17, 11), numbers(17, 11), None),
+    ),
+    "Llama": (
+        lambda: models.GPT(17, 16, 16, 2, 4, kv_heads=2, style="llama", qk_norm="head", **F64),
+        *(numbers(17, 11), numbers(17, 11), None),
+    ),
+    "sensor": (Sensor, normal(11, 3), normal(11, 2), nn.MSELoss()),
+    "FNO 1-D": (
+        lambda: models.FNO(2, 1, (4,), width=6, layers=2, **F64),
+        *(normal(2, 15), normal(1, 15), None),
+    ),
+    "FNO 2-D": (
+        lambda: models.FNO(1, 2, (3, 3), width=6, layers=2, **F64),
+        *(normal(1, 11, 8), normal(2, 11, 8), nn.MSELoss()),
+    ),
+    "mesh": (
+        lambda: models.MessagePassing(3, 2, *edges(), width=8, steps=2, **F64),
+        *(normal(13, 3), normal(13, 2), None),
+    ),
+    "mesh, summed": (
+        lambda: models.MessagePassing(3, 2, *edges(), width=8, steps=2, readout="sum", **F64),
+        *(normal(13, 3), normal(2), None),
+    ),
     "MLP of tokens": (
         lambda: models.MLP([5, 16, 8, 3], seed=3, **F64),
         *(normal(11, 5), normal(11, 3), None),
     ),
 }
 SAMPLES = 8
+LOOKING = ["GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
 
 
 def batch(name, step):
@@ -162,7 +211,9 @@ def test_a_model_trains_as_on_one_rank(name, domain):
 
 
 @pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
-@pytest.mark.parametrize("name", ["UNet 2-D", "ResNet", "a net", "tokens"])
+@pytest.mark.parametrize(
+    "name", ["UNet 2-D", "ResNet", "a net", "tokens", "GPT", "FNO 1-D", "mesh"]
+)
 def test_policies_shard_over_data_and_domain_together(name, policy):
     check(name, 2, policy, domain=2)
 
@@ -172,22 +223,31 @@ def test_groups_of_ranks_share_a_copy(groups):
     check("UNet 2-D", 2, "hsdp", {"shard_ranks": groups}, domain=2)
 
 
-@pytest.mark.parametrize("name", ["ResNet", "a net", "tokens", "MLP of tokens"])
+@pytest.mark.parametrize("name", ["ResNet", "a net", "tokens", "MLP of tokens", *LOOKING])
 def test_stages_work_on_parts(name):
     check(name, 1, "fsdp", domain=2, pipeline=2)
 
 
-@pytest.mark.parametrize("name", ["MLP of tokens"])
+MESHES = {2: "zero1", 3: "fsdp", 4: "zero2"}
+
+
+@pytest.mark.parametrize("domain", MESHES)
+@pytest.mark.parametrize("name", LOOKING)
+def test_data_and_stages_stand_beside_ranks_that_look_along_samples(name, domain):
+    check(name, 2, MESHES[domain], domain=domain, pipeline=2)
+
+
+@pytest.mark.parametrize("name", ["MLP of tokens", "GPT", "Llama"])
 def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
 
 
-@pytest.mark.parametrize("name", ["UNet 2-D", "a net", "ResNet"])
+@pytest.mark.parametrize("name", ["UNet 2-D", "a net", "ResNet", *LOOKING])
 def test_blocks_are_computed_again_on_parts(name):
     check(name, 2, "fsdp", {"activation_checkpointing": True}, domain=2)
 
 
-@pytest.mark.parametrize("name", ["a net", "ResNet", "tokens"])
+@pytest.mark.parametrize("name", ["a net", "ResNet", "tokens", *LOOKING])
 def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name):
     """Eight samples in micro-batches of two."""
 
@@ -243,8 +303,8 @@ def vector(model):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_a_checkpoint_opens_on_another_number_of_domain_ranks(after, tmp_path):
-    name = "a net"
+@pytest.mark.parametrize("name", ["a net", "GPT", "FNO 1-D"])
+def test_a_checkpoint_opens_on_another_number_of_domain_ranks(name, after, tmp_path):
 
     def first(backend):
         model = made(backend, name, domain=3)
@@ -269,8 +329,8 @@ def test_a_checkpoint_opens_on_another_number_of_domain_ranks(after, tmp_path):
     assert numpy.abs(found - wanted).max() < 1e-9
 
 
-def test_copies_and_clones_share_the_ranks():
-    name = "a net"
+@pytest.mark.parametrize("name", ["a net", *LOOKING])
+def test_copies_and_clones_share_the_ranks(name):
 
     def on_rank(backend):
         model = made(backend, name, domain=2)
@@ -298,7 +358,8 @@ def with_lora(model):
 
 
 @pytest.mark.parametrize(
-    "name, change", [("a net", frozen), ("tokens", frozen), ("tokens", with_lora)]
+    "name, change",
+    [("a net", frozen), ("tokens", frozen), ("tokens", with_lora), ("Llama", with_lora)],
 )
 def test_frozen_layers_and_lora_work_on_parts(name, change):
     def on_rank(backend):
@@ -411,14 +472,26 @@ def refused(message, on_rank, num_ranks=2, error=sk.ShardingError):
     sk.run_ranks(num_ranks, run)
 
 
+def test_dropouts_of_a_part_of_the_features_of_parts_are_refused():
+    def on_rank(backend):
+        layers = nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)
+        config = sk.ShardingConfiguration(
+            backend, loss=nn.MSELoss(), tensor_plan={"0": "column", "2": "row"}
+        )
+        wrapped = nn.Sequential(*layers).finish(3)
+        sk.HybridShardedModel(wrapped, config, domain_parallel_size=2, tensor_parallel_size=2)
+
+    refused("dropout 1 sees the features of one tensor rank, .* domain ranks", on_rank, 4)
+
+
 def test_losses_that_are_no_sums_over_rows_are_refused():
     def on_rank(backend):
-        config = sk.ShardingConfiguration(backend, loss=nn.RelativeL2Loss())
+        config = sk.ShardingConfiguration(backend, loss=nn.KLDivLoss())
         wrapped = net()
         wrapped.finish(3)
         sk.HybridShardedModel(wrapped, config, domain_parallel_size=2)
 
-    refused("RelativeL2Loss of predictions that are cut along dim 2", on_rank)
+    refused("KLDivLoss of predictions that are cut along dim 2", on_rank)
 
 
 def test_a_loss_of_a_call_is_looked_at_too():

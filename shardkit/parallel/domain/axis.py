@@ -7,13 +7,17 @@ The parts of every activation are those of even_span of its own length, so that 
 branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
 """
 
+from typing import Any
+
 import numpy
 
 from ...comm.backend import CommunicationBackend
 from ...errors import ShardingError
 from ...layout.cuts import even_span
 from ...nn.module import Module, check_input_of
+from .spans import Table, even_spans
 
+GRID_DIM = 2  # the first dim of a grid in [samples, channels, *grid], which is cut
 ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
 
 
@@ -30,6 +34,7 @@ class DomainAxis:
         self.group = group
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
+        self._shared: dict[int, tuple] = {}
 
     def length(self, x, path: str | None) -> int:
         """Return how long dim of x is over all ranks. Collective over the group.
@@ -80,9 +85,17 @@ class DomainAxis:
         self.note(length)
         return self.spans(length)
 
+    def table(self, x, path: str | None) -> Table:
+        """Return all ranks' spans of dim of x. Collective over the group; errors: of length()."""
+        return even_spans(self.length(x, path), self.group.world_size)
+
     def own_span(self, length: int) -> tuple[int, int]:
         """Return this rank's [start, stop) of `length`."""
         return even_span(length, self.group.world_size, self.group.rank)
+
+    def shared(self, whole, made):
+        """Return what was made of an object by the first of the layers that have it: `made`."""
+        return self._shared.setdefault(id(whole), (whole, made))[1]
 
     def slice_of(self, array, dim: int | None = None):
         """Return this rank's rows of a whole array, a view."""
@@ -99,7 +112,7 @@ class CutLayer(Module):
     """A layer that gets this rank's part of x, in the place of one that gets whole samples.
 
     Its members are those of the layer `whole`, so parameters keep their names; it has its other
-    attributes too, since a forward() around it may ask for them.
+    attributes too: a forward() around it, or that of the class, may ask for them.
     leaves_parts   False: what it returns is whole, for each rank's own use
     """
 
@@ -107,13 +120,13 @@ class CutLayer(Module):
 
     def __init__(self, axis: DomainAxis, whole: Module):
         vars(self).update(vars(whole))
-        self._axis = axis
+        self.axis = axis
         self._whole = whole
 
     @property
-    def axis(self) -> DomainAxis:
-        """The ranks that share samples."""
-        return self._axis
+    def takes_place_of(self) -> type[Any]:
+        """The class of the layer whose place it takes."""
+        return type(self._whole)
 
     def members(self):
         return {name: m for name, m in Module.members(self).items() if name != "_whole"}

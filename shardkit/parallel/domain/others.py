@@ -9,33 +9,29 @@ from ...array.random import key_of
 from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
-from ...nn.layers.basic import Dropout, input_tensor
-from ...nn.models.gpt import TokenEmbedding
 from ..conjugate import all_gather
-from .axis import CutLayer, DomainAxis
+from .axis import CutLayer
 
 
 class CutDropout(CutLayer):
     """Dropout of this rank's part of x, by the places of its elements in whole samples."""
 
-    _whole: Dropout
-
     def forward(self, x):
-        context, p = current_context(), self._whole.p
+        context, p = current_context(), self.p
         if not context.training or p == 0:
             return x
-        if self._whole.sample_dim not in ("rows", 0) or context.num_samples not in (
+        if self.sample_dim not in ("rows", 0) or context.num_samples not in (
             None,
             x.shape[0],
         ):
             raise ShardingError(
                 f"dropout {self.path_in_model} of x {x.shape} with sample_dim = "
-                f"{self._whole.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
+                f"{self.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
                 "sample_dim = 'rows' or 0"
             )
-        dim = self._axis.dim
-        length = self._axis.length(x, self.path_in_model)
-        start, _ = self._axis.own_span(length)
+        dim = self.axis.dim
+        length = self.axis.length(x, self.path_in_model)
+        start, _ = self.axis.own_span(length)
         size = x.size // x.shape[0] // x.shape[dim] * length  # of a whole sample
         parts = (context.seed, "dropout", self.path_in_model, context.step)
         key = key_of(*parts, *next_call(self.path_in_model, context), size)
@@ -45,23 +41,6 @@ class CutDropout(CutLayer):
             return _dropped(array, dim, length, start, key, first, p)
 
         return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
-
-
-class CutTokenEmbedding(CutLayer):
-    """Tokens and learned positions of this rank's ids [batch, part] -> [batch, part, width]."""
-
-    def __init__(self, axis: DomainAxis, whole: TokenEmbedding):
-        super().__init__(axis, whole)
-        self.tokens, self.positions = whole.tokens, whole.positions
-        self.dropout = CutDropout(axis, whole.dropout)
-
-    def forward(self, ids):
-        ids = input_tensor(ids)
-        x = self.tokens(ids)
-        if self.positions is not None:
-            start, stop = self._axis.own_span(self._axis.length(ids, self.path_in_model))
-            x = x + self.positions(xp_of(x.array).arange(start, stop))
-        return self.dropout(x)
 
 
 def _dropped(array, dim, length, start, key, first, p):
@@ -82,17 +61,17 @@ class JoinedParts(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
-        return self._whole.forward(all_gather(x, self._axis.group, self._axis.dim, length))
+        length = self.axis.length(x, self.path_in_model)
+        return self._whole.forward(all_gather(x, self.axis.group, self.axis.dim, length))
 
 
 class AlongAnother(CutLayer):
     """A layer of one dim, which must not be the one that is cut."""
 
     def forward(self, x):
-        if self._whole.dim % x.ndim == self._axis.dim:
+        if self._whole.dim % x.ndim == self.axis.dim:
             raise ShardingError(
                 f"{self.path_in_model}, a {type(self._whole).__name__}, goes along dim "
-                f"{self._axis.dim} of x {x.shape}, which domain ranks share; wanted another dim"
+                f"{self.axis.dim} of x {x.shape}, which domain ranks share; wanted another dim"
             )
         return self._whole.forward(x)

@@ -34,12 +34,14 @@ from ...nn.layers.basic import Sequential
 from ...nn.layers.embedding import EmbeddingBag
 from ...nn.lora import LoRALinear
 from ...nn.models.gpt import TokenEmbedding
+from ...nn.models.message_passing import Decoder, Encoder, OwnGraph, Step
 from ...nn.models.resnet import GridMean, ResNetHead
+from ...nn.models.vit import PatchEmbedding
 from ...nn.module import Module, ModuleList, blocks_of, exchange, members_of
 from ...nn.on_parts import is_partwise
 from ...nn.transformer import SelfAttention
-from . import moments, others, windows
-from .axis import CutLayer, DomainAxis
+from . import graphs, moments, others, sequences, windows
+from .axis import GRID_DIM, CutLayer, DomainAxis
 
 Build = Callable[[DomainAxis, Any], CutLayer | None]
 
@@ -63,6 +65,15 @@ def as_it_is(axis: DomainAxis, layer: Module) -> None:
 def _flatten(axis, layer) -> CutLayer | None:
     is_behind = layer.start_dim > axis.dim
     return None if is_behind else others.JoinedParts(axis, layer)
+
+
+def _on_own_nodes(axis, layer) -> CutLayer:
+    if not isinstance(layer.graph, OwnGraph):
+        raise ShardingError(
+            f"{layer.path_in_model} of a MessagePassing whose samples bring their edges cannot be "
+            "cut over domain ranks; wanted senders and receivers of the model's own"
+        )
+    return graphs.CutBlock(axis, layer)
 
 
 def _shares(kept, joined):
@@ -89,37 +100,40 @@ POINTWISE = (
     *(activation.Sigmoid, activation.Softplus, activation.ELU, activation.LeakyReLU),
     *(activation.Hardtanh, activation.Identity, InputFeatures, LoRALinear),
     *(basic.Linear, basic.DenseLayer, basic.Embedding, basic.LayerNorm, basic.RMSNorm),
+    spectral.ChannelLinear,
 )
-_GRID = windows.GRID_DIM
 LAYERS: dict[type[Module], OnParts] = {
     **dict.fromkeys(POINTWISE, OnParts(as_it_is)),
     **dict.fromkeys((activation.Softmax, activation.LogSoftmax), OnParts(others.AlongAnother)),
     basic.Dropout: OnParts(others.CutDropout),
-    TokenEmbedding: OnParts(others.CutTokenEmbedding, 1),
-    convolution.ConvNd: OnParts(windows.CutConvolution, _GRID),
-    convolution.ConvTransposeNd: OnParts(windows.CutTransposedConvolution, _GRID),
-    pooling.MaxPoolNd: OnParts(windows.CutMaximum, _GRID),
-    pooling.AvgPoolNd: OnParts(windows.CutSum, _GRID),
-    pooling.AdaptiveAvgPool1d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), _GRID),
-    pooling.AdaptiveAvgPool2d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), _GRID),
-    pooling.AdaptiveAvgPool3d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), _GRID),
-    pooling.AdaptiveMaxPool1d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), _GRID),
-    pooling.AdaptiveMaxPool2d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), _GRID),
-    pooling.AdaptiveMaxPool3d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), _GRID),
-    resampling.Upsample: OnParts(windows.CutSum, _GRID),
-    normalization.GroupNorm: OnParts(moments.CutGroupNorm, _GRID),
-    normalization.TrackedNorm: OnParts(moments.CutTrackedNorm, _GRID),
-    GridMean: OnParts(windows.JoinedGridMean, _GRID),
+    TokenEmbedding: OnParts(sequences.CutTokenEmbedding, 1),
+    SelfAttention: OnParts(sequences.CutSelfAttention, 1),
+    attention.MultiheadAttention: OnParts(sequences.CutMultiheadAttention, 1),
+    **dict.fromkeys((Encoder, Step, Decoder), OnParts(_on_own_nodes, 1)),
+    spectral.SpectralConv: OnParts(sequences.CutSpectralConv, GRID_DIM),
+    spectral.Lifting: OnParts(sequences.CutLifting, GRID_DIM),
+    convolution.ConvNd: OnParts(windows.CutConvolution, GRID_DIM),
+    convolution.ConvTransposeNd: OnParts(windows.CutTransposedConvolution, GRID_DIM),
+    pooling.MaxPoolNd: OnParts(windows.CutMaximum, GRID_DIM),
+    pooling.AvgPoolNd: OnParts(windows.CutSum, GRID_DIM),
+    pooling.AdaptiveAvgPool1d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), GRID_DIM),
+    pooling.AdaptiveAvgPool2d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), GRID_DIM),
+    pooling.AdaptiveAvgPool3d: OnParts(_shares(windows.CutSum, windows.JoinedMeans), GRID_DIM),
+    pooling.AdaptiveMaxPool1d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), GRID_DIM),
+    pooling.AdaptiveMaxPool2d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), GRID_DIM),
+    pooling.AdaptiveMaxPool3d: OnParts(_shares(windows.CutMaximum, windows.JoinedMaxima), GRID_DIM),
+    resampling.Upsample: OnParts(windows.CutSum, GRID_DIM),
+    normalization.GroupNorm: OnParts(moments.CutGroupNorm, GRID_DIM),
+    normalization.TrackedNorm: OnParts(moments.CutTrackedNorm, GRID_DIM),
+    GridMean: OnParts(windows.JoinedGridMean, GRID_DIM),
     activation.Flatten: OnParts(_flatten),
 }
 CHAINS = (Sequential, ResNetHead)  # their forwards call their members in the order of assignment
 
 # {class: why it cannot be cut}
 REASONS: dict[type[Module], str] = {
-    SelfAttention: "each token attends to others",
-    attention.MultiheadAttention: "each token attends to others",
     recurrent.Recurrent: "a state goes from each step of the sequence to the next",
-    spectral.SpectralConv: "a Fourier transform reads all rows",
+    PatchEmbedding: "a class token of its own stands before the patches of all rows",
     EmbeddingBag: "a bag may have its ids in several parts",
 }
 _UNKNOWN = "what its forward() does along the dim that is cut is not known"
@@ -188,6 +202,11 @@ class _Walk:
         if isinstance(module, CutLayer):  # of a copy of a model that was cut
             return module.leaves_parts
         entry = _entry_of(module)
+        if getattr(module, "batch_first", True) is False and (entry or is_partwise(module)):
+            raise ShardingError(
+                f"{_named(path, module)} whose samples lie along dim 1 cannot be cut over domain "
+                "ranks; make it with batch_first=True"
+            )
         if entry is not None:
             return self._through_layer(path, module, entry)
         if (chain := _chain_of(module)) is not None:

@@ -9,6 +9,7 @@ sample is the sum over its parts; the engine adds losses, counts and gradients o
 over data ranks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from ...array.backend import is_array
@@ -16,22 +17,25 @@ from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError, ShardingError
 from ...nn import loss as counted
 from ...nn import losses
+from ...nn.autograd import Tensor
 from ...nn.loss import Loss
 from ...nn.module import Module
 from ...tree import map_tree, structure
-from ..conjugate import gathered
+from ..conjugate import all_gather, gathered
 from ..tensor.vocabulary import VocabularyParallelCrossEntropy
 from .axis import ADVICE
 from .plan import cut_layers
 
-# {loss that is a sum over rows: dims that its targets have fewer than predictions, before the cut}
+# {loss that works on parts: dims that its targets have fewer than predictions, before the cut}
 LOSSES: dict[type[Loss], int] = {
     **dict.fromkeys((counted.MeanSquaredError, counted.CrossEntropy), 0),
     **dict.fromkeys((losses.L1Loss, losses.MSELoss, losses.HuberLoss, losses.SmoothL1Loss), 0),
     **dict.fromkeys((losses.BCEWithLogitsLoss, losses.GaussianNLLLoss), 0),
     VocabularyParallelCrossEntropy: 0,
     **dict.fromkeys((losses.NLLLoss, losses.CrossEntropyLoss), 1),
+    losses.RelativeL2Loss: 0,
 }
+OF_WHOLE = (losses.RelativeL2Loss,)  # counted for each sample: predictions are joined for it
 
 
 class SampleParts:
@@ -73,6 +77,8 @@ class SampleParts:
         dim = self._dim_of_targets(loss)
         if self._is_joined:
             return self.own(x), y, CountedOnce(loss, self.counts_whole)
+        if type(loss) in OF_WHOLE:
+            loss = OfWhole(loss, self._whole, self.counts_whole)
         return self.own(x), self._rows("y", y, dim), loss
 
     def _rows(self, what, array, dim):
@@ -114,13 +120,29 @@ class SampleParts:
         return map_tree(self._whole, prediction)
 
     def _whole(self, array):
+        """Return a whole array of parts, or a Tensor with its gradient."""
         axis = self._axis
         if array.ndim <= axis.dim:
             raise ShapeError(
                 f"a prediction of shape {array.shape} has no dim {axis.dim}, along which it is cut"
             )
         length = axis.length(array, "the prediction")
-        return gathered(array, axis.group, axis.dim, length)
+        gather = all_gather if isinstance(array, Tensor) else gathered
+        return gather(array, axis.group, axis.dim, length)
+
+
+class OfWhole(Loss):
+    """A loss of whole samples: their parts are joined, and one rank counts it."""
+
+    def __init__(self, loss: Loss, whole: Callable[[Any], Any], counts: bool):
+        self._once = CountedOnce(loss, counts)
+        self._whole = whole
+
+    def total(self, prediction: Any, y: Any):
+        return self._once.total(self._whole(prediction), self._whole(y))
+
+    def count(self, y: Any) -> float:
+        return self._once.count(y)
 
 
 class CountedOnce(Loss):

@@ -23,10 +23,8 @@ from ...nn.ops.padding import pad
 from ...nn.ops.resampling import interpolation_windows
 from ...nn.ops.windows import window_maxima, window_sums
 from ..conjugate import all_gather, all_reduce
-from .axis import CutLayer, DomainAxis
+from .axis import GRID_DIM, CutLayer, DomainAxis
 from .rows import rows_of
-
-GRID_DIM = 2  # the first dim of a grid in [samples, channels, *grid], which is cut
 
 
 class CutConvolution(CutLayer):
@@ -36,7 +34,7 @@ class CutConvolution(CutLayer):
 
     def forward(self, x):
         layer, path = self._whole, self.path_in_model
-        axis = self._axis
+        axis = self.axis
         before, after = (side[0] for side in layer.sides)
         stride = layer.stride[0]
         length = axis.length(x, path)
@@ -90,7 +88,7 @@ class CutTransposedConvolution(CutLayer):
                 "output_padding of the layer"
             )
         layer, path = self._whole, self.path_in_model
-        axis = self._axis
+        axis = self.axis
         length = axis.length(x, path)
         stride, padding, far = _steps(layer)
         count = (length - 1) * stride - 2 * padding + far + 1
@@ -128,7 +126,7 @@ class CutMaximum(CutLayer):
     """A pool of maxima; x [N, C, part, *grid] -> [N, C, part, *grid] local."""
 
     def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
+        length = self.axis.length(x, self.path_in_model)
         sizes = (length, *x.shape[GRID_DIM + 1 :])
         line, *others = windows_of(self._whole, sizes)
         x, line = _rows_read(self, x, line)
@@ -139,7 +137,7 @@ class CutSum(CutLayer):
     """A pool of means, or an interpolation; x [N, C, part, *grid] -> [N, C, part, *grid] local."""
 
     def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
+        length = self.axis.length(x, self.path_in_model)
         x, line = _sums_of_others(self._whole, x, length)
         x, line = _rows_read(self, x, line)
         x = window_sums(x, GRID_DIM, line)
@@ -153,9 +151,9 @@ class JoinedGridMean(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
+        length = self.axis.length(x, self.path_in_model)
         others = x.shape[GRID_DIM + 1 :]
-        total = all_reduce(x.sum(tuple(range(2, x.ndim))), self._axis.group)
+        total = all_reduce(x.sum(tuple(range(2, x.ndim))), self.axis.group)
         return total / (length * prod(others))
 
 
@@ -165,10 +163,10 @@ class JoinedMeans(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self._axis.length(x, self.path_in_model)
+        length = self.axis.length(x, self.path_in_model)
         x, line = _sums_of_others(self._whole, x, length)
-        first, stop = self._axis.own_span(length)
-        return all_reduce(_part_of_sums(x, line, first, stop), self._axis.group)
+        first, stop = self.axis.own_span(length)
+        return all_reduce(_part_of_sums(x, line, first, stop), self.axis.group)
 
 
 def _part_of_sums(x, line, first, stop):
@@ -188,7 +186,7 @@ class JoinedMaxima(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        axis = self._axis
+        axis = self.axis
         axis.length(x, self.path_in_model)
         own = window_maxima(x, windows_of(self._whole, x.shape[GRID_DIM:]))  # [N, C, 1, *others]
         return self._whole.forward(all_gather(own, axis.group, GRID_DIM))

@@ -45,6 +45,12 @@ def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
         states = seen.get(id(module), set())
         if states == {True} and type(module) is Dropout:
             found[path] = ON_A_PART
+        elif states == {True} and kind_of(module) is not type(module):
+            raise ShardingError(
+                f"tensor plan: dropout {path} sees the features of one tensor rank, but is a "
+                f"{type(module).__name__}, which needs whole ones: domain ranks share its samples; "
+                "leave out this dropout, or one of the two axes"
+            )
         elif states - {False}:
             raise ShardingError(
                 f"tensor plan: whether dropout {path} sees whole features or those of one tensor "
@@ -62,7 +68,7 @@ def _through(
     leave the module. None: that is not known.
     """
     style = named.get(id(module))
-    if isinstance(module, Dropout):
+    if issubclass(kind_of(module), Dropout):
         if style is None and module.p:
             see(module, is_cut)
         return is_cut
@@ -73,7 +79,7 @@ def _through(
     if isinstance(module, (Linear, LoRALinear)):
         return False  # it reads whole features
     blocks = [block for _, block in blocks_of(module)]
-    if len(blocks) > 1 or any(type(module).forward is kind.forward for kind in _IN_ORDER):
+    if len(blocks) > 1 or any(kind_of(module).forward is kind.forward for kind in _IN_ORDER):
         inside = blocks if len(blocks) > 1 else _modules_in(module)
         for each in inside:
             is_cut = _through(each, is_cut, named, see)
@@ -85,6 +91,11 @@ def _through(
     if is_plain:
         return is_cut
     return False if "row" in styles else None
+
+
+def kind_of(module: Module) -> type[Module]:
+    """Return its class, or that of the layer whose place it takes on parts of samples."""
+    return getattr(module, "takes_place_of", type(module))
 
 
 def _modules_in(module: Module) -> list[Module]:
