@@ -2,6 +2,8 @@
 weights, predictions and figures to 1e-10 in float64.
 """
 
+from contextlib import nullcontext
+
 import numpy
 import pytest
 
@@ -349,6 +351,59 @@ def test_copies_and_clones_share_the_ranks(name):
         assert losses[0] == losses[1] and same and all(predictions)
 
 
+def test_copies_take_samples_of_another_length_than_the_model_did():
+    def on_rank(backend):
+        model = made(backend, "a net", domain=2)
+        step(model, "a net", 0)
+        copies = model.deep_copy(), model.clone(), model.with_parameters(vector(model))
+        lengths = [
+            each.predict(numpy.ones((2, 2, 31 + i))).shape[2] for i, each in enumerate(copies)
+        ]
+        for each in (*copies, model):
+            each.close()
+        return lengths
+
+    assert sk.run_ranks(2, on_rank) == [[31, 31, 33]] * 2
+
+
+@pytest.mark.parametrize("name", ["UNet 2-D", "a net", "tokens"])
+def test_predictions_of_no_samples_have_none(name):
+    def on_rank(backend):
+        model = made(backend, name, domain=backend.world_size)
+        shape = model.predict(batch(name, 0)[0][:0]).shape
+        model.close()
+        return shape
+
+    wanted = sk.run_ranks(1, on_rank)[0]
+    assert wanted[0] == 0 and sk.run_ranks(2, on_rank) == [wanted] * 2
+
+
+def test_norms_of_grids_behind_a_join_say_nothing_of_what_is_cut():
+    """A model of tokens: its batch norm gets whole samples, and is no layer of grids."""
+    rng = numpy.random.default_rng(5)
+    x, y = rng.normal(size=(8, 11, 5)), rng.normal(size=(8, 3))
+
+    def on_rank(backend):
+        wrapped = nn.Sequential(
+            nn.Linear(5, 4, **F64),
+            nn.Flatten(),
+            nn.Linear(44, 6, **F64),
+            nn.BatchNorm1d(6, **F64),
+            nn.Linear(6, 3, **F64),
+        )
+        wrapped.finish(3)
+        config = sk.ShardingConfiguration(backend, loss=nn.MSELoss(), micro_batches=2)
+        model = sk.HybridShardedModel(wrapped, config, domain_parallel_size=backend.world_size)
+        losses = [model.train(x, y) for _ in range(2)]
+        found = losses, vector(model), model.predict(x)
+        model.close()
+        return found
+
+    wanted = sk.run_ranks(1, on_rank)[0]
+    for found in zip(wanted, sk.run_ranks(3, on_rank)[2]):
+        assert numpy.abs(numpy.subtract(*found)).max() < TOLERANCE
+
+
 def frozen(model):
     model.freeze("0.*")
 
@@ -500,6 +555,74 @@ def test_a_loss_of_a_call_is_looked_at_too():
         model.compute_gradients(*batch("a net", 0), loss=lambda p, y: (p * p).mean())
 
     refused("FunctionLoss of predictions", on_rank)
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("call", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("what", ["samples", "rows"])
+def test_other_shapes_on_ranks_that_share_samples_are_refused(call, what, pipeline):
+    """On all ranks, also of stages where all were given the same."""
+
+    def on_rank(backend):
+        model = made(backend, "a net", domain=2, pipeline=pipeline)
+        x, y = batch("a net", 0)
+        if backend.rank == 2 * pipeline - 1:
+            x, y = (x[:6], y[:6]) if what == "samples" else (x[..., :21], y[..., :21])
+        getattr(model, call)(*((x,) if call == "predict" else (x, y)))
+
+    refused("domain ranks were given x.* of several shapes", on_rank, 2 * pipeline, sk.ShapeError)
+
+
+@pytest.mark.parametrize("call", ["train", "evaluate"])
+@pytest.mark.parametrize("rows", [21, 22, 24])
+def test_targets_of_another_length_than_predictions_are_refused_on_all_ranks(call, rows):
+    """Of 23 and 24 rows on 2 ranks, one has as many of both."""
+
+    def on_rank(backend):
+        model = made(backend, "a net", domain=2, pipeline=backend.world_size // 2)
+        x, y = batch("a net", 0)
+        with model.evaluation({}) if call == "evaluate" else nullcontext() as measured:
+            (measured.add if call == "evaluate" else model.train)(x, numpy.resize(y, (8, 3, rows)))
+
+    refused(f"23 rows along dim 2 and targets with {rows}", on_rank, 2, sk.ShapeError)
+
+
+def training_on_lines(make=nn.GELU, loss=None):
+    """Return what trains, on 12 rows, a model of two convolutions and a layer between them."""
+
+    def on_rank(backend):
+        ends = [nn.Conv1d(2, 2, 3, padding=1) for _ in range(2)]
+        wrapped = nn.Sequential(ends[0], make(), ends[1])
+        wrapped.finish(3)
+        config = sk.ShardingConfiguration(backend, loss=loss or nn.MSELoss())
+        model = sk.HybridShardedModel(wrapped, config, domain_parallel_size=backend.world_size)
+        model.train(numpy.ones((2, 2, 12), "float32"), numpy.ones((2, 2, 12), "float32"))
+
+    return on_rank
+
+
+@pytest.mark.parametrize("width", [6, 12])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, lambda width: nn.Linear(width, width)])
+def test_layers_along_the_dim_that_is_cut_are_refused(kind, width):
+    """Also one of 6, which parts of 12 rows fit and whole ones do not."""
+    refused(
+        "computes along the last dim", training_on_lines(lambda: kind(width)), error=sk.ShapeError
+    )
+
+
+@pytest.mark.parametrize("shape", [(12,), (6,), (2, 12)])
+def test_weights_of_a_loss_that_differ_along_the_cut_are_refused(shape):
+    loss = nn.BCEWithLogitsLoss(pos_weight=numpy.ones(shape))
+    refused("with pos_weight of shape", training_on_lines(loss=loss))
+
+
+def test_weights_of_a_loss_along_another_dim_are_not():
+    loss = nn.BCEWithLogitsLoss(pos_weight=numpy.full((2, 1), 2.0))
+    sk.run_ranks(2, training_on_lines(loss=loss))
+
+
+def test_a_group_norm_of_other_channels_is_refused_as_without_a_cut():
+    refused("GroupNorm of x", training_on_lines(lambda: nn.GroupNorm(2, 4)), error=sk.ShapeError)
 
 
 def test_samples_of_fewer_rows_than_ranks_are_refused():

@@ -28,6 +28,7 @@ class DomainAxis:
     dim       of activations: 2, the first of a grid in [samples, channels, *grid], or 1
     made      lengths of inputs and of what layers made: any other is a mistake between layers; None
               where layers run on other ranks too, and what they make is not known
+    along_last  the first layer that gets parts, and computes along the last dim; None: no one
     """
 
     def __init__(self, group: CommunicationBackend, dim: int, *, follows: bool = True):
@@ -35,6 +36,7 @@ class DomainAxis:
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
         self._shared: dict[int, tuple] = {}
+        self.along_last: str | None = None
 
     def length(self, x, path: str | None) -> int:
         """Return how long dim of x is over all ranks. Collective over the group.
@@ -62,6 +64,10 @@ class DomainAxis:
         """Note a length that an input has, or that a layer makes."""
         if self.made is not None:
             self.made.add(length)
+
+    def note_last(self, name: str) -> None:
+        """Note a layer that gets parts, and computes along the last dim."""
+        self.along_last = self.along_last or name
 
     def spans(self, length: int) -> tuple[tuple[int, int], ...]:
         """Return each rank's [start, stop) of `length`."""

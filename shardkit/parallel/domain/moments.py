@@ -6,6 +6,8 @@
 Each sum over ranks is added as the tree over them. What is kept for the backward is x.
 """
 
+from math import prod
+
 from ...array import halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
@@ -29,6 +31,7 @@ class CutGroupNorm(CutLayer):
     """Group norm of x [N, C, part, *grid] local, by the moments of whole samples."""
 
     def forward(self, x):
+        self._whole.check_input(x)
         return _normalized(self, self._whole, x, self._whole.num_groups, (2,))[0]
 
 
@@ -64,10 +67,10 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     if x.ndim <= dim:
         raise ShapeError(f"{layer.path_in_model} of x {shape}; wanted a grid from dim {dim} on")
     length = axis.length(x, layer.path_in_model)
-    view = (shape[0], num_groups, -1)
-    count = x.size // shape[dim] * length // num_groups
-    if 0 not in dims:
-        count //= shape[0]
+    view = (shape[0], num_groups, x.size // max(shape[0] * num_groups, 1))
+    count = prod(shape[1:]) // shape[dim] * length // num_groups
+    if 0 in dims:
+        count *= shape[0]
     values = widened(x.array).reshape(view)
     mean = _sum_over_ranks(values, dims, axis.group) / count
     distances = values - mean

@@ -52,10 +52,12 @@ class OnParts:
 
     build    (axis, layer) -> what takes its place; None: the layer itself
     dim      of x that must be the one that is cut; None: any
+    is_last  it computes along the last dim of x, which must not be the one that is cut
     """
 
     build: Build
     dim: int | None = None
+    is_last: bool = False
 
 
 def as_it_is(axis: DomainAxis, layer: Module) -> None:
@@ -98,12 +100,15 @@ def _shares(kept, joined):
 POINTWISE = (
     *(activation.ReLU, activation.GELU, activation.SiLU, activation.Mish, activation.Tanh),
     *(activation.Sigmoid, activation.Softplus, activation.ELU, activation.LeakyReLU),
-    *(activation.Hardtanh, activation.Identity, InputFeatures, LoRALinear),
-    *(basic.Linear, basic.DenseLayer, basic.Embedding, basic.LayerNorm, basic.RMSNorm),
-    spectral.ChannelLinear,
+    *(activation.Hardtanh, activation.Identity, basic.Embedding, spectral.ChannelLinear),
+)
+ALONG_LAST = (
+    *(InputFeatures, LoRALinear, basic.Linear, basic.DenseLayer),
+    *(basic.LayerNorm, basic.RMSNorm),
 )
 LAYERS: dict[type[Module], OnParts] = {
     **dict.fromkeys(POINTWISE, OnParts(as_it_is)),
+    **dict.fromkeys(ALONG_LAST, OnParts(as_it_is, is_last=True)),
     **dict.fromkeys((activation.Softmax, activation.LogSoftmax), OnParts(others.AlongAnother)),
     basic.Dropout: OnParts(others.CutDropout),
     TokenEmbedding: OnParts(sequences.CutTokenEmbedding, 1),
@@ -147,22 +152,27 @@ def cut_layers(
 
     group     the ranks that share samples
     follows   all layers run on each of them, so that lengths that no layer made are found
+    A copy of a model that was cut has its axis: its layers note on it what they make.
     Nothing has changed if it raises. No communication.
     Errors: ShardingError, with the path of the layer and what to do, if one cannot be cut.
     """
-    axis = DomainAxis(group, _cut_dim(model), follows=follows)
-    walk = _Walk(axis, model)
-    leaves_parts = walk.through("", model, True)
+    cut = [layer for layer in model.named_modules().values() if isinstance(layer, CutLayer)]
+    for dim in (_cut_dim(model), 1):
+        axis = cut[0].axis if cut else DomainAxis(group, dim, follows=follows)
+        walk = _Walk(axis, model)
+        leaves_parts = walk.through("", model, True)
+        if walk.says_dim or cut:
+            break
     walk.check(model)
     exchange(model, {**walk.replaced})
     return axis, not leaves_parts
 
 
 def _cut_dim(model: Module) -> int:
-    """Return the dim of x along which ranks share samples: as its layers say."""
+    """Return the dim of x along which ranks share samples: as its layers say, of which some may
+    get whole samples.
+    """
     for layer in model.named_modules().values():
-        if isinstance(layer, CutLayer):
-            return layer.axis.dim
         entry = _entry_of(layer)
         if entry is not None and entry.dim is not None:
             return entry.dim
@@ -185,12 +195,14 @@ class _Walk:
     """The way of x through the layers of a model.
 
     replaced   {id of a layer: what takes its place}
+    says_dim   whether a layer that gets parts wants one dim to be cut
     """
 
     def __init__(self, axis: DomainAxis, model: Module):
         self._axis = axis
         self._model = model
         self.replaced: dict[int, CutLayer] = {}
+        self.says_dim = False
         self._whole: dict[int, str] = {}  # id of a layer that gets whole samples -> its path
 
     def through(self, path: str, module: Module, is_cut: bool) -> bool:
@@ -245,6 +257,9 @@ class _Walk:
                 f"{_named(path, layer)} can share its x along dim {entry.dim}, but this model's "
                 f"samples are cut along dim {self._axis.dim}, as its first layers say"
             )
+        self.says_dim |= entry.dim is not None
+        if entry.is_last:
+            self._axis.note_last(_named(path, layer))
         if id(layer) not in self.replaced:
             cut = entry.build(self._axis, layer)
             if cut is None:

@@ -9,8 +9,11 @@ sample is the sum over its parts; the engine adds losses, counts and gradients o
 over data ranks.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import Any
+
+import numpy
 
 from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
@@ -20,10 +23,10 @@ from ...nn import losses
 from ...nn.autograd import Tensor
 from ...nn.loss import Loss
 from ...nn.module import Module
-from ...tree import map_tree, structure
+from ...tree import leaves, map_tree, structure
 from ..conjugate import all_gather, gathered
 from ..tensor.vocabulary import VocabularyParallelCrossEntropy
-from .axis import ADVICE
+from .axis import ADVICE, DomainAxis
 from .plan import cut_layers
 
 # {loss that works on parts: dims that its targets have fewer than predictions, before the cut}
@@ -65,6 +68,11 @@ class SampleParts:
                 f"x has shape {x.shape}, but domain ranks share tokens; wanted "
                 "[samples, tokens, features], numbers of tokens, or a grid and layers of grids"
             )
+        if self._axis.along_last and x.ndim == self._axis.dim + 1 and x.dtype.kind == "f":
+            raise ShapeError(
+                f"{self._axis.along_last} computes along the last dim of x {x.shape}, which "
+                "domain ranks share; use a layer of another dim, or leave domain at 1"
+            )
         part = self._rows("x", x, self._axis.dim)
         self._axis.note(x.shape[self._axis.dim])
         return part
@@ -79,7 +87,26 @@ class SampleParts:
             return self.own(x), y, CountedOnce(loss, self.counts_whole)
         if type(loss) in OF_WHOLE:
             loss = OfWhole(loss, self._whole, self.counts_whole)
+        else:
+            _check_factors(loss, y, dim)
+            loss = CountedInParts(loss, self._axis, y.shape[dim])
         return self.own(x), self._rows("y", y, dim), loss
+
+    def check_same(self, *trees: Any) -> None:
+        """Raise ShapeError on all these ranks if one was given arrays of other shapes.
+
+        Collective over the ranks that share samples.
+        """
+        mine = repr([[leaf.shape for leaf in leaves(tree)] for tree in trees])
+        group = self._axis.group
+        everyones = numpy.empty(group.world_size, numpy.int64)
+        group.all_gather(numpy.array([zlib.crc32(mine.encode())]), everyones)
+        if (everyones != everyones[0]).any():
+            raise ShapeError(
+                f"domain ranks were given x and y of several shapes, here {mine}; wanted the same "
+                "whole samples on all ranks of a replica: take them with split_batch(model.mesh, "
+                "x, y)"
+            )
 
     def _rows(self, what, array, dim):
         num_ranks = self._axis.group.world_size
@@ -143,6 +170,47 @@ class OfWhole(Loss):
 
     def count(self, y: Any) -> float:
         return self._once.count(y)
+
+
+class CountedInParts(Loss):
+    """A loss of parts of predictions, whose whole must be as long as that of the targets."""
+
+    def __init__(self, loss: Loss, axis: DomainAxis, length: int):
+        self._loss = loss
+        self._axis = axis
+        self._length = length
+
+    def total(self, prediction: Any, y: Any):
+        """Return the sum over the own parts. Collective over the axis.
+
+        Errors, on all its ranks: ShapeError unless predictions and targets have as many rows.
+        """
+        first = leaves(prediction)[0]
+        dim = self._axis.dim
+        found = self._axis.length(first, "the loss") if first.ndim > dim else None
+        if found != self._length:
+            raise ShapeError(
+                f"a loss of predictions with {found or 'no'} rows along dim {dim} and targets with "
+                f"{self._length}, whose parts domain ranks have; wanted as many in both"
+            )
+        return self._loss.total(prediction, y)
+
+    def count(self, y: Any) -> float:
+        return self._loss.count(y)
+
+
+def _check_factors(loss: Loss, y, dim: int) -> None:
+    """Raise ShardingError if a factor of the loss differs along the dim of y that is cut."""
+    factors = getattr(loss, "pos_weight", None)
+    if factors is None:
+        return
+    before = y.ndim - factors.ndim
+    if dim >= before and factors.shape[dim - before] > 1:
+        raise ShardingError(
+            f"{type(loss).__name__} with pos_weight of shape {factors.shape}, which differs along "
+            f"dim {dim} of y {y.shape}, whose parts domain ranks have; wanted one that is 1 long "
+            "there, or domain 1"
+        )
 
 
 class CountedOnce(Loss):

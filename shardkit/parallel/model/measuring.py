@@ -158,8 +158,8 @@ class Measurement:
             if have[rank] != have[peer]:
                 raise ShardingError(
                     f"only one of ranks {peer} and {rank}, peers in a data replica, has samples; "
-                    "wanted the same part on all pipeline and tensor ranks of a replica: take it "
-                    "with split_batch(model.mesh, x, y)"
+                    "wanted the same part on all ranks of a replica: take it with "
+                    "split_batch(model.mesh, x, y)"
                 )
 
     def _measure(self, x, y, count: int) -> None:

@@ -107,8 +107,7 @@ class Engine:
         plan = parts.plan
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         samples = plan.samples
-        given = config.loss, samples and samples.part_of_batch
-        batches = Batches(mesh, model, *given, compares_peers=config.is_checked)
+        batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
         self._losses = StepLosses(mesh, plan.stages.last_rank)
         self.evaluation = Evaluation(
