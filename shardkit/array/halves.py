@@ -130,7 +130,7 @@ def _as_rows(x, dims):
     """Return a view [N, D] or [M, N, D] of x whose sum over N is that over dims; or None."""
     if x.ndim == 3 and dims == (1,):
         return x
-    if dims != tuple(range(len(dims))) or len(dims) == x.ndim:
+    if dims != tuple(range(len(dims))) or len(dims) in (0, x.ndim):
         return None
     if x.ndim == 2:
         return x

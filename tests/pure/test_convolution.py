@@ -293,6 +293,23 @@ def test_no_number_of_one_position_comes_near_another():
         assert (y[:-1] == clean[:-1]).all(), way
 
 
+@every_shape
+def test_each_way_reads_nothing_that_it_did_not_write(way, shape, monkeypatch):
+    def full_of_nan(shape, dtype, *more):
+        array = numpy.empty(shape, dtype, *more)
+        array.view("uint8").fill(255)
+        return array
+
+    expected = convolved(lambda name: getattr(kernels, name), shape, "float32")
+    for one in WAYS:
+        if hasattr(one, "empty"):
+            monkeypatch.setattr(one, "empty", full_of_nan)
+    for found, wanted in zip(
+        convolved(lambda name: getattr(kernels, name), shape, "float32"), expected, strict=True
+    ):
+        assert found.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
 @pytest.mark.parametrize("name, window", [("Conv1d", 4), ("Conv2d", (3, 2)), ("Conv3d", 3)])
 @pytest.mark.parametrize("padding", [2, "same"])

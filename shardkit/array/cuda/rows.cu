@@ -9,7 +9,7 @@ constexpr float LOG_E = 1.4426950408889634f;                         // of base 
 
 // Of halves, the 11 or 8 bits hide the error of the approximation.
 __device__ __forceinline__ real power_of_e(real x, real top) {       // exp(x - top)
-    if constexpr (sizeof(STORED) == 2) return power_of_2(fused((float)x, LOG_E, -LOG_E * (float)top));
+    if constexpr (sizeof(STORED) == 2) return power_of_2(((float)x - (float)top) * LOG_E);
     else return exp_of(x - top);
 }
 

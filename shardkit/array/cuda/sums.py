@@ -5,7 +5,7 @@ from .arrays import elementwise, new, pack, plain, real_dtype, sum_pieces
 from .launch import launch
 
 ROWS = 64  # of a piece
-MAX_PIECES = 65535  # blocks along the second side of a grid
+MAX_PIECES = MAX_MATRICES = 65535  # blocks along the second side of a grid, and the third
 BLOCK = 32, 8  # threads: packs of columns, and rows
 
 
@@ -17,6 +17,12 @@ def sum_of_two(x, y, out=None):
 @on_cuda()
 def sum_of_rows(x, out=None):
     matrices = x[None] if x.ndim == 2 else x
+    if len(matrices) > MAX_MATRICES:
+        out = new(x, (len(x), x.shape[2]), real_dtype(x)) if out is None else out
+        for first in range(0, len(x), MAX_MATRICES):
+            some = slice(first, first + MAX_MATRICES)
+            sum_of_rows(x[some], out=out[some])
+        return out
     if matrices.strides[2] != x.itemsize:
         matrices = plain(matrices)
     number, num_rows, width = matrices.shape
