@@ -10,22 +10,37 @@ pytestmark = pytest.mark.mpi
 STEPS, TOLERANCE = 3, 1e-10
 
 
+def cases():
+    """Return (model, x, y) of small ones that read halos, and that look along all of a sample."""
+    rng = numpy.random.default_rng(4)
+    f64 = {"seed": 3, "dtype": "float64"}
+    x, y = rng.normal(size=(4, 2, 34, 6)), rng.normal(size=(4, 1, 34, 6))
+    ids = rng.integers(0, 17, (4, 13))
+    llama = {"width": 16, "layers": 2, "heads": 4, "kv_heads": 1, "style": "llama"}
+    edges = rng.integers(0, 13, (2, 40))
+    return [
+        (models.UNet(2, 1, width=8, depth=1, groups=2, **f64), x, y),
+        (models.ResNet(2, 5, (1, 1), width=8, **f64), x, rng.integers(0, 5, 4)),
+        (models.FNO(2, 1, (3, 3), width=6, layers=2, **f64), x, y),
+        (models.GPT(17, 13, 16, 2, 4, dropout=0.1, **f64), ids, ids),
+        (models.GPT(17, 13, **llama, **f64), ids, ids),
+        (
+            models.MessagePassing(2, 1, *edges, width=8, **f64),
+            x[:, :, :13, 0].swapaxes(1, 2),
+            y[:, 0, :13, :1],
+        ),
+    ]
+
+
 def trained(backend, policy, **sizes):
-    """Return losses, weights and a prediction of a small UNet and a small ResNet."""
+    """Return losses, weights and a prediction of each."""
     found = []
-    for wrapped, y in (
-        (models.UNet(2, 1, width=8, depth=1, groups=2, seed=3, dtype="float64"), None),
-        (models.ResNet(2, 5, (1, 1), width=8, seed=3, dtype="float64"), 5),
-    ):
+    for wrapped, x, targets in cases():
         config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.05, momentum=0.9))
         sizes = {"data_parallel_size": 1, **sizes}
         model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
-        rng = numpy.random.default_rng(4)
-        x = rng.normal(size=(4, 2, 34, 6))
-        targets = rng.normal(size=(4, 1, 34, 6)) if y is None else rng.integers(0, y, 4)
-        losses = [
-            model.train(*sk.split_batch(model.mesh, x + step, targets)) for step in range(STEPS)
-        ]
+        mine = sk.split_batch(model.mesh, numpy.ascontiguousarray(x), targets)
+        losses = [model.train(*mine) for _ in range(STEPS)]
         found += [numpy.array(losses), model.get_parameters(), model.predict(x)]
         model.close()
     return found

@@ -69,7 +69,8 @@ def _through(
     """
     style = named.get(id(module))
     if issubclass(kind_of(module), Dropout):
-        if style is None and module.p:
+        dropout: Any = module
+        if style is None and dropout.p:
             see(module, is_cut)
         return is_cut
     if style in _AFTER:
