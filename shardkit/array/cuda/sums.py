@@ -18,7 +18,8 @@ def sum_of_two(x, y, out=None):
 def sum_of_rows(x, out=None):
     matrices = x[None] if x.ndim == 2 else x
     if len(matrices) > MAX_MATRICES:
-        out = new(x, (len(x), x.shape[2]), real_dtype(x)) if out is None else out
+        if out is None:
+            out = new(x, (len(x), x.shape[2]), real_dtype(x))
         for first in range(0, len(x), MAX_MATRICES):
             some = slice(first, first + MAX_MATRICES)
             sum_of_rows(x[some], out=out[some])

@@ -67,7 +67,8 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     if x.ndim <= dim:
         raise ShapeError(f"{layer.path_in_model} of x {shape}; wanted a grid from dim {dim} on")
     length = axis.length(x, layer.path_in_model)
-    view = (shape[0], num_groups, x.size // max(shape[0] * num_groups, 1))
+    num_rows = max(shape[0] * num_groups, 1)
+    view = (shape[0], num_groups, x.size // num_rows)
     count = prod(shape[1:]) // shape[dim] * length // num_groups
     if 0 in dims:
         count *= shape[0]

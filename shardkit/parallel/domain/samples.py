@@ -68,7 +68,8 @@ class SampleParts:
                 f"x has shape {x.shape}, but domain ranks share tokens; wanted "
                 "[samples, tokens, features], numbers of tokens, or a grid and layers of grids"
             )
-        if self._axis.along_last and x.ndim == self._axis.dim + 1 and x.dtype.kind == "f":
+        is_last = x.ndim == self._axis.dim + 1
+        if self._axis.along_last and is_last and x.dtype.kind == "f":
             raise ShapeError(
                 f"{self._axis.along_last} computes along the last dim of x {x.shape}, which "
                 "domain ranks share; use a layer of another dim, or leave domain at 1"
