@@ -12,9 +12,11 @@ from ...nn.context import current_context, next_call
 from ...nn.layers.basic import Dropout, input_tensor
 from ...nn.models.gpt import TokenEmbedding
 from ..conjugate import all_gather
+from ..tensor.dropouts import masks_elements
 from .axis import CutLayer, DomainAxis
 
 
+@masks_elements
 class CutDropout(CutLayer):
     """Dropout of this rank's part of x, by the places of its elements in whole samples."""
 

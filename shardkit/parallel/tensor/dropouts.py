@@ -19,6 +19,7 @@ from ...nn.module import Module, blocks_of, members_of
 from ...nn.transformer import FeedForward, GatedFeedForward, SelfAttention
 
 ON_A_PART = "column_dropout"
+DROPOUTS: list[type[Module]] = [Dropout]  # those whose masks can be sliced: masks_elements()
 _IN_ORDER = (  # their forwards call their members in the order of assignment
     Sequential,
     SelfAttention,
@@ -28,6 +29,12 @@ _IN_ORDER = (  # their forwards call their members in the order of assignment
     TransformerEncoderLayer,
 )
 _AFTER = {"column": True, "row": False}  # style: are the features cut?
+
+
+def masks_elements(kind: type[Module]) -> type[Module]:
+    """Return a class that multiplies x by a mask of its elements, as Dropout does: a decorator."""
+    DROPOUTS.append(kind)
+    return kind
 
 
 def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
@@ -43,7 +50,7 @@ def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
     found = {}
     for path, module in modules.items():
         states = seen.get(id(module), set())
-        if states == {True} and type(module) is Dropout:
+        if states == {True} and type(module) in DROPOUTS:
             found[path] = ON_A_PART
         elif states - {False}:
             raise ShardingError(
@@ -62,7 +69,7 @@ def _through(
     leave the module. None: that is not known.
     """
     style = named.get(id(module))
-    if isinstance(module, Dropout):
+    if isinstance(module, tuple(DROPOUTS)):
         if style is None and module.p:
             see(module, is_cut)
         return is_cut
