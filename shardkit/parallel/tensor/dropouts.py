@@ -9,7 +9,7 @@ layers cannot be known; there the plan names the dropout, or is refused.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ShardingError
 from ...nn.layers.attention import MultiheadAttention, TransformerEncoderLayer
@@ -18,8 +18,9 @@ from ...nn.lora import LoRALinear
 from ...nn.module import Module, blocks_of, members_of
 from ...nn.transformer import FeedForward, GatedFeedForward, SelfAttention
 
+_Class = TypeVar("_Class", bound=type[Module])
 ON_A_PART = "column_dropout"
-DROPOUTS: list[type[Module]] = [Dropout]  # those whose masks can be sliced: masks_elements()
+DROPOUTS: list[type[Module]] = [Dropout]  # classes whose masks can be sliced: masks_elements()
 _IN_ORDER = (  # their forwards call their members in the order of assignment
     Sequential,
     SelfAttention,
@@ -31,7 +32,7 @@ _IN_ORDER = (  # their forwards call their members in the order of assignment
 _AFTER = {"column": True, "row": False}  # style: are the features cut?
 
 
-def masks_elements(kind: type[Module]) -> type[Module]:
+def masks_elements(kind: _Class) -> _Class:
     """Return a class that multiplies x by a mask of its elements, as Dropout does: a decorator."""
     DROPOUTS.append(kind)
     return kind
@@ -70,7 +71,7 @@ def _through(
     """
     style = named.get(id(module))
     if isinstance(module, tuple(DROPOUTS)):
-        if style is None and module.p:
+        if style is None and vars(module)["p"]:
             see(module, is_cut)
         return is_cut
     if style in _AFTER:
