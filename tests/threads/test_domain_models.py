@@ -244,6 +244,50 @@ def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
 
 
+PLANS = {
+    "a part, and the whole": {"1": "column", "3": "row"},
+    "by name": {"1": "column", "2": "column_dropout", "3": "row", "4": "whole_dropout"},
+    "in a region": {"0": "vocabulary", "1": "column", "3": "row", "5": "region"},
+}
+FORWARD = {"5.up": "column", "5.down": "row"}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("domain, tensor", [(1, 2), (2, 2), (3, 2), (2, 3)])
+def test_dropouts_and_copies_are_those_of_one_rank_on_tensor_ranks_too(plan, domain, tensor):
+    rng = numpy.random.default_rng(5)
+    ids, y = rng.integers(0, 18, (4, 11)), rng.integers(0, 6, (4, 11))
+
+    def on_rank(backend, **how):
+        wrapped = nn.Sequential(
+            nn.Embedding(18, 6, **F64),
+            nn.Linear(6, 12, **F64),
+            nn.Dropout(0.3),
+            nn.Linear(12, 6, **F64),
+            nn.Dropout(0.2),
+            nn.FeedForward(6, 12, dropout=0.1, **F64),
+        )
+        wrapped.finish(3)
+        config = sk.ShardingConfiguration(
+            backend, loss=nn.CrossEntropy(), seed=7, micro_batches=2, **how
+        )
+        data = {"tensor_parallel_size": tensor, "domain_parallel_size": domain}
+        model = sk.HybridShardedModel(wrapped, config, **(data if how else {}))
+        losses = [model.train(ids, y)]
+        copy = model.deep_copy()
+        losses += [model.train(ids, y), copy.train(ids, y)]
+        found = losses, vector(model), vector(copy), copy.predict(ids)
+        for each in (copy, model):
+            each.close()
+        return found
+
+    wanted = sk.run_ranks(1, on_rank)[0]
+    how = {"tensor_plan": PLANS[plan] | FORWARD}
+    for result in sk.run_ranks(domain * tensor, lambda backend: on_rank(backend, **how)):
+        for found in zip(wanted, result):
+            assert numpy.abs(numpy.subtract(*found)).max() < TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["UNet 2-D", "a net", "ResNet", *LOOKING])
 def test_blocks_are_computed_again_on_parts(name):
     check(name, 2, "fsdp", {"activation_checkpointing": True}, domain=2)
@@ -619,6 +663,16 @@ def test_weights_of_a_loss_that_differ_along_the_cut_are_refused(shape):
 def test_weights_of_a_loss_along_another_dim_are_not():
     loss = nn.BCEWithLogitsLoss(pos_weight=numpy.full((2, 1), 2.0))
     sk.run_ranks(2, training_on_lines(loss=loss))
+
+
+@nn.partwise
+class MeansInside(nn.Module):
+    def forward(self, x):
+        return x.mean((2,))
+
+
+def test_activations_that_lose_the_dim_that_is_cut_are_refused():
+    refused(r"2 got x \(2, 2\); wanted dim 2", training_on_lines(MeansInside), error=sk.ShapeError)
 
 
 def test_a_group_norm_of_other_channels_is_refused_as_without_a_cut():

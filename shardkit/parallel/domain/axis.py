@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 
 from ...comm.backend import CommunicationBackend
-from ...errors import ShardingError
+from ...errors import ShapeError, ShardingError
 from ...layout.cuts import even_span
 from ...nn.module import Module, check_input_of
 from .spans import Table, even_spans
 
 GRID_DIM = 2  # the first dim of a grid in [samples, channels, *grid], which is cut
+NO_DIM = -1  # in place of a length
 ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
 
 
@@ -41,12 +42,16 @@ class DomainAxis:
     def length(self, x, path: str | None) -> int:
         """Return how long dim of x is over all ranks. Collective over the group.
 
-        Errors, on all its ranks: ShardingError unless they hold the rows of even_span, of a length
-        that a layer has made.
+        Errors, on all its ranks: ShapeError if some have no such dim; ShardingError unless they
+        hold the rows of even_span, of a length that a layer has made.
         """
         lengths = numpy.empty(self.group.world_size, numpy.int64)
-        own = numpy.array([x.shape[self.dim]], numpy.int64)
-        self.group.all_gather(own, lengths)
+        own = x.shape[self.dim] if x.ndim > self.dim else NO_DIM
+        self.group.all_gather(numpy.array([own]), lengths)
+        if (lengths == NO_DIM).any():
+            raise ShapeError(
+                f"{path} got x {x.shape}; wanted dim {self.dim}, along which domain ranks share it"
+            )
         length = int(lengths.sum())
         wanted = [stop - start for start, stop in self.spans(length)]
         if self.made == set():  # the first layer of all

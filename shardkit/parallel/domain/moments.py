@@ -11,7 +11,6 @@ from math import prod
 from ...array import halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
-from ...errors import ShapeError
 from ...nn.autograd import record
 from ...nn.context import current_context
 from ...nn.layers.normalization import (
@@ -59,13 +58,10 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     whole   the layer that it stands for
     dims    of [N, groups, elements of a group] that a mean goes over
     Collective over the axis, forward and backward.
-    Errors: ShapeError if x has no grid.
     """
     axis = layer.axis
     shape, dtype = x.shape, x.dtype
     dim = axis.dim
-    if x.ndim <= dim:
-        raise ShapeError(f"{layer.path_in_model} of x {shape}; wanted a grid from dim {dim} on")
     length = axis.length(x, layer.path_in_model)
     num_rows = max(shape[0] * num_groups, 1)
     view = (shape[0], num_groups, x.size // num_rows)

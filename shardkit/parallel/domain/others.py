@@ -10,9 +10,11 @@ from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
 from ..conjugate import all_gather
+from ..tensor.dropouts import masks_elements
 from .axis import CutLayer
 
 
+@masks_elements
 class CutDropout(CutLayer):
     """Dropout of this rank's part of x, by the places of its elements in whole samples."""
 

@@ -40,6 +40,15 @@ from ...nn.models.vit import PatchEmbedding
 from ...nn.module import Module, ModuleList, blocks_of, exchange, members_of
 from ...nn.on_parts import is_partwise
 from ...nn.transformer import SelfAttention
+from ..tensor.layers import (
+    ColumnParallelLinear,
+    ColumnParallelRMSNorm,
+    Region,
+    RowParallelLinear,
+)
+from ..tensor.lora import ColumnParallelLoRALinear, RowParallelLoRALinear
+from ..tensor.sequence import SlicedDropout
+from ..tensor.vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
 from . import graphs, moments, others, sequences, windows
 from .axis import GRID_DIM, CutLayer, DomainAxis
 
@@ -106,9 +115,15 @@ ALONG_LAST = (
     *(InputFeatures, LoRALinear, basic.Linear, basic.DenseLayer),
     *(basic.LayerNorm, basic.RMSNorm),
 )
+ON_TENSOR_RANKS = (  # in copies of a model that was cut along both axes
+    *(ColumnParallelLinear, RowParallelLinear, ColumnParallelRMSNorm, SlicedDropout),
+    *(ColumnParallelLoRALinear, RowParallelLoRALinear),
+    *(VocabularyParallelEmbedding, VocabularyParallelLinear),
+)
 LAYERS: dict[type[Module], OnParts] = {
     **dict.fromkeys(POINTWISE, OnParts(as_it_is)),
     **dict.fromkeys(ALONG_LAST, OnParts(as_it_is, is_last=True)),
+    **dict.fromkeys(ON_TENSOR_RANKS, OnParts(as_it_is)),
     **dict.fromkeys((activation.Softmax, activation.LogSoftmax), OnParts(others.AlongAnother)),
     basic.Dropout: OnParts(others.CutDropout),
     TokenEmbedding: OnParts(sequences.CutTokenEmbedding, 1),
@@ -133,7 +148,11 @@ LAYERS: dict[type[Module], OnParts] = {
     GridMean: OnParts(windows.JoinedGridMean, GRID_DIM),
     activation.Flatten: OnParts(_flatten),
 }
-CHAINS = (Sequential, ResNetHead)  # their forwards call their members in the order of assignment
+CHAINS = (
+    Sequential,
+    ResNetHead,
+    Region,
+)  # their forwards call their members in the order of assignment
 
 # {class: why it cannot be cut}
 REASONS: dict[type[Module], str] = {

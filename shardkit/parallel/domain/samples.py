@@ -150,10 +150,6 @@ class SampleParts:
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""
         axis = self._axis
-        if array.ndim <= axis.dim:
-            raise ShapeError(
-                f"a prediction of shape {array.shape} has no dim {axis.dim}, along which it is cut"
-            )
         length = axis.length(array, "the prediction")
         gather = all_gather if isinstance(array, Tensor) else gathered
         return gather(array, axis.group, axis.dim, length)
@@ -188,10 +184,10 @@ class CountedInParts(Loss):
         """
         first = leaves(prediction)[0]
         dim = self._axis.dim
-        found = self._axis.length(first, "the loss") if first.ndim > dim else None
+        found = self._axis.length(first, "the loss")
         if found != self._length:
             raise ShapeError(
-                f"a loss of predictions with {found or 'no'} rows along dim {dim} and targets with "
+                f"a loss of predictions with {found} rows along dim {dim} and targets with "
                 f"{self._length}, whose parts domain ranks have; wanted as many in both"
             )
         return self._loss.total(prediction, y)

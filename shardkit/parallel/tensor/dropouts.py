@@ -9,7 +9,7 @@ layers cannot be known; there the plan names the dropout, or is refused.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ShardingError
 from ...nn.layers.attention import MultiheadAttention, TransformerEncoderLayer
@@ -18,7 +18,9 @@ from ...nn.lora import LoRALinear
 from ...nn.module import Module, blocks_of, members_of
 from ...nn.transformer import FeedForward, GatedFeedForward, SelfAttention
 
+_Class = TypeVar("_Class", bound=type[Module])
 ON_A_PART = "column_dropout"
+DROPOUTS: list[type[Module]] = [Dropout]  # classes whose masks can be sliced: masks_elements()
 _IN_ORDER = (  # their forwards call their members in the order of assignment
     Sequential,
     SelfAttention,
@@ -28,6 +30,12 @@ _IN_ORDER = (  # their forwards call their members in the order of assignment
     TransformerEncoderLayer,
 )
 _AFTER = {"column": True, "row": False}  # style: are the features cut?
+
+
+def masks_elements(kind: _Class) -> _Class:
+    """Return a class that multiplies x by a mask of its elements, as Dropout does: a decorator."""
+    DROPOUTS.append(kind)
+    return kind
 
 
 def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
@@ -43,14 +51,8 @@ def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
     found = {}
     for path, module in modules.items():
         states = seen.get(id(module), set())
-        if states == {True} and type(module) is Dropout:
+        if states == {True} and type(module) in DROPOUTS:
             found[path] = ON_A_PART
-        elif states == {True} and kind_of(module) is not type(module):
-            raise ShardingError(
-                f"tensor plan: dropout {path} sees the features of one tensor rank, but is a "
-                f"{type(module).__name__}, which needs whole ones: domain ranks share its samples; "
-                "leave out this dropout, or one of the two axes"
-            )
         elif states - {False}:
             raise ShardingError(
                 f"tensor plan: whether dropout {path} sees whole features or those of one tensor "
@@ -68,9 +70,8 @@ def _through(
     leave the module. None: that is not known.
     """
     style = named.get(id(module))
-    if issubclass(kind_of(module), Dropout):
-        dropout: Any = module
-        if style is None and dropout.p:
+    if isinstance(module, tuple(DROPOUTS)):
+        if style is None and vars(module)["p"]:
             see(module, is_cut)
         return is_cut
     if style in _AFTER:
