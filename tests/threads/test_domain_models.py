@@ -571,18 +571,6 @@ def refused(message, on_rank, num_ranks=2, error=sk.ShardingError):
     sk.run_ranks(num_ranks, run)
 
 
-def test_dropouts_of_a_part_of_the_features_of_parts_are_refused():
-    def on_rank(backend):
-        layers = nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)
-        config = sk.ShardingConfiguration(
-            backend, loss=nn.MSELoss(), tensor_plan={"0": "column", "2": "row"}
-        )
-        wrapped = nn.Sequential(*layers).finish(3)
-        sk.HybridShardedModel(wrapped, config, domain_parallel_size=2, tensor_parallel_size=2)
-
-    refused("dropout 1 sees the features of one tensor rank, .* domain ranks", on_rank, 4)
-
-
 def test_losses_that_are_no_sums_over_rows_are_refused():
     def on_rank(backend):
         config = sk.ShardingConfiguration(backend, loss=nn.KLDivLoss())
