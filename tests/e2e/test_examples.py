@@ -48,7 +48,7 @@ def test_a_residual_network_learns_and_h5py_reads_its_checkpoint(tmp_path):
     assert len(losses) == 3 and losses[-1] < 0.1 * losses[0]
     name = "model/layers.0.up.weight"
     told = run(tmp_path, "read_checkpoint.py", "runs/residual/step-00000060", name)
-    assert "step 60 of a Residual, written on pipeline 2 x data 2 x tensor 1" in told
+    assert "step 60 of a Residual, written on pipeline 2 x data 2 x domain 1 x tensor 1" in told
     assert f"{name} (128, 32) float32, from 2 files" in told
 
 
