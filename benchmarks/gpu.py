@@ -2,17 +2,20 @@
 copies against the bus.
 
     python benchmarks/gpu.py [--parts step,products,kernels,copies] [--size full] [--repeats 7]
-    [--torch-device cuda]
+    [--models 163M,219M,1.3G] [--torch-device cuda]
 
-step       GPT of width 1024, 16 heads, 12 layers, sequence 1024, vocabulary 32768: float32, TF32,
-           bfloat16 from float32 masters; each as it is, and compiled to CUDA graphs. PyTorch eager
-           with fused attention and fused AdamW takes turns with shardkit, on the same weights and
-           batches; a step is everything: batch, forward, backward, clipping to norm 1, AdamW, and
-           the loss as a number on the host
+step       GPTs of 163 M parameters (the sizes of GPT-2 small, and a
+           head of its own) on 16k tokens and of 1.3 G on 8k in bfloat16 from float32
+           masters, and of 219 M on 8k in float32, TF32 and bfloat16 too; each as it is, and
+           compiled to CUDA graphs. PyTorch with fused attention and fused AdamW, eager and by
+           torch.compile, takes turns with shardkit, on the same weights and batches; a step is
+           everything: batch, forward, backward, clipping to norm 1, AdamW, and the loss as a number
+           on the host
 products   matrices of 4096 x 4096: the limit that attention and steps are measured by; products
            with biases, and of several weights, at once and one by one
-kernels    each by the bytes that it must read and write, beside a copy of GPU memory in the same
-           minute; attention by its multiplications, beside the products
+kernels    each by the bytes that it must read and write, beside copies of GPU memory in the same
+           minute: of one that is large, and of as many bytes; attention by its multiplications,
+           beside the products and PyTorch's FlashAttention
 copies     what checkpoints and messages reach between GPU and host, beside one page-locked copy of
            the same bytes
 
@@ -57,6 +60,7 @@ NUMERICS = {
 class Scale:
     """How large everything is.
 
+    models           that steps train, each with its numerics, the reference first
     rows, width      of what kernels get, [rows, width] mostly
     vocabulary       of cross-entropy and embeddings
     heads, sequence  of attention, with rows / sequence samples and heads of width / heads
@@ -64,7 +68,7 @@ class Scale:
     elements         of optimizer steps, copies and sums
     """
 
-    model: Sizes
+    models: tuple[tuple[Sizes, tuple[str, ...]], ...]
     rows: int
     width: int
     vocabulary: int
@@ -76,7 +80,11 @@ class Scale:
 
 SCALES = {
     "full": Scale(
-        Sizes("GPU", vocabulary=32768, width=1024, heads=16, layers=12, sequence=1024, batch=8),
+        (
+            (Sizes("163M", 50304, 768, 12, 12, 1024, 16), ("bfloat16",)),
+            (Sizes("219M", 32768, 1024, 16, 12, 1024, 8), tuple(NUMERICS)),
+            (Sizes("1.3G", 32768, 2048, 16, 24, 1024, 8), ("bfloat16",)),
+        ),
         rows=8192,
         width=1024,
         vocabulary=32768,
@@ -86,7 +94,7 @@ SCALES = {
         elements=1 << 26,
     ),
     "tiny": Scale(
-        Sizes("tiny", vocabulary=61, width=16, heads=2, layers=2, sequence=8, batch=2),
+        ((Sizes("tiny", 61, 16, 2, 2, 8, 2), tuple(NUMERICS)),),
         rows=16,
         width=16,
         vocabulary=61,
@@ -192,11 +200,20 @@ class Shardkit:
 
 
 class Torch:
-    """PyTorch eager: scaled_dot_product_attention, fused AdamW where it is fused; bfloat16 is
-    autocast.
+    """PyTorch: scaled_dot_product_attention, fused AdamW where it is fused; bfloat16 is autocast.
+
+    is_compiled   forward and loss, and so backward, by torch.compile
     """
 
-    def __init__(self, sizes: Sizes, numerics: str, weights: dict, device: str):
+    def __init__(
+        self,
+        sizes: Sizes,
+        numerics: str,
+        weights: dict,
+        device: str,
+        *,
+        is_compiled: bool = False,
+    ):
         import torch
         from twins import GPT, mean_loss
 
@@ -213,6 +230,10 @@ class Torch:
         )
         self._model.to(device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LEARNING_RATE, fused=True)
+        self._loss = torch.compile(self._loss_of) if is_compiled else self._loss_of
+
+    def _loss_of(self, x, y):
+        return self._mean_loss(self._model(x), y)
 
     def step(self):
         torch = self._torch
@@ -222,7 +243,7 @@ class Torch:
         ]
         self._optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self._device, torch.bfloat16, enabled=self._is_half):
-            loss = self._mean_loss(self._model(x), y)
+            loss = self._loss(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
         self._optimizer.step()
@@ -232,7 +253,7 @@ class Torch:
         return self._torch.cuda.max_memory_reserved() if self._device == "cuda" else 0
 
     def close(self):
-        self._model = self._optimizer = None
+        self._model = self._optimizer = self._loss = None
         if self._device == "cuda":
             self._torch.cuda.empty_cache()
             self._torch.cuda.reset_peak_memory_stats()
@@ -249,9 +270,13 @@ def torch_device(asked: str) -> str | None:
     return asked
 
 
-def race_steps(scale: Scale, repeats: int, asked: str):
-    """Return the table of training steps, their losses, and the losses that are wrong."""
-    sizes = scale.model
+def race_steps(
+    sizes: Sizes, all_numerics: tuple[str, ...], repeats: int, asked: str
+) -> tuple[Table, dict, list[str]]:
+    """Return the table of training steps, their losses, and the losses that are wrong.
+
+    all_numerics   the first one's losses are what the others are compared with
+    """
     rows = []
     losses = {}
     wrong = []
@@ -259,13 +284,17 @@ def race_steps(scale: Scale, repeats: int, asked: str):
     beside = torch_device(asked)
     weights = plain.state_dict()
     flops = plain.num_flops_per_token
-    for numerics in NUMERICS:
+    reference = f"shardkit, {all_numerics[0]}"
+    for numerics in all_numerics:
         contenders = {
             f"shardkit, {numerics}": Shardkit(sizes, numerics),
             f"shardkit compiled, {numerics}": Shardkit(sizes, numerics, is_compiled=True),
         }
         if beside is not None:
             contenders[f"torch, {numerics}"] = Torch(sizes, numerics, weights, beside)
+            contenders[f"torch compiled, {numerics}"] = Torch(
+                sizes, numerics, weights, beside, is_compiled=beside == "cuda"
+            )
         seconds = interleaved(
             {name: one.step for name, one in contenders.items()}, repeats, warm_up=WARM_UP_STEPS
         )
@@ -273,7 +302,7 @@ def race_steps(scale: Scale, repeats: int, asked: str):
         for name, one in contenders.items():
             losses[name] = one.losses
             step = median(seconds[name])
-            off = difference(one.losses, losses["shardkit, float32"])
+            off = difference(one.losses, losses[reference])
             rows.append(
                 [
                     name,
@@ -285,9 +314,9 @@ def race_steps(scale: Scale, repeats: int, asked: str):
                     off,
                 ]
             )
-            wrong += (
-                [f"losses of {name} differ by {off:.1e}"] if not off <= TOLERANCES[numerics] else []
-            )
+            if not off <= TOLERANCES[numerics]:
+                wrong.append(f"losses of {name} differ by {off:.1e}")
+        for one in contenders.values():
             one.close()
     columns = [
         "contestant",
@@ -299,7 +328,7 @@ def race_steps(scale: Scale, repeats: int, asked: str):
         "loss difference",
     ]
     millions = sum(array.size for array in weights.values()) / 1e6
-    title = f"Training step, {millions:.3g} M parameters, {sizes.tokens} tokens"
+    title = f"Training step, {millions:.4g} M parameters, {sizes.tokens} tokens"
     return Table(title, columns, rows), losses, wrong
 
 
@@ -373,14 +402,23 @@ def shared_table(device: Device, scale: Scale, watch: Stopwatch) -> Table:
     return Table(title, ["product", "ms", "ms of several kernels"], rows)
 
 
-def copy_speed(device: Device, scale: Scale, watch: Stopwatch) -> float:
-    """Return the bytes per second that a copy within GPU memory reads and writes."""
+def copy_speed(device: Device, num_bytes: int, watch: Stopwatch) -> float:
+    """Return the bytes per second that a copy within GPU memory reads and writes.
+
+    num_bytes   both together
+    """
 
     def work():
-        source, target = [device.xp.zeros(scale.elements, "float32") for _ in range(2)]
-        return lambda: device.xp.copyto(target, source)
+        source, target = [device.xp.zeros(max(num_bytes // 2, 1), "uint8") for _ in range(2)]
+        return lambda: device.xp.cuda.runtime.memcpyAsync(
+            target.data.ptr,
+            source.data.ptr,
+            source.nbytes,
+            device.xp.cuda.runtime.memcpyDeviceToDevice,
+            device.xp.cuda.get_current_stream().ptr,
+        )
 
-    return 2 * 4 * scale.elements / watch.seconds(*[work() for _ in range(INPUTS)])
+    return num_bytes / watch.seconds(*[work() for _ in range(INPUTS)])
 
 
 def passes(device: Device, scale: Scale, dtype: str, seed: int) -> dict:
@@ -514,41 +552,84 @@ def _timed(watch: Stopwatch, make, *arguments) -> dict:
 
 def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) -> list[Table]:
     """Return bytes per second beside those of a copy, and flops beside those of products."""
-    limit = copy_speed(device, scale, watch)
+    limit = copy_speed(device, 2 * 4 * scale.elements, watch)
+    like: dict[int, float] = {}  # {bytes: speed of a copy of as many}
     rows = []
     attention = []
     for dtype in ("float32", "bfloat16"):
         for name, (seconds, num_bytes) in _timed(watch, _all_passes, device, scale, dtype).items():
+            if num_bytes not in like:
+                like[num_bytes] = copy_speed(device, num_bytes, watch)
+            speed = num_bytes / seconds
             rows.append(
                 [
                     f"{name}, {dtype}",
                     seconds * 1e3,
-                    num_bytes / seconds / 1e9,
-                    num_bytes / seconds / limit,
+                    speed / 1e9,
+                    speed / limit,
+                    speed / like[num_bytes],
                 ]
             )
         timed = _timed(watch, attention_passes, device, scale, dtype)
+        theirs = flash_seconds(scale, dtype, watch) if dtype == "bfloat16" else {}
         for name, (seconds, flops) in timed.items():
+            flash = theirs.get(name)
             attention.append(
                 [
                     f"{name}, {dtype}",
                     seconds * 1e3,
                     flops / seconds / 1e12,
                     flops / seconds / speeds[dtype],
+                    flash and flash / seconds,
                 ]
             )
     return [
         Table(
             f"Kernels beside a copy of {limit / 1e9:,.0f} GB/s",
-            ["kernel", "ms", "GB/s", "of the copy"],
+            ["kernel", "ms", "GB/s", "of the copy", "of a copy of as many bytes"],
             rows,
             "A copy reads and writes; bytes of a kernel are those of its operands and results, "
             "each once.",
         ),
         Table(
-            "Attention beside products", ["kernel", "ms", "TFLOP/s", "of the product"], attention
+            "Attention beside products",
+            ["kernel", "ms", "TFLOP/s", "of the product", "of FlashAttention in PyTorch"],
+            attention,
         ),
     ]
+
+
+def flash_seconds(scale: Scale, dtype: str, watch: Stopwatch) -> dict[str, float]:
+    """Return {attention: seconds of PyTorch's FlashAttention}; {} without PyTorch on a GPU."""
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    shape = scale.rows // scale.sequence, scale.heads, scale.sequence, scale.width // scale.heads
+
+    def random():
+        return torch.randn(shape, device="cuda", dtype=getattr(torch, dtype), requires_grad=True)
+
+    def work():
+        q, k, v = [random() for _ in range(3)]
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        gradient = torch.randn_like(y)
+
+        def forward():
+            with torch.no_grad():
+                torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        def backward():
+            torch.autograd.grad(y, (q, k, v), gradient, retain_graph=True)
+
+        return {"causal_attention": forward, "causal_attention_backward": backward}
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        works = [work() for _ in range(INPUTS)]
+        return {name: watch.seconds(*[one[name] for one in works]) for name in works[0]}
 
 
 # ---- copies between GPU and host -----------------------------------------------------------------
@@ -672,10 +753,16 @@ def measure(asked, device: Device, about: dict) -> list[str]:
     wrong = []
     wanted = [part for part in PARTS if part in asked.parts.split(",")]
     if "step" in wanted:
-        print("training steps ...", flush=True)
-        table, measured["losses"], wrong = race_steps(scale, asked.repeats, asked.torch_device)
-        tables.append(table)
-        keep(asked, device, about, tables, measured)
+        chosen = asked.models and asked.models.split(",")
+        for sizes, all_numerics in scale.models:
+            if chosen and sizes.name not in chosen:
+                continue
+            print(f"training steps of {sizes.name} ...", flush=True)
+            table, losses, off = race_steps(sizes, all_numerics, asked.repeats, asked.torch_device)
+            tables.append(table)
+            measured[f"losses of {sizes.name}"] = losses
+            wrong += off
+            keep(asked, device, about, tables, measured)
     if "products" in wanted or "kernels" in wanted:
         print("products ...", flush=True)
         speeds = time_products(device, scale, watch)
@@ -717,6 +804,7 @@ def main(arguments=None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--models", help="those that steps train, by their names: 163M,1.3G")
     parser.add_argument("--size", default="full", choices=SCALES)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--torch-device", default="cuda", choices=("cuda", "cpu"))

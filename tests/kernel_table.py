@@ -47,9 +47,29 @@ ATTENTION = [
     (1, 2, 1, 9, 4, 8, 0),  # later queries see no more than there are
     (1, 1, 1, 300, 600, 8, 600),
     (1, 2, 1, 5, 9, 72, 1),  # tiles of two widths
+    (2, 3, 3, 65, 65, 64, 65),  # one key more than whole panels
+    (1, 2, 2, 101, 101, 48, 101),
+    (1, 3, 1, 61, 61, 24, 0),  # a diagonal through every tile
+    (1, 1, 1, 37, 50, 17, 13),
     (1, 4, 2, 2, 7, 5, 4),  # few queries
     (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
+# the same, and the window
+WINDOWED = [
+    (1, 1, 1, 1, 1, 2, 0, 1),
+    (2, 4, 2, 5, 5, 4, 0, 1),
+    (2, 4, 2, 3, 9, 4, 2, 2),  # few queries
+    (2, 6, 2, 5, 9, 4, 4, 3),
+    (1, 2, 1, 9, 4, 8, 0, 6),  # later queries see keys at the end alone
+    (1, 2, 1, 40, 30, 8, 10, 25),
+    (1, 2, 1, 130, 130, 8, 0, 64),
+    (1, 2, 2, 130, 700, 16, 570, 33),
+    (1, 2, 1, 1030, 1030, 8, 0, 100),
+    (1, 1, 1, 1030, 1900, 8, 900, 800),  # tiles in the middle
+    (1, 1, 1, 300, 600, 72, 650, 400),
+    (1, 1, 1, 100, 100, 4, 0, 1000),  # wider than there are keys
+]
+MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 # samples, channels in and out, modes
 SPECTRA = [(0, 2, 3, 4), (1, 1, 1, 1), (2, 0, 3, 5), (3, 5, 2, 4, 17), (2, 6, 9, 3, 5, 2)]
@@ -132,12 +152,16 @@ def targets(count, stop):
 
 def attention(n, s):
     q, k, v = n((s[0], s[1], s[3], s[5])), n((s[0], s[2], s[4], s[5])), n((s[0], s[2], s[4], s[5]))
-    return q, k, v, 0.4, s[6]
+    return q, k, v, 0.4, *s[6:]
 
 
 def attention_backward(n, s):
-    q, k, v, scale, first = attention(n, s)
-    return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, scale, first), scale, first
+    q, k, v, *rest = attention(n, s)
+    return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, *rest), *rest
+
+
+def sums_of_blocks(n, s):
+    return n(s), 3 * n(s[:3]), n(s), 3 * n(s[:3])
 
 
 def layer_norm_backward(n, s):
@@ -193,6 +217,11 @@ TABLE = {
     ],
     "add_rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), 1e-6), in_place=(0, 1))],
     "add_row": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
+    "angle_backward": [
+        Line(ANY, lambda n, s, d=d: (n(s), n(s).round(), n(s).round(), d), in_place=(0, 1, 2))
+        for d in (1, -1)
+    ],
+    "arctan_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "batch_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), 1e-5))],
     "batch_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))
@@ -200,8 +229,11 @@ TABLE = {
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
-    "causal_attention": [Line(ATTENTION, attention)],
-    "causal_attention_backward": [Line(ATTENTION, attention_backward)],
+    "causal_attention": [Line(ATTENTION, attention), Line(WINDOWED, attention)],
+    "causal_attention_backward": [
+        Line(ATTENTION, attention_backward),
+        Line(WINDOWED, attention_backward),
+    ],
     "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [
         Line(GRIDS, lambda n, s: (n(grid_of(s)), n(weight_of(s)), n(s[2]), window_of(s))),
@@ -225,6 +257,8 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), targets(*s)), in_place=(0,)),
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1), in_place=(0,)),
     ],
+    "cube": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
+    "cube_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "divisor_backward": [Line(ANY, lambda n, s: (n(s), n(s).round(), n(s)), in_place=(0, 1, 2))],
     "dropout": [
         Line(ANY, lambda n, s: (n(s), 2**63 + 17, 5, 0.3), in_place=(0,)),
@@ -250,6 +284,7 @@ TABLE = {
     "erf_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "erf_gelu": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "erf_gelu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
+    "expm1_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "extreme_backward": [
         Line(ANY, lambda n, s, d=d: (n(s), n(s).round(), n(s).round(), d), in_place=(0, 1, 2))
         for d in (1, -1)
@@ -291,6 +326,8 @@ TABLE = {
     ],
     "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
     "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
+    "log1p_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "merge_attention": [Line(MERGED, sums_of_blocks, in_place=(0,))],
     "mish": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
     "mish_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "momentum": [
@@ -304,6 +341,7 @@ TABLE = {
     ],
     "pool_maxima": [Line(POOLED, lambda n, s: (n(s).round(1), pools(s)))],
     "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
+    "reciprocal_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
     "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
@@ -312,6 +350,8 @@ TABLE = {
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
     ],
     "rows_kept": [Line([(0, 3), (1, 1), (5, 7), (300, 128), (1025, 800)], kept_rows)],
+    "rsqrt": [Line(ANY, lambda n, s: (abs(n(s)) + 0.1,), in_place=(0,))],
+    "rsqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
     "segment_max": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
     "sgd": [
         Line(
@@ -344,6 +384,9 @@ TABLE = {
     "sum_of_two": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
+    "sqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "square_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "tan_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "tanh": [Line(ANY, lambda n, s: (2 * n(s),), in_place=(0,))],
     "tanh_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "to_half": [
@@ -364,7 +407,11 @@ EXACT = {
     "abs_backward",
     "adam",
     "add_row",
+    "angle_backward",
+    "arctan_backward",
     "clamp_backward",
+    "cube",
+    "cube_backward",
     "divisor_backward",
     "dropout",
     "dropout_mask",
@@ -376,18 +423,25 @@ EXACT = {
     "leaky_relu",
     "leaky_relu_backward",
     "lion",
+    "log1p_backward",
     "momentum",
     "pool_maxima",
     "pool_maxima_backward",
+    "reciprocal_backward",
     "relu_backward",
     "rotary_tables",
     "rows_kept",
+    "rsqrt",
+    "rsqrt_backward",
     "segment_max",
     "sgd",
     "shuffled",
     "sigmoid_backward",
     "sign",
+    "sqrt_backward",
+    "square_backward",
     "sum_of_two",
+    "tan_backward",
     "tanh_backward",
     "to_half",
     "tree_sum",
@@ -398,16 +452,21 @@ ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, whereve
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "abs_backward",
     "add_row",
+    "angle_backward",
+    "arctan_backward",
     "batch_norm",
     "batch_norm_backward",
     "clamp_backward",
     "convolve",
     "convolve_input",
     "convolve_weight",
+    "cube",
+    "cube_backward",
     "divisor_backward",
     "elu",
     "elu_backward",
     "erf_backward",
+    "expm1_backward",
     "extreme_backward",
     "group_norm",
     "group_norm_backward",
@@ -416,8 +475,10 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "hardtanh_backward",
     "leaky_relu",
     "leaky_relu_backward",
+    "log1p_backward",
     "lstm_step",
     "lstm_step_backward",
+    "merge_attention",
     "mish",
     "mish_backward",
     "multiply_modes",
@@ -425,14 +486,18 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "multiply_modes_weight",
     "pool_maxima",
     "pool_maxima_backward",
+    "reciprocal_backward",
     "relu_backward",
     "rotary_tables",
+    "rsqrt",
+    "rsqrt_backward",
     "sigmoid_backward",
     "sign",
     "softplus",
     "softplus_backward",
-    "sum_of_rows",
-    "sum_of_two",
+    "sqrt_backward",
+    "square_backward",
+    "tan_backward",
     "tanh",
     "tanh_backward",
     "where_else",

@@ -130,9 +130,10 @@ def beyond_pairs(items, first) -> set:
     """
     beyond = set()
     for cases in _by_test(items):
-        pairs = {case: set(combinations(_lines(case), 2)) for case in cases}
-        if max(map(len, pairs.values())) < 3:  # of two parameters all pairs are the product
+        lists = _lists(cases[0])
+        if len(_lines(cases[0], lists)) < 3:  # of two parameters all pairs are the product
             continue
+        pairs = {case: set(combinations(_lines(case, lists), 2)) for case in cases}
         chosen = covering(pairs, [case for case in cases if case in first])
         if len(cases) > WORTH * len(chosen):
             beyond |= set(cases).difference(chosen)
@@ -178,13 +179,18 @@ def _values(case) -> set:
     return {(name, *_key(value)) for name, value in parameters.items()}
 
 
-def _lines(case) -> list:
-    """Return what a case has of each list of values: (names of the list, values), by names."""
+def _lists(case) -> dict:
+    """Return {name of a parameter: the names in its list of values}, for all cases of a test."""
     lists = {}
     for mark in case.iter_markers("parametrize"):
         names = mark.args[0] if mark.args else mark.kwargs["argnames"]
         names = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
         lists |= dict.fromkeys(names, names)
+    return lists
+
+
+def _lines(case, lists) -> list:
+    """Return what a case has of each list of values: (names of the list, values), by names."""
     lines: dict = {}
     for name, value in getattr(getattr(case, "callspec", None), "params", {}).items():
         lines.setdefault(lists.get(name, (name,)), []).append(_key(value))

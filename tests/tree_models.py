@@ -16,7 +16,6 @@ import numpy
 import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ops
-from shardkit.nn.ops import max_pool2d
 
 SAMPLES, WIDTH, KINDS = 12, 5, 4
 
@@ -123,7 +122,7 @@ class Part(nn.Module):
 
 
 def _down(level, x):
-    return (*x, level(max_pool2d(x[-1], 2)))
+    return (*x, level(x[-1]))
 
 
 def _up(doubling, x):

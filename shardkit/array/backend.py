@@ -8,6 +8,7 @@ import sys
 import numpy
 
 from ..errors import DeviceError
+from .waits import fetched
 
 _NUMBERS = (int, float)
 
@@ -69,7 +70,12 @@ def _are_of(cupy, arrays) -> bool:
 
 def to_host(array):
     """Return the array as a NumPy array: itself if it is one, else a copy from the GPU."""
-    return array.get() if is_device_array(array) else numpy.asarray(array)
+    return fetched(array) if is_device_array(array) else numpy.asarray(array)
+
+
+def is_true(value) -> bool:
+    """Return the truth of one element, of an array of either kind; a GPU is waited for."""
+    return bool(to_host(value))
 
 
 def host_array(what: str, array):

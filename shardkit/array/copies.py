@@ -15,6 +15,7 @@ from collections import deque
 import numpy
 
 from .accounts import owner_of
+from .waits import await_event, fetched, fill_from_host, own_watch
 
 
 class Done:
@@ -25,11 +26,12 @@ class Done:
 
     def __init__(self, event=None, arrays=()):
         self._event, self.arrays = event, arrays
+        self._watch = own_watch()  # of the thread that copies, whichever waits
 
     def wait(self) -> None:
         """Wait until they are complete."""
         if self._event is not None:
-            self._event.synchronize()
+            await_event(self._event, self._watch)
         self.arrays = ()
 
     def hold_back(self, stream) -> None:
@@ -49,7 +51,7 @@ class Copies:
         if isinstance(array, numpy.ndarray):
             numpy.copyto(target, array)
         else:
-            array.get(out=target)
+            fetched(array, target)
         return Done()
 
     def hold_back(self, done: Done) -> None:
@@ -62,7 +64,9 @@ class Copies:
         """
         for start, stop in spans:
             part = array[start:stop]
-            yield numpy.ascontiguousarray(part if isinstance(part, numpy.ndarray) else part.get())
+            yield numpy.ascontiguousarray(
+                part if isinstance(part, numpy.ndarray) else fetched(part)
+            )
 
     def window(self, num_bytes: int):
         """Return [num_bytes] uint8 on the host to fill and deliver; valid until the next call."""
@@ -73,7 +77,7 @@ class Copies:
 
         Complete when finish() returns.
         """
-        target.set(numpy.ascontiguousarray(values))
+        fill_from_host(target, numpy.ascontiguousarray(values))
 
     def finish(self) -> None:
         """Let later computation see everything that was delivered."""

@@ -7,8 +7,9 @@ CUPY_TF32), and have no batches of bfloat16. The functions here are those of the
 has loaded, on CuPy's handle of this thread. Each call sets all that it depends on:
 
     stream       the current one; setting it takes the workspace away
-    workspace    32 MiB for each stream: a graph needs one that stays, and equal bits need one that
-                 no other stream writes
+    workspace    32 MiB for each thread and stream: a graph needs one that stays, and equal bits
+                 need one that nobody else writes. One product can be several kernels that meet
+                 there, and those of two threads may alternate on the stream that they share
     math mode    no sums of half floats in half floats, and TF32 by the type of arithmetic alone
 
 Source: cuBLAS documentation, cublasGemmEx and cublasGemmStridedBatchedEx, table of types;
@@ -17,6 +18,7 @@ cublasSetStream, cublasSetWorkspace and cublasSetMathMode; "Results reproducibil
 
 import ctypes
 import functools
+import threading
 from math import prod
 
 import numpy
@@ -33,7 +35,7 @@ ALGORITHM_DEFAULT = -1
 KEEP, TRANSPOSE = 0, 1
 DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 WORKSPACE_BYTES = 32 << 20
-MAX_STREAMS = 8  # whose workspaces are kept; the pool gives a block to work of its stream alone
+MAX_STREAMS = 8  # whose workspaces a thread keeps; the pool gives a block to its stream alone
 
 # cuBLAS reads 0 and 1 on the host, in the arithmetic's own type
 _NUMBERS = {dtype: numpy.array([0, 1], dtype) for dtype in ("float32", "float64")}
@@ -237,7 +239,21 @@ def _ready(xp, device):
     return library, handle, memory
 
 
-@functools.lru_cache(maxsize=MAX_STREAMS)
+class _Kept(threading.local):
+    """The workspaces of a thread, which go with it."""
+
+    def __init__(self):
+        self.workspaces = {}
+
+
+_kept = _Kept()
+
+
 def _workspace(xp, device, stream):
-    """Return memory for all products of this stream of a device: they run one after another."""
-    return xp.empty(WORKSPACE_BYTES, numpy.uint8)
+    """Return memory for the products of this thread on a stream of a device."""
+    kept, key = _kept.workspaces, (xp, device, stream)
+    if key not in kept:
+        if len(kept) == MAX_STREAMS:
+            del kept[next(iter(kept))]
+        kept[key] = xp.empty(WORKSPACE_BYTES, numpy.uint8)
+    return kept[key]

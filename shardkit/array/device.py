@@ -17,6 +17,7 @@ from ..errors import DeviceError, DeviceMemoryError
 from .accounts import Accounts, bytes_text
 from .arena import ALIGNMENT_BYTES
 from .copies import Copies, LaneCopies
+from .waits import await_stream
 
 
 def _import_cupy():
@@ -34,6 +35,12 @@ def _import_cupy():
             f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install '
             'the one for this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"'
         ) from None
+    if cupy.cuda.runtime.is_hip:
+        raise DeviceError(
+            'device "cuda" needs CuPy for CUDA and a GPU of NVIDIA, but this CuPy is for ROCm, for '
+            "which the kernels would have to be ported (NVRTC's options, inline PTX, warps of 64 "
+            'threads, hipBLASLt); use a node with CUDA, or device "cpu"'
+        )
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -60,7 +67,8 @@ def _check_libraries(cupy):
         raise DeviceError(
             'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports '
             f'"{reason}"; load the CUDA module of this machine, or run pip install '
-            '"cupy-cuda12x[ctk]" (cuda13x for CUDA 13)'
+            '"cupy-cuda12x[ctk]" (cuda13x for CUDA 13), as "shardkit[cuda12]" and '
+            '"shardkit[cuda13]" do'
         ) from None
 
 
@@ -197,7 +205,7 @@ class Device:
     def synchronize(self):
         """Wait until everything that was launched on this device is done; no wait on the CPU."""
         if self.kind == "cuda":
-            self.xp.cuda.get_current_stream().synchronize()
+            await_stream(self.xp.cuda)
 
     def bytes_in_use(self, *purposes: str) -> int:
         """Return the bytes alive now, of these purposes or of all."""

@@ -65,6 +65,15 @@ def compute(name: str, *operands):
     return function(*operands) if form is None else function(*operands, out=empty(*form))
 
 
+def add_to(x, y) -> None:
+    """Compute x += y."""
+    kernel = FASTER.get("add")
+    if kernel is not None and _are_alike_in_bfloat16(x, y):
+        kernel(x, y, out=x)
+    else:
+        x += y
+
+
 def clip(x, lowest, highest):
     """Return xp.clip(x, lowest, highest); None: no limit on this side."""
     return xp_of(x).clip(x, lowest, highest, out=empty_like(x))
@@ -141,9 +150,10 @@ def _form(operands, condition=None):
 
 
 def _are_alike_in_bfloat16(x, y) -> bool:
-    """Return True for two C-contiguous NumPy arrays of bfloat16, of one shape."""
+    """Return True for two C-contiguous arrays of bfloat16, of one shape."""
     return (
-        type(x) is type(y) is numpy.ndarray
+        type(x) is type(y)
+        and getattr(x, "ndim", 0) > 0
         and x.dtype.char == y.dtype.char == BFLOAT16
         and x.shape == y.shape
         and x.flags.c_contiguous

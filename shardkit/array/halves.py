@@ -3,6 +3,8 @@
 Half floats are for storing and for messages: everything that adds up computes in float32.
 """
 
+from math import prod
+
 import numpy
 
 from . import fresh
@@ -19,7 +21,7 @@ def widened(x):
         return x
     dims = _dims_in_memory(x)
     out = _empty(x.shape, FLOAT32, xp_of(x), dims)
-    if dims is not None and _is_for_kernels(x):
+    if dims is not None:
         from_half.dispatch(_flat(x, dims), FLOAT32, out=_flat(out, dims))
     else:
         out[...] = x
@@ -41,21 +43,12 @@ def rounded(x, dtype, out=None):
         and is_half(out.dtype)
         and dims is not None
         and dims == _dims_in_memory(out)
-        and _is_for_kernels(out)
     ):
         to_half.dispatch(_flat(x, dims), out=_flat(out, dims))
         return out
     with numpy.errstate(over="ignore"):
         out[...] = x
     return out
-
-
-def _is_for_kernels(halves) -> bool:
-    """Return True if to_half and from_half take this dtype.
-
-    Those for GPUs do not take bfloat16, which CuPy casts as fast.
-    """
-    return halves.dtype.char == "e" or isinstance(halves, numpy.ndarray)
 
 
 def _dims_in_memory(x) -> tuple[int, ...] | None:
@@ -104,9 +97,14 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None, there=None):
     Half floats are summed in float32; dtype=float32 leaves their sum so.
     there   where the sum on a GPU goes, if that is of its dtype; None: a new array
     """
-    if there is not None and type(x) is not numpy.ndarray:
-        if there.dtype == wide(x.dtype):
-            return x.sum(axis=dims, dtype=there.dtype, keepdims=keepdims, out=there)
+    if type(x) is not numpy.ndarray and not keepdims:
+        rows = _as_rows(x, dims)
+        if rows is not None:
+            goes_there = there is not None and there.dtype == wide(x.dtype)
+            added = sum_of_rows.dispatch(rows, out=there if goes_there else None)
+            if not goes_there:
+                added = added.reshape([s for dim, s in enumerate(x.shape) if dim not in dims])
+            return rounded(added, x.dtype if dtype is None else dtype)
     if x.dtype.itemsize == 2 and is_half(x.dtype):
         if dims == (0,) and x.ndim == 2 and type(x) is numpy.ndarray and not keepdims:
             added = sum_of_rows.dispatch(x)
@@ -126,3 +124,14 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None, there=None):
             x.dtype,
         )
     return fresh.total(x, dims, keepdims, out=out)
+
+
+def _as_rows(x, dims):
+    """Return a view [N, D] or [M, N, D] of x whose sum over N is that over dims; or None."""
+    if x.ndim == 3 and dims == (1,):
+        return x
+    if dims != tuple(range(len(dims))) or len(dims) in (0, x.ndim):
+        return None
+    if x.ndim == 2:
+        return x
+    return x.reshape(prod(x.shape[: len(dims)]), -1) if x.flags.c_contiguous and x.size else None

@@ -54,6 +54,10 @@ class MachineCode:
             if is_outermost:
                 self._tell("")
 
+    def refuse(self, why: str) -> None:
+        """Note why code that came with the package is not used."""
+        self.refused = why
+
     def read(self, seconds: float) -> None:
         """Note that a loop was read from a file."""
         if not self._compiling:

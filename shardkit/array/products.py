@@ -27,7 +27,7 @@ from .dtypes import FLOAT32, is_half
 from .halves import rounded, widened
 
 PRECISIONS = ("highest", "tf32")
-# fast: 3 x 3 taps by fewer products where that pays on the CPU; direct: every sum adds all
+# fast: taps of 2 to 5 by fewer products where that pays on the CPU; direct: every sum adds all
 CONVOLUTIONS = ("fast", "direct")
 
 _precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")
@@ -182,6 +182,17 @@ def multiplied_by(library: Library | None):
 def doing_meanwhile(act):
     """Inside, act() is called before each product of this thread: to keep messages going."""
     return _setting(_calls, (act, _calls.get()[1]))
+
+
+def doing_also_meanwhile(act):
+    """Inside, act() is called after what is called already, if anything is."""
+    before, multiply = _calls.get()
+
+    def both():
+        before()
+        act()
+
+    return _setting(_calls, (act if before is None else both, multiply))
 
 
 def do_meanwhile() -> None:

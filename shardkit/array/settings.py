@@ -22,7 +22,7 @@ class ArraySettings:
     )
     convolutions: str = setting(
         "fast",
-        "convolutions on the CPU; direct: no 3 x 3 taps by fewer products, whose errors are those "
+        "convolutions on the CPU; direct: no taps by fewer products, whose errors are those "
         "of the largest number within 6 x 6",
         among=CONVOLUTIONS,
     )

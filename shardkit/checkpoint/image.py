@@ -91,6 +91,7 @@ def _beginning(tensors, description, places, num_bytes) -> bytes:
 def read_image(data) -> tuple[dict, dict]:
     """Return (tensors, description) of an image; the tensors are read-only views of the bytes.
 
+    Those without elements, which older releases wrote, are left out: models have none to fill.
     Errors: CheckpointError if the bytes are damaged or something else.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -103,9 +104,10 @@ def read_image(data) -> tuple[dict, dict]:
         if found != (FORMAT, VERSION, len(content)):
             raise CheckpointError(f"it says {found[0]!r:.40} version {found[1]!r:.40}")
         check_description(table["description"])
-        tensors = {
+        views = {
             tensor: _view(content, tensor, entry) for tensor, entry in table["tensors"].items()
         }
+        tensors = {tensor: view for tensor, view in views.items() if view.size}
         return tensors, table["description"]
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(

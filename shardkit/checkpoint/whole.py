@@ -92,6 +92,7 @@ def load(
         for name, p in model.named_parameters().items()
     }
     kept |= {f"buffers/{name}": buffer for name, buffer in model.named_buffers().items()}
+    kept = {tensor: member for tensor, member in kept.items() if member.size}
     shapes = {
         tensor: shape
         for tensor, shape in shapes.items()

@@ -9,8 +9,10 @@ import shlex
 import sys
 from operator import attrgetter
 
+from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
+from ..plan.hardware import Cluster
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
 from ..plan.report import (
@@ -25,6 +27,7 @@ from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
 from ..slurm.planned import script_of_plan
+from ..train.settings import RunConfiguration
 from .arguments import count, local_path, tokens
 from .settings import Given, parsed
 
@@ -130,6 +133,9 @@ def _plan(known, overrides) -> int:
     arguments = _train_arguments(known.model, {**given, **said})
     if is_own and not known.json:
         print(_how_to_run(best, arguments, run))
+        way = _way_of_arrays(best, cluster, settings)
+        if way:
+            print(way)
     if known.script is not None:
         _check_script(known.script, is_own, run)
         planned = settings.replace(chosen)
@@ -162,6 +168,15 @@ def _how_to_run(layout: RunLayout, arguments: list[str], run: PlannedRun) -> str
     """Return the command line of a run in this layout."""
     data = f", with {run.lacks} in data.path" if run.lacks else ""
     return f"run it{data}: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
+
+
+def _way_of_arrays(layout: RunLayout, cluster: Cluster, settings: RunConfiguration) -> str:
+    """Return a line about the way of GPU arrays between ranks, each on a GPU; "" for CPUs."""
+    if settings.parallel.device != "cuda":
+        return ""
+    nodes = -(-layout.devices // cluster.devices)
+    here = -(-layout.devices // nodes)
+    return planned_text(settings.parallel.gpu_transport, nodes, here, cluster.devices)
 
 
 def _check_script(path: str, is_own: bool, run: PlannedRun) -> None:

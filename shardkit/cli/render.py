@@ -1,5 +1,8 @@
 """`shardkit render`."""
 
+import sys
+
+from ..comm.gpu.choice import planned_text
 from ..files.writing import write_whole
 from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
 from .arguments import local_path
@@ -84,6 +87,12 @@ def _render(known, arguments) -> int:
     )
     given = [known.settings] * bool(known.settings) + arguments
     script = render(plan, settings, given, known.output)
+    if plan.template == "gpu_node":
+        gpus = plan.gpus_per_node or plan.ranks_per_node
+        name = settings.parallel.gpu_transport
+        way = planned_text(name, plan.nodes, plan.ranks_per_node, gpus)
+        if way:
+            print(way, file=sys.stderr)
     if known.output is None:
         print(script, end="")
     else:

@@ -25,7 +25,7 @@ from .staging import Staging
 from .under_way import check_alive
 from .verbs import Verbs
 from .watch.ledger import LEDGER_NAME, Ledger
-from .watch.progress import Progress, UnderWay
+from .watch.progress import Awaited, Progress, UnderWay
 
 WORLD = "world"  # the key of a group that is split from no other
 
@@ -218,11 +218,17 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """
         self.progress.work()
 
-    def look_at_others(self) -> None:
+    def look_at_others(self, awaited: Awaited | None = None) -> None:
         """End the job if another rank, in no verb, noted no work for the timeout.
 
         For a phase in which all ranks note their work; call it as often as work(). Threads of one
         process are not looked at.
+
+        Parameters
+        ----------
+        awaited
+            A call that this rank waits for in no channel: then raise if a rank that it needs has
+            failed, left, or not come within the timeout, unless others watch, and end the job.
         """
 
     def say(self, message: str) -> None:

@@ -6,7 +6,7 @@ compare them, so that a test on threads finds what would hang or corrupt an MPI 
 """
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, groupby
 from numbers import Real
 from operator import index
 from types import SimpleNamespace
@@ -310,3 +310,19 @@ def _integer(what, value):
         return index(value)
     except TypeError:
         raise ValueError(f"{what} is {value!r}; wanted an integer") from None
+
+
+def ranks_per_node(homes) -> int | None:
+    """Return how many ranks of a group each of its nodes has, if levels suit it, else None.
+
+    One node after the other, with equally many ranks.
+    homes   of all ranks of the group: a name of the node; None where a rank sees only its own
+    """
+    lengths = [len(list(ranks)) for _, ranks in groupby(homes)]
+    suits = (
+        None not in homes
+        and 1 < len(lengths) == len(set(homes))
+        and len(set(lengths)) == 1
+        and lengths[0] > 1
+    )
+    return lengths[0] if suits else None

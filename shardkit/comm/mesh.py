@@ -1,4 +1,4 @@
-"""Mesh: a MeshShape with communication. One live group of ranks per axis.
+"""Mesh: a MeshShape with communication. One live group of ranks per axis, and one of COPIES.
 
 mesh = Mesh(backend, pipeline=2, tensor=2)          # data is inferred from the number of ranks
 mesh.group("data").all_reduce(gradients)            # over the ranks that differ from this one only
@@ -12,14 +12,14 @@ from typing import Any
 
 from ..environment import checked_mode
 from ..errors import MeshError
-from ..layout.axes import AXES, ORDER
-from ..layout.mesh_shape import Coordinates, MeshShape
+from ..layout.axes import AXES, COPIES, ORDER
+from ..layout.mesh_shape import Coordinates, MeshShape, axes_of
 from .backend import CommunicationBackend
 from .failure.agreement import collectively
 
 
 class Mesh:
-    """Ranks arranged along the axes pipeline, data and tensor.
+    """Ranks arranged along the axes pipeline, data, domain and tensor.
 
     Collective over the backend, which is initialized if it is not yet. data = -1: as many as are
     left over.
@@ -34,6 +34,8 @@ class Mesh:
         Ranks of the data axis; -1: as many as are left over.
     order
         Axes from the slowest to the one that varies fastest with the rank.
+    domain
+        Ranks that share each sample, at least 1.
 
     Raises
     ------
@@ -49,16 +51,19 @@ class Mesh:
         tensor: int = 1,
         data: int = -1,
         order: Sequence[str] = ORDER,
+        domain: int = 1,
     ) -> None:
         backend.initialize()
+        sizes = {"pipeline": pipeline, "tensor": tensor, "data": data, "domain": domain}
         with collectively(backend):
-            shape = MeshShape.infer(
-                backend.world_size, pipeline=pipeline, tensor=tensor, data=data, order=order
-            )
+            shape = MeshShape.infer(backend.world_size, **sizes, order=order)
         self.world = backend
         self.shape = shape
         self._hosts = _agreed_hosts(backend, shape)
-        self._groups = {axis: self._split(axis) for axis in AXES}
+        self._groups: dict[str | tuple[str, ...], CommunicationBackend] = {
+            axis: self._split(axis) for axis in AXES
+        }
+        self._groups[COPIES] = self._joined(COPIES)
         self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
         self._transport: tuple[str, bool] | None = "staged", True
         self._num_users = 1
@@ -71,8 +76,9 @@ class Mesh:
     @property
     def names(self) -> dict[str, str]:
         """{key of a group: its axis, or "world"}, for people."""
+        of_copies = {self._groups[COPIES].group_key: " x ".join(COPIES)}
         of_axes = {self._groups[axis].group_key: axis for axis in AXES}
-        return {self.world.group_key: "world", **of_axes}
+        return {self.world.group_key: "world", **of_copies, **of_axes}
 
     @property
     def rank(self) -> int:
@@ -89,7 +95,7 @@ class Mesh:
         """Which part of a global batch this rank sees, and of how many. No communication."""
         return self.shape.part_of(self.rank), self.shape.num_parts
 
-    def size(self, axis: str) -> int:
+    def size(self, axis: str | tuple[str, ...]) -> int:
         """Return the number of ranks along the axis.
 
         Parameters
@@ -99,13 +105,14 @@ class Mesh:
         """
         return self.group(axis).world_size
 
-    def group(self, axis: str) -> CommunicationBackend:
+    def group(self, axis: str | tuple[str, ...]) -> CommunicationBackend:
         """Return the ranks that differ from this one only along the axis.
 
         Parameters
         ----------
         axis
-            "pipeline", "data" or "tensor".
+            "pipeline", "data", "domain" or "tensor"; or layout.axes.COPIES, which is data and
+            domain together: the ranks that hold the same parameters.
 
         Raises
         ------
@@ -113,21 +120,21 @@ class Mesh:
             On an unknown axis.
         """
         if axis not in self._groups:
-            raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
+            axes_of(axis)
         return self._groups[axis]
 
     def cut_data(self, size: int) -> tuple[CommunicationBackend, ...]:
-        """Return the groups that the data axis is made of: first this rank's run of `size`
-        neighbors, then, if there are several runs, the ranks at its place in each.
+        """Return the groups that the ranks with the same parameters are made of: first this rank's
+        run of `size` neighbors, then, if there are several runs, the ranks at its place in each.
 
         Collective over the backend the first time for each size.
 
         Parameters
         ----------
         size
-            Of a run; it divides the data ranks.
+            Of a run; it divides the ranks of COPIES.
         """
-        data = self.group("data")
+        data = self.group(COPIES)
         if size == data.world_size:
             return (data,)
         if size not in self._cuts:
@@ -144,10 +151,14 @@ class Mesh:
         axis
             As of group, with its errors.
         """
-        cuts = self._cuts.values() if axis == "data" else ()
-        return self.group(axis), *(group for groups in cuts for group in groups)
+        if axis != COPIES[-1]:
+            return (self.group(axis),)
+        cuts = (group for groups in self._cuts.values() for group in groups)
+        both = dict.fromkeys((self.group(COPIES), *cuts))
+        own = [self._groups[one] for one in AXES]
+        return self.group(axis), *(group for group in both if group not in own)
 
-    def ranks_per_node(self, axis: str) -> int | None:
+    def ranks_per_node(self, axis: str | tuple[str, ...]) -> int | None:
         """Return how many neighbors along the axis each node has; None if they differ.
 
         The same on all ranks; no communication.
@@ -164,13 +175,13 @@ class Mesh:
         }
         return lengths.pop() if len(lengths) == 1 else None
 
-    def ranks(self, axis: str) -> list[int]:
+    def ranks(self, axis: str | tuple[str, ...]) -> list[int]:
         """Return the world ranks of group(axis), by their coordinate along it.
 
         Parameters
         ----------
         axis
-            "pipeline", "data" or "tensor".
+            As of group.
         """
         return self.shape.group(axis, self.rank)
 
@@ -182,7 +193,7 @@ class Mesh:
         columns
             More of them: heading = one text per rank.
         """
-        rows = [["rank", *self.shape.order, "host", *columns]]
+        rows = [["rank", *self.shape.shown, "host", *columns]]
         rows += [
             self._row(rank, host) + [texts[rank] for texts in columns.values()]
             for rank, host in enumerate(self._hosts)
@@ -214,7 +225,8 @@ class Mesh:
             return
         groups = {axis: self.carriers(axis) for axis in AXES}
         for group in (group for along in groups.values() for group in along):
-            group.use_gpu_transport(None)
+            with group.verb("close transport"):  # a rank may never come here
+                group.use_gpu_transport(None)
         from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
 
         open_transport(name, self.world, groups, deterministic=deterministic)
@@ -242,7 +254,13 @@ class Mesh:
             self._cuts.clear()
 
     def _split(self, axis):
-        return self._part(self.world, self.ranks(axis)[0], self.coordinates.along[axis])
+        ranks = self.ranks(axis)
+        return self._part(self.world, ranks[0], ranks.index(self.rank))
+
+    def _joined(self, axes):
+        """Return the group along several axes: that of one of them, if no other has ranks."""
+        several = [axis for axis in axes if self.size(axis) > 1] or axes[-1:]
+        return self._groups[several[0]] if len(several) == 1 else self._split(axes)
 
     @staticmethod
     def _part(backend: CommunicationBackend, color: int, key: int) -> CommunicationBackend:
@@ -252,7 +270,7 @@ class Mesh:
 
     def _row(self, rank, host):
         coordinates = self.shape.coordinates(rank)
-        return [str(rank), *(str(coordinates.along[axis]) for axis in self.shape.order), host]
+        return [str(rank), *(str(coordinates.along[axis]) for axis in self.shape.shown), host]
 
     def __repr__(self) -> str:
         return f"Mesh({self.shape}, rank {self.rank})"

@@ -110,19 +110,6 @@ class CompleteHandle(Handle):
         return True
 
 
-class CopiedHandle(Handle):
-    """The handle of work on a stream that ends at this event."""
-
-    def __init__(self, end):
-        self._end = end
-
-    def wait(self) -> None:
-        self._end.synchronize()
-
-    def test(self) -> bool:
-        return self._end.done
-
-
 class Traffic:
     """Bytes this rank has sent to other ranks, per verb.
 

@@ -12,7 +12,9 @@ A group has at most one transport beside the staged one, which takes what the ot
 of them a call takes is decided by what all ranks know: verb, bytes, dtype and operation.
 """
 
-from collections.abc import Callable
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy
@@ -53,6 +55,68 @@ class GpuTransport(Protocol):
 
     def close(self) -> None:
         """Free what it holds. Collective over the group."""
+
+
+@dataclass(frozen=True, order=True)
+class Lane:
+    """A row of messages in one direction, which both ends name in one order.
+
+    number   the same at both ends, and its own in the group
+    """
+
+    number: int
+    source: int
+    destination: int
+
+
+class MessageLanes(metaclass=ABCMeta):
+    """A GpuTransport that takes messages in lanes, and no verb: these are staged."""
+
+    @abstractmethod
+    def open(self, lanes: Sequence[Lane]) -> None:
+        """Open those that are not open yet. Collective over the group, which names all of them."""
+
+    @abstractmethod
+    def has(self, number: int) -> bool:
+        """Return True if the lane of this number is open."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Let what is under way never arrive, and begin anew. Collective over the group."""
+
+    @abstractmethod
+    def isend(self, array, destination: int, lane: int) -> Handle:
+        """Begin a send in an open lane; the array must not change before wait()."""
+
+    @abstractmethod
+    def irecv(self, array, source: int, lane: int) -> Handle:
+        """Post a receive in an open lane; the array holds the message after wait()."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what they hold. Collective over the group."""
+
+    def takes(self, verb: str, num_bytes: int, dtype, op) -> bool:
+        """Return False, for every verb."""
+        return False
+
+    def adds_in_tree_order(self, num_bytes: int, dtype) -> bool:
+        """Return False: nothing is added."""
+        return False
+
+    def make(self, verb: str, *parts) -> Handle:
+        """Make nothing: no verb is taken."""
+        raise NotImplementedError(verb)
+
+    def begin(self, verb: str, *parts) -> tuple:
+        """Begin nothing: no verb is taken."""
+        raise NotImplementedError(verb)
+
+
+def lanes_of(group) -> MessageLanes | None:
+    """Return what carries messages of GPU arrays in this group in lanes; None: nothing does."""
+    transport = group.gpu_transport
+    return transport if isinstance(transport, MessageLanes) else None
 
 
 # From what a window has, host arrays and pieces on either side, and a root or an operation, to the

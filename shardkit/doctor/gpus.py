@@ -1,12 +1,17 @@
 """GPUs: which rank has which GPU, and which transports work between them (gpu_transport)."""
 
+from functools import partial
+
 from ..comm.backend import CommunicationBackend
+from ..comm.gpu.choice import agreed_problem, choose, mpi_problem, place_of
 from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
 from ..comm.gpu.ipc import why_no_ipc
 from ..comm.gpu.probe import agreed_verdict
+from ..comm.mpi.launch import find_mpiexec
 from ..comm.seats import ranks_text
-from ..environment import visible_gpus
+from ..environment import mpich_gpu_support, visible_gpus
 from ..errors import DeviceError
+from ..files.programs import find_program
 from .finding import Finding, ok, warning
 
 _MOST_LINES = 16
@@ -86,16 +91,41 @@ def _rest(findings: list[Finding]) -> list[Finding]:
 
 
 def _check_transports(backend, seats: dict[int, GpuSeat]) -> list[Finding]:
-    """Report the transports beside "staged", which always works. Collective."""
-    verdict = agreed_verdict(backend)
-    return [
-        ok("GPU-MPI", f"MPI takes GPU memory: {verdict}"),
-        ok("GPU-IPC", _ipc_text(backend, seats)),
-        ok("NCCL", _nccl_text(backend, seats)),
+    """Report the transports beside "staged", which always works, and which is taken. Collective."""
+    places = backend.all_gather_object(place_of(seats[backend.rank]))
+    verdict, nccl = agreed_verdict(backend), agreed_problem(backend, nccl_version)
+    no_ipc = _why_no_ipc(backend, seats)
+    problems = {"nccl": nccl, "ipc": no_ipc, "mpi": mpi_problem(verdict)}
+    findings = [
+        _of_mpi(verdict),
+        ok("GPU-IPC", _ipc_text(no_ipc)),
+        ok("NCCL", _nccl_text(nccl, seats)),
     ]
+    if backend.world_size > 1:
+        tries = {name: partial(str, problem) for name, problem in problems.items()}
+        findings.append(ok("GPU arrays", str(choose(places, tries))))
+    return findings
 
 
-def _ipc_text(backend, seats) -> str:
+def _of_mpi(verdict) -> Finding:
+    """Report what MPI does with GPU memory; a site may have to switch it on, or say it itself."""
+    text = f"MPI takes GPU memory: {verdict}"
+    if verdict.takes_anything:
+        return ok("GPU-MPI", text)
+    if mpich_gpu_support() != "1" and "MPICH_GPU_SUPPORT_ENABLED" in verdict.reason:
+        advice = "load the site's module for its GPUs, and set MPICH_GPU_SUPPORT_ENABLED=1"
+        return warning("GPU-MPI", text, advice)
+    if find_mpiexec() is None and find_program("srun"):
+        return warning(
+            "GPU-MPI",
+            f"{text}; this site starts ranks by srun alone",
+            "set SHARDKIT_GPU_AWARE_MPI=yes if the site says that its MPI takes GPU memory",
+        )
+    return ok("GPU-MPI", text)
+
+
+def _why_no_ipc(backend, seats) -> str:
+    """Return why ranks of a node cannot read each other's GPU memory, the same on all."""
     hosts = sorted({seat.host for seat in seats.values()})
     group = backend.split(hosts.index(seats[backend.rank].host))
     problem = "" if group.world_size == 1 else why_no_ipc(group)
@@ -103,19 +133,18 @@ def _ipc_text(backend, seats) -> str:
     problems = [problem for problem in backend.all_gather_object(problem) if problem]
     if len(hosts) == backend.world_size:
         return "one rank on each node: GPU memory is not shared"
-    if problems:
-        return f"no: {problems[0]}"
+    return problems[0] if problems else ""
+
+
+def _ipc_text(problem: str) -> str:
+    if problem:
+        return f"no: {problem}"
     return "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"
 
 
-def _nccl_text(backend, seats) -> str:
-    try:
-        version, problem = nccl_version(), ""
-    except DeviceError as error:
-        version, problem = "", str(error)
-    problems = [problem for problem in backend.all_gather_object(problem) if problem]
-    if problems:
-        return f"no: {problems[0]}"
+def _nccl_text(problem: str, seats) -> str:
+    if problem:
+        return f"no: {problem}"
     if len(_ranks_by_gpu(seats)) < len(seats):
-        return f"no: version {version} wants a GPU for each rank"
-    return f"yes, version {version}: gpu_transport nccl"
+        return f"no: version {nccl_version()} wants a GPU for each rank"
+    return f"yes, version {nccl_version()}: gpu_transport nccl"

@@ -7,7 +7,7 @@ from ..comm.mpi.elastic import why_not_elastic
 from ..comm.mpi.facts import mpi_facts
 from ..comm.mpi.launch import find_mpiexec, launch_warnings
 from ..environment import environment_without_launcher, launcher
-from ..files.programs import python_command
+from ..files.programs import find_program, python_command
 from .finding import Finding, error, ok, warning
 
 _TRIAL_SECONDS = 60.0
@@ -78,6 +78,14 @@ def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:
 def _try_mpiexec() -> Finding:
     mpiexec = find_mpiexec()
     name = mpi_facts().name
+    if mpiexec is None and find_program("srun"):
+        return warning(
+            "launcher",
+            "srun starts the ranks here, and there is no mpiexec beside this Python or in PATH",
+            "look at ranks inside a job: srun -n 2 python -m shardkit doctor, with --mpi=pmi2 "
+            "(MPICH, Intel MPI), --mpi=pmix (Open MPI) or what the site says (Cray: "
+            "--mpi=cray_shasta)",
+        )
     if mpiexec is None:
         return warning(
             "launcher",

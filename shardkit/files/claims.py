@@ -27,7 +27,6 @@ Result = TypeVar("Result")
 def claimed(
     paths: Sequence[Path],
     find: Callable[[], Result | None],
-    way: float = 0.0,
 ) -> Iterator[Result | None]:
     """Enclose the making of a file by one of several processes: what another has made, or None.
 
@@ -36,44 +35,13 @@ def claimed(
 
     paths   where the file may be, the best first: the claim is in the first folder that takes it
     find    function () that returns what is in the file; None as long as it is not there
-    way     seconds for which others are given way, who are quicker
     """
-    found = _awaited(find, way)
-    claim = None
-    if found is None:
-        claim, found = _taken_or_found(paths, find)
+    claim, found = _taken_or_found(paths, find)
     try:
         yield found
     finally:
         if claim is not None:
             claim.release()
-
-
-@contextmanager
-def claimed_at_once(paths: Sequence[Path]) -> Iterator[bool]:
-    """Enclose work that no other process does at the time: True; False if one does."""
-    claim = None
-    for path in paths:
-        try:
-            claim = _Claim.take(path)
-            break
-        except OSError:
-            continue
-    try:
-        yield claim is not None
-    finally:
-        if claim is not None:
-            claim.release()
-
-
-def _awaited(find, seconds: float):
-    """Return what is found within so many seconds; None if nothing is."""
-    deadline = time.monotonic() + seconds
-    found = None
-    while found is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        found = find()
-    return found
 
 
 def _taken_or_found(paths, find):

@@ -1,5 +1,5 @@
-"""MeshShape: the arithmetic between a rank and its coordinates on the (pipeline, data, tensor)
-mesh.
+"""MeshShape: the arithmetic between a rank and its coordinates on the mesh, whose axes are those of
+axes.py.
 
     MeshShape(pipeline=2, data=2, tensor=2) in the default order: tensor varies fastest, so tensor
     peers are neighbors
@@ -15,12 +15,13 @@ be the one with the most messages: tensor. Source: Megatron-LM (arXiv 2104.04473
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from math import prod
 
 from ..arguments import is_integer
 from ..errors import MeshError
-from .axes import AXES, LEFT_OVER, ORDER, REMAINDER, Held, alike, apart
+from .axes import AXES, LEFT_OVER, ORDER, REMAINDER, Held, alike, apart, completed
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,6 +30,7 @@ class Coordinates:
 
     pipeline: int = 0
     data: int = 0
+    domain: int = 0
     tensor: int = 0
 
     @property
@@ -41,7 +43,7 @@ class Coordinates:
         return not any(self.along[axis] for axis in axes)
 
     def __str__(self) -> str:
-        return in_words(self.along, ", ")
+        return in_words(self.along, ", ", usual=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,12 @@ class MeshShape:
 
     pipeline: int = 1
     data: int = 1
+    domain: int = field(default=1, kw_only=True)
     tensor: int = 1
     order: tuple[str, ...] = ORDER
 
     def __post_init__(self):
+        object.__setattr__(self, "order", completed(self.order))
         if sorted(self.order) != sorted(AXES):
             raise MeshError(f"order {self.order} must name each of {', '.join(AXES)} once")
         for axis in AXES:
@@ -145,25 +149,40 @@ class MeshShape:
             rank = rank * size + along
         return rank
 
-    def group(self, axis: str, rank: int) -> list[int]:
-        """Return the ranks that differ from this one only along `axis`, in order along it."""
-        _check_axis(axis)
+    def group(self, axis: str | tuple[str, ...], rank: int) -> list[int]:
+        """Return the ranks that differ from this one only along `axis`, in order along it; of
+        several axes along any of them, the last one fastest.
+        """
+        axes = axes_of(axis)
         here = self.coordinates(rank)
-        return [self.rank(replace(here, **{axis: along})) for along in range(getattr(self, axis))]
+        places = product(*[range(getattr(self, one)) for one in axes])
+        return [self.rank(replace(here, **dict(zip(axes, along)))) for along in places]
 
-    def groups(self, axis: str) -> list[list[int]]:
+    def groups(self, axis: str | tuple[str, ...]) -> list[list[int]]:
         """Return all groups along `axis` by their first rank; each rank is in exactly one."""
-        _check_axis(axis)
-        first = (rank for rank in range(self.size) if getattr(self.coordinates(rank), axis) == 0)
-        return [self.group(axis, rank) for rank in first]
+        axes = axes_of(axis)
+        first = (rank for rank in range(self.size) if self.coordinates(rank).is_first(axes))
+        return [self.group(axes, rank) for rank in first]
+
+    @property
+    def shown(self) -> list[str]:
+        """The axes that texts name, from the slowest to the fastest."""
+        return [a for a in self.order if not AXES[a].is_tacit or getattr(self, a) > 1]
 
     def __str__(self) -> str:
         return in_words({axis: getattr(self, axis) for axis in self.order})
 
 
-def in_words(numbers: Mapping[str, int], between: str = " x ") -> str:
-    """Return the axes with their numbers: "pipeline 2 x data 4 x tensor 1"."""
-    return between.join(f"{axis} {number}" for axis, number in numbers.items())
+def in_words(numbers: Mapping[str, int], between: str = " x ", *, usual: int = 1) -> str:
+    """Return the axes with their numbers: "pipeline 2 x data 4 x tensor 1".
+
+    usual   the number with which tacit axes are left out
+    """
+    return between.join(
+        f"{axis} {number}"
+        for axis, number in numbers.items()
+        if number != usual or not AXES[axis].is_tacit
+    )
 
 
 def _check_size(axis: str, size: int) -> None:
@@ -172,6 +191,14 @@ def _check_size(axis: str, size: int) -> None:
             f"{axis} {size!r} is not a size; it must be an integer >= 1 (MeshShape.infer also "
             "takes data = -1)"
         )
+
+
+def axes_of(axis: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return one axis, or several, as a tuple. Errors: MeshError on an unknown one."""
+    axes = (axis,) if isinstance(axis, str) else axis
+    for one in axes:
+        _check_axis(one)
+    return axes
 
 
 def _check_axis(axis: str) -> None:

@@ -10,9 +10,10 @@ nothing. Timelines of schedules are drawn by schedule/grid.py.
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from .axes import COPIES
 from .box import Box
 from .flat import FlatLayout
-from .mesh_shape import MeshShape
+from .mesh_shape import MeshShape, in_words
 from .policy import POLICIES, SIZES, Kept, Policy, policy_named
 
 COLORS = ("#568ed2", "#e68a32", "#62aa6a", "#c05c6e", "#8a6fb8", "#4aa5a5", "#a88b45", "#777f8c")
@@ -177,26 +178,27 @@ def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) 
 
 
 def draw_mesh(mesh: MeshShape) -> str:
-    """Return the ranks of a mesh: a panel per pipeline stage, a row per data rank, a column per
-    tensor rank. Ranks of one color are one data group: they keep shards of the same parameters.
+    """Return the ranks of a mesh: a panel per pipeline stage, a column per tensor rank, and a row
+    per rank that keeps shards of the same parameters: these have one color.
     """
     panel = 70 * mesh.tensor + 40
-    drawing = Drawing(max(_LEFT + 20 + panel * mesh.pipeline, 540), 84 + 44 * mesh.data)
-    groups = mesh.groups("data")
+    groups = mesh.groups(COPIES)
+    drawing = Drawing(max(_LEFT + 20 + panel * mesh.pipeline, 540), 84 + 44 * len(groups[0]))
     for rank in range(mesh.size):
         at = mesh.coordinates(rank)
         group = next(number for number, group in enumerate(groups) if rank in group)
         x = _LEFT + 20 + panel * at.pipeline + 70 * at.tensor
-        y = 60 + 44 * at.data
-        about = f"rank {rank}: pipeline {at.pipeline}, data {at.data}, tensor {at.tensor}"
-        drawing.rectangle(x, y, 64, 38, COLORS[group % len(COLORS)], about)
+        row = groups[group].index(rank)
+        y = 60 + 44 * row
+        drawing.rectangle(x, y, 64, 38, COLORS[group % len(COLORS)], f"rank {rank}: {at}")
         drawing.words(x + 32, y + 24, f"rank {rank}", anchor="middle", color="white", bold=True)
-        if at.data == 0:
+        if row == 0:
             drawing.words(x + 32, 52, f"tensor {at.tensor}", size=11, anchor="middle", color="#555")
-        if at.data == at.tensor == 0:
+        if row == at.tensor == 0:
             drawing.words(x, 24, f"pipeline {at.pipeline}", size=15, bold=True)
         if at.pipeline == at.tensor == 0:
-            drawing.words(_LEFT + 8, y + 24, f"data {at.data}", size=11, anchor="end", color="#555")
+            name = in_words({axis: at.along[axis] for axis in COPIES[::-1]}, " ", usual=0)
+            drawing.words(_LEFT + 8, y + 24, name, size=11, anchor="end", color="#555")
     words = "one color: one data group, which shares the parameters of one stage and slice"
     drawing.words(_LEFT + 20, drawing.height - 10, words, size=11, color="#555")
     return drawing.svg

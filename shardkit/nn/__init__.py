@@ -46,6 +46,7 @@ __getattr__, __dir__, __all__ = public_names(
         ),
         "module": "Module ModuleList",
         "parameter": "Parameter",
+        "on_parts": "partwise",
         "tape": "is_grad_enabled",
         "transformer": "FeedForward GatedFeedForward SelfAttention TransformerBlock",
         "trees": "as_tensors",

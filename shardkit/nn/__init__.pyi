@@ -121,6 +121,7 @@ from .module import (
     ModuleList as ModuleList,
 )
 from .parameter import Parameter as Parameter
+from .on_parts import partwise as partwise
 from .tape import is_grad_enabled as is_grad_enabled
 from .transformer import (
     FeedForward as FeedForward,

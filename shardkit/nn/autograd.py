@@ -165,6 +165,7 @@ class Tensor(_Methods):
     )
     __array_ufunc__ = None  # ndarray + Tensor is our business, not NumPy's
     is_parameter = False
+    _hands_on = False
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
@@ -233,7 +234,7 @@ class Tensor(_Methods):
 
     def item(self) -> Any:
         """Return the only element, as a Python number."""
-        return self.array.item()
+        return to_host(self.array).item()
 
     def numpy(self) -> Array:
         """Return the array on the host: the same memory on a CPU, a copy from a GPU."""
@@ -352,6 +353,15 @@ class Tensor(_Methods):
         return self.array
 
     __hash__ = object.__hash__  # a tensor is a key as itself, whatever it holds
+
+
+class Passage(Tensor):
+    """A leaf whose gradient goes on to what made its array, on a tape of its own: it is nobody's to
+    write to, and may be shared.
+    """
+
+    __slots__ = ()
+    _hands_on = True
 
 
 TensorLike: TypeAlias = Tensor | Array | float  # what operations take

@@ -32,7 +32,7 @@ import numpy
 
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
-from ..array.backend import xp_of
+from ..array.backend import to_host, xp_of
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
@@ -301,4 +301,4 @@ def weight_of(observation: Observation) -> float:
     if observation.momentum is not None:
         return float(observation.momentum)
     assert observation.count is not None
-    return 1.0 / max(observation.count.array.item(), 1)
+    return 1.0 / max(to_host(observation.count.array).item(), 1)

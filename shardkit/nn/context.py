@@ -38,6 +38,8 @@ class ForwardContext:
     observer
         Function (buffer, Observation) that takes what buffers observe in training (buffer.py);
         None: buffers apply it at once.
+    is_cut
+        The input is a part of each sample, which was checked as a whole.
     """
 
     training: bool = False
@@ -47,6 +49,7 @@ class ForwardContext:
     num_samples: int | None = None
     texts: Any = None
     observer: Any = None
+    is_cut: bool = False
 
     def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""

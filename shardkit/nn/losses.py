@@ -17,7 +17,7 @@ from typing import Any
 from ..annotations import Shape
 from ..arguments import is_among, is_number, require
 from ..array import fresh
-from ..array.backend import to_host, xp_of
+from ..array.backend import is_true, to_host, xp_of
 from ..array.dtypes import wide
 from ..errors import ShapeError
 from . import ops
@@ -276,7 +276,7 @@ class CosineEmbeddingLoss(PointwiseLoss):
         return ops.where(target == 1, 1 - cosine, apart)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
-        if ((y != 1) & (y != -1)).any():
+        if is_true(((y != 1) & (y != -1)).any()):
             raise ShapeError("targets of CosineEmbeddingLoss; wanted 1 or -1 for each pair")
 
 

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from ..array.backend import is_true
 from ..errors import ShapeError
 from .autograd import Tensor
 from .ops.elementwise import add, compare, divide, multiply, negative, power, subtract
@@ -54,7 +55,7 @@ def _truth(self) -> bool:
 OTHERS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "bool": _truth,
-    "contains": lambda self, value: bool((self == value).array.any()),
+    "contains": lambda self, value: is_true((self == value).array.any()),
     "getitem": getitem,
     "iter": lambda self: (self[row] for row in range(len(self))),
     "len": lambda self: len(self.array),

@@ -190,13 +190,9 @@ def _deliver(sources, gradients, pending, heap, are_new=False):
 
 
 def _accumulate(leaf, gradient, is_new=False):
-    """Add the gradient to leaf.grad in place; keep the first if it is new, or copy it."""
-    if leaf.grad is None and is_new and gradient.flags.c_contiguous:
-        leaf.grad = gradient
-        return
+    """Add the gradient to leaf.grad: in place, unless the leaf hands it on."""
     if leaf.grad is None:
-        is_scalar = isinstance(gradient, numpy.generic)
-        leaf.grad = numpy.asarray(gradient) if is_scalar else fresh.copy(gradient)
+        leaf.grad = _first_of(leaf, gradient, is_new)
         return
     grad = leaf.grad
     if grad.shape != gradient.shape:
@@ -204,11 +200,22 @@ def _accumulate(leaf, gradient, is_new=False):
             f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; bind .grad "
             "to a view of the leaf's own shape"
         )
-    if not leaf.grad_is_empty:
-        grad += gradient
+    if leaf._hands_on:
+        leaf.grad = fresh.compute("add", grad, gradient)
+    elif not leaf.grad_is_empty:
+        fresh.add_to(grad, gradient)
     elif gradient is not grad:  # an operation may have computed it right there
         grad[...] = gradient
     leaf.grad_is_empty = False
+
+
+def _first_of(leaf, gradient, is_new):
+    """Return what a leaf keeps of its first gradient: itself if nobody minds, else a copy."""
+    if isinstance(gradient, numpy.generic):
+        return numpy.asarray(gradient)
+    may_be_shared = leaf._hands_on and type(gradient) is numpy.ndarray and gradient.flags.carray
+    is_kept = may_be_shared or is_new and gradient.flags.c_contiguous
+    return gradient if is_kept else fresh.copy(gradient)
 
 
 def check_unchanged(backward, saved):

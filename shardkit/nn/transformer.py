@@ -31,6 +31,7 @@ from .context import current_context
 from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes, is_affine
 from .module import Module
+from .on_parts import partwise
 from .ops.activation import gelu, swiglu
 from .ops.attention import attention_to_all, causal_attention
 from .ops.joint import joint_linear
@@ -156,13 +157,31 @@ class SelfAttention(Module):
         self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout, sample_dim=0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute [batch, S, width] from x of that shape."""
+    def forward(
+        self,
+        x: Tensor,
+        attend: Callable[..., Tensor] | None = None,
+        positions: Any = None,
+    ) -> Tensor:
+        """Compute [batch, S, width] from x of that shape.
+
+        Parameters
+        ----------
+        x
+            [batch, S, width].
+        attend
+            Function (q, k, v, causal=...) -> [batch, heads, S, head_dim] of queries of that shape;
+            None: attention to the keys that are there.
+        positions
+            Of the tokens, as of ops.rotary.
+        """
         texts = current_context().texts  # that are being continued
-        q, k, v = self._projected(x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
+        q, k, v = _projected(self, x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary:
-            q, k = [self._turned(each, texts) for each in (q, k)]
-        if texts is None:
+            q, k = [_turned(self, each, texts, positions) for each in (q, k)]
+        if attend is not None:
+            y = attend(q, k, v, causal=self._attend is causal_attention)
+        elif texts is None:
             y = self._attend(q, k, v)  # [batch, heads, S, head_dim]
         else:
             y = texts.attend(self, q, k, v)
@@ -170,47 +189,50 @@ class SelfAttention(Module):
         y = reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
         return self.dropout(self.output(y))
 
-    def _projected(self, x):
-        """Return queries, keys and values by head, by one product where a GPU can make it."""
-        if type(x.array) is not numpy.ndarray:
-            at_once = self._projected_at_once(x)
-            if at_once is not None:
-                return at_once
-        q = self._split(self.query(x), self.head_dim, self.query_norm)
-        k = self._split(self.key(x), self.head_dim, self.key_norm)
-        return q, k, _by_head(self.value(x), self.head_dim)
 
-    def _projected_at_once(self, x):
-        """Return what _projected does, by one product; None where it takes three."""
-        layers = self.query, self.key, self.value
-        if not all(map(is_affine, layers)):
-            return None
-        by_head = partial(_seen_by_head, head_dim=self.head_dim)
-        has_norms = self.query_norm is not None
-        before_norms = _seen_as_it_is if has_norms else by_head
-        parts = joint_linear(
-            x,
-            [layer.weight for layer in layers],
-            [layer.bias for layer in layers],
-            [before_norms, before_norms, by_head],
-            is_dense=has_norms,
-        )
-        if parts is None or not has_norms:
-            return parts
-        q, k, v = parts
-        q = self._split(q, self.head_dim, self.query_norm)
-        return q, self._split(k, self.head_dim, self.key_norm), v
+def _projected(layer, x):
+    """Return queries, keys and values by head, by one product where a GPU can make it."""
+    if type(x.array) is not numpy.ndarray:
+        at_once = _projected_at_once(layer, x)
+        if at_once is not None:
+            return at_once
+    q = layer._split(layer.query(x), layer.head_dim, layer.query_norm)
+    k = layer._split(layer.key(x), layer.head_dim, layer.key_norm)
+    return q, k, _by_head(layer.value(x), layer.head_dim)
 
-    def _turned(self, x, texts):
-        """Return x [batch, heads, S, D], turned by its positions."""
-        how = self.rotary_base, self.rotary_scaling
-        if texts is None:
-            return rotary(x, None, *how)
-        if texts.is_aligned:
-            return rotary(x, texts.positions(), *how)
-        # Each text is at a position of its own: the texts take the place of S.
-        turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
-        return permute(turned, (2, 1, 0, 3))
+
+def _projected_at_once(layer, x):
+    """Return what _projected does, by one product; None where it takes three."""
+    layers = layer.query, layer.key, layer.value
+    if not all(map(is_affine, layers)):
+        return None
+    by_head = partial(_seen_by_head, head_dim=layer.head_dim)
+    has_norms = layer.query_norm is not None
+    before_norms = _seen_as_it_is if has_norms else by_head
+    parts = joint_linear(
+        x,
+        [each.weight for each in layers],
+        [each.bias for each in layers],
+        [before_norms, before_norms, by_head],
+        is_dense=has_norms,
+    )
+    if parts is None or not has_norms:
+        return parts
+    q, k, v = parts
+    q = layer._split(q, layer.head_dim, layer.query_norm)
+    return q, layer._split(k, layer.head_dim, layer.key_norm), v
+
+
+def _turned(layer, x, texts, positions):
+    """Return x [batch, heads, S, D], turned by its positions."""
+    how = layer.rotary_base, layer.rotary_scaling
+    if texts is None:
+        return rotary(x, positions, *how)
+    if texts.is_aligned:
+        return rotary(x, texts.positions(), *how)
+    # Each text is at a position of its own: the texts take the place of S.
+    turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
+    return permute(turned, (2, 1, 0, 3))
 
 
 def _seen_by_head(array, head_dim: int):
@@ -314,6 +336,7 @@ def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) ->
     require(is_rotary, "rotary_scaling", scaling, "none in a style that learns its positions")
 
 
+@partwise
 class FeedForward(Module):
     """down(gelu(up(x))): each position by itself, with `hidden` units.
 
@@ -350,6 +373,7 @@ class FeedForward(Module):
         return self.dropout(self.down(self.up(x, gelu)))
 
 
+@partwise
 class GatedFeedForward(FeedForward):
     """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
 
@@ -381,6 +405,7 @@ def hidden_width(width: int, style: Style) -> int:
     return 8 * max(round(width / 3), 1) if style.is_gated else 4 * width
 
 
+@partwise
 class TransformerBlock(Module):
     """Two residual branches: attention, then the feed-forward, each with a norm.
 

@@ -114,7 +114,7 @@ def backward_through(output, gradient) -> WeightGradients:
 
 def gradients_of(inputs):
     """Return the gradient of each leaf that takes one, None for the others; of a tree a list."""
-    if type(inputs) is Tensor:
+    if isinstance(inputs, Tensor):
         return _gradient_of(inputs)
     return [_gradient_of(leaf) for leaf in leaves(inputs)]
 

@@ -2,6 +2,8 @@
 
 data       what each data rank keeps of a unit, and what travels between data ranks
 tensor     layers that several ranks compute together
+domain     samples that several ranks share, and layers on parts of them
+conjugate  collectives on Tensors, each with its adjoint
 pipeline   stages, and what travels between them
 step       the engine: one program of a step, one loop that executes it
 model      what a user holds: sharded models and optimizers

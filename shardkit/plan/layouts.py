@@ -8,10 +8,8 @@ refuses what is refused here; the tests build what is not.
 """
 
 from dataclasses import dataclass, field
-from math import prod
 
 from ..errors import ConfigurationError
-from ..layout.axes import AXES
 from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
@@ -53,11 +51,11 @@ class RunLayout:
     devices: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self):
-        object.__setattr__(self, "devices", prod(getattr(self, axis) for axis in AXES))
+        object.__setattr__(self, "devices", self.mesh.size)
 
     @property
     def mesh(self) -> MeshShape:
-        return MeshShape(**{axis: getattr(self, axis) for axis in AXES})
+        return MeshShape(pipeline=self.pipeline, data=self.data, tensor=self.tensor)
 
     @property
     def sharing(self) -> int:

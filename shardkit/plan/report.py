@@ -153,7 +153,7 @@ def _table(training: PlannedTraining, count: int) -> "rich_table.Table":
         layout = candidate.layout
         table.add_row(
             str(number),
-            " x ".join(map(str, layout.mesh.sizes.values()))
+            " x ".join(str(layout.mesh.sizes[axis]) for axis in layout.mesh.shown)
             + " sequence" * layout.is_sequence_parallel,
             layout.policy_words,
             f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,

@@ -16,13 +16,13 @@ NAMES = {
     "cpu.building": "asked make",
     "cpu.common": "TABLE common going_with",
     "cpu.convolution": "WAYS",
-    "cpu.compiled": "LOOPS Loop candidate_folders loop_named",
+    "cpu.compiled": "LOOPS Loop candidate_folders loop_named workshops",
     "cpu.linking": "LinkError PAGE_BYTES linked",
     "cpu.panel_tiles": "HAS_PAIRS",
     "cpu.scalar": "exp exp2 larger like logistic plus",
     "cpu.signatures": "Unknown parts_of signature_of",
     "cpu.targets": "target",
-    "cpu.workshop": "WORKSHOPS Workshop Workshops",
+    "cpu.workshop": "Workshop Workshops address_of",
     "cublas": "_PROTOTYPES library_of",
     "cuda.arrays": "real_dtype",
     "cuda.launch": "FOLDER STORED options source",
@@ -65,6 +65,7 @@ MODULES = {
     "registry": "registry",
     "targets": "cpu.targets",
     "tensor_attention": "cuda.tensor_attention",
+    "waits": "waits",
     "workshop": "cpu.workshop",
 }
 

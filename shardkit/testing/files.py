@@ -5,7 +5,7 @@ from . import open_door
 ROOM = "shardkit.files"
 NAMES = {
     "arrays": "npy_array npz_arrays",
-    "claims": "claimed claimed_at_once",
+    "claims": "claimed",
     "notes": "MOST_BYTES Notes Screen read_note settle_output tell",
     "ownership": "OWNER_NAME Owner Ownership",
     "paths": "usable_path",

@@ -11,6 +11,17 @@ NAMES = {
     "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
+    "domain.attention": "attention_by_heads cut_attention ring_attention",
+    "domain.graphs": "CutGraph gather_halo",
+    "domain.plan": "LAYERS REASONS cut_layers",
+    "domain.rows": "rows_of",
+    "domain.samples": "SampleParts",
+    "domain.sequences": (
+        "CutMultiheadAttention CutSelfAttention CutSpectralConv CutTokenEmbedding"
+    ),
+    "domain.spans": "check_table even_spans paired_spans positions_of",
+    "domain.spectra": "cut_spectral_convolution cut_transform",
+    "domain.transposition": "exchange_cut",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
@@ -27,7 +38,7 @@ NAMES = {
     "tensor.vocabulary": "VocabularyParallelCrossEntropy whole_outputs",
 }
 MODULES = {
-    "conjugate": "tensor.conjugate",
+    "conjugate": "conjugate",
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",

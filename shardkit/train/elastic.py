@@ -158,6 +158,8 @@ class ElasticTraining:
         Folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one.
     say
         Function (text), on every rank that trains, about each loss.
+    domain
+        As pipeline and tensor.
 
     Notes
     -----
@@ -180,6 +182,7 @@ class ElasticTraining:
         timeout: float = 600.0,
         ledger: FilePath | None = None,
         say: Callable[[str], None] | None = None,
+        domain: int = 1,
     ) -> None:
         for name, function in (("make_model", make_model), ("work", work)):
             require(callable(function), name, function, "a function")
@@ -188,7 +191,7 @@ class ElasticTraining:
             is_number(timeout, above=0), "timeout", timeout, "a finite number above 0, in seconds"
         )
         self._make_model, self._work = make_model, work
-        replica = self._replica = MeshShape(pipeline=pipeline, tensor=tensor).size
+        replica = self._replica = MeshShape(pipeline=pipeline, domain=domain, tensor=tensor).size
         self._num_training = num_training or (lambda living: living // replica * replica)
         self._checkpoints = checkpoints
         self._every = every

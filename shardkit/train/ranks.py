@@ -1,7 +1,8 @@
 """Which ranks can train a run, and which others would train the same bits."""
 
 from ..errors import ConfigurationError
-from ..layout.mesh_shape import MeshShape
+from ..layout.axes import COPIES, TOGETHER
+from ..layout.mesh_shape import MeshShape, in_words
 from ..layout.policy import check_tree, policy_named
 from .settings import RunConfiguration
 
@@ -14,7 +15,7 @@ def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
 def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
     """On which other meshes a run of these settings has the same trained bits, in words."""
     parallel = settings.parallel
-    tensor = settings.mesh.tensor
+    together = {axis: settings.mesh.sizes[axis] for axis in TOGETHER}
     replicas = num_replicas(settings, num_ranks)
     num = settings.batch.sequences // settings.batch.micro_batch // replicas
     if not parallel.deterministic:
@@ -24,9 +25,13 @@ def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
         return f"{only}: gradients travel as {parallel.gradient_compression}"
     if replicas > 1 and num & (num - 1):
         return f"{only}: {num} micro-batches per rank are no power of two"
-    if tensor > 1:
+    shares_samples = any(together[axis] > 1 for axis in COPIES if axis in together)
+    if shares_samples and (replicas & (replicas - 1) or num & (num - 1)):
+        return f"{only}: {replicas} of them x {num} micro-batches are no powers of two"
+    if max(together.values()) > 1:
+        shared = in_words({axis: n for axis, n in together.items() if n > 1}, " and ")
         return (
-            f"bits as on any data x pipeline mesh with tensor {tensor}"
+            f"bits as on any data x pipeline mesh with {shared}"
             + " and sequence_parallel" * parallel.sequence_parallel
         )
     return "bits as on any data x pipeline mesh"

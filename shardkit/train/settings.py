@@ -206,7 +206,7 @@ class Parallel(ParallelSettings):
 
     device, compute_dtype, matmul_precision, blas   the dtype of numbers, and the library that
                                                     computes them
-    convolutions                                    which products make 3 x 3 taps
+    convolutions                                    which products make square taps
     initial_loss_scale, loss_scale_interval         under float16: which gradients are too small or
                                                     too large for it
     deterministic, gradient_compression             the order of sums of gradients, and the dtype
@@ -237,6 +237,7 @@ class MeshAxes:
     pipeline: int = setting(
         1, "stages that the blocks of the model are cut into", "ranks", minimum=1, is_common=True
     )
+    domain: int = setting(1, "ranks that share each sample", "ranks", minimum=1)
     tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1, is_common=True)
 
     @property

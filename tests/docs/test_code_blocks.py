@@ -5,10 +5,13 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from code_blocks import blocks_of, indented_blocks, prints
+
+from shardkit.testing.comm import exits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -43,6 +46,11 @@ class Reader:
         paths = os.pathsep.join((str(BIN), os.environ["PATH"]))
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.environment = {**os.environ, **threads, "PATH": paths, "PYTHONPATH": str(ROOT)}
+
+    def close(self):
+        """Shut down what the page has left open, as the end of its program would."""
+        for each in list(exits()._backends):
+            each.shutdown()
 
     def read(self, block):
         exec(block.marks.get("run first", ""), self.names)
@@ -91,8 +99,13 @@ class Reader:
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reader = Reader(page, tmp_path)
-    for block in blocks_of(page):
-        reader.read(block)
+    try:
+        for block in blocks_of(page):
+            reader.read(block)
+    finally:
+        reader.close()
+    watchdogs = [each for each in threading.enumerate() if each.name == "shardkit watchdog"]
+    assert not watchdogs, "a backend of the page, or of a Training, is still watched"
 
 
 def test_the_blocks_that_do_not_run_are_few_and_listed():

@@ -195,6 +195,9 @@ def test_the_command_writes_a_script_that_can_be_run(tmp_path):
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and done.stdout == "", done.stderr
+    assert done.stderr.startswith(
+        'gpu_transport "nccl": NCCL, since each rank has a GPU of its own'
+    )
     script = (tmp_path / "job.sh").read_text()
     assert os.access(tmp_path / "job.sh", os.X_OK) and "#SBATCH --gpus-per-node=2\n" in script
     assert '"--run.seed=3" "--run.folder=it\'s a \\$RUN" "--parallel.device=cuda"' in script

@@ -42,7 +42,7 @@ def test_every_part_is_measured_and_written(gpu, script, tmp_path, capsys):
         cell for rows in tables.values() for row in rows for cell in row[1:] if cell is not None
     ]
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
-    assert set(result["measured"]["losses"]) == set(contestants)
+    assert set(result["measured"]["losses of tiny"]) == set(contestants)
 
 
 def test_without_a_gpu_it_says_so_and_measures_nothing(script, tmp_path, capsys, monkeypatch):

@@ -4,8 +4,11 @@ on the same table.
 
 import device_kernels as checks
 import pytest
+from gpus import why_no_gpu
 from kernel_table import DEVICE_CASES, ON_DEVICE, TABLE, WITH_OUT, bits
 
+if why_no_gpu():  # thousands of cases are not even collected
+    pytest.skip(f"needs a real GPU: {why_no_gpu()}", allow_module_level=True)
 pytestmark = pytest.mark.real
 every_case = pytest.mark.parametrize(
     "name, line, shape",
@@ -52,6 +55,19 @@ def test_results_go_into_the_buffers_given_and_over_inputs_with_the_same_bits(cu
 @pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward", "bias_gelu_backward"])
 def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name, dtype):
     checks.check_alone(cupy, name, dtype)
+
+
+@every_dtype
+def test_rows_with_gaps_and_several_matrices_are_summed(cupy, dtype):
+    checks.check_sums_of_rows(cupy, dtype)
+
+
+@pytest.mark.parametrize("dtype", checks.HALVES)
+def test_the_softmax_of_huge_half_floats_follows_their_differences(cupy, dtype):
+    if dtype == "bfloat16" and int(cupy.__version__.split(".")[0]) < 14:
+        pytest.skip("CuPy has bfloat16 from version 14 on")
+    pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+    checks.check_softmax_of_huge_halves(cupy, dtype)
 
 
 @pytest.mark.parametrize("width, names", checks.WIDE_ROWS)

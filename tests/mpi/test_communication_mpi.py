@@ -1,6 +1,7 @@
 """The communication contract on MPI, and what only the MPI backend does."""
 
 import sys
+import threading
 import time
 
 import numpy
@@ -84,6 +85,19 @@ def test_every_rank_knows_its_place_on_the_node_in_groups_too(backend):
     assert places == [
         (rank, rank) for rank in range(backend.world_size)
     ]  # the tests run on one machine
+
+
+def test_a_group_that_is_closed_watches_no_longer(backend, tmp_path):
+    group = backend.split(0, backend.rank)
+    folder = backend.broadcast_object(tmp_path)
+    before, own = threading.active_count(), backend.progress.ledger
+    group.keep_ledger(folder)
+    group.keep_ledger(folder)
+    group.barrier()
+    assert threading.active_count() == before + 1 and backend.progress.ledger is not own
+    group.close()
+    assert threading.active_count() == before and backend.progress.ledger is own
+    backend.barrier()
 
 
 def test_a_second_backend_leaves_the_exception_hook_alone(backend):

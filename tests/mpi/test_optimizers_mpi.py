@@ -55,7 +55,7 @@ def serial(on_one_rank):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.thorough
+@pytest.mark.thorough(but=1)
 def test_a_whole_run_follows_the_serial_one(backend, kind, serial):
     """float64; validation and test sets that do not divide, the last with fewer samples than 3 or 4
     ranks.

@@ -71,7 +71,7 @@ def test_what_is_begun_together_ends_in_the_tree_over_all_ranks(nodes, shard):
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "ZeRO-2", "FSDP"])
-@pytest.mark.thorough
+@pytest.mark.thorough(but=1)
 def test_steps_with_overlap_end_in_the_bits_of_steps_without(nodes, strategy):
     def bits(overlap):
         model, losses = train(

@@ -115,7 +115,7 @@ def verbs(backend, size, dtype, where):
 
 @pytest.mark.parametrize("where", ["heap", "private", "mixed"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.thorough
+@pytest.mark.thorough(but=3)
 def test_every_verb_leaves_what_mpi_leaves(node, dtype, where):
     differ = []
     for size in SIZES:
@@ -263,7 +263,7 @@ def test_the_contract_holds_on_two_nodes(two_nodes, promise):
 
 @pytest.mark.parametrize("size", [1, 7, 40_000, 1_500_001])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.thorough
+@pytest.mark.thorough(but=1)
 def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
     """The same bits as one node, and as numpy; every verb on equal and on other parts."""
     n = two_nodes.world_size

@@ -118,7 +118,7 @@ def test_gradients_equal_a_float64_serial_run_to_rounding(backend, on_one_rank, 
 
 
 @EVERY_STRATEGY
-@pytest.mark.thorough
+@pytest.mark.thorough(but=1)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(backend, strategy, tmp_path):
     folder = backend.broadcast_object(str(tmp_path), 0)
     whole, _ = train(strategy, backend, 5)

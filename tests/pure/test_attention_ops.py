@@ -189,11 +189,18 @@ def test_what_does_not_fit_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "heads, key_heads, queries, keys, head_dim",
-    [(2, 1, 13, 13, 16), (4, 2, 97, 101, 17), (1, 1, 801, 801, 24), (2, 2, 33, 90, 64)],
+    "heads, key_heads, queries, keys, head_dim, window",
+    [
+        (2, 1, 13, 13, 16, None),
+        (4, 2, 97, 101, 17, None),
+        (1, 1, 801, 801, 24, None),
+        (2, 2, 33, 90, 64, None),
+        (2, 1, 13, 13, 16, 5),
+        (1, 1, 801, 801, 24, 90),
+    ],
 )
 def test_attention_of_bfloat16_is_that_of_float64_rounded(
-    heads, key_heads, queries, keys, head_dim
+    heads, key_heads, queries, keys, head_dim, window
 ):
     """Odd sizes end in half a word, where the CPU multiplies pairs of bfloat16.
 
@@ -206,11 +213,42 @@ def test_attention_of_bfloat16_is_that_of_float64_rounded(
     first, scale = keys - queries, -0.7 * head_dim**-0.5  # a scale may have any sign
 
     def gradients(q, k, v, gradient):
-        y, log_sums = kernels.causal_attention(q, k, v, scale, first)
-        given = gradient, q, k, v, y, log_sums, scale, first
+        y, log_sums = kernels.causal_attention(q, k, v, scale, first, window)
+        given = gradient, q, k, v, y, log_sums, scale, first, window
         return y, log_sums, *kernels.causal_attention_backward(*given)
 
     wanted = gradients(*[x.astype("float64") for x in arrays])
     for got, right in zip(gradients(*arrays), wanted, strict=True):
         largest = abs(right).max()
         numpy.testing.assert_allclose(got.astype("float64"), right, rtol=0, atol=largest / 128)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 40, 70, 1000])
+@pytest.mark.parametrize("queries, keys", [(1, 1), (3, 9), (70, 70), (33, 50)])
+def test_a_window_is_a_mask_with_as_many_keys_for_each_query(queries, keys, window):
+    rng, first = numpy.random.default_rng(window), keys - queries
+    arrays = [rng.standard_normal(shape) for shape in [(2, 4, queries, 6), *[(2, 2, keys, 6)] * 2]]
+    last = numpy.arange(first, keys)[:, None]
+    numbers = numpy.arange(keys)
+    mask = (numbers <= last) & (numbers > last - window)
+
+    def gradients(attend):
+        tensors = [Tensor(array, requires_grad=True) for array in arrays]
+        y = attend(*tensors)
+        y.backward(rng_of_gradient.standard_normal(y.shape))
+        return [y.array, *[x.grad for x in tensors]]
+
+    rng_of_gradient = numpy.random.default_rng(1)
+    got = gradients(lambda q, k, v: ops.causal_attention(q, k, v, None, first, window))
+    rng_of_gradient = numpy.random.default_rng(1)
+    wanted = gradients(
+        lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    )
+    for found, right in zip(got, wanted, strict=True):
+        numpy.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * max(1, abs(right).max()))
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.5, "3", True])
+def test_a_window_that_is_no_number_of_keys_is_refused(window):
+    with pytest.raises(ShapeError, match="from 1 on"):
+        ops.causal_attention(t(1, 1, 2, 3), t(1, 1, 2, 3), t(1, 1, 2, 3), window=window)

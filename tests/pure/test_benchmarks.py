@@ -159,7 +159,9 @@ def test_a_ratio_has_fallen_beyond_the_noise_of_both_runs_and_no_sooner(tmp_path
     path = tmp_path / "guard.json"
     keep(path, {**about, "torch": "1.0"}, {"a race": Ratio(9.0, 0.0, "torch", "numpy")})
     keep(path, about, {"a race": Ratio(1.2, 0.01, "torch", "numpy")})
+    keep(path, about, {"a second": Ratio(3.0, 0.01, "torch", "numpy")})
     kept = kept_ratios(path, cpu_of(about))
+    assert kept.pop("a second").value == 3.0, "beside what was kept of other races"
     assert kept["a race"].value == 1.2 and not kept_ratios(path, "another CPU")
     for value, error, words in (
         (1.2, 0.01, None),
@@ -184,14 +186,19 @@ def test_a_ratio_is_that_of_turns_beside_each_other():
     from types import SimpleNamespace
 
     from guard import Ratio
+    from race import Race
 
-    ours = [1.0, 2.0, 1.0, 2.0, 1.0]
-    turns = {"shardkit": ours, "torch": [1.1, 2.2, 1.2, 2.4, 1.15]}
-    spec = SimpleNamespace(blas="numpy")
-    sides = {name: SimpleNamespace(turns=each, spec=spec) for name, each in turns.items()}
-    race = SimpleNamespace(contestants=sides)
-    ratio = Ratio.of(race, "shardkit", "torch")
-    assert abs(ratio.value - 1.15) < 1e-12 and 0 < ratio.error < 0.1
+    turns = {"shardkit": [1.0, 2.0, 1.0, 2.0, 1.0], "torch": [1.1, 2.2, 1.2, 2.4, 1.15]}
+    other = {"shardkit": [9.0] * 5, "torch": [3.0] * 5}
+    for ranks, (clock, processor) in ((1, (other, turns)), (2, (turns, other))):
+        spec = SimpleNamespace(blas="numpy", ranks=ranks)
+        race = Race.__new__(Race)
+        race.contestants = {
+            name: SimpleNamespace(turns=clock[name], processor_turns=processor[name], spec=spec)
+            for name in turns
+        }
+        ratio = Ratio.of(race, "shardkit", "torch")
+        assert abs(ratio.value - 1.15) < 1e-12 and 0 < ratio.error < 0.1
 
 
 def test_the_results_page_begins_with_what_misses_most(monkeypatch, tmp_path):
@@ -202,8 +209,10 @@ def test_the_results_page_begins_with_what_misses_most(monkeypatch, tmp_path):
     def result(processor, ms):
         rows = [["shardkit", 100.0], ["shardkit, NumPy's BLAS", 90.0], ["torch eager", ms[0]]]
         halves = [["shardkit, bfloat16", 50.0], ["shardkit, float32", 10.0], ["torch", ms[1]]]
+        clock = [7.0, None, None, None]  # of one rank the processor time is compared
+        rows, halves = [[[each[0], *clock, each[1]] for each in part] for part in (rows, halves)]
         titles = ("M, 1 rank", "M, 1 rank, computed in bfloat16 from float32 masters")
-        tables = [{"title": t, "rows": r} for t, r in zip(titles, (rows, halves)) if r[-1][1]]
+        tables = [{"title": t, "rows": r} for t, r in zip(titles, (rows, halves)) if r[-1][-1]]
         return json.dumps({"machine": {"processor": processor}, "tables": tables})
 
     monkeypatch.setattr(report, "RESULTS", tmp_path)

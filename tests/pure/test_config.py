@@ -203,7 +203,8 @@ def test_a_wrong_word_about_gpu_arrays_is_refused(monkeypatch):
 
 def test_a_transport_that_does_not_exist_is_refused():
     with pytest.raises(
-        ConfigurationError, match="gpu_transport = 'gloo'; wanted staged or mpi or ipc or nccl"
+        ConfigurationError,
+        match="gpu_transport = 'gloo'; wanted auto or staged or mpi or ipc or nccl",
     ):
         ShardingConfiguration(object(), gpu_transport="gloo")
     with pytest.raises(ConfigurationError, match="parallel.gpu_transport = 'gloo'"):

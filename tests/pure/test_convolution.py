@@ -161,16 +161,25 @@ SHAPES = {
         ((18, 10), (3, 3), 2, 70, 49, 1, 1, 0),
         ((7, 11), (3, 3), 1, 65, 64, 1, 1, 2),
         ((67, 66), (3, 3), 2, 33, 40, 1, 1, 1),
+        ((4, 3), (3, 3), 2, 16, 24, 1, 1, 1),
+        ((12, 10), (2, 2), 2, 64, 70, 1, 1, 1),
+        ((13, 9), (4, 4), 3, 33, 24, 1, 1, 2),
+        ((10, 17), (5, 5), 2, 40, 70, 1, 1, 2),
+        ((9, 9), (5, 5), 2, 70, 33, 1, 1, 0),
+        ((4, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
+        ((1, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
+        ((5, 6, 7), (3, 3, 3), 2, 41, 40, 1, 1, 1),
+        ((3, 9, 8), (2, 3, 3), 3, 33, 20, 1, 1, 0),
+        ((2, 10, 9), (5, 4, 4), 2, 24, 40, 1, 1, 3),
     ],
     "columns": [
         ((9, 10), (3, 3), 3, 33, 40, 2, 1, 1),
         ((8, 6), (2, 2), 2, 7, 30, 2, 1, 0),
         ((25,), (4,), 3, 24, 100, 3, 2, 2),
         ((12, 9), (3, 3), 2, 70, 65, 1, 2, 2),
-        ((5, 6, 7), (3, 3, 3), 2, 41, 40, 1, 1, 1),
+        ((5, 6, 7), (3, 2, 3), 2, 64, 64, 1, 1, 1),
         ((17, 33), (5, 1), 2, 96, 96, 1, 1, 1),
-        ((4, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
-        ((1, 12, 12), (1, 3, 3), 2, 64, 64, 1, 1, 1),
+        ((1, 4, 40), (1, 1, 5), 2, 128, 128, 1, 1, 1),
     ],
     "swept": [
         ((3000,), (3,), 1, 128, 128, 1, 1, 1),
@@ -282,6 +291,23 @@ def test_no_number_of_one_position_comes_near_another():
         x[-1, -1] = numpy.nan
         y = kernels.convolve(x, weight, bias, window)
         assert (y[:-1] == clean[:-1]).all(), way
+
+
+@every_shape
+def test_each_way_reads_nothing_that_it_did_not_write(way, shape, monkeypatch):
+    def full_of_nan(shape, dtype, *more):
+        array = numpy.empty(shape, dtype, *more)
+        array.view("uint8").fill(255)
+        return array
+
+    expected = convolved(lambda name: getattr(kernels, name), shape, "float32")
+    for one in WAYS:
+        if hasattr(one, "empty"):
+            monkeypatch.setattr(one, "empty", full_of_nan)
+    for found, wanted in zip(
+        convolved(lambda name: getattr(kernels, name), shape, "float32"), expected, strict=True
+    ):
+        assert found.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])

@@ -126,6 +126,17 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name
     checks.check_alone(cupy, name, dtype)
 
 
+@every_dtype
+def test_rows_with_gaps_and_several_matrices_are_summed(cupy, dtype):
+    checks.check_sums_of_rows(cupy, dtype)
+
+
+@pytest.mark.parametrize("dtype", checks.HALVES)
+def test_the_softmax_of_huge_half_floats_follows_their_differences(cupy, dtype):
+    pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+    checks.check_softmax_of_huge_halves(cupy, dtype)
+
+
 @pytest.mark.parametrize("width, names", checks.WIDE_ROWS)
 @pytest.mark.thorough
 def test_wide_rows_are_shared_by_more_threads(cupy, width, names):

@@ -18,6 +18,7 @@ PLAIN_FILES = [file for file in FILES if file not in ON_TENSOR_CORES]
 ARCHITECTURES = ("80", "90")
 TILES = [(64, 64), (128, 32), (256, 16)]  # head dim, tile
 MOST_PACKS = {"float32": 4, "float64": 4, "float16": 2, "bfloat16": 2}
+CASTS = {"HALF": STORED["bfloat16"]}
 # nvcc has NVRTC's front end and assembler: by default it is asked where there is no NVRTC.
 of_nvcc = pytest.mark.sweep if library() is not None else pytest.mark.thorough
 CASES = [
@@ -83,7 +84,7 @@ def tensor_source(name, dim, tiles, count, number):
 def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
     tmp_path, dtype, dim, tile
 ):
-    macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
+    macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype], **CASTS)
     said = said_by_nvcc(tmp_path, all_sources(), *macros)
     kernels = set(re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", said))
     assert len(kernels) == sum(source(file).count('extern "C" __global__') for file in PLAIN_FILES)
@@ -133,7 +134,7 @@ def test_attention_on_tensor_cores_has_no_stack_with_any_of_its_tiles(tmp_path, 
 def test_nvrtc_takes_every_source_as_cupy_gives_it(dtype, arch):
     dim, tile = TILES[0]
     for file in PLAIN_FILES:
-        macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
+        macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype], **CASTS)
         kernels = compiled(source(file), macros, arch)
         assert set(kernels) == set(KERNEL.findall(source(file))), file
         for name, taken in kernels.items():

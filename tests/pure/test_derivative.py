@@ -6,7 +6,7 @@ import pytest
 from shardkit import AutogradError, ShapeError, nn
 from shardkit.nn import Tensor, ops
 from shardkit.nn.ops import fft
-from shardkit.testing.nn import from_modes, multiply_modes, to_modes
+from shardkit.testing.nn import from_modes, linear_of_gathered, multiply_modes, to_modes
 
 try:
     import torch
@@ -138,6 +138,11 @@ TABLE = {  # name: (op, its twin, shapes); all inputs are positive
         lambda a: ops.segment_sum(a, IDS, 4) ** 3,
         lambda a: torch.zeros(4, 2).double().index_add(0, torch.tensor(IDS), a) ** 3,
         [(4, 2)],
+    ),
+    "linear of gathered": (
+        lambda a, b, w, c: linear_of_gathered((a, b), (IDS, IDS[::-1] + 1), w, c) ** 2,
+        lambda a, b, w, c: F.linear(torch.cat([a[IDS], b[IDS[::-1] + 1]], 1), w, c) ** 2,
+        [(3, 2), (5, 3), (4, 5), (4,)],
     ),
     "segment_max": (
         lambda a: ops.segment_max(a, IDS, 3) ** 3,

@@ -97,6 +97,7 @@ def test_cuda_without_a_driver_is_one_clear_sentence(monkeypatch):
 
     class runtime:
         CUDARuntimeError = NoDriver
+        is_hip = False
 
         @staticmethod
         def getDeviceCount():

@@ -57,7 +57,7 @@ class FakeCopies:
     def copy_in_order(self, target, source, num_bytes, *ports):
         """Copy at once, as where no stream computes the arrays."""
         self.begin_within(target, source, num_bytes)
-        self.copied().synchronize()
+        self.copied().wait()
         return CompleteHandle()
 
     def begin_within(self, target, source, num_bytes):
@@ -105,7 +105,7 @@ class FakeEvent:
     def __init__(self, stream):
         self._stream, self._place = stream, stream.num_done + len(stream.waiting)
 
-    def synchronize(self):
+    def wait(self):
         self._stream.finish(self._place)
 
 

@@ -6,6 +6,7 @@ from torch_or_skip import torch
 
 from shardkit import AutogradError, ConfigurationError, ShapeError, nn
 from shardkit.nn import Tensor, ops
+from shardkit.testing.nn import linear_of_gathered, side_by_side
 
 SHAPES = [(3, 4, 5), (1, 1, 1), (2, 7, 6)]
 FORMS = [
@@ -176,6 +177,40 @@ REFUSED = {
     ),
     "no offsets": (lambda: nn.EmbeddingBag(9, 2).finish()(IDS), ShapeError, "without offsets"),
 }
+
+
+# rows and widths of tables, edges, elements of each result
+GATHERED = [
+    ([(5, 3)], 7, 2),
+    ([(5, 3), (4, 1)], 40, 6),
+    ([(2, 8), (9, 5), (1, 2)], 3, 1),
+    ([(4, 3), (4, 3)], 0, 5),
+    ([(0, 2), (3, 2)], 0, 5),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("tables, edges, width", GATHERED)
+def test_a_linear_map_of_gathered_rows_is_that_of_the_rows_side_by_side(
+    tables, edges, width, has_bias, dtype
+):
+    rng = numpy.random.default_rng(edges)
+    indices = [rng.integers(0, max(rows, 1), edges) for rows, _ in tables]
+    shapes = [*tables, (width, sum(columns for _, columns in tables)), *[(width,)] * has_bias]
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    sent = rng.standard_normal((edges, width)).astype(dtype)
+    found = []
+    for op in (linear_of_gathered, lambda t, i, w, b: ops.linear(side_by_side(t, i), w, b)):
+        tensors = [Tensor(array, requires_grad=True) for array in arrays]
+        given, (weight, *bias) = tensors[: len(tables)], tensors[len(tables) :]
+        y = op(given, indices, weight, bias[0] if bias else None)
+        y.backward(sent)
+        found.append([y.array, *[tensor.grad for tensor in tensors]])
+    tolerance = {"float32": 1e-5, "float64": 1e-13, "float16": 0}[dtype]
+    for mine, wanted in zip(*found, strict=True):
+        assert mine.dtype == wanted.dtype
+        numpy.testing.assert_allclose(mine, wanted, rtol=tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize("name", REFUSED)

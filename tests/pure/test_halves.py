@@ -153,6 +153,8 @@ def arguments(half):
     return {
         "abs_backward": (g, x),
         "add_row": (x, d),
+        "angle_backward": (g, x, d + x, 1),
+        "arctan_backward": (g, x),
         "batch_norm": (lines[0], d[:4], d[4:], 1e-5),
         "batch_norm_backward": (*lines, d[:4], moments[0].ravel(), moments[1].ravel(), 1e-5),
         "bias_gelu": (x, d),
@@ -166,6 +168,8 @@ def arguments(half):
         "cross_entropy": (x, ids),
         "cross_entropy_backward": (numpy.float32(2), x, ids, per_row),
         "cross_entropy_with_gradient": (x, ids),
+        "cube": (x,),
+        "cube_backward": (g, x),
         "divisor_backward": (g, x, abs(d) + x * x),
         "dropout": (x, 7, 3, 0.25),
         "elu": (x, 0.75),
@@ -175,6 +179,7 @@ def arguments(half):
         "erf_backward": (g, x),
         "erf_gelu": (x,),
         "erf_gelu_backward": (g, x),
+        "expm1_backward": (g, x),
         "extreme_backward": (g, x, g, 1),
         "gelu": (x,),
         "gelu_backward": (g, x),
@@ -187,6 +192,7 @@ def arguments(half):
         "layer_norm_backward": (g, x, d, per_row, per_row),
         "leaky_relu": (x, 0.25),
         "leaky_relu_backward": (g, x, 0.25),
+        "log1p_backward": (g, x * x),
         "lstm_step": (g, x, x[:, :2]),
         "lstm_step_backward": (g[:, :2], g[:, 2:4], gates, x[:, :2], x[:, 2:4]),
         "mish": (x,),
@@ -196,10 +202,13 @@ def arguments(half):
         "multiply_modes_weight": (numbers((3, 4, 2, 5), half), numbers((3, 2, 2, 5), half, 1)),
         "pool_maxima": (q, pools),
         "pool_maxima_backward": (largest.astype(q.dtype), chosen, pools),
+        "reciprocal_backward": (g, d + x * x),
         "relu_backward": (g, x),
         "rms_norm": (x, d, 1e-5),
         "rms_norm_backward": (g, x, d, per_row),
         "rotary": (q, *angles),
+        "rsqrt": (abs(d) + x * x,),
+        "rsqrt_backward": (g, abs(d) + x * x),
         "segment_max": (x, numpy.arange(len(x)) % 4, 4),
         "sigmoid": (x,),
         "sigmoid_backward": (g, x),
@@ -210,10 +219,13 @@ def arguments(half):
         "softmax_backward": (g, probabilities),
         "softplus": (x, 1.0, 20.0),
         "softplus_backward": (g, x, 1.0, 20.0),
+        "sqrt_backward": (g, abs(d) + x * x),
+        "square_backward": (g, x),
         "sum_of_rows": (x,),
         "sum_of_two": (g, x),
         "swiglu": (g, x),
         "swiglu_backward": (g, x, d + x),
+        "tan_backward": (g, x),
         "tanh": (x,),
         "tanh_backward": (g, x),
         "where_else": (x, exact(g) > 0, -1.5, True),
@@ -252,13 +264,14 @@ def exact_argument(value):
 
 
 def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
-    on_flat_buffers = {
+    never_of_halves = {  # on flat buffers, or in float32 whatever the model computes in
         "adam",
         "block_squares",
         "dropout_mask",
         "from_half",
         "largest_magnitude",
         "lion",
+        "merge_attention",
         "momentum",
         "rotary_tables",
         "rows_kept",
@@ -267,7 +280,7 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "to_half",
         "tree_sum",
     }
-    assert {name for name, entry in KERNELS.items() if entry.half is None} == on_flat_buffers
+    assert {name for name, entry in KERNELS.items() if entry.half is None} == never_of_halves
 
 
 @EVERY_HALF

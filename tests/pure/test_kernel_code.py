@@ -287,8 +287,8 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
     (tmp_path / "temporary").mkdir()
     code = (
         GELU
-        + "from shardkit.testing.array import WORKSHOPS; "
-        + "print(shardkit.__file__, y[0], int(not WORKSHOPS.is_open))"
+        + "from shardkit.testing.array import workshops; "
+        + "print(shardkit.__file__, y[0], int(not workshops()._idle))"
     )
     for is_read in "01":
         assert run(

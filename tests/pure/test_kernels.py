@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.testing.array import CHUNK_ELEMENTS, kernels, products
+from shardkit.testing.array import CHUNK_ELEMENTS, KERNELS, kernels, products
 
 
 def numbers(*shape, seed=0, dtype="float32"):
@@ -140,6 +140,31 @@ def test_attention_of_a_head_has_the_bits_it_has_alone():
     together = run(q, k, v, gradient)
     alone = run(*[x[1:, 2:3] for x in (q, k, v, gradient)])
     assert [x[1:, 2:3].tobytes() for x in together] == [x.tobytes() for x in alone]
+
+
+@pytest.mark.parametrize("first_query", [0, 3, 70])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_attention_reads_nothing_that_it_did_not_write(dtype, first_query, monkeypatch):
+    pytest.importorskip("ml_dtypes")
+    rng = numpy.random.default_rng(5)
+    q, k, v, sent = [
+        rng.standard_normal((1, 2, length, 19)).astype(dtype) for length in (67, 70, 70, 67)
+    ]
+
+    def computed():
+        y, log_sums = kernels.causal_attention(q, k, v, 0.3, first_query)
+        given = sent, q, k, v, y, log_sums, 0.3, first_query
+        return y, log_sums, *kernels.causal_attention_backward(*given)
+
+    def full_of_nan(shape, dtype):
+        array = numpy.empty(shape, dtype)
+        array.view("uint8").fill(255)  # NaN of every dtype, and of words
+        return array
+
+    expected = computed()
+    monkeypatch.setitem(KERNELS["causal_attention"].cpu.__globals__, "empty", full_of_nan)
+    for found, wanted in zip(computed(), expected, strict=True):
+        assert found.tobytes() == wanted.tobytes()
 
 
 def test_messages_are_looked_after_while_long_attention_is_computed():

@@ -71,7 +71,7 @@ def test_an_axis_is_a_field_of_both_and_an_entry_of_the_table():
     assert tuple(AXES) == ORDER == tuple(each.name for each in fields(Coordinates))
     assert tuple(each.name for each in fields(MeshShape)) == (*ORDER, "order")
     assert parallel_sizes(dict.fromkeys(AXES, 1)) == {
-        f"{axis}_parallel_size": 1 for axis in ("pipeline", "data", "tensor")
+        f"{axis}_parallel_size": 1 for axis in ("pipeline", "data", "domain", "tensor")
     }
 
 
@@ -128,7 +128,7 @@ def test_data_is_what_is_left_over(pipeline, data, tensor):
         (
             4,
             dict(order=("pipeline", "data", "data")),
-            "order .* must name each of pipeline, data, tensor once",
+            "order .* must name each of pipeline, data, domain, tensor once",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -39,6 +41,22 @@ def test_every_package_that_ci_installs_has_a_constraint_that_is_allowed():
         if pins.get(canonicalize_name(requirement.name), Version("0")) not in requirement.specifier
     ]
     assert not wrong
+
+
+def printed_requirements(*words):
+    command = [sys.executable, ROOT / "jobs/requirements.py", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    return list(map(Requirement, done.stdout.splitlines()))
+
+
+def test_the_requirements_that_are_printed_are_those_of_the_package_as_they_are_or_the_lowest():
+    wanted = requirements("openmpi", "test")
+    assert printed_requirements("openmpi", "test") == wanted
+    lowest = printed_requirements("--lowest", "openmpi", "test")
+    build, *rest = [str(requirement) for requirement in lowest]
+    assert build.startswith("setuptools==")
+    assert rest == [str(requirement).replace(">=", "==") for requirement in wanted]
+    assert all(one.specifier.contains(str(one.specifier)[2:]) for one in lowest)
 
 
 def test_the_extra_packages_of_ci_have_constraints_and_no_versions_of_their_own():

@@ -200,6 +200,15 @@ def test_the_job_script_is_for_as_many_nodes_as_the_layout_takes(capsys, folder)
     assert subprocess.run(["bash", "-n", "job.sh"], cwd=folder, timeout=500).returncode == 0
 
 
+def test_a_plan_for_gpus_says_which_way_their_arrays_go(capsys):
+    asked = ("--devices", 16, "--parallel.device=cuda")
+    _, said, _ = plan(capsys, *asked, cluster="a100-80gb-hdr")
+    assert 'gpu_transport "nccl": NCCL, since each rank has a GPU of its own' in said
+    _, said, _ = plan(capsys, *asked, "--parallel.gpu_transport=staged", cluster="a100-80gb-hdr")
+    assert 'gpu_transport "' not in said
+    assert "gpu_transport" not in plan(capsys, "--devices", 4)[1]
+
+
 def test_ranks_that_do_not_fill_their_nodes_get_no_script(capsys):
     code, _, said = plan(capsys, "--devices", 129, "--batch", 129, "--script", "job.sh")
     assert code == 2 and "take a multiple of 128" in said
@@ -335,6 +344,7 @@ SEARCHED = {
     "batch.micro_batch": 3,
 }
 SAID = {
+    "mesh.domain": 2,
     "parallel.overlap": True,
     "parallel.deterministic": False,
     "parallel.stage_balance": "uniform",

@@ -33,7 +33,6 @@ OF_OS = {"remove", "replace", "link", "symlink", "mkfifo", "chown"}
 WRITES = ("O_CREAT", "O_TRUNC", "O_APPEND")
 # What is no name in a folder that others see, or is made new there and nowhere else.
 ALLOWED = {
-    "array/cpu/answers.py": {"open wb"},  # a pipe
     "checkpoint/format/files.py": {"ftruncate", "O_CREAT"},  # O_EXCL, in a new folder
     "checkpoint/format/hdf5.py": {"File w"},  # in memory; for the doctor, in a folder of its own
     "comm/mpi/ending.py": {"open w"},  # /dev/null

@@ -105,7 +105,7 @@ def test_each_library_is_declared_with_its_lowest_version():
     tools = ("style", "docs", "coverage")
     libraries = [extras[name] for name in extras if name not in tools]
     declared = {
-        re.match(r"[\w-]+(?=>=\d)", requirement)[0]
+        re.match(r"[\w-]+(?=(?:\[\w+\])?>=\d)", requirement)[0]
         for part in (project["dependencies"], *libraries)
         for requirement in part
     }

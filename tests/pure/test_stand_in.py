@@ -439,7 +439,7 @@ def test_what_is_captured_is_done_at_each_launch_and_not_before(capturing):
     ],
 )
 def test_what_waits_cannot_be_captured(capturing, work):
-    with pytest.raises(stand_in.cuda.runtime.CUDARuntimeError, match="cudaErrorStreamCapture"):
+    with pytest.raises(RuntimeError, match="cudaErrorStreamCapture|stream is capturing"):
         capturing(work, stand_in.ones(3))
     capturing(stand_in.exp, stand_in.ones(3))  # the stream can capture again
 

@@ -51,13 +51,13 @@ def installed(*, refuses: bool = False, wrong_memory: bool = False):
         "ipcCloseMemHandle": ipcCloseMemHandle,
         "free": free_checked,
     }
+    before = {name: getattr(runtime, name) for name in added if hasattr(runtime, name)}
     vars(runtime).update(added)
     try:
         yield opened
     finally:
-        runtime.free = free
+        for name in added:
+            delattr(runtime, name)
+        vars(runtime).update(before)
         if decoy:
             free(decoy)
-        for name in added:
-            if name != "free":
-                delattr(runtime, name)

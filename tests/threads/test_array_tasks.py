@@ -136,6 +136,38 @@ def test_channels_are_scaled_as_numpy_does_and_predictions_are_in_the_units_of_t
     assert found.metrics["rmse"] == pytest.approx(numpy.sqrt((error**2).mean()), rel=1e-6)
 
 
+@pytest.mark.parametrize("case", ["masks", "images"])
+@pytest.mark.parametrize(
+    "mesh", [{"mesh.domain": 3}, {"mesh.domain": 2, "parallel.policy": "zero2"}]
+)
+def test_ranks_share_samples_of_a_run(case, mesh, data, tmp_path):
+    """Training, validation, evaluation and predictions, with two data ranks beside or one."""
+    own = {**mesh, "parallel.minimum_parameter_group_size": 1}
+    losses = [
+        run(settings_of(data, tmp_path / name, case, **changes), ranks).validation_loss
+        for name, changes, ranks in (
+            ("cut", own, 4 if mesh["mesh.domain"] == 2 else 3),
+            ("whole", {}, 1),
+        )
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+    def measure(backend, name, mesh):
+        trained = TrainedRun(tmp_path / name, mesh, backend)
+        found = evaluate(trained, trained.samples(str(data)))
+        out = tmp_path / f"{name}{backend.world_size}.h5"
+        predict(trained, trained.samples(str(data), has_targets=False), out)
+        trained.close()
+        with h5py.File(out) as file:
+            return found.metrics, {each: file[each][:] for each in file}
+
+    wanted = sk.run_ranks(1, lambda backend: measure(backend, "cut", {"mesh.domain": 1}))[0]
+    found = sk.run_ranks(4, lambda backend: measure(backend, "cut", {"mesh.domain": 2}))[0]
+    assert found[0] == pytest.approx(wanted[0], rel=1e-5)
+    for each, values in wanted[1].items():
+        numpy.testing.assert_allclose(found[1][each], values, rtol=1e-3, atol=1e-4)
+
+
 def _training_rows(data, tmp_path, case):
     """Return the numbers of the rows that the run trains on."""
     settings = settings_of(data, tmp_path / "run", case)

@@ -221,7 +221,8 @@ def test_all_ranks_stop_where_no_loss_is_lower_by_enough(tmp_path, monkeypatch, 
         return end
 
     assert ends(tmp_path / "whole") == (STOPS[minimum], False)
-    for steps in (2, 4, 5, 8, 10):  # whatever was counted before a resume still counts
+    cuts = [step for step in (2, 4, 8) if step < STOPS[minimum]]
+    for steps in (*cuts, 10):  # whatever was counted before a resume still counts
         assert ends(tmp_path / "cut", run__steps=steps) == (min(steps, STOPS[minimum]), False)
 
 

@@ -76,7 +76,8 @@ def test_every_tensor_of_the_index_says_shape_dtype_step_and_mesh(saved):
             tensor = index[f"model/{name}"]
             assert tensor.is_virtual and tuple(tensor.attrs["global_shape"]) == tensor.shape
             assert tensor.attrs["dtype"] == "float32" and tensor.attrs["step"] == 1
-            assert json.loads(tensor.attrs["mesh"]) == {"pipeline": 1, "data": 3, "tensor": 1}
+            sizes = {"pipeline": 1, "data": 3, "domain": 1, "tensor": 1}
+            assert json.loads(tensor.attrs["mesh"]) == sizes
             numpy.testing.assert_array_equal(tensor[...], values)
 
 

@@ -19,7 +19,7 @@ def findings_of(num_ranks, **machine):
 
 def test_each_gpu_is_a_line_with_its_ranks_and_what_may_connect_them(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    first, second, mpi, ipc, nccl = findings_of(2, num_devices=2, capacity_bytes=3 << 30)
+    first, second, mpi, ipc, nccl, arrays = findings_of(2, num_devices=2, capacity_bytes=3 << 30)
     assert first.level == second.level == "ok"
     assert first.found == (
         f"{HOST}: GPU 0 of 2, stand-in at 0000:01:00.0, 3.0 GiB, 3.0 free: rank 0 (on its node 0); "
@@ -34,14 +34,20 @@ def test_each_gpu_is_a_line_with_its_ranks_and_what_may_connect_them(monkeypatch
         ipc.found.startswith("yes, ranks of a node")
         and nccl.found == "yes, version 2.27.3: gpu_transport nccl"
     )
+    assert arrays.found == 'gpu_transport "nccl": NCCL, since each rank has a GPU of its own'
 
 
 def test_ranks_that_share_a_gpu_are_named_with_what_follows(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    first, second, _, _, nccl = findings_of(3, num_devices=2)
+    first, second, _, _, nccl, arrays = findings_of(3, num_devices=2)
     assert (first.level, second.level) == ("warning", "ok") and "2 ranks share it" in first.advice
     assert "rank 0, 2 (on its node 0, 2); CUDA_VISIBLE_DEVICES unset" in first.found
     assert nccl.found == "no: version 2.27.3 wants a GPU for each rank"
+    assert arrays.found == (
+        'gpu_transport "staged": through page-locked host memory; quicker would be NCCL, but '
+        f"ranks 0, 2 share GPU 0000:01:00.0 on {HOST}; start as many ranks per node as there are "
+        "GPUs"
+    )
 
 
 @pytest.mark.thorough
@@ -72,6 +78,6 @@ def test_without_nccl_or_shared_memory_the_reasons_are_given():
             finding.topic: finding.found for finding in run_ranks(2, check_gpus, timeout=500)[0]
         }
     assert (
-        findings["NCCL"].startswith("no: CuPy finds no NCCL")
+        findings["NCCL"].startswith("no: rank 0: CuPy finds no NCCL")
         and "cannot be opened" in findings["GPU-IPC"]
     )

@@ -318,6 +318,17 @@ def test_what_is_lost_of_an_optimize_is_an_error_on_all_ranks(tmp_path):
             optimized(tmp_path)
 
 
+def test_a_folder_that_never_took_a_file_ends_optimize_before_its_first_step(tmp_path, monkeypatch):
+    """As a run of train(), whose folder is written into before it begins."""
+    (tmp_path / "file").touch()
+    steps = [0]
+    monkeypatch.setattr(sk.ShardedModel, "train", lambda *_: steps.append(1))
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/self/run")):
+        with pytest.raises(CheckpointError, match="takes no checkpoints.*give optimize"):
+            optimized(folder)
+    assert steps == [0]
+
+
 @pytest.mark.filterwarnings("error::shardkit.ShardingWarning")
 def test_a_warning_that_is_an_error_is_one_of_all_ranks(tmp_path):
     """All meet it in the same save: nobody waits for rank 0."""

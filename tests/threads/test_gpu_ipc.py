@@ -148,7 +148,7 @@ def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(mon
     """On a GPU these run after the call that launched them; the stand-in's are done at once: so
     look at the order of calls.
     """
-    monkeypatch.setattr("shardkit.testing.comm.gpu_swaps.SCRATCH_ELEMENTS", 100)
+    monkeypatch.setattr("shardkit.testing.comm.gpu_levels.SCRATCH_ELEMENTS", 100)
     order = []
 
     class Noted:
@@ -164,8 +164,9 @@ def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(mon
         array = cupy.arange(1000, dtype="float32")
         if backend.rank == 0:
             backend.gpu_transport._copies = Noted(backend.gpu_transport._copies)
-            swap = backend.gpu_transport._swap
-            backend.gpu_transport._swap = lambda *pieces: order.append("swap") or swap(*pieces)
+            nodes = backend.gpu_transport._nodes
+            swap = nodes._swap
+            nodes._swap = lambda *pieces: order.append("swap") or swap(*pieces)
         backend.all_reduce(array)
         return array.tolist()
 

@@ -2,6 +2,9 @@
 strict fake of NCCL between them.
 """
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy
 import pytest
 from builders import small_gpt, token_batch
@@ -11,7 +14,11 @@ from stand_in import fake_nccl, pretended_gpu
 
 import shardkit as sk
 from shardkit import CommunicationError, DeviceError, run_ranks
-from shardkit.testing.comm import open_nccl, ordered_reduce_scatter
+from shardkit.testing.array import kernels, to_host
+from shardkit.testing.comm import gpu_nccl, open_nccl, ordered_reduce_scatter
+
+tree_sum = kernels.tree_sum
+WIRE = {"float16": "float32"}  # in which they travel where they are added between nodes
 
 
 def on_gpus(num_ranks, work, *, fixed_order=True, num_gpus=None):
@@ -95,6 +102,74 @@ def test_only_without_a_fixed_order_nccl_adds_and_half_floats_never_in_its_way()
         assert own.tobytes() == total[25 * rank : 25 * rank + 25].tobytes()
         assert uneven.tobytes() == total[10 * rank : 10 + 40 * rank].tobytes()
     assert {"allReduce", "reduceScatter", "reduce"} < set(calls)
+
+
+def between_nodes(monkeypatch, num_ranks, per_node, make):
+    """Results of make(backend, cupy) on nodes of so many ranks, and the bytes that left a node."""
+    seat_of = gpu_nccl.gpu_seat
+
+    def seat(local_rank):
+        return replace(seat_of(local_rank), host=f"node {local_rank // per_node}")
+
+    monkeypatch.setattr(gpu_nccl, "gpu_seat", seat)
+
+    def work(backend, cupy):
+        backend.barrier()
+        fake_nccl.sent.clear()
+        backend.barrier()
+        return make(backend, cupy)
+
+    results, _, _ = on_gpus(num_ranks, work)
+    left = Counter()
+    for rank, peer, num_bytes in fake_nccl.sent:
+        if rank // per_node != peer // per_node:
+            left[rank // per_node] += num_bytes
+    return results, max(left.values(), default=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(
+    "num_ranks, per_node", [(4, 2), (6, 2), (8, 4), (4, 4), (6, 3), (4, 1), (12, 4), (16, 2)]
+)
+@pytest.mark.thorough(but=3)
+def test_sums_over_nodes_have_the_bits_of_the_tree_and_send_no_more_than_a_ring_between_them(
+    monkeypatch, num_ranks, per_node, dtype
+):
+    size = 50 * num_ranks
+
+    def summed(backend, cupy):
+        whole = cupy.asarray(values(backend.rank, size, dtype))
+        own = cupy.empty(size // num_ranks, dtype)
+        backend.reduce_scatter(whole, own)
+        return to_host(own)
+
+    def everywhere(backend, cupy):
+        whole = cupy.asarray(values(backend.rank, size + 3, dtype))
+        backend.all_reduce(whole)
+        uneven = cupy.asarray(values(backend.rank, size + 3, dtype))
+        counts = [50 + (rank == 1) * 3 for rank in range(num_ranks)]
+        own = cupy.empty(counts[backend.rank], dtype)
+        backend.reduce_scatter(uneven, own, counts)
+        whole_again = cupy.empty(size + 3, dtype)
+        backend.all_gather(own, whole_again, counts)
+        return to_host(whole), to_host(whole_again)
+
+    arrays = [values(rank, size + 3, dtype) for rank in range(num_ranks)]
+    wide = [array.astype("float32") if dtype == "float16" else array for array in arrays]
+    total = tree_sum(wide).astype(dtype)
+    for whole, again in between_nodes(monkeypatch, num_ranks, per_node, everywhere)[0]:
+        assert whole.tobytes() == again.tobytes() == total.tobytes()
+    results, left = between_nodes(monkeypatch, num_ranks, per_node, summed)
+    short = [values(rank, size, dtype) for rank in range(num_ranks)]
+    wide = [array.astype("float32") if dtype == "float16" else array for array in short]
+    assert numpy.concatenate(results).tobytes() == tree_sum(wide).astype(dtype).tobytes()
+    ring = size * numpy.dtype(WIRE.get(dtype, dtype)).itemsize * (num_ranks - 1) / num_ranks
+    if per_node == num_ranks:
+        assert left == 0
+    elif per_node == 3:  # not a power of two: each rank sends to each
+        assert left == 3 * (size // 2) * numpy.dtype(dtype).itemsize
+    else:
+        assert 0 < left <= 1.2 * ring
 
 
 def test_a_verb_waits_for_the_kernels_of_a_stream_that_is_not_the_default_one():

@@ -245,5 +245,5 @@ def test_a_rank_that_waits_for_another_says_how_long(overlap):
         return sharded.get_model_metadata()["exposed_communication_seconds"]
 
     waiting, late = sk.run_ranks(2, run)
-    assert set(waiting) == {"pipeline", "data", "tensor"}
+    assert set(waiting) == {"pipeline", "data", "domain", "tensor"}
     assert waiting["data"] > 0.15 > late["data"] and waiting["tensor"] + waiting["pipeline"] < 0.05

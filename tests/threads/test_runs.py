@@ -386,6 +386,8 @@ def test_the_log_says_whether_the_bits_are_those_of_any_mesh_and_that_is_so(
             "bits of 2 data ranks only: gradients travel as float16",
         ),
         ({"mesh.tensor": 2}, 4, "bits as on any data x pipeline mesh with tensor 2"),
+        ({"mesh.domain": 3}, 6, "bits as on any data x pipeline mesh with domain 3"),
+        ({"mesh.domain": 2, "batch.sequences": 48}, 6, "bits of 3 data ranks only: 3 of them x"),
         (
             {"mesh.tensor": 2, "parallel.sequence_parallel": True},
             2,

@@ -20,6 +20,7 @@ from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, policy_and_
 from quick import covering
 
 import shardkit as sk
+from shardkit.testing.array import products
 from shardkit.testing.parallel import gradient_norm_of
 from shardkit.testing.task import Language
 from shardkit.testing.train import Parallel, configuration_of, make_model
@@ -140,6 +141,68 @@ def test_a_step_in_one_go_has_the_bits_of_one_whose_gradients_somebody_looked_at
         )
 
     assert all(sk.run_ranks(2, on_rank))
+
+
+# ---- models of science ---------------------------------------------------------------------------
+
+SMALL_GRID = {"in_channels": 2, "out_channels": 1, "width": 16, "groups": 4}
+SCIENCE = {  # a model, the shapes of x and y of 8 samples or the number of classes, has choices
+    "UNet 2-D": (
+        lambda: sk.models.UNet(dims=2, depth=2, **SMALL_GRID),
+        ((8, 2, 16, 12), (8, 1, 16, 12)),
+        True,
+    ),
+    "UNet 3-D": (
+        lambda: sk.models.UNet(dims=3, depth=1, **SMALL_GRID),
+        ((8, 2, 6, 6, 8), (8, 1, 6, 6, 8)),
+        True,
+    ),
+    "ResNet": (
+        lambda: sk.models.ResNet(3, 5, width=16, layers=(1, 1), small_images=True),
+        ((8, 3, 12, 12), 5),
+        True,
+    ),
+    "LSTM": (lambda: sk.models.LSTM(3, 2, width=16), ((8, 6, 3), (8, 2)), False),
+    "FNO": (
+        lambda: sk.models.FNO(2, 1, modes=(3, 3), width=8, layers=2),
+        ((8, 2, 12, 12), (8, 1, 12, 12)),
+        False,
+    ),
+}
+
+
+def bits_of_science(make, shapes, mesh, choice):
+    """What every rank has of a model after two steps of 4 micro-batches of 2 samples."""
+
+    def on_rank(backend):
+        settings = {"convolutions": choice, "micro_batches": 4 // mesh[1]}
+        model = hybrid(backend, mesh, model=make(), **settings)
+        for step in range(STEPS):
+            random = numpy.random.default_rng(step)
+            x = random.standard_normal(shapes[0], dtype="float32")
+            if isinstance(shapes[1], int):
+                y = random.integers(0, shapes[1], len(x))
+            else:
+                y = random.standard_normal(shapes[1], dtype="float32")
+            model.train(*sk.split_batch(model.mesh, x, y))
+        return sha256(model.gather_full_parameters())
+
+    found = set(sk.run_ranks(prod(mesh), on_rank))
+    assert len(found) == 1, "ranks disagree"
+    return found.pop()
+
+
+@pytest.mark.parametrize("name", SCIENCE)
+def test_models_of_science_have_one_digest_for_each_choice_of_convolutions(name):
+    make, shapes, has_choices = SCIENCE[name]
+    digests = []
+    for choice in products.CONVOLUTIONS:
+        cut = 1 if name.startswith("UNet") else 2  # a UNet is no chain of blocks
+        meshes_of_choice = ((1, 1, 1), (1, 4, 1), (cut, 2, 1))
+        found = {bits_of_science(make, shapes, mesh, choice) for mesh in meshes_of_choice}
+        assert len(found) == 1
+        digests += found
+    assert (len(set(digests)) == len(products.CONVOLUTIONS)) == has_choices
 
 
 # ---- what the settings say: train.settings.Parallel, and docs/determinism.md ---------------

@@ -1,106 +1,231 @@
 """What the process of workshop.py does: compile a loop for each line that it is asked for.
 
-It ends with the process that asks, or when that had nothing to ask for a while. What is said to be
-asked for soon is compiled by a fork of it, where there is another core: a fork has Numba and LLVM
-at once, as another process would have after a second.
+    customers --line--> this process --line--> workers --> files
+              <-code---              <-code---
+
+Workers are forks of it, which have Numba and LLVM at once. There are as many as are needed, and at
+most one for each core that a customer may use: those sleep while they wait. What is asked for soon
+after a line is compiled, too, where there is a core for it.
+
+It ends when the last customer has, or when nobody had asked for a while, and its workers with it.
 """
 
 import ctypes
 import gc
 import os
-import queue
+import selectors
 import signal
+import socket
 import sys
-import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+from . import notation
+from .common import going_with
 from .compiled import loop_named
-from .compiling import image_of
 from .targets import target
-from .workshop import LENGTH
+from .workshop import Wire
 
 IDLE_SECONDS = 20.0
+SEND_SECONDS = 5.0  # for a customer to take what it has asked for
+MOST_WORKERS = 8
 OBJECTS = 100_000  # made between two looks for garbage, an eighth of Numba's time by default
 _SIGNAL_AT_DEATH = 1  # an option of prctl(2)
 
 
 def main() -> None:
-    """Answer lines of the standard input by packed code on the standard output, b"" on errors.
-
-    A line and, after tabs, lines that go with it.
-    """
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what else is printed
+    """Answer lines by packed code, b"" on errors. The standard input is a socket that listens."""
+    listener = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.modules["scipy"] = None  # type: ignore[assignment]  # Numba would load it, for no loop
+    notation.load()
     gc.freeze()
     gc.set_threshold(OBJECTS)
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
-    ahead = Ahead((0, answers))
-    while True:
-        try:
-            line, *others = lines.get(timeout=IDLE_SECONDS).split("\t")
-        except queue.Empty:
-            return
-        ahead.add(others)
-        content = _made(line)
-        with open(answers, "wb", closefd=False) as file:
-            file.write(LENGTH.pack(len(content)) + content)
+    Counter(listener).serve()
 
 
-def _listen(lines) -> None:
-    """Pass lines on. The process that asks holds the other end as long as it lives."""
-    for line in sys.stdin:
-        lines.put(line.rstrip("\n"))
-    os._exit(0)
+@dataclass(eq=False)
+class Worker:
+    """A fork of this process, and the line that it compiles; "": none."""
+
+    wire: Wire
+    process: int
+    line: str = ""
+
+    def begin(self, line: str) -> None:
+        """Let it compile a line."""
+        self.line = line
+        with suppress(OSError):  # it has died, which is heard where its answer is received
+            self.wire.send(line.encode())
+
+    def end(self) -> bytes:
+        """Return what it has made. Errors: OSError if it has died."""
+        self.line = ""
+        return self.wire.receive()
 
 
-def _made(line: str) -> bytes:
-    try:
-        loop, signature = loop_named(line)
-        return image_of(loop, signature, target()).pack()
-    except Exception:  # the process that asks tries by itself, and says what is wrong
-        return b""
+@dataclass(eq=False)
+class Counter:
+    """Where lines are taken, given to workers, and answered.
 
-
-class Ahead:
-    """A fork of this process, with a pipe of lines: it compiles them and keeps their code.
-
-    files   that are this process's alone
+    waiting   of lines that were asked for and are not made, who waits
+    ahead     lines that may be asked for
+    made      code that there is
+    cores     that customers may use
     """
 
-    def __init__(self, files):
-        self._files = files
-        self._pipe: int | None = None  # to the fork
-        self._known: set[str] = set()
+    listener: socket.socket
+    customers: list[Wire] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+    waiting: dict[str, list[Wire]] = field(default_factory=dict)
+    ahead: dict[str, None] = field(default_factory=dict)
+    made: dict[str, bytes] = field(default_factory=dict)
+    cores: set[int] = field(default_factory=set)
 
-    def add(self, lines) -> None:
-        """Let the fork compile what it was not told of before; there is one once it is needed."""
-        new = [line for line in lines if line not in self._known]
-        if not new or len(os.sched_getaffinity(0)) < 2:
+    def __post_init__(self):
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.listener, selectors.EVENT_READ, self._welcome)
+
+    def serve(self) -> None:
+        """Return when nobody is connected any more, or has asked for anything for a while."""
+        while True:
+            ready = self._selector.select(IDLE_SECONDS)
+            if not ready and not self.waiting:
+                return
+            for key, _ in ready:
+                key.data()
+            if not self.customers:
+                return
+            self._give_out()
+
+    # ---- customers -------------------------------------------------------------------------------
+
+    def _welcome(self):
+        wire = Wire(self.listener.accept()[0], SEND_SECONDS)
+        process, user = wire.peer()
+        if user != os.getuid():
+            wire.close()
             return
-        if self._pipe is None:
-            self._pipe = self._forked()
-        self._known.update(new)
-        try:
-            os.write(self._pipe, "".join(f"{line}\n" for line in new).encode())
-        except OSError:  # it has ended: what it does not do is done when it is asked for
-            pass
+        self.customers.append(wire)
+        self._selector.register(wire, selectors.EVENT_READ, lambda: self._hear(wire))
+        with suppress(OSError):  # it has ended
+            self.cores |= os.sched_getaffinity(process)
+            os.sched_setaffinity(0, self.cores)
 
-    def _forked(self) -> int:
-        read, write = os.pipe()
-        parent = os.getpid()
-        if os.fork():
-            os.close(read)
-            return write
-        for file in (write, *self._files):
-            os.close(file)
-        _end_with(parent)
+    def _hear(self, customer):
         try:
-            with open(read, encoding="utf-8") as lines:
-                for line in lines:
-                    loop, signature = loop_named(line.rstrip("\n"))
-                    loop.make_ahead(signature, image_of)
-        finally:
-            os._exit(0)
+            line, name = customer.receive().decode().split("\t")
+        except OSError:
+            self._lose(customer)
+            return
+        if line in self.made or not _is_known(line, name):
+            self._answer(customer, self.made.get(line, b""))
+            return
+        self.waiting.setdefault(line, []).append(customer)
+        for other in going_with(line, target().has_pairs):
+            self.ahead.setdefault(other)
+
+    def _answer(self, customer, content):
+        try:
+            customer.send(content)
+        except OSError:
+            self._lose(customer)
+
+    def _lose(self, customer):
+        """Forget one that has ended, or is given up."""
+        if customer not in self.customers:
+            return
+        self.customers.remove(customer)
+        self._selector.unregister(customer)
+        customer.close()
+        for line, those in list(self.waiting.items()):
+            self.waiting[line] = [one for one in those if one is not customer]
+            if not self.waiting[line]:
+                del self.waiting[line]
+
+    # ---- workers ---------------------------------------------------------------------------------
+
+    def _give_out(self):
+        """Let workers begin with lines that nobody compiles, as long as there are cores."""
+        most = min(len(self.cores) or 1, MOST_WORKERS)
+        begun = {worker.line for worker in self.workers}
+        lines = [*self.waiting, *(self.ahead if most > 1 else ())]
+        for line in dict.fromkeys(lines):
+            if line in begun or line in self.made:
+                continue
+            idle = next((worker for worker in self.workers if not worker.line), None)
+            if idle is None:
+                if len(self.workers) == most:
+                    return
+                idle = self._new_worker()
+            idle.begin(line)
+
+    def _new_worker(self) -> Worker:
+        here, there = socket.socketpair()
+        parent = os.getpid()
+        process = os.fork()
+        if not process:
+            self._selector.close()
+            for other in (*self.customers, *(worker.wire for worker in self.workers)):
+                other.close()
+            here.close()
+            self.listener.close()
+            _work(Wire(there, None), parent)
+        there.close()
+        worker = Worker(Wire(here), process)
+        self.workers.append(worker)
+        self._selector.register(worker.wire, selectors.EVENT_READ, lambda: self._take(worker))
+        return worker
+
+    def _take(self, worker):
+        """Answer those who wait for what a worker has made; leave them to ask again if it died."""
+        line = worker.line
+        customers = self.waiting.pop(line, [])
+        self.ahead.pop(line, None)
+        try:
+            content = worker.end()
+        except OSError:
+            self._bury(worker)
+            for customer in customers:
+                self._lose(customer)
+            return
+        if content:
+            self.made[line] = content
+        for customer in customers:
+            self._answer(customer, content)
+
+    def _bury(self, worker):
+        self.workers.remove(worker)
+        self._selector.unregister(worker.wire)
+        worker.wire.close()
+        os.waitpid(worker.process, 0)
+
+
+def _is_known(line, name) -> bool:
+    """Return True if the loop is the customer's: from the same sources, for the same target."""
+    try:
+        loop, signature = loop_named(line)
+    except Exception:  # the customer says what is wrong, when it compiles by itself
+        return False
+    return loop.file_name(signature) == name
+
+
+def _work(orders, parent) -> None:
+    """Compile lines until the process that this one was forked from ends; never return."""
+    _end_with(parent)
+    try:
+        while True:
+            orders.send(_code(orders.receive().decode()))
+    finally:
+        os._exit(0)
+
+
+def _code(line) -> bytes:
+    try:
+        loop, signature = loop_named(line)
+        return loop.made_here(signature).pack()
+    except Exception:  # the customer tries by itself, and says what is wrong
+        return b""
 
 
 def _end_with(parent: int) -> None:

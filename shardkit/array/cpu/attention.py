@@ -16,6 +16,7 @@ Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D]: as the la
 attention have them, so that no permute has to copy.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy
@@ -43,7 +44,7 @@ from .attention_tiles import (
 from .compiled import compiled
 from .packing import pack, pack_across, pack_below, pack_below_too, unpack
 from .panel_tiles import HAS_PAIRS
-from .panels import NARROW_VECTORS, PANEL_VECTORS
+from .panels import PANEL_VECTORS
 from .scalar import exp2, fma, larger, like, plus
 from .storage import narrow, wide
 from .tiles import VECTOR_BYTES
@@ -51,19 +52,26 @@ from .tiles import VECTOR_BYTES
 FEW_QUERIES = 4  # up to so many, packing the keys costs more than it saves
 CALL_SCORES = 1 << 21  # of a call of a loop, hidden ones too, between two looks at messages
 
-__all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_tables"]
+__all__ = [
+    "causal_attention",
+    "causal_attention_backward",
+    "merge_attention",
+    "rotary",
+    "rotary_tables",
+]
 
 
 @on_cpu
-def causal_attention(q, k, v, scale, first_query, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, out=None):
     y = _empty_by_position(q) if out is None else out
     dtype = computed_dtype(q)
     if q.dtype != dtype and q.shape[2] <= FEW_QUERIES:
-        wide_y, log_sums = causal_attention(*map(widened, (q, k, v)), scale, first_query)
+        given = *map(widened, (q, k, v)), scale, first_query
+        wide_y, log_sums = causal_attention(*given, window=window)
         return rounded(wide_y, y.dtype, y), log_sums
     log_sums = empty(q.shape[:3], dtype)
     if q.size:
-        sizes = _sizes(q, k, first_query)
+        sizes = _sizes(q, k, first_query, window)
         given = sizes, float(scale), *map(_rows, (q, k, v, y)), log_sums.reshape(-1)
         if sizes.num_queries <= FEW_QUERIES:
             _attend_few(*given, empty(sizes.num_keys, dtype))
@@ -74,7 +82,7 @@ def causal_attention(q, k, v, scale, first_query, out=None):
 
 @on_cpu
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
 ):
     for_q, for_k, for_v = [
         _empty_by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
@@ -82,12 +90,25 @@ def causal_attention_backward(
     num_seen = first_query + q.shape[2] if q.size else 0  # the keys from there on, if any
     for_k[:, :, num_seen:], for_v[:, :, num_seen:] = 0, 0
     if q.size:
-        sizes = _sizes(q, k, first_query)
+        sizes = _sizes(q, k, first_query, window)
         arrays = [_rows(x) for x in (gradient, q, k, v, y, for_q, for_k, for_v)]
         given = sizes, float(scale), *arrays, plain(log_sums).reshape(-1)
         buffers = _backward_buffers(sizes, _packed(q))
         _in_parts(_attend_backward, len(q), sizes, *given, buffers)
     return for_q, for_k, for_v
+
+
+@on_cpu
+def merge_attention(y, log_sums, block, block_log_sums, out=(None, None)):
+    merged = _empty_by_position(y) if out[0] is None else out[0]
+    total = empty(log_sums.shape, log_sums.dtype)
+    if total.size:
+        sums = [plain(x) for x in (log_sums, block_log_sums)]
+        _merge(y.shape, *map(_rows, (y, block, merged)), *sums, total)
+    if out[1] is None:
+        return merged, total
+    out[1][...] = total
+    return merged, out[1]
 
 
 def _in_parts(loop, num_samples, sizes, *given):
@@ -100,9 +121,11 @@ def _in_parts(loop, num_samples, sizes, *given):
         loop(first, min(first + step, num_pairs), *given)
 
 
-def _sizes(q, k, first_query):
-    num_keys = min(k.shape[2], first_query + q.shape[2])
-    return HeadSizes(q.shape[1], k.shape[1], q.shape[2], num_keys, q.shape[3], int(first_query))
+def _sizes(q, k, first_query, window):
+    num_heads, num_queries, head_dim = q.shape[1:]
+    num_visible = int(first_query) + num_queries
+    counts = num_heads, k.shape[1], num_queries, min(k.shape[2], num_visible), head_dim
+    return HeadSizes(*counts, int(first_query), num_visible if window is None else int(window))
 
 
 def _rows(x):
@@ -155,12 +178,13 @@ def _attend_few(sizes, scale, q, k, v, y, log_sums, scores):
     for place in range(log_sums.size):
         whole_head, i = divmod(place, sizes.num_queries)
         sample, head = divmod(whole_head, sizes.num_heads)
-        num_keys = min(sizes.num_keys, sizes.first_query + i + 1)
+        first_key = max(0, sizes.first_query + i + 1 - sizes.window)
+        num_keys = min(sizes.num_keys, sizes.first_query + i + 1) - first_key
         start = start_of(q, sample, head) + i * q.row
         query = q.flat[start : start + dim]
         highest = like(-numpy.inf, zero)
         for j in range(num_keys):
-            start = start_of(k, sample, head // group) + j * k.row
+            start = start_of(k, sample, head // group) + (first_key + j) * k.row
             scores[j] = dot(query, k.flat[start : start + dim]) * times
         for j in range(num_keys):
             highest = larger(highest, scores[j])
@@ -173,7 +197,7 @@ def _attend_few(sizes, scale, q, k, v, y, log_sums, scores):
         row = y.flat[start : start + dim]
         row[:] = zero
         for j in range(num_keys):
-            start = start_of(v, sample, head // group) + j * v.row
+            start = start_of(v, sample, head // group) + (first_key + j) * v.row
             value, weight = v.flat[start : start + dim], scores[j] / total
             for d in range(dim):
                 row[d] = fma(value[d], weight, row[d])
@@ -220,6 +244,30 @@ def _attend_backward(
         unpack(buffers.for_values, num_keys, dim, one, for_v.flat, start, for_v.row)
 
 
+@compiled
+def _merge(shape, y, block, merged, log_sums, block_log_sums, totals):
+    """Compute rows [D] of two sums, by the weights that their logarithms of sums give them."""
+    num_samples, num_heads, num_rows, dim = shape
+    for sample in range(num_samples):
+        for head in range(num_heads):
+            for i in range(num_rows):
+                first = log_sums[sample, head, i]
+                second = block_log_sums[sample, head, i]
+                top = larger(first, second)
+                added = math.exp(first - top) + math.exp(second - top)
+                total = top + math.log(added)
+                kept = math.exp(first - total)
+                added = math.exp(second - total)
+                start = start_of(y, sample, head) + i * y.row
+                at = start_of(block, sample, head) + i * block.row
+                to = start_of(merged, sample, head) + i * merged.row
+                for d in range(dim):
+                    term = block.flat[at + d] * added
+                    before = y.flat[start + d]
+                    merged.flat[to + d] = fma(before, kept, term)
+                totals[sample, head, i] = total
+
+
 # ---- buffers -------------------------------------------------------------------------------------
 
 
@@ -258,7 +306,7 @@ def _packed(x):
 def _buffers(sizes, packed):
     """Return what the forward of a head needs beside its results."""
     num_rows = min(QUERIES, sizes.num_queries)
-    width = _width(sizes.head_dim, NARROW_VECTORS, packed.sums)
+    width = _width(sizes.head_dim, 1, packed.sums)
     scores = _tile(sizes, packed.sums)
     return ForwardBuffers(
         _panels(sizes, packed),
@@ -274,7 +322,7 @@ def _buffers(sizes, packed):
 
 def _backward_buffers(sizes, packed):
     """Return what the backward of a head needs beside its results."""
-    width = _width(sizes.head_dim, NARROW_VECTORS, packed.sums)
+    width = _width(sizes.head_dim, 1, packed.sums)
     by_query = sizes.num_queries, width
     queries, gradients = [packed.beside(*by_query) for _ in range(2)]
     scores, for_scores = [_tile(sizes, packed.sums) for _ in range(2)]
@@ -303,9 +351,9 @@ def _panels(sizes, packed):
 
 
 def _tile(sizes, dtype):
-    """Return a buffer [queries, keys] for scores, whose rows begin in other sets of a cache."""
-    num_keys = min(KEYS, _width(sizes.num_keys, PANEL_VECTORS, dtype))
-    return empty((min(QUERIES, sizes.num_queries), num_keys + 64 // dtype.itemsize), dtype)
+    """Return a buffer [queries, keys] for scores, with room behind them for hidden ones."""
+    num_keys = min(KEYS, _width(sizes.num_keys, 1, dtype))
+    return empty((min(QUERIES, sizes.num_queries), num_keys + 128 // dtype.itemsize), dtype)
 
 
 def _width(num_columns, num_vectors, dtype):

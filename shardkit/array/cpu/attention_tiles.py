@@ -17,13 +17,15 @@ import numpy
 
 from .compiled import inlined
 from .packing import per_item, round_below, round_beside
-from .panels import PANEL_ROWS, multiply
-from .scalar import exp2, fma, larger, like, plus
+from .panels import PANEL_ROWS, lanes_for, multiply
+from .scalar import either, exp2, fma, larger, like, plus
 from .storage import wide
 
 # of a tile; chosen on a Xeon at 1024 and 3072 tokens among 48 .. 192 and 192 .. 768
 QUERIES = 96
 KEYS = 768
+BLOCK_KEYS = 64  # whose rows stay in the first cache, while those of queries pass
+HIDDEN = 8  # scores of a row behind those it sees that are 0: PANEL_ROWS, and as many as a word has
 LN_2 = math.log(2)
 
 
@@ -36,6 +38,7 @@ class HeadSizes(NamedTuple):
     num_keys: int  # that any query sees
     head_dim: int
     first_query: int
+    window: int  # keys up to its last that a query sees
 
 
 class HeadRows(NamedTuple):
@@ -113,39 +116,56 @@ def _first_to_see(key, num_visible):
 
 
 @inlined
-def _multiply_scores(rows, at_row, across, key, shape, num_visible, scores):
-    """Set scores to the products of packed rows and transposed ones, where they are visible.
-
-    Hidden ones nearby are computed too; others are left as they are.
-    """
-    num_rows, num_keys = shape
-    _, depth, width = across.shape
-    step, row_step = scores.shape[1], rows.shape[1]
-    rows, panels, out = rows.reshape(-1), across.reshape(-1), scores.reshape(-1)
-    for column in range(0, num_keys, width):
-        row = _first_to_see(column, num_visible)
-        a = (at_row + row) * row_step, row_step, 1
-        b = (key + column) * depth, width
-        c = row * step + column, step
-        multiply((num_rows - row, depth, width), rows, a, panels, b, out, c, True)
+def _hidden_before(num_visible, window, width):
+    """Return how many keys at the start no query of a tile sees, down to a multiple of a panel."""
+    return max(0, num_visible - window) // width * width
 
 
 @inlined
-def _add_by_query(weights, shape, num_visible, block, source, key, out, at_row):
-    """Add the weights of a tile times rows of keys to rows of queries; set them with key 0.
+def _multiply_scores(rows, at_row, across, key, shape, num_visible, scores):
+    """Set scores to the products of packed rows and transposed ones, where they are visible.
 
-    block   keys that are taken together
+    Hidden ones nearby are computed too, up to whole vectors; others are left as they are.
     """
+    num_rows, num_keys = shape
+    _, depth, width = across.shape
+    step = scores.shape[1]
+    row_step = rows.shape[1]
+    lanes = lanes_for(scores)
+    rows, panels, out = rows.reshape(-1), across.reshape(-1), scores.reshape(-1)
+    for column in range(0, num_keys, width):
+        b = (key + column) * depth, width
+        for row in range(_first_to_see(column, num_visible), num_rows, PANEL_ROWS):
+            seen = _seen_by_tile(row, column, num_visible, min(width, num_keys - column))
+            whole = (seen + lanes - 1) // lanes * lanes
+            sizes = min(PANEL_ROWS, num_rows - row), depth, whole
+            a = (at_row + row) * row_step, row_step, 1
+            c = row * step + column, step
+            multiply(sizes, rows, a, panels, b, out, c, True)
+
+
+@inlined
+def _seen_by_tile(row, column, num_visible, num_columns):
+    """Return how many of the keys from a column on the last of PANEL_ROWS rows sees."""
+    seen_by_last = num_visible + row + PANEL_ROWS - 1
+    return min(num_columns, seen_by_last - column)
+
+
+@inlined
+def _add_by_query(weights, shape, num_visible, source, key, first, out, at_row):
+    """Add the weights of a tile times rows of keys to rows of queries, set by key `first`."""
     num_rows, num_keys = shape
     step, width, per = weights.shape[1], out.shape[1], per_item(weights)
     weights, source, out = weights.reshape(-1), source.reshape(-1), out.reshape(-1)
-    for column in range(0, num_keys, block):
-        row = _first_to_see(column, num_visible)
-        sizes = num_rows - row, (min(block, num_keys - column) + per - 1) // per, width
-        a = row * step + column // per, step, 1
+    for column in range(0, num_keys, BLOCK_KEYS):
         b = (key + column) // per * width, width
-        c = (at_row + row) * width, width
-        multiply(sizes, weights, a, source, b, out, c, key + column == 0)
+        for row in range(_first_to_see(column, num_visible), num_rows, PANEL_ROWS):
+            seen = _seen_by_tile(row, column, num_visible, min(BLOCK_KEYS, num_keys - column))
+            sizes = min(PANEL_ROWS, num_rows - row), (seen + per - 1) // per, width
+            at = row * step + column // per
+            a = at, step, 1
+            c = (at_row + row) * width, width
+            multiply(sizes, weights, a, source, b, out, c, key + column == first)
 
 
 @inlined
@@ -178,44 +198,74 @@ def attend_rows(sizes, row, num_rows, times, buffers):
     across, scores, weights, sums = buffers.across, buffers.scores, buffers.weights, buffers.sums
     buffers.top[:] = -numpy.inf
     buffers.total[:] = 0
-    width = across.shape[2]
-    for key in range(0, min(sizes.num_keys, sizes.first_query + row + num_rows), KEYS):
+    first = _hidden_before(sizes.first_query + row + 1, sizes.window, across.shape[2])
+    for key in range(first, min(sizes.num_keys, sizes.first_query + row + num_rows), KEYS):
         num_visible = sizes.first_query + row - key + 1
         shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
         _multiply_scores(buffers.queries, 0, across, key, shape, num_visible, scores)
         so_far = buffers.top, buffers.total, sums
-        _softmax_tile(scores, shape, num_visible, width, times, so_far, key > 0)
+        visible = num_visible, sizes.window
+        _softmax_tile(scores, shape, visible, times, so_far, key > first)
         round_beside(scores, shape[0], shape[1], weights)
-        _add_by_query(weights, shape, num_visible, width, buffers.values, key, sums, 0)
+        _add_by_query(weights, shape, num_visible, buffers.values, key, first, sums, 0)
     for i in range(num_rows):
         for d in range(sums.shape[1]):
             sums[i, d] /= buffers.total[i]
 
 
 @inlined
-def _softmax_tile(scores, shape, num_visible, width, times, so_far, is_later):
-    """Turn scores into 2^(times scores - top), and 0 where they are hidden.
+def _hide_rest(row, seen, stop, instead):
+    """Set the scores of a row from `seen` to the end of a vector to a number.
 
+    As a vector: what is read as one soon must not have been written number by number.
+    """
+    if seen < stop:
+        start = stop - lanes_for(row)
+        last = row[start:stop]
+        for j in range(lanes_for(row)):
+            last[j] = either(j < seen - start, last[j], instead)
+
+
+@inlined
+def _hide_next(row, stop):
+    """Set the next HIDDEN scores of a row to 0."""
+    next_ones = row[stop : stop + HIDDEN]
+    for j in range(HIDDEN):
+        next_ones[j] = 0
+
+
+@inlined
+def _softmax_tile(scores, shape, visible, times, so_far, is_later):
+    """Turn scores into 2^(times scores - top), and into 0 before the window and HIDDEN ones behind.
+
+    visible  keys up to the last that the first row sees, and the window
     so_far   top, total, sums of each row, brought up to date: what was added up is multiplied by
              what a larger top makes of it
     """
     num_rows, num_keys = shape
+    num_visible, window = visible
     top, total, sums = so_far
+    lanes = lanes_for(scores)
     for i in range(num_rows):
         seen = max(0, min(num_visible + i, num_keys))
-        stop = (seen + width - 1) // width * width
+        begin = max(0, num_visible + i - window)
+        stop = (seen + lanes - 1) // lanes * lanes
         old = highest = top[i]
         added = like(0.0, old)
-        one_seen = scores[i, 0]
-        for j in range(seen, stop):
-            scores[i, j] = one_seen  # so that the highest stays right
+        one_seen = scores[i, begin]  # instead of hidden ones: the highest stays right
+        for j in range(begin):
+            scores[i, j] = one_seen
+        _hide_rest(scores[i], seen, stop, one_seen)
         for j in range(stop):
             highest = larger(highest, scores[i, j] * times)
         for j in range(stop):
             beyond = fma(scores[i, j], times, -highest)
             scores[i, j] = exp2(beyond)
-        for j in range(seen, max(num_keys, stop)):
+        for j in range(begin):
             scores[i, j] = 0
+        _hide_rest(scores[i], seen, stop, added)
+        if seen < num_keys:
+            _hide_next(scores[i], stop)
         for j in range(stop):
             added = plus(added, scores[i, j])
         factor = exp2(old - highest)
@@ -238,20 +288,27 @@ def attend_backward_head(sizes, times, buffers):
     weights, beside = buffers.weights_below, buffers.for_scores_beside
     below, by_query = buffers.for_scores_below, buffers.for_queries
     height, width = scores.shape[0], keys.shape[2]
-    for key in range(0, sizes.num_keys, KEYS):
-        first_row = max(0, key - sizes.first_query) // height * height
-        for row in range(first_row, sizes.num_queries, height):
+    if sizes.window < sizes.first_query + sizes.num_queries:
+        by_query[:] = 0  # not every query sees one of the first keys, which set it
+    for first_key in range(0, sizes.num_keys, KEYS):
+        first_row = max(0, first_key - sizes.first_query) // height * height
+        last_row = first_key + KEYS + sizes.window - sizes.first_query - 2
+        for row in range(first_row, min(sizes.num_queries, last_row + 1), height):
             num_rows = min(height, sizes.num_queries - row)
-            num_visible = sizes.first_query + row - key + 1
-            shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
+            num_visible = sizes.first_query + row - first_key + 1
+            num_hidden = _hidden_before(num_visible, sizes.window, width)
+            key, num_visible = first_key + num_hidden, num_visible - num_hidden
+            num_keys = min(first_key + KEYS, sizes.num_keys) - key
+            shape = num_rows, min(num_keys, num_visible + num_rows - 1)
             _multiply_scores(queries, row, keys, key, shape, num_visible, scores)
             _multiply_scores(gradients, row, values, key, shape, num_visible, for_scores)
             levels, along = buffers.levels[row:], buffers.along[row:]
-            _gradient_tile(scores, for_scores, shape, num_visible, width, times, levels, along)
+            visible = num_visible, sizes.window
+            _gradient_tile(scores, for_scores, shape, visible, times, levels, along)
             round_below(scores, num_rows, shape[1], weights)
             round_beside(for_scores, num_rows, shape[1], beside)
             round_below(for_scores, num_rows, shape[1], below)
-            _add_by_query(beside, shape, num_visible, width, buffers.keys, key, by_query, row)
+            _add_by_query(beside, shape, num_visible, buffers.keys, key, 0, by_query, row)
             source, out = buffers.gradients_below, buffers.for_values
             _add_by_key(weights, shape, num_visible, source, row, out, key)
             source, out = buffers.queries_below, buffers.for_keys
@@ -259,12 +316,15 @@ def attend_backward_head(sizes, times, buffers):
 
 
 @inlined
-def _gradient_tile(p, for_scores, shape, num_visible, width, times, levels, along):
+def _gradient_tile(p, for_scores, shape, visible, times, levels, along):
     """Turn scores p into probabilities, and gradients of these into those of scores / scale."""
     num_rows, num_keys = shape
+    num_visible, window = visible
+    lanes = lanes_for(p)
     for i in range(num_rows):
         seen = max(0, min(num_visible + i, num_keys))
-        stop = (seen + width - 1) // width * width
+        begin = max(0, min(num_visible + i - window, num_keys))
+        stop = (seen + lanes - 1) // lanes * lanes
         level, top = along[i], levels[i]
         for j in range(stop):
             beyond = fma(p[i, j], times, -top)
@@ -272,5 +332,9 @@ def _gradient_tile(p, for_scores, shape, num_visible, width, times, levels, alon
         for j in range(stop):
             above = for_scores[i, j] - level
             for_scores[i, j] = p[i, j] * above
-        for j in range(seen, num_keys):
+        for j in range(begin):
             p[i, j] = for_scores[i, j] = 0
+        if seen < num_keys:
+            for tile in (p, for_scores):
+                _hide_rest(tile[i], seen, stop, like(0.0, level))
+                _hide_next(tile[i], stop)

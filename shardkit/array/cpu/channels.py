@@ -10,6 +10,7 @@ import numpy
 
 from .. import fresh
 from ..arena import empty
+from .arrays import plain
 from .notation import inlined, intrinsic, ir, types
 from .panels import NARROW_VECTORS
 from .tiles import VECTOR_BYTES, Lanes, call_once_written, clear_row, index, pointers, smaller
@@ -21,6 +22,16 @@ def wide(channels: int, dtype) -> int:
     """Return how many channels are laid down: whole vectors, so many that products take them."""
     step = NARROW_VECTORS * VECTOR_BYTES // dtype.itemsize
     return -(-channels // step) * step
+
+
+def in_rows(x):
+    """Return x [N, C, D, H, W] as [N, C, rows, W]."""
+    return x.reshape(*x.shape[:2], -1, x.shape[4])
+
+
+def no_bias_or(bias, x):
+    """Return the bias for channels_first, of the dtype of x: of no elements if there is none."""
+    return numpy.empty(0, x.dtype) if bias is None else plain(bias)
 
 
 @intrinsic

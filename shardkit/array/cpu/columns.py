@@ -22,7 +22,15 @@ import numpy
 from .. import fresh
 from ..arena import empty
 from .arrays import plain
-from .channels import added_up, chains, channels_first, channels_last, wide
+from .channels import (
+    added_up,
+    chains,
+    channels_first,
+    channels_last,
+    in_rows,
+    no_bias_or,
+    wide,
+)
 from .compiled import compiled, inlined
 from .panels import multiply
 from .tiles import clear_row, copy_row
@@ -211,8 +219,8 @@ def convolve(x, weight, bias, window, y):
     right[..., :num_out] = weight.transpose(2, 3, 4, 1, 0)
     right = right.reshape(form.depth, -1)
     given = form.given(x)
-    x, y_rows = _in_rows(plain(x)), _in_rows(y)
-    _convolve(x, right, _bias(bias, y), *given, columns, results, y_rows)
+    x, y_rows = in_rows(plain(x)), in_rows(y)
+    _convolve(x, right, no_bias_or(bias, y), *given, columns, results, y_rows)
 
 
 def convolve_input(gradient, weight, bias, window, x):
@@ -223,9 +231,9 @@ def convolve_input(gradient, weight, bias, window, x):
     right = fresh.zeros((weight.shape[0], columns.shape[1]), x.dtype)
     channels_last = weight.transpose(0, 2, 3, 4, 1)
     right[:, : form.depth] = channels_last.reshape(weight.shape[0], -1)
-    gradient = _in_rows(plain(gradient))
+    gradient = in_rows(plain(gradient))
     given = form.given(x)
-    _convolve_input(gradient, right, _bias(bias, x), *given, columns, results, _in_rows(x))
+    _convolve_input(gradient, right, no_bias_or(bias, x), *given, columns, results, in_rows(x))
 
 
 def convolve_weight(gradient, x, window, weight):
@@ -235,7 +243,7 @@ def convolve_weight(gradient, x, window, weight):
     columns, results = form.memory(form.depth, across, x, gradient)
     num_windows = prod(gradient.shape[2:])
     chain, sums = chains((form.depth, results.shape[1]), x, num_windows)
-    both = _in_rows(plain(gradient)), _in_rows(plain(x))
+    both = in_rows(plain(gradient)), in_rows(plain(x))
     _convolve_weight(*both, *form.given(x), columns, results, chain, sums)
     sums = sums if sums.size else chain
     num_out, channels, *taps = weight.shape
@@ -314,12 +322,3 @@ def _places(counts, steps):
     for count, step in zip(counts, steps):
         places = (places[:, None] + numpy.arange(count) * step).reshape(-1)
     return places
-
-
-def _in_rows(x):
-    """Return x [N, C, D, H, W] as [N, C, rows, W]."""
-    return x.reshape(*x.shape[:2], -1, x.shape[4])
-
-
-def _bias(bias, y):
-    return numpy.empty(0, y.dtype) if bias is None else plain(bias)

@@ -18,12 +18,11 @@ Numba and LLVM are loaded for that alone.
     ~/.cache/shardkit
     a private folder in the temporary one
 
-Ranks compile for each other: one claims a loop and compiles it, in a process of its own
-(workshop.py), which begins with what goes with it on another core, and the others read what it has
-written (files/claims.py). If no folder can be
-written to, each process compiles what it needs. One file of a folder holds one loop and carries a
-checksum: a torn file is compiled again. Code is run that is read: only a file that nobody else can
-have written is read (files/writers.py).
+One process of a node compiles for all others there (workshop.py), and of several nodes that share
+a folder one for all: it claims a loop, and the others read what it has written (files/claims.py).
+Where no such process can be had, each compiles what it needs. One file of a folder holds one loop
+and carries a checksum: a torn file is compiled again. Code is run that is read: only a file that
+nobody else can have written is read (files/writers.py).
 """
 
 import functools
@@ -37,24 +36,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...environment import choose_kernel_folder, kernel_folder, launcher
+from ...environment import choose_kernel_folder, kernel_folder
 from ...errors import FileError
-from ...files.claims import claimed, claimed_at_once
+from ...files.claims import claimed
 from ...files.writers import can_be_trusted, read_trusted
 from ...files.writing import write_whole
 from ..machine_code import MACHINE_CODE
 from . import packs
-from .common import going_with
 from .images import ABI, Code, Image, is_layout_known
 from .notation import Formula, in_this_process, inlined
 from .signatures import signature_of
 from .targets import check_that_it_runs_here, target
-from .workshop import WORKSHOPS
+from .workshop import Workshops, address_of
 
 __all__ = ["Loop", "compiled", "inlined"]
 
 DIGEST_BYTES = 32
-WAY_SECONDS = 2.0  # for which other ranks give way to rank 0, so that one loads the compiler
 LOOPS: dict[str, "Loop"] = {}
 _LOCK = threading.RLock()  # one thread finds or compiles code at a time
 
@@ -127,7 +124,7 @@ class Loop(Formula):
             MACHINE_CODE.read(time.perf_counter() - began)
             return found
         MACHINE_CODE.begin(self.name)
-        found = self.made(signature, with_others=True)
+        found = self.made(signature)
         MACHINE_CODE.end(self.name)
         return found
 
@@ -153,26 +150,27 @@ class Loop(Formula):
             "written to: shardkit compile --folder FOLDER"
         )
 
-    def made(self, signature: tuple[str, ...], *, with_others: bool = False) -> Image:
-        """Return the code that this process compiles, or another meanwhile; and keep it.
+    def made(self, signature: tuple[str, ...]) -> Image:
+        """Return the code that the workshop of this node compiles, or this process; and keep it.
 
-        with_others   begin with what is asked for soon after it, too
         Threads may call it.
         """
-        way = 0.0 if WORKSHOPS.is_open or not launcher().rank else WAY_SECONDS
-        find = functools.partial(self._kept, signature)
-        with claimed(self._paths(signature), find, way) as found:
-            if found is not None:
-                return found
-            content = self._compiled(signature, with_others)
-            self._keep(signature, content)
-        return Image.unpack(content)
+        content = None
+        if LOOPS.get(self.name) is self:  # another process finds the loop by its name
+            line = packs.key_of(self.name, signature)
+            content = workshops().code(line, self.file_name(signature))
+        return self.made_here(signature) if content is None else Image.unpack(content)
 
-    def make_ahead(self, signature: tuple[str, ...], code: Callable[..., Image]) -> None:
-        """Keep code(loop, signature, target) if nobody has it and no other process makes it."""
-        with claimed_at_once(self._paths(signature)) as has_claim:
-            if has_claim and self._kept(signature) is None:
-                self._keep(signature, code(self, signature, target()).pack())
+    def made_here(self, signature: tuple[str, ...]) -> Image:
+        """Return the code that this process compiles, or another meanwhile; and keep it."""
+        find = functools.partial(self._kept, signature)
+        with claimed(self._paths(signature), find) as found:
+            if found is None:
+                from .compiling import image_of  # loads Numba and LLVM
+
+                found = image_of(self, signature, target())
+                self._keep(signature, found.pack())
+        return found
 
     def _keep(self, signature, content: bytes) -> None:
         for path in self._paths(signature):
@@ -181,20 +179,8 @@ class Loop(Formula):
 
     def _paths(self, signature) -> list[Path]:
         """Return where the code for a signature may be."""
-        name = self._file_name(signature)
+        name = self.file_name(signature)
         return [folder / name for folder in self._places()]
-
-    def _compiled(self, signature, with_others) -> bytes:
-        """Return new code, packed."""
-        if LOOPS.get(self.name) is self:  # another process finds the loop by its name
-            line = packs.key_of(self.name, signature)
-            others = going_with(line, target().has_pairs) if with_others else []
-            content = WORKSHOPS.code(line, others)
-            if content is not None:
-                return content
-        from .compiling import image_of  # loads Numba and LLVM
-
-        return image_of(self, signature, target()).pack()
 
     def _kept(self, signature) -> Image | None:
         if self._folders is None:
@@ -215,7 +201,7 @@ class Loop(Formula):
         """A digest of the files that the loop is made from."""
         return hashlib.sha256((_source_digest() + _digest_of(self._home)).encode()).hexdigest()
 
-    def _file_name(self, signature) -> str:
+    def file_name(self, signature: tuple[str, ...]) -> str:
         """Return a name that differs with sources, signature, target, Python and NumPy."""
         key = repr((self.sources, signature, target().name, ABI))
         name = ".".join(self.name.split(".")[-2:])
@@ -249,10 +235,18 @@ def candidate_folders() -> tuple[Path, ...]:
     return (*folders, private) if _is_private(private) else tuple(folders)
 
 
+@functools.cache
+def workshops() -> Workshops:
+    """Return the ways to the process that compiles for those that keep code in the same folders."""
+    ground = (_source_digest(), target().name, *map(str, candidate_folders()))
+    return Workshops(address_of(*ground))
+
+
 def keep_in(folder: Path) -> None:
     """Let this process keep compiled code in this folder, from now on."""
     choose_kernel_folder(folder)
     candidate_folders.cache_clear()
+    workshops.cache_clear()
 
 
 def _is_private(folder):

@@ -3,7 +3,7 @@
     one_tap.py    a matrix product for each sample               taps of one position
     swept.py      tiles of sums over a packed part of x          few channels, or groups of them
     columns.py    one product of what the windows read           windows with little in common
-    winograd.py   a quarter of the products                      many channels, 3 x 3 taps
+    winograd.py   a quarter to a third of the products           16 channels or more, taps of 2 to 5
 
 Which one depends on the shapes of one sample alone, so that the bits of a sample do not depend on
 the others, and ranks never differ.

@@ -1,6 +1,7 @@
 """What formulas are written with that only a compiler needs: Numba's names, without Numba.
 
     @inlined                            a formula that loops call
+    @inlined_once                       one that is called with many constants
     @intrinsic, @overload, @jitable     as in numba.extending (jitable: register_jitable)
     external(name, "int32", ...)        a function of the C library: what it returns, what it takes
     ir, types, cgutils                  modules of llvmlite and Numba, to be used within functions
@@ -77,6 +78,22 @@ def always_inlined(formula) -> Formula:
     LLVM would leave it a function of its own, and make no vectors of a loop that calls it.
     """
     return Formula(formula, functools.partial(in_machine_code, forceinline=True))
+
+
+def inlined_once(formula) -> Formula:
+    """Return a formula that is compiled once for all integers, and not again for each constant.
+
+    Numba takes most of the time of loops that call many such formulas; LLVM sees constants anyway.
+    """
+    return Formula(formula, _for_all_values)
+
+
+def _for_all_values(formula):
+    """Return Numba's function, which is chosen by the types of arguments alone."""
+    made = in_machine_code(formula)
+    choose = made.get_call_template
+    made.get_call_template = lambda kinds, named: choose(map(types.unliteral, kinds), named)
+    return made
 
 
 def in_machine_code(formula, **options):

@@ -16,6 +16,7 @@ of what is packed into decides.
 """
 
 from .notation import inlined, overload, types
+from .panels import lanes_for
 from .scalar import like
 from .storage import bfloat16_bits, narrow, wide
 
@@ -42,7 +43,9 @@ def pack(x, start, step, num_rows, num_elements, out):
 
 
 def pack_across(x, start, step, num_rows, num_elements, out):
-    """Set out [panels, num_elements, width] to the rows of x, transposed, and 0 beyond them."""
+    """Set out [panels, num_elements, width] to the rows of x, transposed, and 0 beyond them up to
+    a whole vector.
+    """
     raise NotImplementedError("pack_across works in compiled loops only")
 
 
@@ -77,6 +80,13 @@ def unpack(x, num_rows, num_elements, factor, out, start, step):
             target[d] = narrow(source[d] * factor, target)
 
 
+@inlined
+def _whole_vectors(count, x):
+    """Return the next multiple of the numbers of a vector."""
+    lanes = lanes_for(x)
+    return (count + lanes - 1) // lanes * lanes
+
+
 # ---- numbers -------------------------------------------------------------------------------------
 
 
@@ -95,7 +105,7 @@ def _pack_numbers_across(x, start, step, num_rows, num_elements, out):
     width = out.shape[2]
     for panel in range(out.shape[0]):
         target = out[panel]
-        for c in range(width):
+        for c in range(min(width, _whole_vectors(num_rows - panel * width, out))):
             row = panel * width + c
             if row < num_rows:
                 begin = start + row * step
@@ -137,7 +147,7 @@ def _pack_words_across(x, start, step, num_rows, num_elements, out):
     width = out.shape[2]
     for panel in range(out.shape[0]):
         target = out[panel]
-        for c in range(width):
+        for c in range(min(width, _whole_vectors(num_rows - panel * width, out))):
             row = panel * width + c
             if row < num_rows:
                 begin = start + row * step

@@ -49,7 +49,7 @@ def find(name: str, signature: tuple[str, ...], sources: str) -> bytes | None:
         return None
     made_from, content = found
     if made_from != sources:
-        MACHINE_CODE.refused = "the kernels that came with shardkit are of other sources"
+        MACHINE_CODE.refuse("the kernels that came with shardkit are of other sources")
         return None
     return content
 
@@ -72,10 +72,10 @@ def _opened(path: Path) -> dict[str, tuple[str, bytes]]:
     whole = read_trusted(path)
     if whole is None:
         if path.exists():
-            MACHINE_CODE.refused = f"others can have written {path}"
+            MACHINE_CODE.refuse(f"others can have written {path}")
         return {}
     if hashlib.sha256(whole[DIGEST_BYTES:]).digest() != whole[:DIGEST_BYTES]:
-        MACHINE_CODE.refused = f"{path} is damaged"
+        MACHINE_CODE.refuse(f"{path} is damaged")
         return {}
     head, _, contents = whole[DIGEST_BYTES:].partition(b"\n")
     return {

@@ -18,6 +18,18 @@ NARROW_VECTORS = 2
 
 _tile = tile_of_panel(PANEL_ROWS, PANEL_VECTORS)
 _narrow_tile = tile_of_panel(PANEL_ROWS, NARROW_VECTORS)
+_slim_tile = tile_of_panel(PANEL_ROWS, 1)
+
+
+def lanes_for(x):
+    """Return the numbers of a vector of the dtype of an array, in a compiled loop."""
+    raise NotImplementedError("lanes_for works in compiled loops only")
+
+
+@overload(lanes_for)
+def _lanes_for(x):
+    lanes = VECTOR_BYTES // (8 if x.dtype == types.float64 else 4)
+    return lambda x: lanes
 
 
 def width_for(x):
@@ -27,15 +39,14 @@ def width_for(x):
 
 @overload(width_for)
 def _width_for(x):
-    width = PANEL_VECTORS * VECTOR_BYTES // (8 if x.dtype == types.float64 else 4)
-    return lambda x: width
+    return lambda x: PANEL_VECTORS * lanes_for(x)
 
 
 @inlined
 def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
     """Compute out = a b if it is the first product, else out += a b.
 
-    sizes   rows, depth, columns: a multiple of those of NARROW_VECTORS
+    sizes   rows, depth, columns: whole vectors
     at_a    first element, elements from row to row and from one to the next along the depth
     at_b, at_out    first element, elements from row to row
     """
@@ -44,13 +55,23 @@ def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
     start_b, b_step = at_b
     start_out, out_step = at_out
     width = width_for(out)
-    for column in range(0, num_columns, width):
+    lanes = lanes_for(out)
+    narrow = NARROW_VECTORS * lanes
+    column = 0
+    while column < num_columns:
         at = start_b + column
+        beyond = num_columns - column
         for row in range(0, num_rows, PANEL_ROWS):
             last = num_rows - row - 1
             x, y = start + row * row_step, start_out + row * out_step + column
             left = a, x, row_step, depth_step, last, depth
-            if num_columns - column >= width:
+            if beyond >= width:
                 _tile(*left, b, at, b_step, out, y, out_step, is_first)
-            else:
+            elif beyond >= narrow:
                 _narrow_tile(*left, b, at, b_step, out, y, out_step, is_first)
+            else:
+                _slim_tile(*left, b, at, b_step, out, y, out_step, is_first)
+        if beyond >= width:
+            column += width
+        else:
+            column += narrow if beyond >= narrow else lanes

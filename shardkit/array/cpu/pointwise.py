@@ -13,6 +13,7 @@ elu 1.1, tanh 1.5, erf_backward 3, mish and softplus 4. An exponential below 1.2
 """
 
 import functools
+import math
 
 from numpy import float64, uint8
 
@@ -23,6 +24,11 @@ from .compiled import compiled
 from .notation import inlined
 from .scalar import at_most, either, exp, expm1, fma, like, logistic, polynomial, with_sign
 from .storage import narrow, wide
+
+
+@on_cpu
+def angle_backward(gradient, height, width, sign, out=None):
+    return elementwise(_angle_backward, gradient, height, width, shared=(float(sign),), out=out)
 
 
 @on_cpu
@@ -239,27 +245,105 @@ def _hardtanh_share(gradient, x, limits):
     return gradient * (like(1.0, x) if is_inside else like(0.0, x))
 
 
+@inlined
+def _arctan_share(gradient, x):
+    return gradient * (like(1.0, x) / (like(1.0, x) + x * x))
+
+
+@inlined
+def _cube_of(x):
+    return x * x * x
+
+
+@inlined
+def _cube_share(gradient, x):
+    return gradient * like(3.0, x) * (x * x)
+
+
+@inlined
+def _expm1_share(gradient, x):
+    return gradient * exp(x)
+
+
+@inlined
+def _log1p_share(gradient, x):
+    return gradient * (like(1.0, x) / (like(1.0, x) + x))
+
+
+@inlined
+def _reciprocal_share(gradient, x):
+    return gradient * (like(-1.0, x) / (x * x))
+
+
+@inlined
+def _rsqrt_of(x):
+    return like(1.0, x) / math.sqrt(x)
+
+
+@inlined
+def _rsqrt_share(gradient, x):
+    return gradient * (like(-0.5, x) / (abs(x) * math.sqrt(x)))
+
+
+@inlined
+def _sqrt_share(gradient, y):
+    return gradient / (like(2.0, y) * y)
+
+
+@inlined
+def _square_share(gradient, x):
+    return gradient * (like(2.0, x) * x)
+
+
+@inlined
+def _tan_share(gradient, y):
+    return gradient * (like(1.0, y) + y * y)
+
+
 # ---- loops ---------------------------------------------------------------------------------------
 
 _enter(gradient_loop(__name__, "_abs_backward", _abs_share))
+_enter(gradient_loop(__name__, "_arctan_backward", _arctan_share))
 _enter(gradient_loop(__name__, "_clamp_backward", _clamp_share, takes_parameters=True))
+_enter(value_loop(__name__, "_cube", _cube_of))
+_enter(gradient_loop(__name__, "_cube_backward", _cube_share))
 _enter(value_loop(__name__, "_elu", _elu_of, takes_parameters=True), has_polynomial=True)
 _enter(
     gradient_loop(__name__, "_elu_backward", _elu_share, takes_parameters=True), has_polynomial=True
 )
 _enter(gradient_loop(__name__, "_erf_backward", _erf_share), has_polynomial=True)
+_enter(gradient_loop(__name__, "_expm1_backward", _expm1_share), has_polynomial=True)
 _enter(gradient_loop(__name__, "_hardtanh_backward", _hardtanh_share, takes_parameters=True))
 _enter(value_loop(__name__, "_leaky_relu", _leaky_relu_of, takes_parameters=True))
 _enter(gradient_loop(__name__, "_leaky_relu_backward", _leaky_relu_share, takes_parameters=True))
+_enter(gradient_loop(__name__, "_log1p_backward", _log1p_share))
 _enter(value_loop(__name__, "_mish", _mish_of), has_polynomial=True)
 _enter(gradient_loop(__name__, "_mish_backward", _mish_share), has_polynomial=True)
+_enter(gradient_loop(__name__, "_reciprocal_backward", _reciprocal_share))
 _enter(gradient_loop(__name__, "_relu_backward", _relu_share))
+_enter(value_loop(__name__, "_rsqrt", _rsqrt_of))
+_enter(gradient_loop(__name__, "_rsqrt_backward", _rsqrt_share))
 _enter(gradient_loop(__name__, "_sigmoid_backward", _sigmoid_share))
 _enter(value_loop(__name__, "_sign", _sign_of))
 _enter(value_loop(__name__, "_softplus", _softplus_of, takes_parameters=True), has_polynomial=True)
 _enter(gradient_loop(__name__, "_softplus_backward", _softplus_share, takes_parameters=True))
+_enter(gradient_loop(__name__, "_sqrt_backward", _sqrt_share))
+_enter(gradient_loop(__name__, "_square_backward", _square_share))
+_enter(gradient_loop(__name__, "_tan_backward", _tan_share))
 _enter(value_loop(__name__, "_tanh", _tanh_of), has_polynomial=True)
 _enter(gradient_loop(__name__, "_tanh_backward", _tanh_share))
+
+
+@compiled
+def _angle_backward(gradient, height, width, sign, out):
+    for i in range(width.size):
+        h = wide(height[i])
+        w = wide(width[i])
+        squares = h * h + w * w
+        is_zero = squares == like(0.0, squares)
+        share = wide(gradient[i]) / either(is_zero, like(1.0, squares), squares)
+        share = either(is_zero, like(0.0, squares), share)
+        out[i] = narrow(like(sign, share) * (share * w), out)
 
 
 @compiled

@@ -23,10 +23,13 @@ def add_row(x, row, out=None):
 
 
 @on_cpu
-def sum_of_rows(x):
+def sum_of_rows(x, out=None):
     sums = RowSums(x, 1)
     run(_sum_of_rows, (x,), sums.shared, ())
-    return sums.vectors()[0]
+    if out is None:
+        return sums.vectors()[0]
+    out[...] = sums.vectors()[0]
+    return out
 
 
 @compiled

@@ -1,4 +1,4 @@
-// GELU, SiLU, SwiGLU, sigmoid with their gradients: one pass, 16 bytes at a time. Results may lie on inputs.
+// GELU, SiLU, SwiGLU, sigmoid with their gradients, sums of two: one pass, 16 bytes at a time. Results may lie on inputs.
 
 // 1 / (1 + exp(-x)), which goes to 0 and 1 without overflow. Of halves, the 11 or 8 bits hide the error of the approximations.
 __device__ __forceinline__ real logistic(real x) {
@@ -27,6 +27,10 @@ __device__ __forceinline__ real silu_slope(real x, real s) { return s * fused(x,
 
 extern "C" __global__ void __launch_bounds__(256) gelu(const STORED* x, STORED* out, long long n) {
     map(x, out, n, [](real x) { return gelu_of(x); });
+}
+
+extern "C" __global__ void __launch_bounds__(256) sum_of_two(const STORED* x, const STORED* y, STORED* out, long long n) {
+    map(x, y, out, n, [](real x, real y) { return x + y; });
 }
 
 extern "C" __global__ void __launch_bounds__(256) sigmoid(const STORED* x, STORED* out, long long n) {
@@ -68,9 +72,9 @@ swiglu_backward(const STORED* gradient, const STORED* gate, const STORED* up, ST
     });
 }
 
-// ---- rows with a bias [width]: a block takes `rows` rows of 256 packs of columns ------------------------------------
+// ---- rows with a bias [width]: a block takes `rows` rows of 128 packs of columns ------------------------------------
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 bias_gelu(const STORED* x, const STORED* bias, STORED* out, long long num_rows, long long width, long long rows) {
     long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
     if (count <= 0) return;
@@ -87,7 +91,7 @@ bias_gelu(const STORED* x, const STORED* bias, STORED* out, long long num_rows, 
 }
 
 // parts [pieces, width], or null: the sum of the gradient over each piece of `rows` rows, in order. out may be null.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 bias_gelu_backward(const STORED* gradient, const STORED* x, const STORED* bias, STORED* out, real* parts, long long num_rows,
                    long long width, long long rows) {
     long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;

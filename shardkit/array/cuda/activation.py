@@ -18,7 +18,8 @@ from .arrays import (
 from .launch import launch
 
 FILE = "activation.cu"
-ROWS = 32  # of a piece, whose sum is made in order
+ROWS = 16  # of a piece, whose sum is made in order
+COLUMNS = 128  # packs of a block
 MAX_GRID_Y = 65535
 
 
@@ -36,7 +37,7 @@ def gelu_backward(gradient, x, out=None):
 def bias_gelu(x, bias, out=None):
     out = new_like(x, out)
     launch(
-        x, FILE, "bias_gelu", _grid(x), (THREADS,), plain(x), alike(bias, x), out, *x.shape, ROWS
+        x, FILE, "bias_gelu", _grid(x), (COLUMNS,), plain(x), alike(bias, x), out, *x.shape, ROWS
     )
     return out
 
@@ -51,7 +52,7 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
         FILE,
         "bias_gelu_backward",
         _grid(x),
-        (THREADS,),
+        (COLUMNS,),
         alike(gradient, x),
         plain(x),
         alike(bias, x),
@@ -64,11 +65,11 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
 
 
 def _grid(x):
-    """Return blocks of THREADS packs of columns and ROWS rows; they take more beyond a grid's
+    """Return blocks of COLUMNS packs of columns and ROWS rows; they take more beyond a grid's
     limit.
     """
     blocks = -(-x.shape[0] // ROWS)
-    return *spread(x.shape[1], THREADS * pack(x)), min(blocks, MAX_GRID_Y)
+    return *spread(x.shape[1], COLUMNS * pack(x)), min(blocks, MAX_GRID_Y)
 
 
 @on_cuda()

@@ -97,17 +97,19 @@ def by_rows(file, name, x, *args):
     launch(x, file, name, spread(num_rows, block[1]), block, *args, num_rows, x.shape[-1])
 
 
-def sum_pieces(pieces, like):
-    """Return the sum [D] of pieces [P, D], always in the same order."""
-    out = new(like, pieces.shape[1:], pieces.dtype)
+def sum_pieces(pieces, like, out=None):
+    """Return the sums [..., D] of pieces [..., P, D], always in the same order."""
+    *leading, num_pieces, width = pieces.shape
+    out = new(like, (*leading, width), pieces.dtype) if out is None else out
     launch(
         pieces,
         "columns.cu",
         "sum_pieces",
-        spread(out.size, 32),
+        (-(-width // 32), prod(leading)),
         (32, 32),
         pieces,
         out,
-        *pieces.shape,
+        num_pieces,
+        width,
     )
     return out

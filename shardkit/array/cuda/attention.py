@@ -8,10 +8,11 @@ lie in one piece.
 from itertools import chain
 from math import prod
 
+from ..dtypes import is_half
 from ..reference.attention import rotary_tables
-from ..registry import on_cuda
+from ..registry import KERNELS, on_cuda
 from . import tensor_attention
-from .arrays import THREADS, new, plain, real, real_dtype, spread
+from .arrays import THREADS, new, pack, plain, real, real_dtype, spread
 from .launch import MAX_BLOCKS, launch
 
 FILE = "attention.cu"
@@ -30,7 +31,9 @@ def fits(q) -> bool:
 
 
 @on_cuda(fits=fits)
-def causal_attention(q, k, v, scale, first_query, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, out=None):
+    if window is not None:
+        return _by_definition("causal_attention", q, k, v, scale, first_query, window, out=out)
     y = _by_position(q) if out is None else out
     log_sums = new(q, q.shape[:3], real_dtype(q))
     if q.size:
@@ -48,8 +51,11 @@ def causal_attention(q, k, v, scale, first_query, out=None):
 
 @on_cuda(fits=fits)
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
 ):
+    if window is not None:
+        given = gradient, q, k, v, y, log_sums, scale, first_query, window
+        return _by_definition("causal_attention_backward", *given, out=out)
     for_q, for_k, for_v = [
         _by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
     ]
@@ -58,14 +64,14 @@ def causal_attention_backward(
         return for_q, for_k, for_v
     along = new(q, q.shape[:3], real_dtype(q))
     log_sums = real(log_sums, q)
-    rows = prod(q.shape[:3])
+    lanes = min(32, 1 << (-(-q.shape[3] // pack(q)) - 1).bit_length())  # of a row
     of_q, of_k, of_v, of_gradient, of_y = _described(q, k, v, gradient, y)
     launch(
         q,
         "attention_along.cu",
         "attention_along",
-        spread(rows, THREADS // 32),
-        (32, THREADS // 32),
+        spread(prod(q.shape[:3]), THREADS // lanes),
+        (lanes, THREADS // lanes),
         *of_gradient,
         *of_y,
         along,
@@ -92,6 +98,14 @@ def causal_attention_backward(
         *chain(*_described(for_k, for_v)),
     )
     return for_q, for_k, for_v
+
+
+def _by_definition(name, *args, out):
+    """Compute windows, for which there is no code here: half floats in float32."""
+    entry, dtype = KERNELS[name], args[0].dtype
+    if is_half(dtype) and entry.half is not None:
+        return entry.half(dtype, args, {"out": out})
+    return entry.reference(*args, out=out)
 
 
 def _launch(name, q, rows, num_tiles, numbers, *args):

@@ -71,9 +71,13 @@ __device__ __forceinline__ half_number to_half_number(double x) {
 template <> __device__ __forceinline__ half_number rounded<half_number>(real x) { return to_half_number(x); }
 
 template <> __device__ __forceinline__ bfloat_number rounded<bfloat_number>(real x) {
-    unsigned bits = float_as_bits((float)x);
     bfloat_number y;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"((float)x));
+#else
+    unsigned bits = float_as_bits((float)x);
     y.bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : 0x7FC0;
+#endif
     return y;
 }
 

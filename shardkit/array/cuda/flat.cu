@@ -1,4 +1,4 @@
-// Sums over flat buffers in a fixed order, magnitudes, half floats.
+// Sums over flat buffers in a fixed order, and magnitudes.
 
 constexpr int MAX_BUFFERS = 8;
 
@@ -58,31 +58,4 @@ largest_magnitude(const STORED* x, decltype(magnitude_bits(real()))* largest, lo
         most = other > most ? other : most;
     }
     if (threadIdx.x % 32 == 0) atomicMax(largest, most);
-}
-
-extern "C" __global__ void __launch_bounds__(256) to_half(const STORED* x, double scale, half_number* out, long long n) {
-    bool out_aligned = is_aligned(out);
-    for_all_packs(n, [&](long long i, long long count) {
-        real a[PACK];
-        load(a, x + i, count);
-        struct alignas(2 * PACK) Halves { half_number item[PACK]; } pack;
-        for (int k = 0; k < PACK; k++) pack.item[k] = to_half_number(a[k] * (real)scale);
-        if (out_aligned && count == PACK) *(Halves*)(out + i) = pack;
-        else
-            for (int k = 0; k < count; k++) out[i + k] = pack.item[k];
-    });
-}
-
-// STORED is the type of out
-extern "C" __global__ void __launch_bounds__(256) from_half(const half_number* x, STORED* out, long long n) {
-    bool x_aligned = is_aligned(x);
-    for_all_packs(n, [&](long long i, long long count) {
-        struct alignas(2 * PACK) Halves { half_number item[PACK]; } pack;
-        if (x_aligned && count == PACK) pack = *(const Halves*)(x + i);
-        else
-            for (int k = 0; k < count; k++) pack.item[k] = x[i + k];
-        real a[PACK];
-        for (int k = 0; k < PACK; k++) a[k] = k < count ? widened(pack.item[k]) : 0;
-        store(out + i, a, count);
-    });
 }

@@ -5,9 +5,9 @@ import numpy
 from ..backend import xp_of
 from ..registry import NUMBERS, on_cuda
 from .arrays import THREADS, new, pack, plain, spread
-from .launch import launch
+from .launch import STORED, launch
 
-FILE = "flat.cu"
+FILE = "half.cu"
 
 
 @on_cuda(dtypes=NUMBERS)
@@ -23,11 +23,12 @@ def to_half(x, scale=1.0, out=None):
         float(scale),
         out,
         x.size,
+        HALF=STORED[out.dtype.name],
     )
     return out
 
 
-@on_cuda(dtypes=("float16",))
+@on_cuda(dtypes=("float16", "bfloat16"))
 def from_half(x, dtype, out=None):
     out = new(x, dtype=numpy.dtype(dtype)) if out is None else out
     launch(
@@ -40,6 +41,7 @@ def from_half(x, dtype, out=None):
         out,
         x.size,
         dtype=out.dtype,
+        HALF=STORED[x.dtype.name],
     )
     return out
 
@@ -49,7 +51,7 @@ def largest_magnitude(x):
     largest = xp_of(x).zeros(1, numpy.float64 if x.dtype.name == "float64" else numpy.float32)
     launch(
         x,
-        FILE,
+        "flat.cu",
         "largest_magnitude",
         spread(x.size, 4 * THREADS * pack(x)),
         (THREADS,),

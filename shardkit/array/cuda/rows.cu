@@ -5,8 +5,16 @@ struct Soft { real top, total; };
 
 __device__ __forceinline__ Soft crossed(Soft x, int pattern) { return {crossed(x.top, pattern), crossed(x.total, pattern)}; }
 
+constexpr float LOG_E = 1.4426950408889634f;                         // of base 2
+
+// Of halves, the 11 or 8 bits hide the error of the approximation.
+__device__ __forceinline__ real power_of_e(real x, real top) {       // exp(x - top)
+    if constexpr (sizeof(STORED) == 2) return power_of_2(((float)x - (float)top) * LOG_E);
+    else return exp_of(x - top);
+}
+
 // exp(x - top), and 1 where both are minus infinity
-__device__ __forceinline__ real weight(real x, real top) { return x == top ? (real)1 : exp_of(x - top); }
+__device__ __forceinline__ real weight(real x, real top) { return x == top ? (real)1 : power_of_e(x, top); }
 
 struct Join {
     __device__ __forceinline__ Soft operator()(Soft a, Soft b) const {
@@ -23,8 +31,9 @@ __device__ __forceinline__ Soft soft_of_row(const STORED* x, long long width) {
         for (int k = 0; k < PACK; k++)
             if (k < count) top = larger(top, a[k]);
         soft.total *= weight(soft.top, top);
+        real finite = top == -infinity() ? 0 : top;
         for (int k = 0; k < PACK; k++)
-            if (k < count) soft.total += weight(a[k], top);
+            if (k < count) soft.total += power_of_e(a[k], finite);
         soft.top = top;
     });
     return over_row(soft, Join());
@@ -35,10 +44,15 @@ extern "C" __global__ void __launch_bounds__(1024) softmax(const STORED* x, STOR
     if (row >= num_rows) return;
     x += row * width, out += row * width;
     Soft soft = soft_of_row(x, width);
+    real times = 1 / soft.total;
     for_packs(width, [&](long long j, long long count) {
         real a[PACK];
         load(a, x + j, count);
-        for (int k = 0; k < PACK; k++) a[k] = exp_of(a[k] - soft.top) / soft.total;
+        for (int k = 0; k < PACK; k++) {
+            a[k] = power_of_e(a[k], soft.top);
+            if constexpr (sizeof(STORED) == 2) a[k] *= times;
+            else a[k] /= soft.total;
+        }
         store(out + j, a, count);
     });
 }
@@ -91,7 +105,7 @@ cross_entropy_backward(const real* factor_at, double factor, const STORED* logit
         real a[PACK];
         load(a, logits + row * width + j, count);
         for (int k = 0; k < PACK; k++) {
-            real p = exp_of(a[k] - log_sum);
+            real p = power_of_e(a[k], log_sum);
             a[k] = is_counted ? (j + k == target ? p - 1 : p) * times : 0;
         }
         store(out + row * width + j, a, count);

@@ -9,7 +9,7 @@ from .chunks import empty_like
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
-def causal_attention(q, k, v, scale, first_query, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, out=None):
     """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
     The query in row i sees keys 0 .. first_query + i, as far as there are such: with first_query =
@@ -17,12 +17,14 @@ def causal_attention(q, k, v, scale, first_query, out=None):
     denominators: with them the backward computes the probabilities again. The scores of one sample
     exist at a time. T > 0, unless q is empty.
 
-    out   of y, none of the inputs; it may be strided if its rows [D] are contiguous
+    window   of the keys 0 .. first_query + i the last so many are seen, at least one that there
+             is; None: all
+    out      of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
     y = empty_like(q, out)
     log_sums = xp.empty(q.shape[:3], q.dtype)
-    hidden = _hidden(q, k, first_query)
+    hidden = _hidden(q, k, first_query, window)
     for b in range(q.shape[0] if q.size else 0):
         scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
@@ -36,12 +38,13 @@ def causal_attention(q, k, v, scale, first_query, out=None):
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, True, True))
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
 ):
     """Return the gradients of q, k, v, for gradient [B, H, S, D] and the forward's values.
 
     With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of
-    gradient y).
+    gradient y). Where k and v are some of the keys that made y and log_sums, these are the
+    gradients of k and v, and a term of that of q.
 
     out   three buffers, of the gradients of q, k, v, as in causal_attention, or None for new ones
     """
@@ -50,7 +53,7 @@ def causal_attention_backward(
     if q.size == 0:
         for gradient_of in (for_q, for_k, for_v):
             gradient_of[...] = 0
-    hidden = _hidden(q, k, first_query)
+    hidden = _hidden(q, k, first_query, window)
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
         p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
@@ -90,13 +93,36 @@ def _stack(x):
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
 
 
-def _hidden(q, k, first_query):
+def _hidden(q, k, first_query, window):
     """Return [S, T]: 0 where the query may see the key, minus infinity elsewhere."""
     xp = xp_of(q)
-    num_queries = q.shape[2]
-    num_keys = k.shape[2]
-    later = xp.arange(num_keys) > xp.arange(first_query, first_query + num_queries)[:, None]
-    return xp.where(later, -numpy.inf, 0).astype(q.dtype)
+    keys = xp.arange(k.shape[2])
+    last = xp.arange(first_query, first_query + q.shape[2])[:, None]  # that each query sees
+    is_hidden = keys > last
+    if window is not None:
+        is_hidden |= keys <= last - window
+    return xp.where(is_hidden, -numpy.inf, 0).astype(q.dtype)
+
+
+@kernel(has_cuda_twin=False)
+def merge_attention(y, log_sums, block, block_log_sums, out=(None, None)):
+    """Return y and log_sums of queries that see the keys of a block too.
+
+    y, log_sums   [B, H, S, D] and [B, H, S], of the keys so far: what causal_attention returns; of
+                  none 0 and minus infinity
+    block, block_log_sums   the same of the keys of the block, of which each query sees one
+    out   two buffers, which may be y and log_sums, or None for new ones
+    Source: online softmax (arXiv 1805.02867), between devices as in arXiv 2310.01889.
+    """
+    xp = xp_of(y)
+    top = xp.maximum(log_sums, block_log_sums)
+    total = top + xp.log(xp.exp(log_sums - top) + xp.exp(block_log_sums - top))
+    merged, merged_log_sums = [empty_like(x, buffer) for x, buffer in zip((y, log_sums), out)]
+    added = block * xp.exp(block_log_sums - total)[..., None]
+    xp.multiply(y, xp.exp(log_sums - total)[..., None], out=merged)
+    merged += added
+    merged_log_sums[...] = total
+    return merged, merged_log_sums
 
 
 @kernel()

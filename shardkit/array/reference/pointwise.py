@@ -23,6 +23,30 @@ def abs_backward(gradient, x, out=None):
 
 
 @kernel(**FORM)
+def angle_backward(gradient, height, width, sign, out=None):
+    """Return sign gradient width / (height^2 + width^2), all [...]; 0 where both are 0."""
+    xp = xp_of(gradient)
+
+    def rule(gradient, height, width):
+        squares = height * height + width * width
+        is_zero = squares == 0
+        share = gradient / xp.where(is_zero, 1, squares)
+        return sign * (xp.where(is_zero, 0, share) * width)
+
+    return elementwise(rule, gradient, height, width, out=out)
+
+
+@kernel(**FORM)
+def arctan_backward(gradient, x, out=None):
+    """Return gradient / (1 + x^2), all [...]."""
+
+    def rule(gradient, x):
+        return gradient * (1 / (1 + x * x))
+
+    return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(**FORM)
 def clamp_backward(gradient, x, lowest, highest, out=None):
     """Return gradient where lowest <= x <= highest, and 0 times gradient elsewhere, all [...]."""
 
@@ -30,6 +54,18 @@ def clamp_backward(gradient, x, lowest, highest, out=None):
         return gradient * ((x >= lowest) & (x <= highest)).astype(x.dtype)
 
     return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(**FORM)
+def cube(x, out=None):
+    """Return x^3 for x [...]."""
+    return elementwise(lambda x: x * x * x, x, out=out)
+
+
+@kernel(**FORM)
+def cube_backward(gradient, x, out=None):
+    """Return 3 gradient x^2, all [...]."""
+    return elementwise(lambda gradient, x: gradient * 3 * (x * x), gradient, x, out=out)
 
 
 @kernel(**FORM)
@@ -76,6 +112,12 @@ def erf_backward(gradient, x, out=None):
 
 
 @kernel(**FORM)
+def expm1_backward(gradient, x, out=None):
+    """Return gradient exp(x), all [...]."""
+    return elementwise(lambda gradient, x: gradient * xp_of(x).exp(x), gradient, x, out=out)
+
+
+@kernel(**FORM)
 def extreme_backward(gradient, x, y, sign, out=None):
     """Return the gradient of x in the larger of x and y, sign 1, or the smaller, sign -1, [...].
 
@@ -119,6 +161,12 @@ def leaky_relu_backward(gradient, x, negative_slope, out=None):
 
 
 @kernel(**FORM)
+def log1p_backward(gradient, x, out=None):
+    """Return gradient / (1 + x), all [...]."""
+    return elementwise(lambda gradient, x: gradient * (1 / (1 + x)), gradient, x, out=out)
+
+
+@kernel(**FORM)
 def mish(x, out=None):
     """Return x tanh(softplus(x)) for x [...]."""
     return elementwise(lambda x: x * _tanh_of_softplus(x), x, out=out)
@@ -136,9 +184,32 @@ def mish_backward(gradient, x, out=None):
 
 
 @kernel(**FORM)
+def reciprocal_backward(gradient, x, out=None):
+    """Return -gradient / x^2, all [...]."""
+    return elementwise(lambda gradient, x: gradient * (-1 / (x * x)), gradient, x, out=out)
+
+
+@kernel(**FORM)
 def relu_backward(gradient, y, out=None):
     """Return gradient, and 0 where y = relu(x) is 0, all [...]."""
     return elementwise(lambda g, y: xp_of(y).where(y <= 0, 0, g), gradient, y, out=out)
+
+
+@kernel(**FORM)
+def rsqrt(x, out=None):
+    """Return 1 / sqrt(x) for x [...]."""
+    return elementwise(lambda x: 1 / xp_of(x).sqrt(x), x, out=out)
+
+
+@kernel(**FORM)
+def rsqrt_backward(gradient, x, out=None):
+    """Return -gradient / (2 |x| sqrt(x)), all [...]: of -0 too, whose root is -0."""
+    xp = xp_of(x)
+
+    def rule(gradient, x):
+        return gradient * (-0.5 / (xp.abs(x) * xp.sqrt(x)))
+
+    return elementwise(rule, gradient, x, out=out)
 
 
 @kernel(**FORM)
@@ -174,6 +245,24 @@ def softplus_backward(gradient, x, beta, threshold, out=None):
         return gradient * xp_of(x).where(z > threshold, 1, sigmoid(z)).astype(x.dtype)
 
     return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(**FORM)
+def sqrt_backward(gradient, y, out=None):
+    """Return gradient / (2 y), all [...], for y = sqrt(x)."""
+    return elementwise(lambda gradient, y: gradient / (2 * y), gradient, y, out=out)
+
+
+@kernel(**FORM)
+def square_backward(gradient, x, out=None):
+    """Return 2 gradient x, all [...]."""
+    return elementwise(lambda gradient, x: gradient * (2 * x), gradient, x, out=out)
+
+
+@kernel(**FORM)
+def tan_backward(gradient, y, out=None):
+    """Return gradient (1 + y^2), all [...], for y = tan(x)."""
+    return elementwise(lambda gradient, y: gradient * (1 + y * y), gradient, y, out=out)
 
 
 @kernel(**FORM)

@@ -1,15 +1,20 @@
 """What communication asks of CuPy, which is imported here and in array/ only."""
 
 import platform
+import warnings
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy
 
-from ...array.device import Device, page_locked
+from ...array.device import Device
+from ...array.waits import await_address, await_device, await_event, await_stream
 from ...errors import DeviceError
-from ..operations import CompleteHandle, CopiedHandle, Handle
+from ..operations import CompleteHandle, Handle
 
+_MOST_RANKS = 8  # named in a message
 EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may compute the array
 
 
@@ -37,9 +42,9 @@ class CudaCopies:
         EVERY_STREAM: for the whole GPU, since the producer is not known.
         """
         if stream == EVERY_STREAM:
-            self._runtime.deviceSynchronize()
+            await_device(self._cuda)
         else:
-            self._runtime.streamSynchronize(stream)
+            await_address(self._cuda, stream)
 
     def begin_to_host(self, address: int, array) -> None:
         """Begin to copy array.nbytes bytes at this GPU address into a page-locked array.
@@ -87,31 +92,35 @@ class CudaCopies:
         for port in ports:
             port.settle()
         self.begin_within(target, source, num_bytes)
-        return CopiedHandle(self.copied())
+        return self.copied()
 
     def loaded(self):
-        """Return the end of the copies to the host so far; its synchronize() waits for it."""
-        return _end_of(self._cuda, self._loads)
+        """Return the end of the copies to the host so far; its wait() waits for it."""
+        return CopiedHandle(_end_of(self._cuda, self._loads))
 
     def stored(self):
-        """Return the end of the copies to the GPU so far; its synchronize() waits for it."""
-        return _end_of(self._cuda, self._stores)
+        """Return the end of the copies to the GPU so far; its wait() waits for it."""
+        return CopiedHandle(_end_of(self._cuda, self._stores))
 
     def copied(self):
-        """Return the end of the copies within GPU memory so far."""
-        return _end_of(self._cuda, self._within)
+        """Return the end of the copies within GPU memory so far; its wait() waits for it."""
+        return CopiedHandle(_end_of(self._cuda, self._within))
 
     def finish_kernels(self):
         """Wait for what CuPy has launched on this thread's current stream."""
-        self._cuda.get_current_stream().synchronize()
+        await_stream(self._cuda)
 
     def flat(self, port):
         """Return the port's array as CuPy's, [size], a view."""
         return self._cupy.asarray(port.array).reshape(-1)
 
     def pinned(self, size: int, dtype):
-        """Return a page-locked array [size], contents undefined."""
-        memory = page_locked(self._cuda, size * dtype.itemsize)
+        """Return a page-locked array [size], contents undefined.
+
+        It comes from CuPy's pool, which keeps it for the next one: to lock memory takes far longer
+        than to copy it, and the messages of a run are alike.
+        """
+        memory = self._cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
         return numpy.ndarray((size,), dtype, buffer=memory)
 
 
@@ -123,13 +132,14 @@ class CollectiveStream:
 
         self._cupy, self._runtime = cupy, cupy.cuda.runtime
         self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._ordinal = self._runtime.getDevice()
         self.address = self._stream.ptr
 
     def follow(self, *ports) -> None:
         """Let the stream wait for what has been launched on those that compute these arrays."""
         for producer in {port.stream for port in ports} - {None}:
             if producer == EVERY_STREAM:
-                self._runtime.deviceSynchronize()
+                await_device(self._cupy.cuda)
             else:
                 event = self._cupy.cuda.Event(disable_timing=True)
                 self._runtime.eventRecord(event.ptr, producer)
@@ -150,9 +160,17 @@ class CollectiveStream:
                 target, source, num_bytes, self._runtime.memcpyDeviceToDevice, self.address
             )
 
-    def handle(self, ports) -> Handle:
-        """Return the handle of what is on the stream so far, which reads and writes these ports."""
-        return StreamHandle(self._cupy.cuda, _end_of(self._cupy.cuda, self._stream), ports)
+    def end(self):
+        """Return the event after what is on the stream so far."""
+        return _end_of(self._cupy.cuda, self._stream)
+
+    def handle(self, end, ports) -> Handle:
+        """Return the handle of what is on the stream up to this end, which uses these ports."""
+        return StreamHandle(self._cupy.cuda, end, ports)
+
+    def select_gpu(self) -> None:
+        """Make the stream's GPU the current one of this thread, which may be a new one."""
+        self._cupy.cuda.Device(self._ordinal).use()
 
 
 class StreamHandle(Handle):
@@ -170,7 +188,7 @@ class StreamHandle(Handle):
     def wait(self) -> None:
         streams = {port.stream for port in self._ports} - {None}
         if EVERY_STREAM in streams:
-            self._end.synchronize()
+            await_event(self._end)
         elif self._ports:
             for stream in streams | {self._cuda.get_current_stream().ptr}:
                 self._cuda.runtime.streamWaitEvent(stream, self._end.ptr)
@@ -186,6 +204,19 @@ def _end_of(cuda, stream):
     return event
 
 
+class CopiedHandle(Handle):
+    """The handle of work on a stream that ends at this event."""
+
+    def __init__(self, end):
+        self._end = end
+
+    def wait(self) -> None:
+        await_event(self._end)
+
+    def test(self) -> bool:
+        return self._end.done
+
+
 class SharedBlock:
     """An allocation of this rank's GPU that other processes of the node may open.
 
@@ -198,6 +229,7 @@ class SharedBlock:
     def __init__(self, num_bytes: int):
         import cupy
 
+        self._cuda = cupy.cuda
         self._runtime, self.num_bytes = cupy.cuda.runtime, num_bytes
         self._others: dict[int, int] = {}  # rank -> address in this process
         with _cuda_errors(self._runtime, "GPU memory cannot be shared between processes"):
@@ -216,7 +248,7 @@ class SharedBlock:
     def fill(self, value: int) -> None:
         """Set all bytes of this rank's block."""
         self._runtime.memset(self.address, value, self.num_bytes)
-        self._runtime.deviceSynchronize()
+        await_device(self._cuda)
 
     def look(self, rank: int) -> int:
         """Return the last byte of the rank's block."""
@@ -252,17 +284,20 @@ def _cuda_errors(runtime, what: str):
 
 def nccl_module():
     """Return CuPy's bindings of NCCL. Errors: DeviceError that names what is missing."""
+    import cupy
+
     try:
-        from cupy.cuda import nccl
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy's own words about a library it does not find
+            from cupy.cuda import nccl
+        reason = "" if nccl.available else "libnccl.so.2 is not found"
     except ImportError as error:
+        reason = str(error)
+    if reason:
+        cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
         raise DeviceError(
-            f"CuPy finds no NCCL ({error}); install nvidia-nccl-cu12 or nvidia-nccl-cu13, or load "
-            "the site's "
-            "module"
-        ) from None
-    if not getattr(nccl, "available", True):
-        raise DeviceError(
-            "this CuPy was built without NCCL; install the cupy-cuda12x or cupy-cuda13x wheel"
+            f'CuPy finds no NCCL ({reason}); run pip install "nvidia-nccl-cu{cuda}", which is in '
+            f"\"shardkit[cuda{cuda}]\" and not in CuPy's wheel, or load the site's module of NCCL"
         )
     return nccl
 
@@ -313,3 +348,20 @@ def gpu_seat(local_rank: int) -> GpuSeat:
         total,
         free,
     )
+
+
+def shared_text(gpus: Sequence[str]) -> str:
+    """Return which ranks share a GPU, and what to do; "" if each has its own.
+
+    gpus   of each rank
+    """
+    users = Counter(gpus)
+    for gpu, n in users.items():
+        if n > 1:
+            ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
+            more = f", ... ({n} of them)" if n > _MOST_RANKS else ""
+            return (
+                f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more} share {gpu}; start as "
+                "many ranks per node as there are GPUs"
+            )
+    return ""

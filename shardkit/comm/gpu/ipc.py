@@ -169,14 +169,14 @@ class IpcTransport(HostSwapTransport):
                 self._copy(
                     self._block.address + half + place * slot, address + first, size - first, slot
                 )
-            self._copies.copied().synchronize()
+            self._copies.copied().wait()
             self._group.channel.run("barrier")
             for rank, (address, size) in enumerate(incoming):
                 if rank != self._group.rank:
                     self._copy(
                         address + first, self._block.of_rank(rank) + half + mine, size - first, slot
                     )
-            self._copies.copied().synchronize()
+            self._copies.copied().wait()
 
     def _copy(self, target, source, size, most):
         if size > 0:

@@ -6,6 +6,8 @@ GPU by their owners (swaps.py), so no reduction of the library sees GPU memory, 
 non-blocking one. Everything larger, and every other verb, is staged.
 """
 
+import platform
+
 from ..checks import MAX_TAG, PIECE_TAG
 from ..mpi.requests import RequestsHandle, meet_asleep, wait_all
 from ..operations import ReductionOperation
@@ -47,7 +49,7 @@ class MPITransport(HostSwapTransport):
     """
 
     def __init__(self, group, verdict: Verdict):
-        super().__init__(group)
+        super().__init__(group, group.all_gather_object(platform.node()))
         self._messages, self._verdict = group.messages, verdict
 
     def takes(self, verb, num_bytes, dtype, op):

@@ -5,23 +5,26 @@ r"""Transport through NCCL: collectives between GPUs without the host, for one G
     the stream                +-- send, receive, add in tree order
 
 The host waits for nothing: wait() holds back later work of the GPU (device.StreamHandle), so that
-messages and kernels run beside each other.
+messages and kernels run beside each other. Where it waits for the GPU later, calls.py watches.
 
 NCCL adds in an order of its own. Where sums are to be in the order of the tree (ordered.py), and
 for half floats, which are added as float32, the slices are sent to their owners, who add them on
 the GPU; NCCL's reductions do the rest. NCCL has no tags: messages between two ranks, which may come
-in any order, are staged, and so is the pipeline axis.
+in any order, are staged; those of a pipeline have lanes (lanes.py).
 Source: NCCL user guide, "Group Calls", "Point-to-point communication"; bindings: docs.cupy.dev,
 cupy.cuda.nccl.
 """
 
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
-from ...errors import CommunicationError, DeviceError
+from ...errors import DeviceError
 from ..operations import ReductionOperation
 from ..wire import HALF_FLOATS
-from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
+from .calls import NcclCalls, nccl_errors
+from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module, shared_text
+from .lanes import NcclLanes
 from .swaps import SwapTransport, spans
 
 SUM = ReductionOperation.SUM
@@ -42,11 +45,15 @@ _OPERATIONS = {
 }
 
 
-def open_nccl(world, groups, *, fixed_order: bool) -> None:
+def open_nccl(
+    world, groups, *, fixed_order: bool, axes: Mapping[str, str] = {}, messages: Sequence = ()
+) -> None:
     """Give these groups, which are split from the world, the transport through NCCL. Collective.
 
     Over the world.
+    messages      groups that get lanes for messages
     fixed_order   sums of floats are added as the tree over ranks, not in NCCL's order
+    axes          {key of a group: its axis}, for reports
     Errors, on all ranks: DeviceError where a rank has no GPU or no NCCL, or two ranks have one GPU.
     """
     module, problem = None, ""
@@ -55,10 +62,18 @@ def open_nccl(world, groups, *, fixed_order: bool) -> None:
         module = nccl_module()
     except DeviceError as error:
         seat, problem = None, str(error)
-    _check_seats(world.all_gather_object((seat, problem)))
+    answers = world.all_gather_object((seat, problem))
+    _check_seats(answers)
+    host = answers[world.rank][0].host
+    for group in messages:
+        if group.world_size > 1:
+            axis = axes.get(group.group_key, group.group_key)
+            group.use_gpu_transport(NcclLanes(group, module, axis))
     for group in groups:
         if group.world_size > 1:
-            group.use_gpu_transport(NcclTransport(group, module, fixed_order=fixed_order))
+            axis = axes.get(group.group_key, group.group_key)
+            how = {"fixed_order": fixed_order, "axis": axis, "host": host}
+            group.use_gpu_transport(NcclTransport(group, module, **how))
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
@@ -72,36 +87,29 @@ def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
                 f'gpu_transport "nccl" cannot be used: rank {rank}: {problem}; or set '
                 'gpu_transport to "staged"'
             )
-    shared = shared_gpus([seat for seat, _ in answers])
+    shared = shared_text([seat.place for seat, _ in answers])
     if shared:
-        place, ranks = next(iter(shared.items()))
         raise DeviceError(
-            f"NCCL wants a GPU for each rank, but ranks {', '.join(map(str, ranks))} share "
-            f"{place}; start as many "
-            'ranks per node as there are GPUs, or set gpu_transport to "staged" or "ipc"'
+            f"NCCL wants a GPU for each rank, but {shared}, or set gpu_transport to "
+            '"auto", "staged" or "ipc"'
         )
 
 
-def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
-    """Return {GPU: ranks} of those that several ranks take."""
-    users = Counter(seat.place for seat in seats)
-    return {
-        place: [rank for rank, seat in enumerate(seats) if seat.place == place]
-        for place, n in users.items()
-        if n > 1
-    }
-
-
 class NcclTransport(SwapTransport):
-    """One rank's end. Making one, and every method, is collective over the group."""
+    """One rank's end. Making one, and every method, is collective over the group.
 
-    def __init__(self, group, module, *, fixed_order: bool):
-        super().__init__(group)
+    axis   of the group, for reports; host: the node of this rank
+    """
+
+    def __init__(self, group, module, *, fixed_order: bool, axis: str, host: str = ""):
+        super().__init__(group, group.all_gather_object(host))
         self._module, self._fixed_order = module, fixed_order
-        self._stream = CollectiveStream()
+        self._stream, self._axis = CollectiveStream(), axis
+        self._calls = NcclCalls.of(group, module.NcclError, self._stream.select_gpu)
         unique_id = group.broadcast_object(module.get_unique_id() if group.rank == 0 else None)
         with group.verb("connect NCCL"), self._errors("connect"):
             self._communicator = module.NcclCommunicator(group.world_size, unique_id, group.rank)
+        self._calls.open(self._communicator)
 
     def takes(self, verb, num_bytes, dtype, op):
         return (
@@ -216,20 +224,15 @@ class NcclTransport(SwapTransport):
         finally:
             self._module.groupEnd()
 
-    @contextmanager
     def _errors(self, verb):
-        try:
-            yield
-        except self._module.NcclError as error:
-            raise CommunicationError(
-                f"{verb} on group {self._group.group_key}: NCCL says: {error}; NCCL_DEBUG=WARN in "
-                "the "
-                "environment makes it say more"
-            ) from error
+        return nccl_errors(self._module, self._group.group_key, verb)
 
     def _handle(self, *ports):
-        return self._stream.handle(ports)
+        end = self._stream.end()
+        self._calls.note(max(ports, key=attrgetter("size")), self._axis, end)
+        return self._stream.handle(end, ports)
 
     def close(self):
         """Close the transport. Collective over the group."""
-        self._communicator.destroy()
+        with self._errors("close"):
+            self._calls.close(self._communicator)

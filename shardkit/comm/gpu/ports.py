@@ -49,7 +49,7 @@ class DevicePort:
         arrived = self._copies.loaded()
 
         def wait():
-            arrived.synchronize()
+            arrived.wait()
             for _, raw, scratch in narrow:
                 if raw is not scratch:
                     scratch[...] = raw
@@ -69,7 +69,7 @@ class DevicePort:
         stored = self._copies.stored()
 
         def wait(kept=narrow):  # page-locked memory that is let go may be handed out again
-            stored.synchronize()
+            stored.wait()
 
         return wait
 

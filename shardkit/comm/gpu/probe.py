@@ -18,12 +18,14 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
 
 from ...environment import environment_without_launcher, gpu_aware_mpi
 from ...errors import DeviceError
 from ...files.programs import python_command
+from ..mpi.gpu_support import why_it_takes_none
 from ..mpi.launch import find_mpiexec
 from .device import gpu_seat
 
@@ -97,7 +99,21 @@ def _own_verdict(world) -> Verdict | None:
         return Verdict.nothing("SHARDKIT_GPU_AWARE_MPI=no")
     if word == "yes":
         return Verdict.everything()
-    return probe() if world.local_rank == 0 else None
+    return _probed() if world.local_rank == 0 else None
+
+
+@cache
+def _probed() -> Verdict:
+    """Return what the probe finds, tried once in this process.
+
+    A library that says itself that it takes no GPU memory is not tried.
+    """
+    try:
+        gpu_seat(0)
+        denied = why_it_takes_none()
+    except DeviceError:
+        denied = ""
+    return Verdict.nothing(denied) if denied else probe()
 
 
 def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:

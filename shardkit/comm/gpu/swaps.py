@@ -3,23 +3,23 @@
     all_to_all         one swap
     all_gather         one swap: own slice to everybody, a slice from everybody
     reduce_scatter     for each window of the slices: a swap, and the owner adds as the tree over
-                       ranks (ordered.py)
+                       ranks (ordered.py); where it can, within each node first (levels.py)
     all_reduce         a reduce_scatter in place, and an all_gather
 
 Sums are added on the GPU, so their bits are those of the host, and half floats are added as
 float32.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from ..checks import shares_of, starts_of
-from ..collectives.ordered import reduce_to_owners
 from ..operations import CompleteHandle, Handle, ReductionOperation
 from ..staging import Pieces
 from ..wire import HALF_FLOATS
+from .levels import NodeSwaps, address_of, spans_at
 
 SUM = ReductionOperation.SUM
-SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
 
 
 class SwapTransport:
@@ -27,10 +27,12 @@ class SwapTransport:
 
     A transport has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in
     which they are called.
+    hosts   the node of each rank of the group; None: all are on one
     """
 
-    def __init__(self, group):
+    def __init__(self, group, hosts: Sequence[str] | None = None):
         self._group = group
+        self._nodes = NodeSwaps(group.rank, group.world_size, hosts, self._swap)
 
     def adds_in_tree_order(self, num_bytes, dtype):
         return self._is_tree(dtype, SUM)
@@ -78,7 +80,7 @@ class SwapTransport:
 
     def reduce_scatter(self, whole, own, op):
         with self._work("reduce_scatter", whole.port, own.port):
-            self._add(self._flat(whole.port), whole.counts, self._flat(own.port))
+            self._nodes.add(self._flat(whole.port), whole.counts, self._flat(own.port))
         return self._handle(whole.port, own.port)
 
     def all_reduce(self, port, op):
@@ -87,32 +89,13 @@ class SwapTransport:
             counts = shares_of(flat.size, self._group.world_size)
             start = starts_of(counts)[self._group.rank]
             own = flat[start : start + counts[self._group.rank]]
-            self._add(flat, counts, own)
+            self._nodes.add(flat, counts, own)
             self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
         return self._handle(port)
 
     def _gather(self, source: int, target: int, counts, itemsize):
         """Gather slices from the addresses `source` of all ranks at `target`."""
-        sizes = [count * itemsize for count in counts]
-        self._swap(
-            [(source, sizes[self._group.rank])] * self._group.world_size,
-            [(target + start, size) for start, size in zip(starts_of(sizes), sizes)],
-        )
-
-    def _add(self, flat, counts, out):
-        reduce_to_owners(self._swap_arrays, self._group.rank, flat, counts, out, SCRATCH_ELEMENTS)
-
-    def _swap_arrays(self, send, receive, send_counts, receive_counts, send_starts):
-        """Do the all_to_all of a channel on CuPy arrays."""
-        self._swap(
-            _spans(address_of(send), send_starts, send_counts, send.dtype.itemsize),
-            _spans(
-                address_of(receive),
-                starts_of(receive_counts),
-                receive_counts,
-                receive.dtype.itemsize,
-            ),
-        )
+        self._nodes.gather(source, target, counts, itemsize)
 
 
 class HostSwapTransport(SwapTransport):
@@ -123,8 +106,8 @@ class HostSwapTransport(SwapTransport):
 
     _VERBS = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
 
-    def __init__(self, group):
-        super().__init__(group)
+    def __init__(self, group, hosts: Sequence[str] | None = None):
+        super().__init__(group, hosts)
         self._copies = group.staging.copies
 
     @contextmanager
@@ -140,7 +123,7 @@ class HostSwapTransport(SwapTransport):
         if own[0] != target:
             self._copies.begin_within(target, *own)
         self._swap_others(outgoing, incoming)
-        self._copies.copied().synchronize()
+        self._copies.copied().wait()
 
     def _swap_others(self, outgoing, incoming) -> None:
         """Swap with the others; their pieces are there when it returns."""
@@ -155,13 +138,4 @@ class HostSwapTransport(SwapTransport):
 
 def spans(part: Pieces) -> list[tuple[int, int]]:
     """Return (address, bytes) of each piece."""
-    return _spans(part.port.address, part.starts, part.counts, part.port.dtype.itemsize)
-
-
-def _spans(address, starts, counts, itemsize):
-    return [(address + start * itemsize, count * itemsize) for start, count in zip(starts, counts)]
-
-
-def address_of(array) -> int:
-    """Return the address of the first byte of a CuPy array."""
-    return array.__cuda_array_interface__["data"][0]
+    return spans_at(part.port.address, part.starts, part.counts, part.port.dtype.itemsize)

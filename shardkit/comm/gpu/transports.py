@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from ...layout.axes import Held, alike
 from ...settings import setting
+from .choice import WayOfArrays, agreed_problem, choose, mpi_problem, own_place
+from .device import nccl_version
 
 
 def _staged(world, groups: dict, deterministic: bool) -> None:
@@ -29,28 +31,53 @@ def _nccl(world, groups: dict, deterministic: bool) -> None:
     from .nccl import open_nccl
 
     carried = [group for axis in alike(Held.BLOCKS) for group in groups[axis]]  # others send
-    open_nccl(world, carried, fixed_order=deterministic)
+    axes = {group.group_key: axis for axis, along in groups.items() for group in along}
+    others = [group for group in _all(groups) if group not in carried]
+    open_nccl(world, carried, fixed_order=deterministic, axes=axes, messages=others)
+
+
+def choose_here(world) -> WayOfArrays:
+    """Return the choice for these ranks. Collective over the world."""
+    from .ipc import why_no_ipc
+    from .probe import agreed_verdict
+
+    places = world.all_gather_object(own_place(world.local_rank))
+    tries = {
+        "nccl": lambda: agreed_problem(world, nccl_version),
+        "ipc": lambda: why_no_ipc(world),
+        "mpi": lambda: mpi_problem(agreed_verdict(world)),
+    }
+    return choose(places, tries)
+
+
+def _auto(world, groups: dict, deterministic: bool) -> None:
+    if world.world_size > 1:
+        choice = choose_here(world)
+        if world.rank == 0:
+            world.say(str(choice))
+        TRANSPORTS[choice.name](world, groups, deterministic)
 
 
 def _all(groups: dict) -> list:
     return [group for along in groups.values() for group in along]
 
 
-TRANSPORTS = {"staged": _staged, "mpi": _mpi, "ipc": _ipc, "nccl": _nccl}
+TRANSPORTS = {"auto": _auto, "staged": _staged, "mpi": _mpi, "ipc": _ipc, "nccl": _nccl}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransportSettings:
     """How GPU arrays reach other ranks; the bits are the same.
 
-    "staged" goes through page-locked host memory and is always right. "nccl" takes one GPU per
-    rank. With "ipc", ranks of a node copy in each other's GPU memory. "mpi" passes GPU arrays to
-    MPI calls where a probe shows that the library takes them (SHARDKIT_GPU_AWARE_MPI).
+    "auto" takes the quickest that the ranks can use, in this order, and says so. "nccl" takes one
+    GPU per rank. With "ipc", ranks of one node copy in each other's GPU memory. "mpi" passes GPU
+    arrays to MPI calls where a probe shows that the library takes them (SHARDKIT_GPU_AWARE_MPI).
+    "staged" goes through page-locked host memory and is always right.
     """
 
     gpu_transport: str = setting(
-        "staged",
-        "how GPU arrays reach other ranks; staged: through host memory, always right",
+        "auto",
+        "how GPU arrays reach other ranks; auto: the quickest way that these ranks can use",
         among=TRANSPORTS,
     )
 

@@ -16,6 +16,7 @@ from ..backend import WORLD, CommunicationBackend
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
+from ..watch.progress import Awaited
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from ..watch.watchdog import Watchdog
 from .ending import FORWARDING_SECONDS, end_mpi
@@ -121,6 +122,7 @@ class MPICommunicationBackend(CommunicationBackend):
             with self.verb("close"):
                 self._close()
             self.use(None)
+            self._close_watchdog()
             return
         with self.job.attending("shutdown()", self.timeout + NEXT_TO_WATCHDOG_SECONDS):
             with self.verb("shutdown"):  # noted and watched: a rank may never come here
@@ -144,6 +146,7 @@ class MPICommunicationBackend(CommunicationBackend):
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
         self._close_watchdog()
+        self.progress.gpu.abort()
         self.job.revoke()
 
     def is_revoked(self) -> bool:
@@ -172,11 +175,12 @@ class MPICommunicationBackend(CommunicationBackend):
             seconds_left=lambda: self.seconds_left(),
             patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
         )
-        if before is not None:
-            before.close()
+        self.job.watch(self._watchdog, instead_of=before)
 
-    def look_at_others(self) -> None:
-        if self._watchdog is not None:
+    def look_at_others(self, awaited: Awaited | None = None) -> None:
+        if awaited is not None:
+            self.job.check_living(awaited.doing)
+        elif self._watchdog is not None:
             self._watchdog.look_at_others()
 
     def suspects(self) -> str:
@@ -185,11 +189,11 @@ class MPICommunicationBackend(CommunicationBackend):
         return "all ranks are there" if watchdog is None else watchdog.suspects()
 
     def _close_watchdog(self):
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
+        watchdog, self._watchdog = self._watchdog, None
+        self.job.end_watch(watchdog)
 
     def abort(self, message: str, code: int = 1) -> None:
+        self.progress.gpu.end_job()
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)

@@ -9,11 +9,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...environment import checked_mode
+from ...errors import CommunicationError
 from ...files.notes import tell
 from ..alone import AloneChannel
+from ..checks import ranks_per_node
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..node import open_node
-from ..node.levels import LevelsChannel, ranks_per_node
+from ..node.levels import LevelsChannel
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
@@ -23,7 +25,8 @@ from .guard import JobGuard
 
 
 class Job:
-    """One rank's part. Every method but attending(), revoke() and is_revoked() is collective.
+    """One rank's part. Methods are collective, unless they say otherwise, but attending(), revoke()
+    and is_revoked().
 
     mpi              mpi4py's module
     parent           the communicator that the backend was made for
@@ -41,6 +44,7 @@ class Job:
         self._homes: tuple[int | None, ...] = ()
         self._shares_cores = False
         self._communicators: list = []
+        self._watchdogs: list = []  # of the backend and its groups; the last one notes the calls
 
     def attending(self, doing: str, seconds: float):
         """Return a context manager: wardens watch what all ranks do outside of the verbs."""
@@ -50,6 +54,22 @@ class Job:
     def is_guarded(self) -> bool:
         """True unless the job belongs to another program."""
         return self.owns_job or self.outlives_ranks
+
+    def watch(self, watchdog, *, instead_of) -> None:
+        """Note the watchdog of the backend or a group, and end one of before. No communication."""
+        self._watchdogs.append(watchdog)
+        self.end_watch(instead_of)
+
+    def end_watch(self, watchdog) -> None:
+        """Close a watchdog, if there is one; the last of the others notes the calls from now on.
+
+        No communication.
+        """
+        if watchdog is not None:
+            self._watchdogs.remove(watchdog)
+            watchdog.close()
+        if self._watchdogs:
+            self._watchdogs[-1].take_over()
 
     def find_node(self) -> None:
         """Learn this rank's place on its node, and share the node's cores and memory."""
@@ -133,6 +153,16 @@ class Job:
         for communicator in self._communicators:
             if communicator != self.mpi.COMM_NULL and not communicator.Is_revoked():
                 communicator.Revoke()
+
+    def check_living(self, doing: str) -> None:
+        """Raise if a rank has died, where the others go on; else whoever watches ends the job.
+
+        doing   what this rank waits for in no call of MPI, which would raise
+        """
+        if self.outlives_ranks and (self.is_revoked() or self.parent.Get_failed().size):
+            raise CommunicationError(f"{doing}: a rank has died") from self.mpi.Exception(
+                self.mpi.ERR_PROC_FAILED
+            )
 
     def is_revoked(self) -> bool:
         """Return True once a rank has called revoke(), as far as this one knows."""

@@ -11,7 +11,7 @@ Source: futex(2); "Futexes Are Tricky", U. Drepper, 2011.
 
 import platform
 
-from ...array.cpu.notation import cgutils, external, inlined, intrinsic, ir, types
+from ...array.cpu.notation import cgutils, external, inlined_once, intrinsic, ir, types
 from .mailbox import NAP, SLEEPERS, WORD_BYTES
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(
@@ -89,7 +89,7 @@ def address_of(typing, array):
     return types.int64(array), build
 
 
-@inlined
+@inlined_once
 def wake(address):
     """Wake ranks that doze until this value changes; it has changed."""
     fence()
@@ -99,7 +99,7 @@ def wake(address):
             _system_call(_FUTEX, address, _WAKE, _EVERYBODY, 0, 0, 0)
 
 
-@inlined
+@inlined_once
 def doze(address, number):
     """Sleep while the value is below the number, at most for the time in NAP."""
     store(address + SLEEPERS, 1)

@@ -12,7 +12,6 @@ tree over all ranks (see ordered.py) adds each node first, so the bits are those
 """
 
 from functools import partial
-from itertools import groupby
 
 from ...array.arena import empty
 from ..channel import ArrayMemory, ShortCall, WrappedChannel
@@ -25,22 +24,6 @@ from .noted import load
 
 SUM = ReductionOperation.SUM
 MIN, MAX = ReductionOperation.MIN, ReductionOperation.MAX
-
-
-def ranks_per_node(homes) -> int | None:
-    """Return how many ranks of a group each of its nodes has, if levels suit it, else None.
-
-    One node after the other, with equally many ranks.
-    homes   of all ranks of the group: a name of the node; None where a rank sees only its own
-    """
-    lengths = [len(list(ranks)) for _, ranks in groupby(homes)]
-    suits = (
-        None not in homes
-        and 1 < len(lengths) == len(set(homes))
-        and len(set(lengths)) == 1
-        and lengths[0] > 1
-    )
-    return lengths[0] if suits else None
 
 
 class LevelsChannel(WrappedChannel):

@@ -20,7 +20,8 @@ Sums are trees over the ranks (sums.py) in both ways. What all ranks must agree 
 the bytes, and a code of verb, operation and dtype.
 """
 
-from ...array.cpu.compiled import compiled, inlined
+from ...array.cpu.compiled import compiled
+from ...array.cpu.notation import inlined_once
 from .atomic import address_of, load, move_bytes, store
 from .mailbox import (
     ALL_GATHER,
@@ -67,32 +68,32 @@ CODE_BITS = 24
 SECOND_MEETING = 2  # a stage in heaps; 1 is the first
 
 
-@inlined
+@inlined_once
 def signature_of(size, verb, op, kind):
     """Return what ranks must agree on."""
     return size << CODE_BITS | kind << VERB_BITS + OPERATION_BITS | op << VERB_BITS | verb
 
 
-@inlined
+@inlined_once
 def next_slot(table):
     """Return the address of the slot that this rank fills before it arrives."""
     mailbox = own_mailbox(table)
     return slot_of(mailbox, load(mailbox) + 1)
 
 
-@inlined
+@inlined_once
 def source_of(table, rank):
     """Return where find_arrays or find_slots found the array of this rank."""
     return load(own_mailbox(table) + SOURCES + rank * WORD_BYTES)
 
 
-@inlined
+@inlined_once
 def first_turn(stage):
     """Return with which slot full to begin or to go on."""
     return max(stage - FIRST_IN_SLOTS, 0)
 
 
-@inlined
+@inlined_once
 def reduce_blocks(table, start, num_bytes, into, op, kind, in_all):
     """So many bytes from `start` of all sources, reduced, to the address `into`; and into all
     sources, if `in_all`.
@@ -113,7 +114,7 @@ def reduce_blocks(table, start, num_bytes, into, op, kind, in_all):
 # ---- slices --------------------------------------------------------------------------------------
 
 
-@inlined
+@inlined_once
 def equal_places(table, count):
     """Write the places of equal slices into the table; return where."""
     ranks = table[NUM_RANKS]
@@ -124,19 +125,19 @@ def equal_places(table, count):
     return places
 
 
-@inlined
+@inlined_once
 def start_of(places, rank):
     """Return where the slice of a rank begins."""
     return load(places + rank * WORD_BYTES)
 
 
-@inlined
+@inlined_once
 def count_of(places, rank, table):
     """Return how long the slice of a rank is."""
     return load(places + (table[NUM_RANKS] + rank) * WORD_BYTES)
 
 
-@inlined
+@inlined_once
 def longest_of(places, table):
     """Return how long the longest slice is."""
     longest = 0
@@ -145,7 +146,7 @@ def longest_of(places, table):
     return longest
 
 
-@inlined
+@inlined_once
 def are_apart(one, one_bytes, other, other_bytes):
     """Return True if the two have no byte in common."""
     return one + one_bytes <= other or other + other_bytes <= one or one_bytes == 0
@@ -187,7 +188,7 @@ def all_reduce(array, table, op, kind, site, stage):
     return end(table, began, ended)
 
 
-@inlined
+@inlined_once
 def all_reduce_in_slots(address, num_bytes, table, op, kind, signature, stage):
     """Add a slot full after the other; every rank adds all of it."""
     for turn in range(first_turn(stage), max(1, -(-num_bytes // SLOT_BYTES))):
@@ -204,7 +205,7 @@ def all_reduce_in_slots(address, num_bytes, table, op, kind, signature, stage):
     return DONE
 
 
-@inlined
+@inlined_once
 def all_reduce_in_heaps(address, num_bytes, table, op, kind, signature, stage):
     """Add this rank's slice, and write it into the arrays of all.
 
@@ -256,7 +257,7 @@ def reduce_scatter(send, receive, places, table, op, kind, in_place, site, stage
     return end(table, began, ended)
 
 
-@inlined
+@inlined_once
 def reduce_scatter_in_slots(whole, own, own_bytes, places, table, op, kind, signature, stage):
     """Add a window of every owner's slice at a time."""
     num_ranks = table[NUM_RANKS]
@@ -279,7 +280,7 @@ def reduce_scatter_in_slots(whole, own, own_bytes, places, table, op, kind, sign
     return DONE
 
 
-@inlined
+@inlined_once
 def reduce_scatter_in_heaps(offset, own, own_bytes, start, table, op, kind, signature, stage):
     """Add the slice that begins at `start` and that this rank owns, from the arrays of all.
 
@@ -325,14 +326,14 @@ def all_gather(send, receive, places, table, kind, site, stage):
     return end(table, began, ended)
 
 
-@inlined
+@inlined_once
 def put_own(own, own_bytes, place):
     """Copy the slice to its place, unless it is there already."""
     if own_bytes and own != place:
         move_bytes(place, own, own_bytes)
 
 
-@inlined
+@inlined_once
 def all_gather_in_slots(own, own_bytes, whole, places, table, signature, stage):
     """Gather a slot full of every slice at a time."""
     for turn in range(first_turn(stage), max(1, -(-longest_of(places, table) // SLOT_BYTES))):
@@ -354,7 +355,7 @@ def all_gather_in_slots(own, own_bytes, whole, places, table, signature, stage):
     return DONE
 
 
-@inlined
+@inlined_once
 def all_gather_in_heaps(own, own_bytes, whole, places, table, signature, stage):
     """Read the slices of the other ranks where they lie."""
     num_ranks = table[NUM_RANKS]

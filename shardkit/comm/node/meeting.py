@@ -10,7 +10,7 @@ sleeps. A loop that has waited long returns a stage to be resumed at, since betw
 must be called: a neighbor may wait for a message of ours.
 """
 
-from ...array.cpu.notation import inlined
+from ...array.cpu.notation import inlined_once
 from .atomic import doze, load, relax, store, wake, yield_core
 from .mailbox import (
     HEAP,
@@ -31,19 +31,19 @@ from .mailbox import (
 )
 
 
-@inlined
+@inlined_once
 def own_mailbox(table):
     """Return the address of this rank's mailbox."""
     return table[MAILBOXES + table[RANK]]
 
 
-@inlined
+@inlined_once
 def slot_of(mailbox, number):
     """Return the address of the slot of this arrival."""
     return mailbox + SLOTS + (number & 1) * SLOT_BYTES
 
 
-@inlined
+@inlined_once
 def arrive(table, signature, offset):
     """Count one more arrival; the slot has been written. Returns its number."""
     mailbox = own_mailbox(table)
@@ -56,7 +56,7 @@ def arrive(table, signature, offset):
     return number
 
 
-@inlined
+@inlined_once
 def has_come(mailbox, number, signature):
     """Return True if the rank of this mailbox is there, for the same call."""
     return (
@@ -65,7 +65,7 @@ def has_come(mailbox, number, signature):
     )
 
 
-@inlined
+@inlined_once
 def is_in_time(mailbox, number, signature, table):
     """Wait until the rank has come; False if that takes long."""
     for _ in range(table[SPINS]):
@@ -83,7 +83,7 @@ def is_in_time(mailbox, number, signature, table):
     return has_come(mailbox, number, signature)
 
 
-@inlined
+@inlined_once
 def all_have_come(table, signature):
     """Wait until every rank has come to the last arrival of this one.
 
@@ -96,7 +96,7 @@ def all_have_come(table, signature):
     return True
 
 
-@inlined
+@inlined_once
 def heap_offset(address, num_bytes, table):
     """Return where an array begins in this rank's heap; NOWHERE if it is elsewhere.
 
@@ -106,7 +106,7 @@ def heap_offset(address, num_bytes, table):
     return offset if 0 <= offset < table[HEAP_BYTES] else NOWHERE
 
 
-@inlined
+@inlined_once
 def find_arrays(table):
     """Write to SOURCES where the array is that each rank brought.
 
@@ -123,7 +123,7 @@ def find_arrays(table):
     return True
 
 
-@inlined
+@inlined_once
 def find_slots(table):
     """Write to SOURCES where the slots are that each rank brought."""
     number, sources = load(own_mailbox(table)), own_mailbox(table) + SOURCES

@@ -1,6 +1,6 @@
 """What a loop writes of its own call: its record in the ledger, its count, seconds and bytes."""
 
-from ...array.cpu.notation import external, inlined, intrinsic, ir, types
+from ...array.cpu.notation import external, inlined_once, intrinsic, ir, types
 from ..watch.ledger import (
     NUM_RECORDS,
     PLACE_IS_FREE,
@@ -50,20 +50,20 @@ def bits_of(typing, number):
     return types.int64(types.float64), build
 
 
-@inlined
+@inlined_once
 def nanoseconds(table):
     """Return the time of the monotonic clock."""
     _clock(_MONOTONIC, address_of(table) + CLOCK * WORD_BYTES)
     return table[CLOCK] * 1_000_000_000 + table[CLOCK + 1]
 
 
-@inlined
+@inlined_once
 def is_refused(table):
     """Return True if the call must be made in Python: the group is closed, or somebody listens."""
     return table[IS_OPEN] == 0 or load(table[PLACE] + PLACE_IS_FREE * WORD_BYTES) == 0
 
 
-@inlined
+@inlined_once
 def record_of(table):
     """Return the address of the last record; 0 if no ledger is open."""
     place = table[PLACE]
@@ -72,13 +72,13 @@ def record_of(table):
     return ring + number % NUM_RECORDS * RECORD_BYTES if ring != 0 else 0
 
 
-@inlined
+@inlined_once
 def add(address, number):
     """Add to the 8 bytes there."""
     store(address, load(address) + number)
 
 
-@inlined
+@inlined_once
 def begin(table, verb, kind, site, num_bytes, sent):
     """Record that a call begins; return its time in nanoseconds.
 
@@ -105,7 +105,7 @@ def begin(table, verb, kind, site, num_bytes, sent):
     return began
 
 
-@inlined
+@inlined_once
 def end(table, began, stage):
     """Record the end of a call whose begin is recorded, if it has ended; return the stage."""
     if stage == DONE and began != UNNOTED:

@@ -7,7 +7,7 @@ Source: memcpy of glibc does the same above three quarters of the last cache, wh
 machine often reports wrongly.
 """
 
-from ...array.cpu.notation import inlined, intrinsic, ir, types
+from ...array.cpu.notation import inlined_once, intrinsic, ir, types
 from .atomic import fence, move_bytes
 
 LINE_BYTES = 64
@@ -32,7 +32,7 @@ def stream_line(typing, target, source):
     return types.void(types.int64, types.int64), build
 
 
-@inlined
+@inlined_once
 def stream_bytes(target, source, count):
     """Copy so many bytes past the caches."""
     first = min(-target % LINE_BYTES, count)

@@ -6,7 +6,7 @@ a+b   c+d   e        ranks is added: neighbors first, level by level, an odd one
 
 import numpy
 
-from ...array.cpu.notation import cgutils, inlined, intrinsic, ir, types
+from ...array.cpu.notation import cgutils, inlined_once, intrinsic, ir, types
 from .atomic import load, store
 from .mailbox import BLOCK_BYTES, DTYPES, MAX, MIN, PRODUCT, SUM, WORD_BYTES
 
@@ -62,7 +62,7 @@ def _combined(builder, a, b, operation, kind):
     return builder.select(is_chosen, b, a)
 
 
-@inlined
+@inlined_once
 def reduce_block(sources, num_ranks, start, num_bytes, into, op, kind, scratch):
     """Leave the tree over so many bytes of several arrays at `into`, in one of them or not.
 

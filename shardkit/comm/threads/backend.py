@@ -24,6 +24,7 @@ from ...public import import_all
 from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
+from ..watch.progress import Awaited
 from .channel import ThreadChannel
 from .rendezvous import Environment, Environments, Group
 
@@ -95,6 +96,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     def initialize(self) -> None:
         if self.channel is None:
+            self._group.environment.progress[self.world_ranks[self.rank]] = self.progress
             self.use(ThreadChannel(self._group, self.rank))
 
     def shutdown(self) -> None:
@@ -113,6 +115,10 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         error = CommunicationError(message)
         self._group.environment.fail(self.world_ranks[self.rank], error)
         raise error
+
+    def look_at_others(self, awaited: Awaited | None = None) -> None:
+        if awaited is not None:
+            self._group.environment.check(awaited)
 
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         parting = self._group.environment.parting

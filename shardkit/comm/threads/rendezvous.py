@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from math import inf
 
 from ...errors import CommunicationError, CommunicationTimeout, PeerError
+from ..watch.progress import Awaited, Progress
 
 
 class Wait:
@@ -65,6 +66,7 @@ class Environment:
         self.lock = threading.RLock()
         self.joined: set[int] = set()
         self.left: set[int] = set()
+        self.progress: dict[int, Progress] = {}  # of each rank
         self.worked: dict[int, float] = {}  # rank -> when it last got on with work of its own
         self.failures: list[tuple[int, BaseException]] = []  # in time
         self.world = Group(self, tuple(range(world_size)))
@@ -129,15 +131,31 @@ class Environment:
             if left > 0:
                 continue
             with self.lock:
-                missing = _ranks_text(wait.needs)
-                wait.fail(
-                    CommunicationTimeout,
-                    f"{wait.what}: {missing} did not come within {seconds:g} s",
-                )
+                wait.fail(CommunicationTimeout, self._late_text(wait, seconds))
                 self.end(wait)
         if wait.error is not None:
             kind, message = wait.error
             raise kind(message)
+
+    def check(self, awaited: Awaited) -> None:
+        """Raise as wait() would, for a rank that looks itself whether a call is complete."""
+        call = awaited.call
+        needed = [rank for rank in call.ranks if rank in self.progress]
+        made = {rank: self.progress[rank].num_calls(call.group) for rank in needed}
+        late = {rank for rank in needed if made[rank] < (call.number or 0)}
+        wait = Wait(awaited.doing, late)
+        with self.lock:
+            self.begin(wait)
+            self.end(wait)
+        left = self._worked_last(wait) + self.timeout - time.monotonic()
+        if wait.error is None and awaited.seconds > self.timeout and left <= 0:
+            wait.fail(CommunicationTimeout, self._late_text(wait, self.timeout))
+        if wait.error is not None:
+            kind, message = wait.error
+            raise kind(message)
+
+    def _late_text(self, wait: Wait, seconds: float) -> str:
+        return f"{wait.what}: {_ranks_text(wait.needs)} did not come within {seconds:g} s"
 
     def _worked_last(self, wait) -> float:
         """Return when all ranks that are missing had got on with work of their own; -inf: never."""

@@ -10,6 +10,7 @@ from ...public import resting
 
 OF_VERB = 3  # depth, for Names.site(), of the caller of a verb whose body asks by one function
 _ROOM = os.path.dirname(os.path.dirname(__file__))
+_DOOR = os.path.join(os.path.dirname(_ROOM), "array", "waits.py")  # of waits that calls.py notes
 
 
 def main_frame() -> FrameType | None:
@@ -27,8 +28,8 @@ def main_frame() -> FrameType | None:
 
 @cache
 def is_of_room(file_name: str) -> bool:
-    """Return True if this is a file of this room, comm."""
-    return file_name.startswith(_ROOM)
+    """Return True if this is a file of this room, comm, or the door to what it watches."""
+    return file_name.startswith(_ROOM) or file_name == _DOOR
 
 
 def first_frame(frame: FrameType | None, *, of_room: bool) -> FrameType | None:

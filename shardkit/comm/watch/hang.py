@@ -181,6 +181,16 @@ def _why_away(named: set[int], away: dict[int, float]) -> str:
     )
 
 
+def late_text(folder, group: str, number: int | None, needed) -> str:
+    """Return which of the ranks needed have not begun a collective, in words; "" if all have.
+
+    Errors: FileNotFoundError if there are no ledgers.
+    """
+    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
+    late = [rank for rank in needed if not has_come(ranks.get(rank), group, number)]
+    return f"{_ranks(late)} {'is' if len(late) == 1 else 'are'} missing" if late else ""
+
+
 def idle_since(folder, time: float) -> str:
     """Return the ranks, in words, that are in no call and noted work of their own before this time.
 

@@ -4,13 +4,14 @@ All ranks of a group make the same collective calls in the same order, so "rank 
 calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits in vain.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 
@@ -40,6 +41,15 @@ class Call:
             if self.number is None
             else f"{self.verb} (call {self.number} on group {self.group})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A call that this rank waits for in no channel: what it does in words, seconds so far."""
+
+    call: Call
+    doing: str
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -113,8 +123,57 @@ class Tallies(dict):
         return words
 
 
+class WaitingCalls(Protocol):
+    """The calls that a GPU has still to do, as far as they wait for other ranks (gpu/calls.py)."""
+
+    def oldest(self) -> Call | None:
+        """Return the first of them; None: there is none. In any thread."""
+
+    def end_job(self) -> None:
+        """Let none of them wait any more, since the job is ended. In any thread."""
+
+    def abort(self) -> None:
+        """Let none of them wait any more. In any thread."""
+
+
+class GpuCalls:
+    """What a GPU waits for, for those who watch over this rank.
+
+    calls   None: nothing of it waits for other ranks
+    """
+
+    def __init__(self):
+        self.calls: WaitingCalls | None = None
+        self._oldest: Call | None = None
+        self._since = 0.0
+
+    def use(self, calls: WaitingCalls | None) -> None:
+        """Look at these calls from now on."""
+        self.calls = calls
+
+    def oldest(self) -> tuple[Call | None, float]:
+        """Return the call that the GPU is in, and since when it was seen there; for one thread."""
+        call = None if self.calls is None else self.calls.oldest()
+        if call is not self._oldest:
+            self._oldest, self._since = call, time.monotonic()
+        return call, self._since
+
+    def end_job(self) -> None:
+        """Let no kernel spin on while the job is ended. In any thread, and at once."""
+        if self.calls is not None:  # a library may never return
+            threading.Thread(target=self.calls.end_job, daemon=True).start()
+
+    def abort(self) -> None:
+        """Let nothing of it wait for other ranks any more."""
+        if self.calls is not None:
+            self.calls.abort()
+
+
 class Progress:
-    """The current call, if any. A backend shares it with all groups split from it."""
+    """The current call, if any. A backend shares it with all groups split from it.
+
+    gpu   what its GPU waits for
+    """
 
     def __init__(self, timeout: float = inf):
         self.timeout = timeout  # seconds that a call may take; the backend's, as seconds_left is
@@ -124,6 +183,7 @@ class Progress:
         self.began = 0.0  # time.monotonic() when the call under way began, or was resumed
         self.names = Names()
         self.tallies = Tallies()
+        self.gpu = GpuCalls()
         self._recorders: list = []
         self._kept = None  # the ledger, and _ledger what stands in its place
         self.ledger = None
@@ -219,12 +279,24 @@ class Progress:
         if self._ledger is not None:
             self._ledger.begin(verb, group, ranks, None)
 
-    def resume(self, call: Call) -> None:
-        """Begin to wait for a call that was started earlier; end() must follow."""
+    def resume(
+        self,
+        call: Call,
+        verb: str = "",
+        *,
+        dtype=None,
+        count: int = -1,
+        site: int | None = None,
+    ) -> None:
+        """Begin to wait for a call that was started earlier; end() must follow.
+
+        verb   that the ledger has; "": the call's own. Others as for begin_collective()
+        """
         self.began = time.monotonic()
         self.current = call
         if self._ledger is not None:
-            self._ledger.begin(f"{WAIT_FOR}{call.verb}", call.group, call.ranks, call.number)
+            verb = f"{WAIT_FOR}{verb or call.verb}"
+            self._ledger.begin(verb, call.group, call.ranks, call.number, dtype, count, site)
 
     def work(self) -> None:
         """Note that this rank gets on with work of its own, for which others wait in a verb."""

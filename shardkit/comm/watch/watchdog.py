@@ -25,8 +25,17 @@ from ..failure.agreement import describe_error
 from .attendance import attendance
 from .call_clock import CallClock
 from .frames import first_frame, main_frame
-from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, idle_since, read_ledgers
+from .hang import (
+    HANG_NAME,
+    STACKS_NAME,
+    hang_report,
+    hang_suspects,
+    idle_since,
+    late_text,
+    read_ledgers,
+)
 from .ledger import LEDGER_NAME, Ledger
+from .progress import Call
 from .pulse import beat_seconds
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
@@ -78,11 +87,15 @@ class Watchdog:
         )
         self._stacks = self._open_stacks(rank)
         self.ledger.beat(seconds(), 0.0)
-        attendance().note_ledger(self.ledger.path)
-        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
-        progress.ledger = self.ledger
+        self.take_over()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
+
+    def take_over(self) -> None:
+        """Let calls be noted in this ledger from now on."""
+        attendance().note_ledger(self.ledger.path)
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        self._progress.ledger = self.ledger
 
     def _open_stacks(self, rank: int):
         """Return the file for the stacks of this rank, or a place where they are lost."""
@@ -143,13 +156,20 @@ class Watchdog:
             self._dump_stacks()
 
     def _has_outlived(self) -> bool:
-        call, began = self._progress.current, self._progress.began
+        call, began = self._under_way()
         return (
             call is not None
             and self._clock.seconds(call, max(began, self._resumed_at), self._limit())
             > self._limit() + self._patience
-            and self._progress.current is call
+            and self._under_way()[0] is call
         )
+
+    def _under_way(self) -> tuple[Call | None, float]:
+        """Return the call of the host, else the one that the GPU is in, and when it began."""
+        call = self._progress.current
+        if call is not None:
+            return call, self._progress.began
+        return self._progress.gpu.oldest()
 
     def look_at_others(self) -> None:
         """End the job if another rank, in no verb, has long not got on with work of its own.
@@ -180,9 +200,12 @@ class Watchdog:
             self._stopped.wait(STACKS_SECONDS)
             if time.monotonic() < self._gives_up:
                 return
-        call = self._progress.current
+        call, _ = self._under_way()
         limit = self._limit()
         suspects, report = self._look_at_ledgers()
+        if self._progress.current is None and call is not None:  # the GPU waits, and no host
+            suspects = self._late(call) or suspects
+            call = f"{call}, which the GPU is in, while its host is in no call"
         why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"
         self._abort(
             f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}"
@@ -211,6 +234,12 @@ class Watchdog:
         except OSError as error:
             return f"what the ranks do is not known, for {error}", ""
         return suspects, f"{report}\nfiles: {self.folder}"
+
+    def _late(self, call: Call) -> str:
+        """Return the ranks that have not come to this call, in words; "" if none is known."""
+        with suppress(OSError):
+            return late_text(self.folder, call.group, call.number, call.ranks)
+        return ""
 
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""

@@ -9,7 +9,7 @@ ops.scaled_dot_product_attention, as there, wants True where a key is seen.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -21,6 +21,7 @@ from ..autograd import Tensor
 from ..context import current_context
 from ..init import Fill, Normal, Uniform
 from ..module import Module, Parameter
+from ..on_parts import partwise
 from ..ops.activation import erf_gelu, relu
 from ..ops.attention import attention_weights, packed_attention, scaled_dot_product_attention
 from ..ops.elementwise import add, where
@@ -105,6 +106,7 @@ class MultiheadAttention(Module):
         attn_mask: Any = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        attend: Callable[..., Tensor] = scaled_dot_product_attention,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute y and the weights.
 
@@ -124,19 +126,21 @@ class MultiheadAttention(Module):
             bias; a Tensor if they take a gradient.
         is_causal
             Query i sees keys 0 .. i, with attn_mask or without it.
+        attend
+            What computes attention whose weights are not asked for, nor dropped.
 
         Notes
         -----
         A query that sees no key gets out_proj.bias, and weights of 0 (PyTorch with need_weights:
         NaN).
         """
-        query, key, value = self._inputs(query, key, value)
+        query, key, value = _inputs(self, query, key, value)
         is_single = query.ndim == 2
         if is_single:
             query, key, value = _each(lambda x: unsqueeze(x, 0), query, key, value)
         elif not self.batch_first:
             query, key, value = _each(lambda x: transpose(x, 0, 1), query, key, value)
-        self._check(query, key, value)
+        _check(self, query, key, value)
         mask = _joined_mask(attn_mask, key_padding_mask, query, key, self.num_heads)
         drops = current_context().training and self.dropout.p > 0
         weights: Any = None
@@ -145,16 +149,17 @@ class MultiheadAttention(Module):
             and self.is_packed
             and not (need_weights or drops)
             and mask is None
+            and attend is scaled_dot_product_attention
         ):
             qkv = linear(query, self.in_proj_weight, self.in_proj_bias)
             y = packed_attention(qkv, self.num_heads, is_causal)
         else:
-            q, k, v = self._projected(query, key, value)  # [N, heads, S, D]
+            q, k, v = _projected(self, query, key, value)  # [N, heads, S, D]
             if need_weights or drops:
                 weights = self.dropout(attention_weights(q, k, mask, is_causal=is_causal))
                 y = matmul(weights, v)
             else:
-                y = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+                y = attend(q, k, v, mask, is_causal=is_causal)
             y = reshape(permute(y, (0, 2, 1, 3)), query.shape)
         y = self.out_proj(y)
         if not need_weights:
@@ -165,44 +170,47 @@ class MultiheadAttention(Module):
             return squeeze(y, 0), None if weights is None else squeeze(weights, 0)
         return (y if self.batch_first else transpose(y, 0, 1)), weights
 
-    def _inputs(self, *inputs):
-        """Return Tensors of the layer's dtype; inputs that are one object stay one."""
-        return _each(lambda x: input_tensor(x, self.out_proj.weight.dtype), *inputs)
 
-    def _check(self, query, key, value):
-        """Raise ShapeError unless the three fit together and the layer."""
-        fits = (
-            query.ndim == key.ndim == value.ndim == 3
-            and query.shape[0] == key.shape[0]
-            and key.shape[:2] == value.shape[:2]
-            and (query.shape[2], key.shape[2], value.shape[2]) == self.widths
+def _inputs(layer, *inputs):
+    """Return Tensors of the layer's dtype; inputs that are one object stay one."""
+    return _each(lambda x: input_tensor(x, layer.out_proj.weight.dtype), *inputs)
+
+
+def _check(layer, query, key, value):
+    """Raise ShapeError unless the three fit together and the layer."""
+    fits = (
+        query.ndim == key.ndim == value.ndim == 3
+        and query.shape[0] == key.shape[0]
+        and key.shape[:2] == value.shape[:2]
+        and (query.shape[2], key.shape[2], value.shape[2]) == layer.widths
+    )
+    if not fits:
+        order = "[N, S, .]" if layer.batch_first else "[S, N, .]"
+        raise ShapeError(
+            f"MultiheadAttention of query {query.shape}, key {key.shape}, value {value.shape} "
+            f"(by sample); wanted {order} of {layer.widths} features, key and value of one "
+            "length"
         )
-        if not fits:
-            order = "[N, S, .]" if self.batch_first else "[S, N, .]"
-            raise ShapeError(
-                f"MultiheadAttention of query {query.shape}, key {key.shape}, value {value.shape} "
-                f"(by sample); wanted {order} of {self.widths} features, key and value of one "
-                "length"
-            )
 
-    def _projected(self, *inputs):
-        """Return q, k, v, each [N, heads, its length, D]."""
-        query, key, value = inputs
-        size = self.embed_dim
-        if self.is_packed and query is key is value:
-            qkv = linear(query, self.in_proj_weight, self.in_proj_bias)
-            qkv = reshape(qkv, (*query.shape[:2], 3, self.num_heads, size // self.num_heads))
-            qkv = permute(qkv, (2, 0, 3, 1, 4))
-            return [getitem(qkv, number) for number in range(3)]
-        projected = []
-        for number, x in enumerate(inputs):
-            own = slice(number * size, (number + 1) * size)
-            weight = self.in_proj_weight if self.is_packed else getattr(self, _SEPARATE[number])
-            rows = own if self.is_packed else slice(None)
-            y = linear_rows(x, weight, self.in_proj_bias, rows, own)
-            y = reshape(y, (*x.shape[:2], self.num_heads, size // self.num_heads))
-            projected.append(permute(y, (0, 2, 1, 3)))
-        return projected
+
+def _projected(layer, *inputs):
+    """Return q, k, v, each [N, heads, its length, D]."""
+    query, key, value = inputs
+    size = layer.embed_dim
+    if layer.is_packed and query is key is value:
+        qkv = linear(query, layer.in_proj_weight, layer.in_proj_bias)
+        qkv = reshape(qkv, (*query.shape[:2], 3, layer.num_heads, size // layer.num_heads))
+        qkv = permute(qkv, (2, 0, 3, 1, 4))
+        return [getitem(qkv, number) for number in range(3)]
+    projected = []
+    for number, x in enumerate(inputs):
+        own = slice(number * size, (number + 1) * size)
+        weight = layer.in_proj_weight if layer.is_packed else getattr(layer, _SEPARATE[number])
+        rows = own if layer.is_packed else slice(None)
+        y = linear_rows(x, weight, layer.in_proj_bias, rows, own)
+        y = reshape(y, (*x.shape[:2], layer.num_heads, size // layer.num_heads))
+        projected.append(permute(y, (0, 2, 1, 3)))
+    return projected
 
 
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -312,6 +320,7 @@ class RelativePositionBias(Module):
 ACTIVATIONS = {"relu": relu, "gelu": erf_gelu}
 
 
+@partwise
 class TransformerEncoderLayer(Module):
     """Attention of a sequence to itself and a feed-forward, each with a norm and a residual branch.
 

@@ -5,7 +5,7 @@ from typing import Any
 from ...annotations import DTypeLike
 from ...arguments import is_among, require
 from ...array import fresh
-from ...array.backend import xp_of
+from ...array.backend import is_true, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of
 from ..init import Normal
@@ -80,6 +80,6 @@ def _bags_of(ids, offsets):
     offsets = fresh.placed(array_of(index_array(offsets)), xp)
     check_ids("EmbeddingBag offsets", offsets, ids.size + 1)
     steps = xp.diff(offsets)
-    if offsets.ndim != 1 or offsets.size and (offsets[0] != 0 or (steps < 0).any()):
+    if offsets.ndim != 1 or offsets.size and is_true((offsets[0] != 0) | (steps < 0).any()):
         raise ShapeError("EmbeddingBag with offsets that do not rise from 0; wanted [bags]")
     return xp.searchsorted(offsets, xp.arange(ids.size), side="right") - 1, offsets.size

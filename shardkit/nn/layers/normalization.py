@@ -138,26 +138,31 @@ class TrackedNorm(Module):
             return normalize(x, *moments, self.weight, self.bias, self.eps)
         y, mean, variance = type(self).operation(x, self.weight, self.bias, self.eps)
         if self.track_running_stats:
-            self._observe(x, mean, variance)
+            observe_moments(self, mean, variance, x.size // max(mean.size, 1))
         return y
 
-    def _observe(self, x, mean, variance):
-        """Tell the running moments those of this micro-batch; the variance without bias."""
-        count = x.size // max(mean.size, 1)
-        if mean.size == 0 or count < 2:
-            raise ShapeError(
-                f"{type(self).__name__} of x {x.shape} in training; wanted at least one sample, "
-                "and two elements for each mean"
-            )
-        shape = (-1, self.num_features)
-        self.num_batches_tracked.advance()
-        steps = self.num_batches_tracked if self.momentum is None else None
-        for buffer, found in (
-            (self.running_mean, mean),
-            (self.running_var, variance * (count / (count - 1))),
-        ):
-            value = xp_of(found).mean(found.reshape(shape), axis=0)
-            buffer.observe(value, self.momentum, count=steps)
+
+def observe_moments(norm: TrackedNorm, mean, variance, count: int) -> None:
+    """Tell the running moments those of a micro-batch, each of so many elements; the variance
+    without bias.
+
+    mean, variance   arrays of channels, or of samples and channels
+    Errors: ShapeError on means of nothing, or of one element.
+    """
+    if mean.size == 0 or count < 2:
+        raise ShapeError(
+            f"{type(norm).__name__} of {mean.size} x {count} elements in training; wanted at least "
+            "one sample, and two elements for each mean"
+        )
+    shape = (-1, norm.num_features)
+    norm.num_batches_tracked.advance()
+    steps = norm.num_batches_tracked if norm.momentum is None else None
+    for buffer, found in (
+        (norm.running_mean, mean),
+        (norm.running_var, variance * (count / (count - 1))),
+    ):
+        value = xp_of(found).mean(found.reshape(shape), axis=0)
+        buffer.observe(value, norm.momentum, count=steps)
 
 
 class BatchNorm1d(TrackedNorm):

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...annotations import DTypeLike
+from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
 from ..init import Fill, Uniform
 from ..module import Module, Parameter
 from ..ops.elementwise import add
 from ..ops.linear import matmul
-from ..ops.modes import from_modes, multiply_modes, to_modes
-from ..ops.shape import reshape
-from .basic import check_sizes
+from ..ops.modes import Slab, from_modes, multiply_modes, to_modes
+from ..ops.shape import concatenate, reshape
+from .basic import check_sizes, input_tensor
 
 
 class SpectralConv(Module):
@@ -78,6 +79,34 @@ class ChannelLinear(Module):
         y = matmul(self.weight, points)
         y = add(y, reshape(self.bias, (-1, 1)))
         return reshape(y, (x.shape[0], self.weight.shape[0], *x.shape[2:]))
+
+
+class Lifting(Module):
+    """Channels and coordinates of each point, from 0 to 1, mapped to `width` channels."""
+
+    def __init__(self, in_channels: int, width: int, modes: tuple, *, dtype):
+        self.in_channels = in_channels
+        self.modes = modes
+        self.map = ChannelLinear(in_channels + len(modes), width, dtype=dtype)
+
+    def check_input(self, x):
+        check_grid("FNO", x.shape, self.in_channels, self.modes)
+
+    def forward(self, x, slab: Slab | None = None):
+        """Compute [batch, width, *grid]; slab: the part of the grid that x is, if not all."""
+        x = input_tensor(x, self.map.weight.dtype)
+        return self.map(concatenate([x, *_coordinates(x, slab)], 1))
+
+
+def _coordinates(x, slab):
+    """Yield an array [batch, 1, *grid] for each dimension of the grid."""
+    xp = xp_of(x.array)
+    for dim, size in enumerate(x.shape[2:], 2):
+        is_cut = slab is not None and slab.dim == dim - 2
+        start, length = (slab.start, slab.length) if is_cut else (0, size)
+        shape = [size if d == dim else 1 for d in range(x.ndim)]
+        line = xp.linspace(0, 1, length)[start : start + size].astype(x.dtype).reshape(shape)
+        yield xp.broadcast_to(line, (x.shape[0], 1, *x.shape[2:]))
 
 
 def checked_modes(owner, modes) -> tuple[int, ...]:

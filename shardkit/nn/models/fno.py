@@ -11,43 +11,17 @@ modes.
 from collections.abc import Sequence
 
 from ...annotations import Shape
-from ...array.backend import xp_of
-from ..layers.basic import input_tensor
-from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
+from ..layers.spectral import ChannelLinear, Lifting, SpectralConv, checked_modes
 from ..losses import RelativeL2Loss
 from ..module import Module, ModuleList, numbered
+from ..on_parts import partwise
 from ..ops.activation import erf_gelu
-from ..ops.shape import concatenate
 from .model import ReadyModel
 
 PROJECTION = 128  # channels before the last map, as in the paper
 
 
-class Lifting(Module):
-    """Channels and coordinates of each point, from 0 to 1, mapped to `width` channels."""
-
-    def __init__(self, in_channels: int, width: int, modes: tuple, *, dtype):
-        self.in_channels = in_channels
-        self.modes = modes
-        self.map = ChannelLinear(in_channels + len(modes), width, dtype=dtype)
-
-    def check_input(self, x):
-        check_grid("FNO", x.shape, self.in_channels, self.modes)
-
-    def forward(self, x):
-        x = input_tensor(x, self.map.weight.dtype)
-        return self.map(concatenate([x, *_coordinates(x)], 1))
-
-
-def _coordinates(x):
-    """Yield an array [batch, 1, *grid] for each dimension of the grid."""
-    xp = xp_of(x.array)
-    for dim, size in enumerate(x.shape[2:], 2):
-        shape = [size if d == dim else 1 for d in range(x.ndim)]
-        line = xp.linspace(0, 1, size).astype(x.dtype).reshape(shape)
-        yield xp.broadcast_to(line, (x.shape[0], 1, *x.shape[2:]))
-
-
+@partwise
 class FourierLayer(Module):
     """A spectral convolution plus a linear map of channels, then GELU but in the last layer."""
 
@@ -61,6 +35,7 @@ class FourierLayer(Module):
         return erf_gelu(y) if self.has_activation else y
 
 
+@partwise
 class Projection(Module):
     """Two linear maps of channels with GELU between them."""
 

@@ -7,6 +7,7 @@ Each arrow enters a block of `blocks()`: what is gathered together, or sent to a
 stage.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
 from ...array.backend import xp_of
 from ...errors import ShapeError
+from ..autograd import Tensor
 from ..buffer import Buffer
 from ..context import current_context
 from ..generation import Choice, generate
@@ -24,6 +26,7 @@ from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtyp
 from ..lora import apply_lora
 from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
+from ..on_parts import partwise
 from ..parameter import Parameter
 from ..transformer import (
     ATTENTION_BIASES,
@@ -164,35 +167,39 @@ class TokenEmbedding(Module):
         self.dropout = Dropout(settings.dropout, sample_dim=0)
 
     def check_input(self, x):
-        self._check_positions(x, None)
+        _check(self, x, x.shape[-1] if x.ndim else 0)
         self.tokens.check_input(x)
-
-    def _check_positions(self, ids, texts):
-        """Raise ShapeError unless these are integers [batch, S], at positions that there are."""
-        if ids.ndim != 2 or ids.dtype.kind not in "iu":
-            raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
-        stop = ids.shape[1] + (0 if texts is None else int(texts.starts.max()))
-        if stop > self.sequence_length:
-            raise ShapeError(
-                f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
-                f"{self.sequence_length}; cut x, or make the model longer"
-            )
 
     def forward(self, ids):
         ids = input_tensor(ids)
         texts = current_context().texts  # that are being continued
-        self._check_positions(ids, texts)
+        length = ids.shape[-1] if ids.ndim else 0
+        if texts is None:
+            return self.embedded(ids, length, lambda xp: xp.arange(length, dtype=numpy.int64))
+        stop = length + int(texts.starts.max())
+        return self.embedded(ids, stop, lambda xp: xp.asarray(texts.positions()))
+
+    def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
+        """Compute [batch, S, width] of ids [batch, S] at positions(xp) [S], all below `stop`."""
+        _check(self, ids, stop)
         x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
-            xp = xp_of(x.array)
-            if texts is None:
-                positions = xp.arange(ids.shape[1], dtype=numpy.int64)
-            else:
-                positions = xp.asarray(texts.positions())
-            x = x + self.positions(positions)  # [S, width] broadcasts
+            x = x + self.positions(positions(xp_of(x.array)))  # [S, width] broadcasts
         return self.dropout(x)
 
 
+def _check(layer, ids, stop):
+    """Raise ShapeError unless these are integers [batch, S], at positions below `stop`."""
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
+    if stop > layer.sequence_length:
+        raise ShapeError(
+            f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
+            f"{layer.sequence_length}; cut x, or make the model longer"
+        )
+
+
+@partwise
 class Head(Module):
     """x [batch, S, width] -> logits [batch, S, vocabulary]: a norm, then a product."""
 

@@ -20,10 +20,10 @@ from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import array_of
-from ..layers.basic import Linear, input_tensor
+from ..layers.basic import Linear, input_tensor, is_affine
 from ..module import Module, ModuleList, numbered
 from ..ops.activation import silu
-from ..ops.indexing import index_select
+from ..ops.gathered import linear_of_gathered, side_by_side
 from ..ops.operands import check_ids
 from ..ops.reduction import sum
 from ..ops.segments import segment_sum
@@ -33,7 +33,19 @@ from .model import ReadyModel
 READOUTS = ("nodes", "sum")
 
 
-class OwnGraph:
+class WholeGraph:
+    """A graph all of whose nodes are here."""
+
+    def reached(self, nodes):
+        """Return the nodes among which senders are counted: all of them."""
+        return nodes
+
+    def total(self, y):
+        """Return the sum over the nodes."""
+        return sum(y, 1)
+
+
+class OwnGraph(WholeGraph):
     """Edges of the model: every sample has the same, and x is the nodes alone."""
 
     def __init__(self, senders, receivers):
@@ -59,7 +71,7 @@ class OwnGraph:
             )
 
 
-class GivenGraph:
+class GivenGraph(WholeGraph):
     """Edges of each sample: x is (nodes, senders, receivers), and so is what blocks pass on."""
 
     def split(self, x):
@@ -119,13 +131,23 @@ class Step(Module):
         nodes, senders, receivers = self.graph.split(x)
         batch, count, width = nodes.shape
         rows = reshape(nodes, (batch * count, width))
-        first = xp_of(rows.array).arange(batch)[:, None] * count  # of each sample, among all rows
-        senders, receivers = (senders + first).reshape(-1), (receivers + first).reshape(-1)
-        ends = [index_select(rows, 0, end) for end in (senders, receivers)]
-        messages = silu(self.message(concatenate(ends, 1)))  # [batch * edges, width]
+        reached = self.graph.reached(nodes)
+        far = rows if reached is nodes else reshape(reached, (-1, width))
+        sample = xp_of(rows.array).arange(batch)[:, None]
+        senders = (senders + sample * reached.shape[1]).reshape(-1)  # among the rows of all samples
+        receivers = (receivers + sample * count).reshape(-1)
+        messages = silu(_asked(self, (far, rows), (senders, receivers)))  # [batch * edges, width]
         heard = segment_sum(messages, receivers, batch * count)
         rows = rows + self.out(silu(self.update(concatenate([rows, heard], 1))))
         return self.graph.join(reshape(rows, (batch, count, width)), x)
+
+
+def _asked(step, tables, indices):
+    """Return the message layer of the two ends of each edge, [batch * edges, width]."""
+    layer = step.message
+    if is_affine(layer):
+        return linear_of_gathered(tables, indices, layer.weight, layer.bias)
+    return layer(side_by_side(tables, indices))
 
 
 class Decoder(Module):
@@ -138,7 +160,7 @@ class Decoder(Module):
 
     def forward(self, x):
         y = self.map(self.graph.split(x)[0])
-        return sum(y, 1) if self.readout == "sum" else y
+        return self.graph.total(y) if self.readout == "sum" else y
 
 
 class MessagePassing(ReadyModel):

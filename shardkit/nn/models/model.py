@@ -3,9 +3,12 @@
 from ...annotations import DTypeLike
 from ...arguments import is_integer, require
 from ..layers.basic import check_sizes, checked_dtype
+from ..layers.pooling import MaxPool1d, MaxPool2d, MaxPool3d
 from ..loss import CrossEntropy, Loss, MeanSquaredError
 from ..metrics import MAE, RMSE, Accuracy, MacroF1
 from ..module import Module
+
+MAX_POOLS = (MaxPool1d, MaxPool2d, MaxPool3d)
 
 
 class ReadyModel(Module):

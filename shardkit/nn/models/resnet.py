@@ -17,10 +17,10 @@ from ..layers import normalization
 from ..layers.basic import Linear, check_sizes, input_tensor
 from ..layers.convolution import CONVOLUTIONS
 from ..module import Module, ModuleList, numbered
+from ..on_parts import partwise
 from ..ops.activation import relu
-from ..ops.pooling import MAX_POOLS
 from ..ops.reduction import mean
-from .model import ReadyModel
+from .model import MAX_POOLS, ReadyModel
 
 BATCH_NORMS = (normalization.BatchNorm1d, normalization.BatchNorm2d, normalization.BatchNorm3d)
 NORMS = ("batch", "group")
@@ -28,6 +28,7 @@ GROUPS = 8  # of a group norm
 EXPANSION = 4  # of the channels in a bottleneck
 
 
+@partwise
 class NormedConvolution(Module):
     """A convolution without bias, then a norm: x [batch, in, *grid] -> [batch, out, *grid/stride].
 
@@ -54,6 +55,7 @@ class NormedConvolution(Module):
         return self.norm(self.conv(x))
 
 
+@partwise
 class ResidualBlock(Module):
     """relu(shortcut(x) + convolutions(x)), with relu between the convolutions.
 
@@ -98,6 +100,7 @@ def stage_of(dims, in_channels, inner, out_channels, *, count, stride, kernels, 
     )
 
 
+@partwise
 class Stem(Module):
     """The first convolution: of 7 with stride 2 and a maximum pool, or of 3 for small images."""
 
@@ -107,6 +110,7 @@ class Stem(Module):
         self.is_small = is_small
         form = (3, 1) if is_small else (7, 2)
         self.map = NormedConvolution(dims, in_channels, width, *form, norm=norm, dtype=dtype)
+        self.pool = None if is_small else MAX_POOLS[dims - 1](3, stride=2, padding=1)
 
     def check_input(self, x):
         if x.ndim != self.dims + 2 or x.shape[1] != self.in_channels:
@@ -118,17 +122,25 @@ class Stem(Module):
     def forward(self, x):
         self.check_input(x)
         x = relu(self.map(input_tensor(x, self.map.conv.weight.dtype)))
-        return x if self.is_small else MAX_POOLS[self.dims - 1](x, 3, stride=2, padding=1)
+        return x if self.pool is None else self.pool(x)
+
+
+class GridMean(Module):
+    """x [batch, channels, *grid] -> [batch, channels], the mean over the grid."""
+
+    def forward(self, x):
+        return mean(x, tuple(range(2, x.ndim)))
 
 
 class ResNetHead(Module):
     """x [batch, channels, *grid] -> logits [batch, classes], from the mean over the grid."""
 
     def __init__(self, channels: int, classes: int, *, dtype):
+        self.mean = GridMean()
         self.map = Linear(channels, classes, dtype=dtype)
 
     def forward(self, x):
-        return self.map(mean(x, tuple(range(2, x.ndim))))
+        return self.map(self.mean(x))
 
 
 class ResNet(ReadyModel):

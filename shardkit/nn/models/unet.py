@@ -16,20 +16,26 @@ from ...annotations import DTypeLike, Shape
 from ...arguments import require
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
+from ..context import current_context
 from ..layers.basic import input_tensor
 from ..layers.convolution import CONVOLUTIONS, TRANSPOSED
 from ..layers.normalization import GroupNorm
 from ..module import Module, ModuleList
+from ..on_parts import partwise
 from ..ops.activation import relu
-from ..ops.pooling import MAX_POOLS
 from ..ops.shape import concatenate
-from .model import ReadyModel
+from .model import MAX_POOLS, ReadyModel
 
 
+@partwise
 class Level(Module):
-    """Two convolutions of 3, each with a group norm and relu: channels in -> channels out."""
+    """Two convolutions of 3, each with a group norm and relu: channels in -> channels out.
 
-    def __init__(self, dims: int, in_channels: int, out_channels: int, groups: int, *, dtype):
+    halves   maxima of 2 come first
+    """
+
+    def __init__(self, dims, in_channels, out_channels, groups, *, dtype, halves: bool = False):
+        self.halve = MAX_POOLS[dims - 1](2) if halves else None
         convolve = CONVOLUTIONS[dims - 1]
         self.first = convolve(in_channels, out_channels, 3, padding=1, bias=False, dtype=dtype)
         self.first_norm = GroupNorm(groups, out_channels, dtype=dtype)
@@ -37,10 +43,12 @@ class Level(Module):
         self.second_norm = GroupNorm(groups, out_channels, dtype=dtype)
 
     def forward(self, x):
+        x = x if self.halve is None else self.halve(x)
         x = relu(self.first_norm(self.first(x)))
         return relu(self.second_norm(self.second(x)))
 
 
+@partwise
 class Doubling(Module):
     """x [batch, 2 channels, *grid], skip [batch, channels, *2 grid] -> a result like the skip."""
 
@@ -52,6 +60,7 @@ class Doubling(Module):
         return self.level(concatenate([skip, self.double(x)], 1))
 
 
+@partwise
 class UNet(ReadyModel):
     """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
 
@@ -104,7 +113,7 @@ class UNet(ReadyModel):
         widths = [width * 2**level for level in range(depth + 1)]
         self.enter = Level(dims, in_channels, width, groups, dtype=dtype)
         self.down = ModuleList(
-            Level(dims, above, below, groups, dtype=dtype)
+            Level(dims, above, below, groups, dtype=dtype, halves=True)
             for above, below in zip(widths, widths[1:])
         )
         self.up = ModuleList(
@@ -114,7 +123,7 @@ class UNet(ReadyModel):
         self._finish_for_numbers(seed)
 
     def check_input(self, x: Any) -> None:
-        step = 2**self._depth
+        step = 1 if current_context().is_cut else 2**self._depth
         is_grid = x.ndim == self._dims + 2 and x.shape[1] == self._in_channels
         if not is_grid or any(size % step or size == 0 for size in x.shape[2:]):
             raise ShapeError(
@@ -124,12 +133,11 @@ class UNet(ReadyModel):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_input(x)
-        halve = MAX_POOLS[self._dims - 1]
         x = self.enter(input_tensor(x, self._dtype))
         skips = []
         for level in self.down:
             skips.append(x)
-            x = level(halve(x, 2))
+            x = level(x)
         for doubling in reversed(list(self.up)):
             x = doubling(x, skips.pop())
         return self.project(x)

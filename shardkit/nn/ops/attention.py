@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 
+from ...arguments import is_integer
 from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
@@ -27,7 +28,12 @@ HIDDEN, HIDDEN_HALF = -1e38, -3e4
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, first_query: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    first_query: int = 0,
+    window: int | None = None,
 ) -> Tensor:
     """Return softmax(scale q k^T) v, where query position p sees key positions 0 .. p.
 
@@ -42,6 +48,8 @@ def causal_attention(
         1 / sqrt(D) if None.
     first_query
         Position of q's first row among the keys: 0 in training, T - S when generating from a cache.
+    window
+        A query sees its own key and window - 1 before it (arXiv 2004.05150); None: all before it.
 
     Returns
     -------
@@ -54,7 +62,8 @@ def causal_attention(
     2205.14135).
     """
     _check_attention(q, k, v, first_query)
-    return _by_tiles(q, k, v, _scale_of(q, scale), first_query)
+    check_window(window)
+    return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window)
 
 
 def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -63,16 +72,24 @@ def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _by_tiles(q, k, v, q.shape[-1] ** -0.5, k.shape[2])
 
 
-def _by_tiles(q, k, v, scale, first_query):
+def check_window(window: int | None) -> None:
+    """Raise ShapeError unless this is a number of keys, at least one, or None."""
+    if window is not None and not is_integer(window, at_least=1):
+        raise ShapeError(f"attention with window {window!r}; wanted a number of keys from 1 on")
+
+
+def _by_tiles(q, k, v, scale, first_query, window=None):
     """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
-    many.
+    many, or the last of them.
     """
-    y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, first_query)
+    y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, first_query, window)
 
     def backward(gradient, wanted):
         out = tuple([x.place.take() if isinstance(x, JointPart) else None for x in (q, k, v)])
         return kernels.causal_attention_backward(
-            gradient, q.array, k.array, v.array, y, log_sums, scale, first_query, out=out
+            *(gradient, q.array, k.array, v.array, y, log_sums),
+            *(scale, first_query, window),
+            out=out,
         )
 
     return record(y, (q, k, v), backward, needs=(q, k, v), needs_output=True)

@@ -52,9 +52,9 @@ def _conv(
 
     Notes
     -----
-    On the CPU 3 x 3 taps of many channels in float32 take fewer products (Winograd), with an error
-    of the largest number within 6 x 6 positions: see docs/numerics.md, and `convolutions` in the
-    configuration.
+    On the CPU square taps of 2 to 5, of many channels in float32, take fewer products (Winograd),
+    with an error of the largest number within 6 x 6 positions: see docs/numerics.md, and
+    `convolutions` in the configuration.
     """
     name = f"conv{num_dims}d"
     channels = weight.shape[1] * groups if weight.ndim > 1 else 0

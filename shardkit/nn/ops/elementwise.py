@@ -11,8 +11,13 @@ from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded
-from ...array.reference.chunks import elementwise
-from ...array.reference.pointwise import divisor_backward, extreme_backward
+from ...array.reference.pointwise import (
+    cube,
+    cube_backward,
+    divisor_backward,
+    extreme_backward,
+    sqrt_backward,
+)
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import fit, form, summed
@@ -146,7 +151,11 @@ def alike(gradient, *operands):
     xp = xp_of(gradient)
     shape, dtype = gradient.shape, gradient.dtype
     arrays = [xp.asarray(operand, dtype) for operand in operands]
-    return gradient, *[xp.broadcast_to(each, shape) for each in arrays]
+
+    def stretched(x):
+        return x if x.shape == shape else xp.broadcast_to(x, shape)
+
+    return gradient, *map(stretched, arrays)  # what broadcasts is read-only: kernels would copy it
 
 
 def negative(x: Tensor) -> Tensor:
@@ -199,7 +208,7 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
 def _powers(base, n):
     """Return base^n; base^-0.5 is 1 / sqrt(base) at -0 and -inf too, where C has another limit."""
     if isinstance(n, (int, float)) and n == 3:  # of negative numbers pow takes 100 times as long
-        return fresh.compute("multiply", fresh.compute("multiply", base, base), base)
+        return cube.dispatch(base)
     y = base**n
     if isinstance(n, float) and n == -0.5:
         xp = xp_of(y)
@@ -212,6 +221,8 @@ def _for_base(gradient, base, n):
     if isinstance(n, (int, float)):
         if n == 0:
             return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
+        if n == 3:
+            return cube_backward.dispatch(gradient, base)
         return gradient * n * _powers(base, n - 1)
     xp = xp_of(gradient)
     is_constant = n == 0
@@ -279,7 +290,7 @@ def sqrt(x: Tensor) -> Tensor:
     return record(
         y,
         (x,),
-        lambda gradient, wanted: (elementwise(lambda g, y: g / (2 * y), gradient, y),),
+        lambda gradient, wanted: (sqrt_backward.dispatch(gradient, y),),
         needs_output=True,
         differentiable=lambda gradient, wanted, output: (divide(gradient, multiply(output, 2)),),
     )

@@ -13,10 +13,10 @@ import numpy
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
-from ...array.reference.chunks import elementwise
+from ...array.reference.chunks import empty_like, spans
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
-from .activation import of_input, sigmoid
+from .activation import of_input, of_output, sigmoid
 from .elementwise import (
     _compute,
     add,
@@ -35,40 +35,51 @@ from .operands import FLOAT32, check_floating, check_numbers, divided, is_counte
 from .shape import cast
 
 
-def pointwise(name: str, x: Tensor, compute, slope, slope_again=None) -> Tensor:
-    """Return compute(xp, x) of floats, whose gradient is multiplied by slope(xp, x).
+def of_library(name: str, x: Tensor, slope) -> Tensor:
+    """Return xp.NAME(x) of floats, whose gradient kernels.NAME_backward gives.
 
-    Of a function of the library, compute is its name. Else both go piece by piece.
-    slope_again   the slope as operations on a Tensor, for second derivatives; None: there are none
+    Half floats are computed in float32.
+    slope   the derivative as operations on a Tensor, for second derivatives
     """
     check_floating(name, x)
-    xp = xp_of(x.array)
+    return of_input(name, x, slope=slope, y=by_library(x, name))
+
+
+def wave(name: str, x: Tensor, slope: str, sign: int, slope_again) -> Tensor:
+    """Return xp.NAME(x) of floats, whose gradient is multiplied by sign xp.SLOPE(x).
+
+    slope_again   the slope as operations on a Tensor, for second derivatives
+    """
+    check_floating(name, x)
     dtype = x.dtype
 
     def backward(gradient, wanted):
-        def rule(gradient, x):
-            return gradient * slope(xp, x)
-
-        return (rounded(elementwise(rule, widened(gradient), widened(x.array)), dtype),)
+        made = _times_wave(slope, widened(x.array), sign, widened(gradient))
+        return (rounded(made, dtype),)
 
     def differentiable(gradient, wanted, output):
         return (multiply(gradient, slope_again(x)),)
 
-    return record(
-        by_library(x, compute),
-        (x,),
-        backward,
-        needs=(x,),
-        differentiable=differentiable if slope_again else None,
-    )
+    y = by_library(x, name)
+    return record(y, (x,), backward, needs=(x,), differentiable=differentiable)
 
 
-def by_library(x: Tensor, compute):
-    """Return compute(xp, array), or xp.NAME(array), half floats computed in float32."""
-    array = widened(x.array)
-    if isinstance(compute, str):
-        return rounded(fresh.compute(compute, array), x.dtype)
-    return rounded(elementwise(lambda x: compute(xp_of(x), x), array), x.dtype)
+def _times_wave(name, x, sign, gradient):
+    """Return sign xp.NAME(x) gradient: the factor is multiplied while it is in cache."""
+    xp = xp_of(x)
+    out = empty_like(x)
+    result, x, gradient = [array.reshape(-1) for array in (out, x, gradient)]
+    for span in spans(result, 4):
+        part = getattr(xp, name)(x[span], out=result[span])
+        part *= gradient[span]
+        if sign < 0:
+            xp.negative(part, out=part)
+    return out
+
+
+def by_library(x: Tensor, name: str):
+    """Return xp.NAME(array), half floats computed in float32."""
+    return rounded(fresh.compute(name, widened(x.array)), x.dtype)
 
 
 def flat(slope):
@@ -87,40 +98,28 @@ def abs(x: Tensor) -> Tensor:
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x, in radians."""
-    return pointwise("sin", x, "sin", lambda xp, x: xp.cos(x), cos)
+    return wave("sin", x, "cos", 1, cos)
 
 
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of x, in radians."""
-    return pointwise(
-        "cos",
-        x,
-        "cos",
-        lambda xp, x: -xp.sin(x),
-        lambda x: negative(sin(x)),
-    )
+    return wave("cos", x, "sin", -1, lambda x: negative(sin(x)))
 
 
 def tan(x: Tensor) -> Tensor:
     """Return the tangent of x, in radians."""
-    return pointwise(
+    check_floating("tan", x)
+    return of_output(
         "tan",
         x,
-        "tan",
-        lambda xp, x: 1 + xp.tan(x) ** 2,
-        lambda x: add(power(tan(x), 2), 1),
+        by_library(x, "tan"),
+        lambda gradient, y: multiply(gradient, add(multiply(y, y), 1)),
     )
 
 
 def arctan(x: Tensor) -> Tensor:
     """Return the angle between -pi/2 and pi/2 whose tangent is x."""
-    return pointwise(
-        "arctan",
-        x,
-        "arctan",
-        lambda xp, x: 1 / (1 + x * x),
-        lambda x: divide(1, add(multiply(x, x), 1)),
-    )
+    return of_library("arctan", x, lambda x: divide(1, add(multiply(x, x), 1)))
 
 
 def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
@@ -130,31 +129,16 @@ def arctan2(y: TensorLike, x: TensorLike) -> Tensor:
     """
     y, x = divided("arctan2", y, x)
     form_y, form_x = form(y), form(x)
+    share = kernels.angle_backward
 
     def backward(gradient, wanted):
         gradient, height, width = alike(gradient, array_of(y), array_of(x))
         return (
-            fit(elementwise(_for_height, gradient, height, width), form_y) if wanted[0] else None,
-            fit(elementwise(_for_width, gradient, height, width), form_x) if wanted[1] else None,
+            fit(share(gradient, height, width, 1), form_y) if wanted[0] else None,
+            fit(share(gradient, width, height, -1), form_x) if wanted[1] else None,
         )
 
     return record(_compute("arctan2", array_of(y), array_of(x)), (y, x), backward, needs=(y, x))
-
-
-def _for_height(gradient, height, width):
-    return _over_squares(gradient, height, width) * width
-
-
-def _for_width(gradient, height, width):
-    return _over_squares(gradient, height, width) * -height
-
-
-def _over_squares(gradient, height, width):
-    """Return gradient / (height^2 + width^2), 0 where both are 0."""
-    squares = height * height + width * width
-    is_zero = squares == 0
-    xp = xp_of(gradient)
-    return xp.where(is_zero, 0, gradient / xp.where(is_zero, 1, squares))
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -169,59 +153,30 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 def log1p(x: Tensor) -> Tensor:
     """Return log(1 + x), exact for small x."""
-    return pointwise(
-        "log1p",
-        x,
-        "log1p",
-        lambda xp, x: 1 / (1 + x),
-        lambda x: divide(1, add(x, 1)),
-    )
+    return of_library("log1p", x, lambda x: divide(1, add(x, 1)))
 
 
 def expm1(x: Tensor) -> Tensor:
     """Return exp(x) - 1, exact for small x."""
-    return pointwise(
-        "expm1",
-        x,
-        "expm1",
-        lambda xp, x: xp.exp(x),
-        exp,
-    )
+    return of_library("expm1", x, exp)
 
 
 def square(x: Tensor) -> Tensor:
     """Return x x."""
     if is_counted(x):
         return power(x, 2)
-    return pointwise(
-        "square",
-        x,
-        "square",
-        lambda xp, x: 2 * x,
-        lambda x: multiply(x, 2),
-    )
+    return of_library("square", x, lambda x: multiply(x, 2))
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """Return 1 / x."""
-    return pointwise(
-        "reciprocal",
-        x,
-        "reciprocal",
-        lambda xp, x: -1 / (x * x),
-        lambda x: divide(-1, multiply(x, x)),
-    )
+    return of_library("reciprocal", x, lambda x: divide(-1, multiply(x, x)))
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
-    return pointwise(
-        "rsqrt",
-        x,
-        lambda xp, x: 1 / xp.sqrt(x),
-        lambda xp, x: -0.5 / (xp.abs(x) * xp.sqrt(x)),  # of -0 too, whose root is -0
-        lambda x: divide(-0.5, multiply(abs(x), sqrt(x))),
-    )
+    # Of -0 too, whose root is -0.
+    return of_input("rsqrt", x, slope=lambda x: divide(-0.5, multiply(abs(x), sqrt(x))))
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:

@@ -37,7 +37,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
     """
     _check_linear(x, weight, bias)
     if activation is not None:
-        return add_bias(linear(x, weight), bias, activation)
+        if bias is not None and takes_bias_along(activation):
+            return add_bias(linear(x, weight), bias, activation)
+        return activation(linear(x, weight, bias))
     if bias is None and logits_are_late() and _are_logits(x, weight):
         return LateLogits(x, weight, _linear)
     return _linear(x, weight, bias)
@@ -76,8 +78,8 @@ def _linear(x, weight, bias=None):
         rows = reshaped(gradient, (num_rows, num_out))
         inputs = reshaped(again(), (num_rows, width)) if wanted[1] else None
         return (
-            reshaped(_product(rows, weight), shape) if wanted[0] else None,
-            summed(_product(rows, inputs, turn_x=True), (weight.shape, weight.gradient_dtype))
+            reshaped(product(rows, weight), shape) if wanted[0] else None,
+            summed(product(rows, inputs, turn_x=True), (weight.shape, weight.gradient_dtype))
             if wanted[1]
             else None,
             summed(rows, ((num_out,), bias_dtype)) if wanted[2] else None,
@@ -135,9 +137,14 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
     return record(output, (x, weight, bias), backward, needs=(x_kept, weight))
 
 
+def takes_bias_along(activation: Any) -> bool:
+    """Return True for an op that adds a bias and applies itself in one pass."""
+    return activation is gelu
+
+
 def add_bias(x: Tensor, bias: Tensor | None, activation: Any = None) -> Tensor:
     """Return activation(x + bias) for x [..., D] and bias [D]; both may be None."""
-    if activation is gelu and bias is not None:
+    if bias is not None and takes_bias_along(activation):
         return bias_gelu(x, bias)
     y = x if bias is None else x + bias
     return y if activation is None else activation(y)
@@ -196,21 +203,21 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
     def differentiable(gradient, wanted, output):
         return (
-            summed(_product(gradient, for_x, turn_y=True), form_x) if wanted[0] else None,
-            summed(_product(for_y, gradient, turn_x=True), form_y) if wanted[1] else None,
+            summed(product(gradient, for_x, turn_y=True), form_x) if wanted[0] else None,
+            summed(product(for_y, gradient, turn_x=True), form_y) if wanted[1] else None,
         )
 
     try:
-        product = products.matmul(x.array, y.array)
+        made = products.matmul(x.array, y.array)
     except ValueError:
         raise ShapeError(
             f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the "
             "right, sizes must be equal or 1"
         ) from None
-    return record(product, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
+    return record(made, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
 
 
-def _product(x, y, turn_x=False, turn_y=False) -> Tensor:
+def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) -> Tensor:
     """Return matmul of x and y, the matrices of each transposed or not, without a check.
 
     Its gradients are such products again. Unlike a transposed view, it reads a sharded parameter
@@ -232,7 +239,7 @@ def _product(x, y, turn_x=False, turn_y=False) -> Tensor:
     def differentiable(gradient, wanted, output):
         return tuple(
             [
-                summed(_product(*operands), form_) if want else None
+                summed(product(*operands), form_) if want else None
                 for operands, form_, want in zip(
                     _adjoints(gradient, for_x, for_y, turn_x, turn_y), (form_x, form_y), wanted
                 )

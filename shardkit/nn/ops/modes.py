@@ -13,26 +13,40 @@ product of real matrices, and nothing is turned round in between.
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy
 
-from ...array import halves, kernels, products
+from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ..autograd import Tensor, record
 from .shape import cast
 
 
-def to_modes(x: Tensor, modes: tuple[int, ...]) -> Tensor:
-    """Return the lowest frequencies [..., 2, *kept] of x [..., *grid]: those of rfftn."""
-    return _analyzed(x, modes, False)
+class Slab(NamedTuple):
+    """The part of a grid that there is: along `dim`, of size `length`, from `start` on."""
+
+    dim: int
+    start: int
+    length: int
 
 
-def from_modes(y: Tensor, grid: tuple[int, ...]) -> Tensor:
+def to_modes(x: Tensor, modes: tuple[int, ...], slab: Slab | None = None) -> Tensor:
+    """Return the lowest frequencies [..., 2, *kept] of x [..., *grid]: those of rfftn.
+
+    Of a slab these are a term of a sum: the frequencies of the grid are the sum over its slabs.
+    """
+    return _analyzed(x, modes, False, slab)
+
+
+def from_modes(y: Tensor, grid: tuple[int, ...], slab: Slab | None = None) -> Tensor:
     """Return the real signal [..., *grid] whose lowest frequencies are y, the others 0: irfftn.
 
     As there, imaginary parts of the frequencies 0 and size / 2 of the last dimension do not count.
+
+    grid  with the sizes of the slab, if it is one
     """
-    return _synthesized(y, grid, True)
+    return _synthesized(y, grid, True, slab)
 
 
 def multiply_modes(x: Tensor, weight: Tensor) -> Tensor:
@@ -46,6 +60,30 @@ def multiply_modes(x: Tensor, weight: Tensor) -> Tensor:
         [I, O, *kept, 2], pairs of real and imaginary part.
     """
     return _multiply_modes(x, weight, False)
+
+
+def multiply_own_modes(x: Tensor, weight: Tensor, own: slice) -> Tensor:
+    """Return multiply_modes(x, weight[:, :, own]), for x of these modes of the first dim alone.
+
+    The gradient of the weight has its whole shape, 0 in other modes. (A view of a sharded parameter
+    would not outlive its buffer.)
+    """
+    shape, dtype = weight.shape, weight.gradient_dtype
+    part = (slice(None), slice(None), own)
+    x_kept, weight_kept = _read(x, weight)
+
+    def backward(gradient, wanted):
+        for_x = for_weight = None
+        if wanted[0]:
+            for_x = kernels.multiply_modes_input(gradient, weight_kept.array[part])
+        if wanted[1]:
+            for_weight = fresh.zeros(shape, dtype, xp_of(gradient))
+            for_own = kernels.multiply_modes_weight(gradient, x_kept.array)
+            for_weight[part] = halves.rounded(for_own, dtype)
+        return for_x, for_weight
+
+    y = kernels.multiply_modes(x.array, weight.array[part])
+    return record(y, (x, weight), backward, needs=(x_kept, weight_kept))
 
 
 def _multiply_modes(x, weight, is_adjoint):
@@ -120,18 +158,18 @@ def _read(a, b):
 # ---- from the grid to modes, and back: each is the adjoint of the other --------------------------
 
 
-def _analyzed(x, modes, is_mean):
+def _analyzed(x, modes, is_mean, slab):
     """Return the modes of x; is_mean: as the adjoint of from_modes, so divided by the grid."""
     grid = x.shape[x.ndim - len(modes) :]
-    y = _analysis(x.array, modes, is_mean)
-    return _transform_modes(y, x, (_synthesis, _synthesized), grid, is_mean)
+    y = _analysis(x.array, modes, is_mean, slab)
+    return _transform_modes(y, x, (_synthesis, _synthesized), grid, is_mean, slab)
 
 
-def _synthesized(y, grid, is_mean):
+def _synthesized(y, grid, is_mean, slab):
     """Return the sum of waves on the grid; is_mean: as irfftn, else as the adjoint of to_modes."""
     modes = _modes(y.shape[y.ndim - len(grid) :])
-    x = _synthesis(y.array, grid, is_mean)
-    return _transform_modes(x, y, (_analysis, _analyzed), modes, is_mean)
+    x = _synthesis(y.array, grid, is_mean, slab)
+    return _transform_modes(x, y, (_analysis, _analyzed), modes, is_mean, slab)
 
 
 def _transform_modes(result, x, adjoint, *form):
@@ -146,34 +184,56 @@ def _transform_modes(result, x, adjoint, *form):
     )
 
 
-def _analysis(x, modes, is_mean):
+def _analysis(x, modes, is_mean, slab):
     """Return [..., 2, *kept] for an array [..., *grid]."""
-    xp, num_dims = xp_of(x), len(modes)
+    num_dims = len(modes)
     leading, grid = x.shape[: x.ndim - num_dims], x.shape[x.ndim - num_dims :]
-    waves = _real_waves(xp, grid, modes[-1], x.dtype, is_mean)
-    y = products.matmul(x.reshape(math.prod(x.shape[:-1]), grid[-1]), waves)
+    waves = _waves_of(x, grid, modes, is_mean, slab)
+    lines = x.reshape(math.prod(x.shape[:-1]), grid[-1])
+    y = products.matmul(lines, waves[-1])
     for dim in reversed(range(num_dims - 1)):  # [rows, n 2, later modes]
         rows = math.prod(leading) * math.prod(grid[:dim])
         columns = math.prod(_kept(modes)[dim + 1 :])
-        waves = _complex_waves(xp, grid[dim], modes[dim], x.dtype)
-        y = products.matmul(waves, y.reshape(rows, 2 * grid[dim], columns))
+        y = y.reshape(rows, 2 * grid[dim], columns)
+        y = products.matmul(waves[dim], y)
     return y.reshape(*leading, 2, *_kept(modes))
 
 
-def _synthesis(y, grid, is_mean):
+def _synthesis(y, grid, is_mean, slab):
     """Return [..., *grid] for an array [..., 2, *kept]."""
-    xp, num_dims = xp_of(y), len(grid)
+    num_dims = len(grid)
     first = y.ndim - num_dims  # of the dimensions of modes
     leading, kept = y.shape[: first - 1], y.shape[first:]
-    modes = _modes(kept)
+    waves = [w.swapaxes(0, 1) for w in _waves_of(y, grid, _modes(kept), is_mean, slab)]
     for dim in range(num_dims - 1):  # [rows, 2 modes, later modes]
         rows = math.prod(leading) * math.prod(grid[:dim])
-        waves = _complex_waves(xp, grid[dim], modes[dim], y.dtype)
         y = y.reshape(rows, 2 * kept[dim], math.prod(kept[dim + 1 :]))
-        y = products.matmul(waves.swapaxes(0, 1), y)
-    waves = _real_waves(xp, grid, modes[-1], y.dtype, is_mean).swapaxes(0, 1)
+        y = products.matmul(waves[dim], y)
     rows = math.prod(leading) * math.prod(grid[:-1])
-    return products.matmul(y.reshape(rows, 2 * kept[-1]), waves).reshape(*leading, *grid)
+    x = products.matmul(y.reshape(rows, 2 * kept[-1]), waves[-1])
+    return x.reshape(*leading, *grid)
+
+
+def _waves_of(array, grid, modes, is_mean, slab):
+    """Return the matrix of each dim, where the grid is a slab, of its part."""
+    num_own = grid[slab.dim] if slab is not None else 0
+    if slab is not None:
+        grid = (*grid[: slab.dim], slab.length, *grid[slab.dim + 1 :])
+    form = array.dtype, is_mean
+    waves = [_complex_waves(xp_of(array), *each, array.dtype) for each in zip(grid[:-1], modes)]
+    waves.append(_real_waves(xp_of(array), grid, modes[-1], *form))
+    if slab is not None:
+        own = slice(slab.start, slab.start + num_own)
+        waves[slab.dim] = _part_of_waves(waves[slab.dim], own, slab.dim == len(grid) - 1)
+    return waves
+
+
+def _part_of_waves(waves, own, is_last):
+    """Return the waves of a part of a dim, of [n, 2 m] of the last one, or else of [2 2m, n 2]."""
+    if is_last:
+        return waves[own]
+    by_place = waves.reshape(len(waves), -1, 2)[:, own]
+    return by_place.reshape(len(waves), 2 * by_place.shape[1])
 
 
 def _kept(modes):

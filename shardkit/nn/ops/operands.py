@@ -26,7 +26,7 @@ functions as they are, at the cost of a look at their dtype.
 import numpy
 
 from ...array import fresh
-from ...array.backend import is_device_array, xp_of
+from ...array.backend import is_device_array, is_true, xp_of
 from ...array.dtypes import FLOAT32, is_half, wide
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of
@@ -105,7 +105,7 @@ def counted_power(base, exponent):
     if any(dtype.kind not in COUNTED for dtype in dtypes) or float in (type(base), type(exponent)):
         return base, exponent
     array = array_of(exponent)
-    if bool((xp_of(array).asarray(array) < 0).any()):
+    if is_true((xp_of(array).asarray(array) < 0).any()):
         raise ShapeError(
             "integers to negative powers are fractions; wanted an exponent of at least 0, or cast "
             'the base first, as ops.cast(x, "float32")'

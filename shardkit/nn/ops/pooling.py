@@ -7,7 +7,7 @@ order, as in PyTorch.
 
 from typing import Any
 
-from ...annotations import PerDim
+from ...annotations import PerDim, Shape
 from ...arguments import is_integer, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
@@ -50,11 +50,24 @@ def _max_pool(
     """
     name = f"max_pool{num_dims}d"
     _refuse_indices(name, return_indices)
-    form = _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode)
+    check_pooled(name, num_dims, x)
+    form = (kernel_size, stride, padding, dilation, ceil_mode)
+    return window_maxima(x, max_windows(x.shape[2:], *form))
+
+
+def max_windows(
+    sizes: Shape, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> tuple:
+    """Return the windows that max_pool1d and so on read of a grid of these sizes, by dimension.
+
+    Errors: theirs.
+    """
+    name = f"max_pool{len(sizes)}d"
+    form = _form(name, sizes, kernel_size, stride, padding, dilation, ceil_mode)
     windows = tuple([lines.pooling(*along, True, False) for along in form])
     if not all((line.weight.sum(axis=0) > 0).all() for line in windows):
-        raise ShapeError(f"{name} of x {x.shape}: a window lies in the padding alone")
-    return window_maxima(x, windows)
+        raise ShapeError(f"{name} of a grid {tuple(sizes)}: a window lies in the padding alone")
+    return windows
 
 
 def _avg_pool(
@@ -81,14 +94,34 @@ def _avg_pool(
     ShapeError, ConfigurationError
         As max_pool1d.
     """
-    name = f"avg_pool{num_dims}d"
-    divisor = divisor_override
+    name, divisor = f"avg_pool{num_dims}d", divisor_override
     is_right = divisor is None or is_integer(divisor, at_least=1)
     require(is_right, f"{name} with divisor_override", divisor, "an int, at least 1, or None")
-    form = _form(name, num_dims, x, kernel_size, stride, padding, 1, ceil_mode)
-    for dim, (size, *window) in reversed(list(enumerate(form, 2))):
-        x = window_sums(x, dim, lines.pooling(size, *window, count_include_pad, divisor is None))
+    check_pooled(name, num_dims, x)
+    form = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor)
+    for dim, line in reversed(list(enumerate(avg_windows(x.shape[2:], *form), 2))):
+        x = window_sums(x, dim, line)
     return x if divisor is None else multiply(x, 1 / divisor)
+
+
+def avg_windows(
+    sizes: Shape,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> tuple:
+    """Return the windows that avg_pool1d and so on read of a grid of these sizes, by dimension;
+    their weights are of sums where there is a divisor.
+
+    Errors: theirs.
+    """
+    name = f"avg_pool{len(sizes)}d"
+    form = _form(name, sizes, kernel_size, stride, padding, 1, ceil_mode)
+    weights = count_include_pad, divisor_override is None
+    return tuple([lines.pooling(*along, *weights) for along in form])
 
 
 def _adaptive_avg_pool(num_dims: int, x: Tensor, output_size: Any) -> Tensor:
@@ -99,8 +132,10 @@ def _adaptive_avg_pool(num_dims: int, x: Tensor, output_size: Any) -> Tensor:
     output_size
         An int, or one for each dimension; None: as many as x has.
     """
-    sizes, windows = _shares(f"adaptive_avg_pool{num_dims}d", num_dims, x, output_size)
-    if max(sizes) == 1:
+    name = f"adaptive_avg_pool{num_dims}d"
+    check_pooled(name, num_dims, x)
+    windows = adaptive_windows(name, x.shape[2:], output_size)
+    if max([line.index.shape[1] for line in windows]) == 1:
         return mean(x, tuple(range(2, x.ndim)), keepdim=True)
     for dim, line in reversed(list(enumerate(windows, 2))):
         x = window_sums(x, dim, line)
@@ -113,7 +148,8 @@ def _adaptive_max_pool(
     """Return the largest elements of windows that share x; see adaptive_avg_pool1d."""
     name = f"adaptive_max_pool{num_dims}d"
     _refuse_indices(name, return_indices)
-    return window_maxima(x, _shares(name, num_dims, x, output_size)[1])
+    check_pooled(name, num_dims, x)
+    return window_maxima(x, adaptive_windows(name, x.shape[2:], output_size))
 
 
 max_pool1d, max_pool2d, max_pool3d = MAX_POOLS = of_dims(_max_pool)
@@ -122,15 +158,15 @@ adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = of_dims(_adaptiv
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = of_dims(_adaptive_max_pool)
 
 
-def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
+def _form(name, sizes, kernel_size, stride, padding, dilation, ceil_mode):
     """Return (size, kernel, stride, padding, dilation, windows) for each dimension of the grid."""
-    check_pooled(name, num_dims, x)
+    num_dims = len(sizes)
     kernel = per_dim(name, "kernel_size", kernel_size, num_dims)
     stride = kernel if stride is None else per_dim(name, "stride", stride, num_dims)
     padding = per_dim(name, "padding", padding, num_dims, at_least=0)
     dilation = per_dim(name, "dilation", dilation, num_dims)
     form = []
-    for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation):
+    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation):
         reach = (k - 1) * d + 1
         if 2 * p > reach:
             raise ConfigurationError(
@@ -143,21 +179,21 @@ def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
             count -= 1  # windows begin on the grid or before it
         if count < 1:
             raise ShapeError(
-                f"{name} of x {x.shape} with kernel_size {kernel}, padding {padding}, dilation "
-                f"{dilation}: the window is larger than the padded grid"
+                f"{name} of a grid {tuple(sizes)} with kernel_size {kernel}, padding {padding}, "
+                f"dilation {dilation}: the window is larger than the padded grid"
             )
         form.append((size, k, s, p, d, count))
     return form
 
 
-def _shares(name, num_dims, x, output_size):
-    """Return (sizes, windows) of windows that share each dimension."""
-    check_pooled(name, num_dims, x)
-    sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * num_dims
-    if len(sizes) == num_dims:
-        sizes = [size if want is None else want for size, want in zip(x.shape[2:], sizes)]
-    sizes = per_dim(name, "output_size", sizes, num_dims)
-    return sizes, tuple([lines.adaptive(*pair) for pair in zip(x.shape[2:], sizes)])
+def adaptive_windows(name: str, sizes: Shape, output_size: Any) -> tuple:
+    """Return windows that share each dimension of a grid of these sizes."""
+    num_dims = len(sizes)
+    counts = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * num_dims
+    if len(counts) == num_dims:
+        counts = [size if want is None else want for size, want in zip(sizes, counts)]
+    counts = per_dim(name, "output_size", counts, num_dims)
+    return tuple([lines.adaptive(*pair) for pair in zip(sizes, counts)])
 
 
 def check_pooled(name, num_dims, x):

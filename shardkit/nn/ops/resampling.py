@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...annotations import Shape
 from ...arguments import is_number, require
 from ...array import lines
 from ...errors import ConfigurationError, ShapeError
@@ -45,16 +46,36 @@ def interpolate(
     ConfigurationError
         On other arguments.
     """
-    num_dims = x.ndim - 2
-    _check(num_dims, mode, align_corners)
-    check_pooled("interpolate", num_dims, x)
-    sizes, scales = _sizes(x.shape[2:], size, scale_factor)
-    scales = [None] * num_dims if recompute_scale_factor else scales
-    kind = mode if mode in lines.NEAREST else "linear"
-    for dim, (count, scale) in enumerate(zip(sizes, scales), 2):
-        windows = lines.interpolation(x.shape[dim], count, kind, bool(align_corners), scale)
-        x = window_sums(x, dim, windows)
+    form = (size, scale_factor, mode, align_corners, recompute_scale_factor)
+    windows = interpolation_windows(x.shape[2:], *form)
+    check_pooled("interpolate", x.ndim - 2, x)
+    for dim, line in enumerate(windows, 2):
+        x = window_sums(x, dim, line)
     return x
+
+
+def interpolation_windows(
+    old: Shape,
+    size: Any,
+    scale_factor: Any,
+    mode: str,
+    align_corners: bool | None,
+    recompute_scale_factor: bool | None,
+) -> tuple:
+    """Return what interpolate reads of a grid of these old sizes, by dimension.
+
+    Errors: its own.
+    """
+    _check(len(old), mode, align_corners)
+    sizes, scales = _sizes(old, size, scale_factor)
+    scales = [None] * len(old) if recompute_scale_factor else scales
+    form = mode if mode in lines.NEAREST else "linear", bool(align_corners)
+    return tuple(
+        [
+            lines.interpolation(length, count, *form, scale)
+            for length, count, scale in zip(old, sizes, scales)
+        ]
+    )
 
 
 def check_mode(owner, mode, align_corners):

@@ -9,6 +9,7 @@ from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.dtypes import wide
 from ...array.graphs import kept_for_graph, outside_of_graphs
+from ...array.waits import await_stream
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .joint import JointPart
@@ -30,7 +31,8 @@ def rotary(
     x
         [batch, heads, S, D], D even.
     positions
-        [S] integers, an array or Tensor; None: 0 to S - 1, whose tables are kept.
+        [S] integers, an array or Tensor; or a tuple of runs (start, stop), whose tables are kept;
+        None: 0 to S - 1.
     base
         Of the wavelengths.
     scaling
@@ -46,18 +48,22 @@ def rotary(
     """
     check_floating("rotary", x)
     array = x.array
-    num_positions = None
-    if positions is not None:
+    if positions is None:
+        positions = ((0, x.shape[2] if x.ndim == 4 else 0),)
+    are_runs = _are_runs(positions)
+    if are_runs:
+        num_positions = (sum([stop - start for start, stop in positions]),)
+    else:
         positions = fresh.placed(array_of(positions), xp_of(array))
         num_positions = positions.shape
-    if x.ndim != 4 or x.shape[3] % 2 or num_positions not in (None, x.shape[2:3]):
+    if x.ndim != 4 or x.shape[3] % 2 or num_positions != x.shape[2:3]:
         raise ShapeError(
             f"rotary of x {x.shape} at positions {num_positions}; wanted x [batch, heads, S, D] "
             "with D even and one position per S"
         )
     form = x.shape[3], base, wide(x.dtype), None if scaling is None else tuple(scaling)
-    if positions is None:
-        cos, sin, back = _kept_tables(xp_of(array), _device_of(array), x.shape[2], *form)
+    if are_runs:
+        cos, sin, back = _kept_tables(xp_of(array), _device_of(array), positions, *form)
         kept_for_graph(cos, sin, back)
     else:
         cos, sin, back = _tables(positions, *form)
@@ -69,6 +75,13 @@ def rotary(
         return (kernels.rotary(gradient, cos, back),)
 
     return record(kernels.rotary(array, cos, sin), (x,), backward)
+
+
+def _are_runs(positions) -> bool:
+    """Return True for a tuple of pairs, or of nothing."""
+    return isinstance(positions, tuple) and all(
+        [isinstance(run, tuple) and len(run) == 2 for run in positions]
+    )
 
 
 def _turned_in_place(x: JointPart, cos, sin, back) -> JointPart:
@@ -89,12 +102,13 @@ def _tables(positions, head_dim, base, dtype, scaling):
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
-def _kept_tables(xp, device, num_positions, *form):
-    """Return _tables of positions 0 to num_positions - 1, ready for every stream."""
+def _kept_tables(xp, device, runs, *form):
+    """Return _tables of the positions of these runs, ready for every stream."""
     outside_of_graphs("tables of rotary positions have to be made by a step before")
-    tables = _tables(xp.arange(num_positions), *form)
+    positions = [xp.arange(start, stop) for start, stop in runs]
+    tables = _tables(xp.concatenate([xp.arange(0), *positions]), *form)
     if xp is not numpy:
-        xp.cuda.get_current_stream().synchronize()
+        await_stream(xp.cuda)
     return tables
 
 

@@ -11,7 +11,7 @@ import numpy
 
 from ...annotations import PerDim
 from ...array import fresh
-from ...array.backend import xp_of
+from ...array.backend import is_true, xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
@@ -159,7 +159,7 @@ def _largest_magnitude(x, dim, keepdim):
     """Return the largest magnitude over dim; where that is NaN, the gradient is 0."""
     y = max(abs(x), dim, keepdim)
     xp = xp_of(y.array)
-    if not xp.isnan(y.array).any():
+    if not is_true(xp.isnan(y.array).any()):
         return y
     is_nan = xp.isnan(x.array).any(axis=reduced_dims(x, dim), keepdims=True)
     return where(xp.isnan(y.array), y.array, max(abs(where(is_nan, 0, x)), dim, keepdim))

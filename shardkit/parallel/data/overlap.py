@@ -16,6 +16,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import agree
 from ...comm.mesh import Mesh
 from ...comm.operations import ReductionOperation
+from ...layout.axes import COPIES
 
 _WARM_UP = 2  # steps
 _MEASURED = 10  # steps, half of them with overlap
@@ -36,7 +37,7 @@ class Overlap:
     def __init__(self, wanted, mesh: Mesh, *, is_possible: bool):
         self._world: CommunicationBackend = mesh.world
         self.is_on = is_possible and wanted is True
-        is_useful_here = is_possible and not mesh.group("data").shares_memory
+        is_useful_here = is_possible and not mesh.group(COPIES).shares_memory
         is_tried = wanted == "auto" and agree(mesh.world, is_useful_here)  # on any rank
         self.is_settled = not is_tried
         self._steps_left = _WARM_UP + _MEASURED if is_tried else 0

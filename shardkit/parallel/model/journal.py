@@ -20,9 +20,12 @@ import numpy
 
 from ...checkpoint.choice import Validated, step_of
 from ...checkpoint.find import find_description
+from ...checkpoint.format.files import make_folder
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
+from ...files.removing import remove_file
+from ...files.writing import fresh_file
 from ...tree import leaves
 from .callback import Callback
 from .optimization import SETS, OptimizationInputData
@@ -156,12 +159,13 @@ class Journal:
         """Bring the model to where the newest checkpoint is; None if there is none.
 
         Errors, on all ranks: CheckpointError if it belongs to other data, the model is unchanged
-        then; those of load_model.
+        then, or if nothing can be written into the folder; those of load_model.
         """
         world = self._model.mesh.world
         has_run = None
         with collectively(world):
             if world.rank == 0:
+                self._try_to_write()
                 has_run = any(self._checkpoints.glob("step-*[0-9]"))
                 if has_run:
                     self._check(find_description(self._checkpoints).manifest["data_position"])
@@ -173,6 +177,17 @@ class Journal:
         progress = _from_json(stored)
         self._tell_of_lost(progress)
         return progress
+
+    def _try_to_write(self) -> None:
+        """Errors: CheckpointError if the folder takes no file: no step is worth training then."""
+        try:
+            make_folder(self.folder)
+            remove_file(fresh_file(self.folder / "checkpoints"))
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder} takes no checkpoints: {error}; give optimize() a folder that can "
+                "be written to, or None"
+            ) from None
 
     def _tell_of_lost(self, progress: EpochProgress) -> None:
         """Warn if the best epoch so far has no checkpoint."""

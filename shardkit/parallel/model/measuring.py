@@ -158,19 +158,20 @@ class Measurement:
             if have[rank] != have[peer]:
                 raise ShardingError(
                     f"only one of ranks {peer} and {rank}, peers in a data replica, has samples; "
-                    "wanted the same part on all pipeline and tensor ranks of a replica: take it "
-                    "with split_batch(model.mesh, x, y)"
+                    "wanted the same part on all ranks of a replica: take it with "
+                    "split_batch(model.mesh, x, y)"
                 )
 
     def _measure(self, x, y, count: int) -> None:
         """Add what these samples add; those of a count of 0 only run along."""
         evaluation = self._engine.evaluation
+        once = count if evaluation.counts_whole else 0
         if self._metrics:
-            added = self._of_prediction(evaluation.predict(x), y)
+            added, counts = self._of_prediction(evaluation.predict(x), y), once
         else:
-            added = [self._row(*evaluation.own_loss(x, y))]
-        added[0][-1] = count
-        if not count:
+            added, counts = [self._row(*evaluation.own_loss(x, y))], count
+        added[0][-1] = once
+        if not counts:
             added = [numpy.zeros_like(vector) for vector in added]
         self._sums = [a + b for a, b in zip(self._sums, added)] or added
 

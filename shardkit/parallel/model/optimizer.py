@@ -373,7 +373,8 @@ class ShardedOptimizer:
         ShardingError
             On all ranks, without a model.
         CheckpointError
-            On all ranks, on a folder of another run, and if the last checkpoint cannot be written.
+            On all ranks, on a folder of another run, on one that nothing can be written into at the
+            start, and if the last checkpoint cannot be written.
         """
         backend = self.sharding_configuration.backend
         check_together(input_data, backend)

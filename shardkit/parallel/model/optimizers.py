@@ -80,7 +80,9 @@ class HybridShardedOptimizer(ShardedOptimizer):
     ----------
     wrapped_optimizer, config
         As of ShardedOptimizer.
-    pipeline_parallel_size, tensor_parallel_size, data_parallel_size, policy, order
+    domain_parallel_size, pipeline_parallel_size, tensor_parallel_size, data_parallel_size
+        As of HybridShardedModel.
+    policy, order
         As of HybridShardedModel.
     **settings
         model, patience, minimum_improvement: as of ShardedOptimizer.
@@ -98,6 +100,7 @@ class HybridShardedOptimizer(ShardedOptimizer):
         wrapped_optimizer: Rule,
         config: ShardingConfiguration,
         *,
+        domain_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         tensor_parallel_size: int = 1,
         data_parallel_size: int = -1,
@@ -109,6 +112,7 @@ class HybridShardedOptimizer(ShardedOptimizer):
             "pipeline": pipeline_parallel_size,
             "tensor": tensor_parallel_size,
             "data": data_parallel_size,
+            "domain": domain_parallel_size,
         }
         self._policy, self._order = policy, order
         super().__init__(wrapped_optimizer, config, **settings)

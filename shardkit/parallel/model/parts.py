@@ -16,6 +16,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...errors import ShardingWarning
+from ...layout.axes import COPIES
 from ...layout.policy import policy_named
 from ...nn.module import Module
 from ...refusal import check_usable
@@ -168,7 +169,7 @@ def make_parts(name: str, module: Module, config: ShardingConfiguration, strateg
 
 def _warn_of_large_block(engine: Engine) -> None:
     """Warn on rank 0 if one block is most of the model and gathered at once."""
-    if engine.mesh.rank > 0 or engine.mesh.size("data") == 1:
+    if engine.mesh.rank > 0 or engine.mesh.size(COPIES) == 1:
         return
     if not engine.plan.keepers.parameters.is_released_after_use:
         return

@@ -14,7 +14,7 @@ loss.
 from dataclasses import dataclass
 from math import inf, isnan, prod
 
-from ...array.backend import xp_of
+from ...array.backend import is_true, to_host, xp_of
 from ...layout.axes import Held, alike
 from ..data.unit import Holding, Unit
 
@@ -144,10 +144,10 @@ def _shared_pieces(engine, place, unit: Unit, holding: Holding):
 def _largest_gap(values, first) -> float:
     """Return the largest absolute difference in float64; 0 where both are the same or NaN."""
     differs = (values != first) & ((values == values) | (first == first))
-    if not differs.any():
+    if not is_true(differs.any()):
         return 0.0
     gaps = values[differs].astype("float64") - first[differs].astype("float64")
-    gap = float(xp_of(values).abs(gaps).max())
+    gap = float(to_host(xp_of(values).abs(gaps).max()))
     return inf if isnan(gap) else gap
 
 

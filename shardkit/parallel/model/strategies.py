@@ -88,7 +88,7 @@ class TensorParallelModel(ShardedModel):
 
 
 class HybridShardedModel(ShardedModel):
-    """Pipeline stages x data replicas x tensor ranks, under any policy on the data axis.
+    """Pipeline stages x data replicas x parts of samples x tensor ranks, under any policy.
 
     Parameters
     ----------
@@ -103,6 +103,8 @@ class HybridShardedModel(ShardedModel):
         on the data axis.
     order
         Axes from the slowest to the one that varies fastest with the rank.
+    domain_parallel_size
+        Ranks that share each sample, at least 1 (docs/parallel/domain.md).
 
     Raises
     ------
@@ -127,6 +129,7 @@ class HybridShardedModel(ShardedModel):
         data_parallel_size: int = -1,
         policy: str = "fsdp",
         order: Sequence[str] = ORDER,
+        domain_parallel_size: int = 1,
     ) -> None:
         mesh = partial(
             Mesh,
@@ -134,6 +137,7 @@ class HybridShardedModel(ShardedModel):
             tensor=tensor_parallel_size,
             data=data_parallel_size,
             order=order,
+            domain=domain_parallel_size,
         )
         self._strategy = Strategy(self._strategy.label, policy, mesh)
         super().__init__(wrapped_model, config)

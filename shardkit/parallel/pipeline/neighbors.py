@@ -21,6 +21,7 @@ import numpy
 from ...array.backend import is_device_array
 from ...array.copies import Done
 from ...array.device import Device
+from ...array.waits import fill_from_host
 from ...comm.backend import CommunicationBackend
 from ...layout.box import Box
 
@@ -264,6 +265,6 @@ def _put(array, whole: Box, box: Box, values) -> None:
         (*box.relative_to(whole).slices(), ...)
     ]  # a view, also of a scalar
     if is_device_array(array):
-        target.set(numpy.ascontiguousarray(values.reshape(box.shape)))
+        fill_from_host(target, numpy.ascontiguousarray(values.reshape(box.shape)))
     else:
         target[...] = values.reshape(box.shape)

@@ -23,6 +23,7 @@ import numpy
 from ...array import fresh
 from ...array.device import Device
 from ...comm.backend import CommunicationBackend
+from ...comm.transport import Lane, MessageLanes, lanes_of
 from ...errors import ShapeError
 from ...schedule.actions import RECEIVES, Action, Kind
 from ...tree import LEAF
@@ -64,6 +65,10 @@ class Transfers:
         self._rank_of = rank_of
         self._device = device
         self._dtype = numpy.dtype(dtype)
+        self._gave_up = False  # a program: its messages must never match later ones
+        lanes = lanes_of(group)
+        if lanes is not None:
+            lanes.open(_lanes(rank_of))
         self._arrival = None  # makes arrays for what comes in this run
         # (stage, key of the micro-batch) -> form of its input
         self._forms: dict[tuple, Form] = {}
@@ -83,6 +88,10 @@ class Transfers:
         arrival      (message, shape, dtype) -> an array for a leaf of what it brings
         """
         self._arrival = arrival
+        lanes = lanes_of(self._group)
+        if self._gave_up and lanes is not None:
+            lanes.renew()
+        self._gave_up = False
         self._run = (self._run + 1) % _NUM_RUNS
         self._batch_keys = batch_keys
         self._coming.extend(
@@ -114,7 +123,8 @@ class Transfers:
         tag = self._tag(stage + 1, micro_batch, 2)
         handles = [self._group.isend(header, to, tag) for header in headers]
         tag = self._tag(stage + 1, micro_batch, 0)
-        self._post("F", stage, micro_batch, activation, to, tag, handles, headers)
+        lane = _lane(stage + 1, 0)
+        self._post("F", stage, micro_batch, activation, to, (tag, lane), handles, headers)
 
     def _headers(self, form: Form) -> list:
         """Return the messages that tell a receiver the form of what follows."""
@@ -132,12 +142,18 @@ class Transfers:
         None for leaves that have none.
         """
         to, tag = self._rank_of[stage - 1], self._tag(stage, micro_batch, 1)
-        self._post("B", stage, micro_batch, gradient, to, tag, [], [])
+        marks = tag, _lane(stage, 1)
+        self._post("B", stage, micro_batch, gradient, to, marks, [], [])
 
-    def _post(self, kind, stage, micro_batch, carried, to, tag, handles, arrays):
+    def _post(self, kind, stage, micro_batch, carried, to, marks, handles, arrays):
+        tag, lane = marks
         for part in parts_of(carried):
-            array = fresh.contiguous(part)
-            handles.append(self._group.isend(array, to, tag))
+            array = fresh.placed(fresh.contiguous(part), self._device.xp)  # as the receiver's
+            lanes = self._lanes(lane)
+            if lanes is None:
+                handles.append(self._group.isend(array, to, tag))
+            else:
+                handles.append(lanes.isend(array, to, lane))
             arrays.append(array)
         self._on_the_way[kind, stage, micro_batch] = (handles, arrays)
 
@@ -173,8 +189,18 @@ class Transfers:
         arrays = [self._arrival(message, *leaf) for leaf in self._layout(message)]
         what = 0 if message.kind is Kind.RECV_F else 1
         tag = self._tag(message.crossing, message.micro_batch, what)
-        source = self._source(message)
-        self._posted[message] = [self._group.irecv(array, source, tag) for array in arrays], arrays
+        source, lane = self._source(message), _lane(message.crossing, what)
+        lanes = self._lanes(lane)
+        if lanes is None:
+            handles = [self._group.irecv(array, source, tag) for array in arrays]
+        else:
+            handles = [lanes.irecv(array, source, lane) for array in arrays]
+        self._posted[message] = handles, arrays
+
+    def _lanes(self, lane: int) -> MessageLanes | None:
+        """Return what carries this lane; None: its messages have tags."""
+        lanes = lanes_of(self._group)
+        return lanes if lanes is not None and lanes.has(lane) else None
 
     def _receive_form(self, message):
         if self._form_of(message) is not None:  # of a gradient: its activation has been sent since
@@ -254,8 +280,28 @@ class Transfers:
 
         Arrays that MPI may still read or write are kept, and forms are exchanged anew.
         """
+        self._gave_up = True
         self._lost += [*self._on_the_way.values(), *self._posted.values()]
         self._on_the_way.clear()
         self._posted.clear()
         self._coming.clear()
         self._forms.clear()
+
+
+def _lane(crossing: int, what: int) -> int:
+    """Return the number of the lane of what crosses a boundary: activations 0, or gradients 1.
+
+    At both ends these go by one order of micro-batches, whatever the schedule
+    (schedule/orders.py).
+    """
+    return 2 * crossing + what
+
+
+def _lanes(rank_of: dict[int, int]) -> list[Lane]:
+    """Return all lanes of a pipeline; rank_of: {stage: rank in the group}."""
+    lanes = []
+    for stage in sorted(rank_of)[1:]:
+        before, after = rank_of[stage - 1], rank_of[stage]
+        if before != after:
+            lanes += [Lane(_lane(stage, 0), before, after), Lane(_lane(stage, 1), after, before)]
+    return lanes

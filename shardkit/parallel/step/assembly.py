@@ -12,6 +12,8 @@ from ...array.device import Device
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
+from ...errors import ConfigurationError
+from ...layout.axes import COPIES
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
@@ -29,6 +31,7 @@ from ..data.partition import (
 )
 from ..data.site import Pools
 from ..data.unit import Unit, Units
+from ..domain.samples import SampleParts
 from ..fingerprint import facts_of
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
@@ -60,6 +63,7 @@ class Blueprint:
     sharing       data ranks that share one copy of what is sharded
     is_initial    all parameters are what the seed makes
     gathering     the class of what gathers its units (gathering.py)
+    samples       how ranks share each sample; None: they do not
     """
 
     device: Device
@@ -73,6 +77,7 @@ class Blueprint:
     programs: Programs
     is_initial: bool
     gathering: type[ByProgram] | type[AtCalls]
+    samples: SampleParts | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,13 +180,12 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
 
     Nothing in it communicates.
     """
-    data, pipeline = mesh.group("data"), mesh.group("pipeline")
     device = Device(config.device, ordinal=mesh.world.local_rank)
-    device.drawing_on(data.memory() or mesh.group("tensor").memory())
+    device.drawing_on(mesh.group(COPIES).memory() or mesh.group("tensor").memory())
     rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
     groups = groups_by_name(model.named_parameters(), config.parameter_groups, rule)
     model.finish(config.seed)
-    _cut_layers(model, config, mesh)
+    samples = _cut_layers(model, config, mesh)
     check_matrices(model.named_parameters(), rule, groups)
     is_initial = all(parameter.is_fresh for parameter in model.parameters())
     order = order_named(config.schedule)(
@@ -196,7 +200,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     programs = gathering.programs(
         order,
         stages,
-        pipeline.rank,
+        mesh.coordinates.pipeline,
         clip=config.max_gradient_norm is not None,
         begins_gathers=is_released,
         begins_reductions=config.deterministic and not config.gradient_compression,
@@ -213,6 +217,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
         programs=programs,
         is_initial=is_initial,
         gathering=gathering,
+        samples=samples,
     )
 
 
@@ -232,10 +237,10 @@ def _stages(model, config, order: Program, rule, groups: dict) -> Stages:
 
 def _sharing(config, mesh, policy) -> int:
     """Return how many data ranks share one copy."""
-    data = mesh.size("data")
-    sharing = policy.sharing(data, config.shard_ranks, mesh.ranks_per_node("data"))
+    copies = mesh.size(COPIES)
+    sharing = policy.sharing(copies, config.shard_ranks, mesh.ranks_per_node(COPIES))
     if config.deterministic and not config.gradient_compression:
-        check_tree(data, sharing)
+        check_tree(copies, sharing)
     return sharing
 
 
@@ -256,8 +261,26 @@ def _units(plan: Blueprint, mesh, pools, movement) -> Units:
     return Units(units)
 
 
-def _cut_layers(model, config, mesh):
-    """Make each layer of the model this tensor rank's part of it, as the plan says."""
+def _cut_samples(model, config, mesh) -> SampleParts | None:
+    """Make layers of the model work on this domain rank's part of each sample, if it has one."""
+    domain = mesh.group("domain")
+    if domain.world_size == 1:
+        return None
+    if config.device == "cuda" or config.sequence_parallel:
+        what = "sequence_parallel" if config.sequence_parallel else 'device = "cuda"'
+        raise ConfigurationError(
+            f"{domain.world_size} domain ranks with {what}; samples are cut on CPUs and without "
+            "sequence parallelism: leave one of them out"
+        )
+    follows = mesh.size("pipeline") == 1
+    return SampleParts(model, domain, config.loss or model.loss, follows=follows)
+
+
+def _cut_layers(model, config, mesh) -> SampleParts | None:
+    """Make layers work on this domain rank's part of samples, and be this tensor rank's part of
+    them, as the plan says; return how ranks share samples.
+    """
+    samples = _cut_samples(model, config, mesh)
     tensor = mesh.group("tensor")
     is_cut = any(parameter.claim is not None for parameter in model.parameters())
     if tensor.world_size > 1 and not is_cut:
@@ -265,6 +288,7 @@ def _cut_layers(model, config, mesh):
         apply_plan(model, plan, tensor, sequence=config.sequence_parallel)
     elif config.tensor_plan is not None and not is_cut:
         check_plan(model, config.tensor_plan)  # a wrong one is wrong on one tensor rank, too
+    return samples
 
 
 def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) -> tuple:

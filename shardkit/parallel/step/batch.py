@@ -1,8 +1,8 @@
 """The batch of a step: this data rank's part, checked on all ranks together, with its place in the
 global batch.
 
-    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    pipeline and tensor peers pass the
-                                                                 same part
+    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    the other ranks of a replica pass
+                                                                 the same part
 
 x and y are arrays or trees of arrays (shardkit/tree.py), all leaves with the same number of samples
 along dim 0. The trees of all ranks have one structure.
@@ -21,6 +21,7 @@ from ...comm.failure.agreement import CommonNumber, collectively
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
+from ...layout.axes import COPIES
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
@@ -81,12 +82,15 @@ class Batches:
 
     loss             the usual one: a Loss, or a function (prediction, y) -> mean loss; None: the
                      model's own
-    compares_peers   checked mode: pipeline and tensor peers must have passed the same part
+    samples          how ranks share each sample (domain/samples.py); None: they do not
+    compares_peers   checked mode: peers of a replica must have passed the same part
     """
 
-    def __init__(self, mesh: Mesh, model: Module, loss, *, compares_peers: bool):
+    def __init__(self, mesh: Mesh, model: Module, loss, samples=None, *, compares_peers: bool):
         self._mesh = mesh
-        self._data = mesh.group("data")
+        self._copies = mesh.group(COPIES)
+        self._part, self._num_parts = mesh.sample_part
+        self._samples = samples
         self._model = model
         self._loss = loss
         self.compares_peers = compares_peers
@@ -111,24 +115,25 @@ class Batches:
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
             common.value = _structure_number(x, y)
+            given = x, y
+            if self._samples is not None:
+                x, y, criterion = self._samples.part_of_batch(x, y, criterion)
             size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
         self._check_common(common, x=x, y=y)
-        if self.compares_peers:
-            check_peers(self._mesh, x, y)
-        data = self._data
-        everyones = numpy.zeros((data.world_size, 2), numpy.int64)
-        data.all_gather(mine, everyones.reshape(-1))
-        samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1
+        self._check_peers(*given)
+        everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
+        self._copies.all_gather(mine, everyones.reshape(-1))
+        samples = everyones[: self._num_parts, 0] & (1 << SAMPLE_BITS) - 1
         items = everyones[:, 1].copy().view(numpy.float64).tolist()
         return AgreedBatch(
             x,
             y,
             own_samples,
-            int(samples[: data.rank].sum()),
+            int(samples[: self._part].sum()),
             criterion,
             int(samples.sum()),
             tree_total(items),
@@ -172,9 +177,19 @@ class Batches:
             check_input_of(self._model, x)
             common.value = _structure_number(x)
         self._check_common(common, x=x)
-        if self.compares_peers:
-            check_peers(self._mesh, x)
+        self._check_peers(x)
         return x
+
+    def _check_peers(self, *trees) -> None:
+        """Raise on all ranks if peers of a replica passed other arrays, as far as is looked at:
+        where ranks share samples the shapes, since they size their messages by them. Collective
+        over the mesh then, and in checked mode.
+        """
+        if self.compares_peers:
+            check_peers(self._mesh, *trees)
+        if self._samples is not None:
+            with collectively(self._mesh.world):
+                self._samples.check_same(*trees)
 
     def _check_common(self, common: CommonNumber, **trees) -> None:
         """Raise ShapeError on all ranks if some have trees of another structure."""
@@ -233,6 +248,7 @@ class Intake:
                     first_sample=first_sample + batch.first_sample + start,
                     num_samples=size,
                     observer=self._observer(first_gradient + number),
+                    is_cut=parts.plan.samples is not None,
                 ),
             )
             for number, start in enumerate(range(0, num * size, size))
@@ -293,8 +309,8 @@ def check_peers(mesh: Mesh, *trees) -> None:
         replica = everyones[wrong[0]][0]
         raise ShardingError(
             f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[replica]}, "
-            f"its peer in data replica {replica}; wanted the same part on all pipeline and tensor "
-            "ranks of a replica: take it with split_batch(model.mesh, x, y)"
+            f"its peer in data replica {replica}; wanted the same part on all ranks of a "
+            "replica: take it with split_batch(model.mesh, x, y)"
         )
 
 

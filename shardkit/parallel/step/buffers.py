@@ -16,13 +16,13 @@ from math import isnan, nan
 
 import numpy
 
-from ...array.backend import xp_of
+from ...array.backend import to_host, xp_of
 from ...array.device import Device
 from ...array.kernels import tree_sum
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...comm.mesh import Mesh
 from ...errors import ConfigurationError, ShardingError
-from ...layout.axes import Held, alike
+from ...layout.axes import COPIES, Held, alike
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.buffer import Buffer, Observation
@@ -67,7 +67,7 @@ class Buffers:
 
     def __init__(self, model: Module, mesh: Mesh, stages: Stages, device: Device):
         self.everyones = model.named_buffers()
-        self._data = mesh.group("data")
+        self._data = mesh.group(COPIES)
         held = set(_buffers_of(stages, mesh.group("pipeline").rank))
         self.own = {name: b for name, b in self.everyones.items() if b in held}
         self._numbers = {buffer: i for i, buffer in enumerate(self.own.values())}
@@ -117,7 +117,7 @@ class Buffers:
             if totals[number]:
                 weight = momenta[number]
                 if isnan(weight):
-                    weight = 1.0 / max(buffers[counters[number]].array.item(), 1)
+                    weight = 1.0 / max(to_host(buffers[counters[number]].array).item(), 1)
                 buffer = buffers[number]
                 buffer.blend((total / totals[number]).reshape(buffer.shape), weight)
 
@@ -175,7 +175,7 @@ class Buffers:
     # ---- between steps ---------------------------------------------------------------------------
 
     def boxes(self, *, counted: bool = False) -> list[tuple]:
-        """Return (path in a checkpoint, piece, 1-D view) of what this rank holds.
+        """Return (path in a checkpoint, piece, 1-D view) of the elements that this rank holds.
 
         counted   without replicas: over all ranks they hold each element once
         """
@@ -188,13 +188,15 @@ class Buffers:
                 buffer.array.reshape(-1),
             )
             for name, buffer in self.own.items()
+            if buffer.size
         ]
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return {path in a checkpoint: (shape, dtype)} of all buffers of the model."""
+        """Return {path in a checkpoint: (shape, dtype)} of all buffers that have elements."""
         return {
             f"{GROUP}/{name}": (buffer.shape, str(buffer.dtype))
             for name, buffer in self.everyones.items()
+            if buffer.size
         }
 
     def start_over(self) -> None:

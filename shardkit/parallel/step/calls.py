@@ -19,6 +19,7 @@ from functools import partial
 from ...array.device import OwnBuffers
 from ...comm.mesh import Mesh
 from ...errors import CommunicationError, OutOfMemoryError
+from ...layout.axes import COPIES, TOGETHER
 from ...nn.autograd import WeightGradients, first_gradient, origin_of
 from ...nn.context import surrounded_by
 from ...nn.module import Parameter, members_of
@@ -64,7 +65,7 @@ class AtCalls:
             for number, unit in enumerate(self.parts)
             for parameter in unit.plan.parameters.values()
         }
-        self.turns = Turns(mesh.group("data"), self._describe)
+        self.turns = Turns(mesh.group(COPIES), self._describe)
         self.visits = Visits(self.parts, self.turns)
         self._visited_by = dict(self._own_visits())
         self._last_backward: int | None = None  # micro-batch after which gradients are complete
@@ -145,7 +146,8 @@ class AtCalls:
         except CommunicationError:
             raise
         except Exception as error:
-            if self._mesh.size("tensor") > 1 or self.turns.have_ended:
+            is_alone = all(self._mesh.size(axis) == 1 for axis in TOGETHER)
+            if not is_alone or self.turns.have_ended:
                 raise
             place = f"{what} of micro-batch {m}, step {inputs.update.number}"
             self.turns.fail(self._described(error, place))
@@ -153,7 +155,7 @@ class AtCalls:
 
     def _described(self, error, place):
         if isinstance(error, MemoryError) and not isinstance(error, OutOfMemoryError):
-            rank = self._mesh.group("data").rank
+            rank = self._mesh.group(COPIES).rank
             return OutOfMemoryError(describe_shortage(rank, place, error, self.parts[0].device))
         return error
 

@@ -20,6 +20,7 @@ from ...comm.failure.agreement import agree, raise_together
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError
+from ...layout.axes import COPIES
 from ...layout.policy import Policy
 from ...nn.module import Module
 from ...optim.clipping import clip_factor
@@ -105,7 +106,8 @@ class Engine:
         self.parts = parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
         plan = parts.plan
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
-        batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
+        samples = plan.samples
+        batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
         self._losses = StepLosses(mesh, plan.stages.last_rank)
         self.evaluation = Evaluation(
@@ -117,11 +119,12 @@ class Engine:
             plan.device,
             plan.numerics,
             parts.state.weights,
+            samples,
             seed=config.seed,
         )
         is_possible = (
             plan.device.kind == "cpu"
-            and mesh.size("data") > 1
+            and mesh.size(COPIES) > 1
             and plan.programs.ahead != plan.programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)

@@ -31,6 +31,7 @@ class Evaluation:
     batches    the door that x and y come in by (batch.py)
     losses     sums them over the ranks
     weights    that must not await the values of a checkpoint
+    samples    how ranks share each sample; None: they do not
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Evaluation:
         device: Device,
         numerics,
         weights,
+        samples,
         *,
         seed: int,
     ):
@@ -56,6 +58,7 @@ class Evaluation:
         self._device = device
         self._numerics = numerics
         self._weights = weights
+        self._samples = samples
         self._seed = seed
 
     def predict(self, x):
@@ -64,11 +67,20 @@ class Evaluation:
         """
         self._weights.check()
         x = self._batches.agree_on_input(x)
+        if self._samples is not None:
+            with collectively(self._mesh.world):
+                x = self._samples.own(x)
         with whole_outputs():
             prediction = self.forward(x)
         if prediction is not None:
             prediction = map_tree(lambda leaf: widened(to_host(leaf)), prediction)
-        return self._from_last_stage(prediction)
+        prediction = self._from_last_stage(prediction)
+        return prediction if self._samples is None else self._samples.joined(prediction)
+
+    @property
+    def counts_whole(self) -> bool:
+        """True on one of the ranks that share samples: it counts what all of them have alike."""
+        return self._samples is None or self._samples.counts_whole
 
     def _from_last_stage(self, prediction):
         """Return the prediction of the last stage on all pipeline ranks; None is given elsewhere.
@@ -126,8 +138,12 @@ class Evaluation:
 
         texts   the pass over texts that are being continued (nn/texts.py)
         """
+        is_cut = self._samples is not None
+        if texts is not None and is_cut:
+            self._samples.refuse_texts()
         x = self._numerics.entering(map_tree(self._device.from_host, x))
-        part = MicroBatch(x, None, ForwardContext(seed=self._seed, texts=texts))
+        context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
+        part = MicroBatch(x, None, context)
         return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)
 
 

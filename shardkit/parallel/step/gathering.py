@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
+from ...layout.axes import TOGETHER
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
@@ -78,7 +79,7 @@ class ByProgram:
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         self._units = units.at
-        self.can_go_on = mesh.size("tensor") == 1
+        self.can_go_on = all(mesh.size(axis) == 1 for axis in TOGETHER)
         self._owners = {
             place: [units.at[at] for at in stages.uses.trained(place)]
             if place in stages.lenders

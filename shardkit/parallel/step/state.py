@@ -7,6 +7,7 @@ Every method is collective over the mesh, unless it says otherwise.
 """
 
 from itertools import chain
+from math import prod
 
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
@@ -88,16 +89,13 @@ class State:
         return counted + self.buffers.boxes(counted=True)
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return {path: (global shape, dtype)} of everything a checkpoint holds."""
+        """Return {path: (global shape, dtype)} of all a checkpoint holds: what has elements."""
         parameters, dtype = self._model.named_parameters(), self.weights.units[0].dtype
-        groups = {"model": list(parameters)}
-        for name, kept in self._states_of_parameters().items():
-            for state in kept:
-                groups.setdefault(f"optimizer/{state}", []).append(name)
         tensors = {
             f"{group}/{name}": (parameters[name].global_shape, dtype)
-            for group, names in groups.items()
-            for name in names
+            for name, states in self._states_of_parameters().items()
+            for group in ("model", *(f"optimizer/{state}" for state in states))
+            if prod(parameters[name].global_shape)
         }
         return tensors | self.buffers.tensors()
 

@@ -20,6 +20,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.mesh import Mesh
+from ...layout.axes import COPIES
 from .batch import tree_total
 from .inputs import Results
 
@@ -96,7 +97,7 @@ class StepLosses:
     """
 
     def __init__(self, mesh: Mesh, last_rank: int):
-        self._pipeline, self._data = mesh.group("pipeline"), mesh.group("data")
+        self._pipeline, self._data = mesh.group("pipeline"), mesh.group(COPIES)
         self._last_rank = last_rank
 
     def mean_of(self, results: Results, items: float) -> float:
@@ -110,7 +111,7 @@ class StepLosses:
         return mean(self.summed([own])[0], items)
 
     def summed(self, numbers: list[float]) -> list[float]:
-        """Return the sums over data ranks of what the last stage of each has. Collective.
+        """Return the sums over COPIES of what the last stage of each has. Collective.
 
         Down each pipeline first: then every rank needs its sum, and none adds numbers that nobody
         reads.

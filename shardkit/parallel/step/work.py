@@ -16,7 +16,7 @@ from typing import Any
 from ...array.arena import Arena
 from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
-from ...nn.autograd import Tensor, WeightGradients, no_grad
+from ...nn.autograd import Passage, Tensor, WeightGradients, no_grad
 from ...nn.buffer import unobserved
 from ...nn.context import begin_block, forward_context, late_logits
 from ...nn.module import Module
@@ -92,7 +92,7 @@ class Work:
         learns = inputs.loss is not None and place >= self._first_trained
         takes_gradient = place > self._first_trained
         if is_array(x):
-            graph = UnitGraph(Tensor(x, takes_gradient and is_floating(x.dtype)))
+            graph = UnitGraph(Passage(x, takes_gradient and is_floating(x.dtype)))
         else:
             graph = UnitGraph(as_tensors(x, takes_gradient=takes_gradient))
         if learns and self._keep_activations:
@@ -137,7 +137,7 @@ class Work:
         graph.weight_gradients = self.gathering.walk(graph.output, gradient, m, inputs)
         for_input = None
         if place > self._first_trained:
-            is_usual = type(graph.input) is Tensor and graph.input.grad is not None
+            is_usual = type(graph.input) is Passage and graph.input.grad is not None
             for_input = graph.input.grad if is_usual else gradients_of(graph.input)
         graph.input = graph.output = None
         return for_input

@@ -1,6 +1,5 @@
 """Tensor parallelism: single layers, each computed by all ranks of an axis.
 
-conjugate    collectives on Tensors, each with its adjoint
 layers       column- and row-parallel layers; read it first
 vocabulary   tables and logits that are cut along the vocabulary, and their loss
 sequence     modules that see a slice of the sequence

@@ -9,7 +9,7 @@ layers cannot be known; there the plan names the dropout, or is refused.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ShardingError
 from ...nn.layers.attention import MultiheadAttention, TransformerEncoderLayer
@@ -18,7 +18,9 @@ from ...nn.lora import LoRALinear
 from ...nn.module import Module, blocks_of, members_of
 from ...nn.transformer import FeedForward, GatedFeedForward, SelfAttention
 
+_Class = TypeVar("_Class", bound=type[Module])
 ON_A_PART = "column_dropout"
+DROPOUTS: list[type[Module]] = [Dropout]  # classes whose masks can be sliced: masks_elements()
 _IN_ORDER = (  # their forwards call their members in the order of assignment
     Sequential,
     SelfAttention,
@@ -28,6 +30,12 @@ _IN_ORDER = (  # their forwards call their members in the order of assignment
     TransformerEncoderLayer,
 )
 _AFTER = {"column": True, "row": False}  # style: are the features cut?
+
+
+def masks_elements(kind: _Class) -> _Class:
+    """Return a class that multiplies x by a mask of its elements, as Dropout does: a decorator."""
+    DROPOUTS.append(kind)
+    return kind
 
 
 def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
@@ -43,7 +51,7 @@ def dropouts_on_parts(model: Module, styles: dict[str, str]) -> dict[str, str]:
     found = {}
     for path, module in modules.items():
         states = seen.get(id(module), set())
-        if states == {True} and type(module) is Dropout:
+        if states == {True} and type(module) in DROPOUTS:
             found[path] = ON_A_PART
         elif states - {False}:
             raise ShardingError(
@@ -62,8 +70,8 @@ def _through(
     leave the module. None: that is not known.
     """
     style = named.get(id(module))
-    if isinstance(module, Dropout):
-        if style is None and module.p:
+    if isinstance(module, tuple(DROPOUTS)):
+        if style is None and vars(module)["p"]:
             see(module, is_cut)
         return is_cut
     if style in _AFTER:
@@ -73,7 +81,7 @@ def _through(
     if isinstance(module, (Linear, LoRALinear)):
         return False  # it reads whole features
     blocks = [block for _, block in blocks_of(module)]
-    if len(blocks) > 1 or any(type(module).forward is kind.forward for kind in _IN_ORDER):
+    if len(blocks) > 1 or any(kind_of(module).forward is kind.forward for kind in _IN_ORDER):
         inside = blocks if len(blocks) > 1 else _modules_in(module)
         for each in inside:
             is_cut = _through(each, is_cut, named, see)
@@ -85,6 +93,11 @@ def _through(
     if is_plain:
         return is_cut
     return False if "row" in styles else None
+
+
+def kind_of(module: Module) -> type[Module]:
+    """Return its class, or that of the layer whose place it takes on parts of samples."""
+    return getattr(module, "takes_place_of", type(module))
 
 
 def _modules_in(module: Module) -> list[Module]:

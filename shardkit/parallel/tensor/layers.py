@@ -28,7 +28,7 @@ from ...nn.layers.basic import check_width, input_tensor, is_affine
 from ...nn.module import Module, Parameter, members_of
 from ...nn.ops import reduction
 from ...nn.ops.linear import add_bias, linear
-from .conjugate import all_gather, copy_to_region, reduce_from_region, reduce_scatter
+from ..conjugate import all_gather, copy_to_region, reduce_from_region, reduce_scatter
 
 SEQUENCE_DIM = 1  # of activations [batch, sequence, width]
 

@@ -31,7 +31,7 @@ from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
 from .claims import SHARDED, Claim
 from .default_plans import default_plan
-from .dropouts import dropouts_on_parts
+from .dropouts import dropouts_on_parts, kind_of
 from .layers import SEQUENCE_DIM, TensorAxis
 from .sequence import SequenceSlicedEmbedding, SlicedDropout
 from .styles import STYLES, TensorStyle
@@ -211,7 +211,7 @@ def _cut(path, module, name, parent, num_ranks, rank) -> Cut:
 
 def _counted(module, style: TensorStyle, parent) -> tuple[str, int]:
     """Return what a weight is cut between, and how many elements of its dim make one."""
-    if not isinstance(parent, SelfAttention):
+    if not issubclass(kind_of(parent), SelfAttention):
         return style.counted, 1
     if module in (parent.key, parent.value, parent.key_norm):
         return "key heads", parent.head_dim

@@ -7,7 +7,6 @@ from ...nn.context import current_context
 from ...nn.layers.basic import Dropout
 from ...nn.module import Module, Parameter
 from ...nn.ops.linear import embedding
-from ...nn.ops.normalization import dropout
 from .layers import TensorAxis
 
 
@@ -31,26 +30,28 @@ class SequenceSlicedEmbedding(Module):
 class SlicedDropout(Module):
     """Dropout on a slice along a dim; it zeroes the elements that it would zero in the whole.
 
-    whole   the Dropout that it stands for
+    whole   the dropout that it stands for: one of dropouts.DROPOUTS
     dim     such as 1 of x [batch, S/T, width] local, or -1 of [batch, S, width/T] local; all ranks
             have as much
     """
 
     def __init__(self, axis: TensorAxis, whole: Dropout, dim: int):
         self.p = whole.p
-        self.sample_dim = whole.sample_dim
+        self._whole = whole
         self._axis = axis
         self._dim = dim
 
+    def members(self):
+        return {}  # those of the whole keep their path, which masks depend on
+
     def forward(self, x):
-        context = current_context()
-        if not context.training or self.p == 0:
+        if not current_context().training or self.p == 0:
             return x
         dim = self._dim % x.ndim
         length = x.shape[dim] * self._axis.group.world_size
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         ones = fresh.zeros(shape, x.dtype, xp_of(x.array))
         ones += 1
-        mask = dropout(Tensor(ones), self.p, self.path_in_model, context, self.sample_dim)
+        mask = self._whole(Tensor(ones))
         start, stop = self._axis.own_span(length)
         return x * mask[(slice(None),) * dim + (slice(start, stop),)]

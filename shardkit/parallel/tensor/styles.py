@@ -5,12 +5,13 @@ A style enters it with a decorator on the function that builds the layer.
     def _row(axis, module, parts, enters): ...
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...nn.layers.basic import DenseLayer, Dropout, Embedding, Linear, RMSNorm
 from ...nn.lora import LoRALinear
 from ...nn.module import Module
+from .dropouts import DROPOUTS
 from .layers import ColumnParallelLinear, ColumnParallelRMSNorm, Region, RowParallelLinear
 from .lora import ColumnParallelLoRALinear, RowParallelLoRALinear
 from .sequence import SlicedDropout
@@ -37,7 +38,7 @@ class TensorStyle:
     """
 
     build: Callable[..., Module]
-    takes: tuple[type, ...] = ()
+    takes: Sequence[type] = ()
     dim: int = 0
     cuts: tuple[str, ...] = ()
     counted: str = ""
@@ -124,7 +125,7 @@ def _head_norm(axis, module, parts, enters) -> Module:
     return module
 
 
-@style("column_dropout", takes=(Dropout,))
+@style("column_dropout", takes=DROPOUTS)
 def _column_dropout(axis, module, parts, enters) -> Module:
     return SlicedDropout(axis, module, dim=-1)
 
@@ -134,7 +135,7 @@ def _head_dropout(axis, module, parts, enters) -> Module:
     return SlicedDropout(axis, module, dim=1)
 
 
-@style("whole_dropout", takes=(Dropout,))
+@style("whole_dropout", takes=DROPOUTS)
 def _whole_dropout(axis, module, parts, enters) -> Module:
     return module
 

@@ -24,7 +24,7 @@ from ...nn.ops.blocks import goes_by_blocks, sum_by_blocks
 from ...nn.ops.elementwise import where
 from ...nn.ops.linear import embedding
 from ...nn.ops.operands import check_ids, index_array
-from .conjugate import gather_from_region
+from ..conjugate import gather_from_region
 from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
 
 # per thread, since ranks may be threads

@@ -100,7 +100,8 @@ class ndarray:
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         queue = machine.begin(self._allocation.device) if stream is None else stream._queue
-        machine.refuse_capture(queue)
+        if queue.capture is not None:  # CuPy says so before it asks CUDA
+            raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed")
         machine.check_seen(queue, self._allocation, "get()")
         if out is None:
             out = numpy.empty(self.shape, self.dtype, order=order)

@@ -16,6 +16,7 @@ streams, is done as late as a real GPU might do it: when somebody waits.
 
 import sys
 import threading
+import time
 import weakref
 from bisect import bisect_right, insort
 from collections import Counter
@@ -24,7 +25,8 @@ from typing import NamedTuple
 
 import numpy
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])
+LIMIT_SECONDS = 20.0  # that work on a stream waits for others before the stand-in gives up
 _UNIT = 512  # bytes: what the pool rounds an allocation up to
 
 
@@ -61,6 +63,7 @@ class Allocation:
         )
         self.stream = written[0]  # that of the pool's arena which lent it
         self.parts: list[tuple] = []
+        self.handle = None  # of cuBLAS, whose workspace it is
         self.used_bytes = machine.used_bytes
         self.address = memory.__array_interface__["data"][0]
 
@@ -85,6 +88,7 @@ class Lease:
 
     def __init__(self, block, give_back):
         self.block, self._give_back = block, give_back
+        block.handle = None
 
     def __getattr__(self, name):
         return getattr(self.block, name)
@@ -115,10 +119,12 @@ class Machine:
         self.transfers: list[Transfer] = []
         self.launches: Counter = Counter()
         self.host_waits: list[tuple[str, str]] = []  # (place, name of the thread)
+        self.wait_watchers: list = []  # functions ({stream: tick}): the host waits for these
         self.mistakes: list[str] = []
         self.streams = weakref.WeakValueDictionary()  # address -> Queue of those that were made
         self.busy: set[Queue] = set()  # those with work that is still to be done
         self._null_streams: dict[int, Queue] = {}  # device -> the one that it has anyway
+        self._to_go: list[tuple] = []  # (stream, place in it until which it is needed, memory)
         self._kept: list = []  # memory that copies still need
         self.known_to_host: dict[object, int] = {}  # stream -> tick that somebody has waited for
         self.pinned: dict[int, int] = {}  # address -> bytes
@@ -156,11 +162,11 @@ class Machine:
 
     def note(self, kind, num_bytes):
         """A transfer has been asked for."""
-        self.transfers.append(Transfer(kind, num_bytes, _caller(), threading.current_thread().name))
+        self.transfers.append(Transfer(kind, num_bytes, caller(), threading.current_thread().name))
 
     def mistake(self, text):
         """Wrong numbers on a real GPU: written down, and raised."""
-        text = f"{text} (at {_caller()})"
+        text = f"{text} (at {caller()})"
         self.mistakes.append(text)
         raise RuntimeError(text)
 
@@ -233,10 +239,20 @@ class Machine:
         Errors: if it is captured.
         """
         self.refuse_capture(stream)
-        self.note_wait()
+        stream = self.stream if stream is None else stream
+        self.note_wait({**stream.seen, stream: stream.tick})
 
-    def note_wait(self):
-        self.host_waits.append((_caller(), threading.current_thread().name))
+    def know(self, seen):
+        """The host knows that this is done; {stream: tick}."""
+        with self.lock:
+            for stream, tick in seen.items():
+                self.known_to_host[stream] = max(self.known_to_host.get(stream, -1), tick)
+
+    def note_wait(self, seen=None):
+        """The host waits; seen: {stream: tick} of what it waits for, None: the current stream."""
+        for watcher in self.wait_watchers:
+            watcher({**self.stream.seen, self.stream: self.stream.tick} if seen is None else seen)
+        self.host_waits.append((caller(), threading.current_thread().name))
 
     def refuse_capture(self, stream=None):
         """Errors: if this stream, or the current one, is captured."""
@@ -292,15 +308,18 @@ class Machine:
         """Its last user is gone. Copies on its own stream come before what is done with it next, as
         in CuPy's pool.
         """
+        queue = allocation.stream
         with self.lock:
-            allocation.stream.finish()
+            self._to_go = [each for each in self._to_go if each[0].num_done < each[1]]
+            if not queue.advance(queue.num_put):  # others have to come first; it knows its place
+                self._to_go.append((queue, queue.num_put, allocation.memory))
             if allocation.used_bytes is self.used_bytes:
                 self.used_bytes[allocation.device] -= allocation.size
             at = bisect_right(self._addresses, (allocation.address, float("inf"))) - 1
             _, num_bytes = self._addresses.pop(at)
             del self._allocations[allocation.address]
             stop = allocation.address + num_bytes
-            if any(
+            if queue.num_done == queue.num_put and any(
                 start < stop and allocation.address < start + size
                 for start, size in self.on_the_way
             ):
@@ -383,6 +402,16 @@ class Machine:
             allocation.parts.append((start, stop, stream, stream.tick))
 
 
+class Held:
+    """Work that may have to wait for others."""
+
+    def is_ready(self) -> bool:
+        """Return whether it can be done now; called when all before it is done."""
+
+    def __call__(self):
+        """Do it."""
+
+
 class Queue:
     """A stream: what it was told and has not done yet, in order."""
 
@@ -413,16 +442,30 @@ class Queue:
         """Pieces of work so far."""
         return self.num_done + len(self.waiting)
 
-    def finish(self, upto=None):
-        """Do what is waiting, or the first part of it."""
+    def advance(self, upto) -> bool:
+        """Do what is waiting, up to this place, as far as it does not wait for another process or
+        rank; return whether all of it is done.
+        """
         with self.machine.lock:
-            upto = self.num_put if upto is None else upto
             while self.num_done < upto and self.waiting:
-                work = self.waiting.pop(0)
+                work = self.waiting[0]
+                if isinstance(work, Held) and not work.is_ready():
+                    return False
+                self.waiting.pop(0)
                 self.num_done += 1
                 work()
             if not self.waiting:
                 self.machine.busy.discard(self)
+            return True
+
+    def finish(self, upto=None):
+        """Do what is waiting, or the first part of it."""
+        upto = self.num_put if upto is None else upto
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not self.advance(upto):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nobody came within {LIMIT_SECONDS:g} s (at {caller()})")
+            time.sleep(0.0005)
 
     def finish_before(self):
         """As before work that is done at once: the null stream waits for ordinary ones, and they
@@ -437,9 +480,9 @@ class Queue:
                 for queue in self.machine.busy
                 if queue.device == self.device and 0 in (self.address, queue.address)
             ]
-            for other in others if not self.non_blocking else ():
-                if not other.non_blocking:
-                    other.finish()
+        for other in others if not self.non_blocking else ():
+            if not other.non_blocking:
+                other.finish()
 
     def synchronize(self):
         """The host waits for all of it."""
@@ -449,11 +492,7 @@ class Queue:
     def complete(self):
         """All of it is done, and the host knows."""
         self.finish_before()
-        with self.machine.lock:
-            for stream, tick in {**self.seen, self: self.tick}.items():
-                self.machine.known_to_host[stream] = max(
-                    self.machine.known_to_host.get(stream, -1), tick
-                )
+        self.machine.know({**self.seen, self: self.tick})
 
 
 def _aligned(num_bytes):
@@ -463,7 +502,7 @@ def _aligned(num_bytes):
     return block[start : start + num_bytes]
 
 
-def _caller() -> str:
+def caller() -> str:
     """file:line of the first frame that is not ours."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):

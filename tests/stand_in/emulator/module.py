@@ -1,5 +1,6 @@
 """From the text of CUDA C++ kernels to functions that run on host memory."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -9,15 +10,16 @@ import re
 import shutil
 import subprocess
 import tempfile
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 import numpy
 
-HEADERS = [
+HEADER = "cuda_on_host.h"  # read for every kernel
+MACHINE, OBJECT = "machine.cpp", "machine.o"  # compiled once for all
+SOURCES = [
     Path(__file__).parent / name
-    for name in ("cuda_on_host.h", "machine.h", "switch.h", "words.h", "tensor_cores.h")
+    for name in (HEADER, MACHINE, "machine.h", "switch.h", "words.h", "tensor_cores.h")
 ]
 FLAGS = [
     "-std=c++17",
@@ -25,7 +27,6 @@ FLAGS = [
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fPIC",
-    "-shared",
     "-fvisibility=hidden",
     "-w",
     "-fsanitize=alignment,bounds",
@@ -51,7 +52,7 @@ class EmulationError(RuntimeError):
     """What would not compile, or would hang or be undefined on a GPU."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def thread_order(order):
     """Inside, blocks and threads run "forward", "backward" or shuffled by a seed (a whole number
     from 2 on).
@@ -160,7 +161,7 @@ class EmulatedFunction:
             )
 
 
-def _run(command, text):
+def _run(command, text=""):
     """The output of a compiler that reads this text; EmulationError with its message if it
     refuses.
     """
@@ -193,19 +194,46 @@ void launch_{name}(void** values, const unsigned* bytes, unsigned count,
 }}"""
         for name in names
     ]
-    return f'#include "{HEADERS[0]}"\n{plain}\n' + "".join(launchers)
+    return f'#include "{HEADER}"\n{plain}\n' + "".join(launchers)
 
 
 def _compiled(cpp) -> Path:
     """A shared library of this C++, made now or by an earlier process; processes that make it
     together do no harm.
     """
-    parts = [cpp, *FLAGS, *compiler(), *[header.read_text() for header in HEADERS]]
-    folder = Path(tempfile.gettempdir()) / f"emulated-cuda-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    library = folder / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so")
+    machine = _machine()
+    library = machine / (_digest(cpp) + ".so")
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
-        _run([compiler()[0], *FLAGS, "-x", "c++", "-", "-o", str(unfinished)], cpp)
+        command = [compiler()[0], *FLAGS, "-shared", "-I", str(machine), "-x", "c++", "-"]
+        _run([*command, "-x", "none", str(machine / OBJECT), "-o", str(unfinished)], cpp)
         os.replace(unfinished, library)
     return library
+
+
+@functools.cache
+def _machine() -> Path:
+    """The folder of what all libraries share, and of them: the machine, compiled, and the headers,
+    which g++ has read beforehand.
+    """
+    above = Path(tempfile.gettempdir()) / f"emulated-cuda-{os.getuid()}"
+    above.mkdir(mode=0o700, exist_ok=True)
+    folder = above / _digest(*FLAGS, *compiler(), *[source.read_text() for source in SOURCES])
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as unfinished:
+            _make_machine(Path(unfinished))
+            with contextlib.suppress(OSError):  # another process was first
+                os.rename(unfinished, folder)
+    return folder
+
+
+def _make_machine(folder):
+    for source in SOURCES:
+        shutil.copy(source, folder)
+    command = [compiler()[0], *FLAGS]
+    _run([*command, "-x", "c++-header", str(folder / HEADER)])
+    _run([*command, "-c", str(folder / MACHINE), "-o", str(folder / OBJECT)])
+
+
+def _digest(*parts) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -7,6 +7,7 @@ setting the stream takes away, and a math mode, which CuPy's own products leave 
 """
 
 import ctypes
+import itertools
 import os
 
 import numpy
@@ -19,7 +20,7 @@ _TF32_MATH, _FULL_SUMS = 3, 16
 _TF32_MASK = numpy.uint32(0xFFFFE000)
 _SUCCESS, _INVALID_VALUE, _NOT_SUPPORTED = 0, 7, 15
 _LEAST_WORKSPACE = 32 << 20  # what the documentation wants for its newest GPUs
-_BASE = 0x7700  # of handles
+_HANDLES = itertools.count(0x7700)
 
 
 class _State:
@@ -43,7 +44,7 @@ def get_cublas_handle():
 
 def _state() -> _State:
     if machine.device not in _states():
-        _states()[machine.device] = _State(_BASE + machine.device)
+        _states()[machine.device] = _State(next(_HANDLES))
     return _states()[machine.device]
 
 
@@ -131,11 +132,15 @@ def _of(handle) -> _State:
 
 
 def _check_state(state, stream):
-    _check_workspace(stream, state.workspace, state.stream)
+    _check_workspace(state.handle, stream, state.workspace, state.stream)
 
 
-def _check_workspace(stream, given, address):
-    """given: (address, bytes) or None; address: of the stream that the product was given."""
+def _check_workspace(handle, stream, given, address):
+    """given: (address, bytes) or None; address: of the stream that the product was given.
+
+    One product can be several kernels that meet in its workspace, and those that two threads launch
+    may alternate: a block belongs to the handle that came first.
+    """
     if address != stream.address:
         machine.mistake("a product on a stream that is not the current one")
     if given is None or given[1] < _LEAST_WORKSPACE:
@@ -145,6 +150,10 @@ def _check_workspace(stream, given, address):
         )
     workspace = machine.find(*given)
     machine.check_seen(stream, workspace, "a product in a workspace of another stream")
+    block = workspace.block
+    block.handle = handle if block.handle is None else block.handle
+    if block.handle != handle:
+        machine.mistake("a product in a workspace that products of another thread use too")
 
 
 def _is_supported(kinds, compute) -> bool:

@@ -180,7 +180,7 @@ def cublasLtMatmul(
     if [ctypes.c_float.from_address(x).value for x in (one, zero)] != [1, 0]:
         raise ValueError("wanted alpha 1 and beta 0")
     queue = machine.begin()
-    cublas._check_workspace(queue, (workspace, num_bytes), stream or 0)
+    cublas._check_workspace(handle, queue, (workspace, num_bytes), stream or 0)
     product = _product_of(operation, layouts, (a, b, d, row))
     blocks = [machine.find(address) for address in (a, b, row, d)]
     machine.launched("gemm")

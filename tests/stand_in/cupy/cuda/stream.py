@@ -3,7 +3,7 @@
 import itertools
 import time
 
-from .._machine import Capture, Queue, machine
+from .._machine import Capture, Held, Queue, machine
 from . import graph
 
 _addresses = itertools.count(0x1000, 0x10)
@@ -120,10 +120,19 @@ class Point:
 
     def synchronize(self):
         """The host waits for it."""
-        machine.note_wait()
+        machine.note_wait(self.seen)
         self.reach()
-        for stream, tick in self.seen.items():
-            machine.known_to_host[stream] = max(machine.known_to_host.get(stream, -1), tick)
+        machine.know(self.seen)
+
+    def ask(self) -> bool:
+        """Whether it is reached, as the host may ask; what is late on purpose is done when it has
+        been asked for.
+        """
+        if self.queue is None or self.queue.num_done >= self.place:
+            machine.know(self.seen)
+            return True
+        self.queue.advance(self.place)
+        return False
 
 
 def wait_for(queue, point):
@@ -131,8 +140,17 @@ def wait_for(queue, point):
     for stream, tick in point.seen.items():
         queue.seen[stream] = max(queue.seen.get(stream, -1), tick)
     if point.queue is not None and point.queue is not queue and point.queue.num_done < point.place:
-        reach, place = point.queue.finish, point.place
-        queue.put(lambda: reach(place))
+        queue.put(_Reach(point.queue, point.place))
+
+
+class _Reach(Held):
+    """What comes before a place in another stream."""
+
+    def __init__(self, queue, place):
+        self._queue, self._place = queue, place
+
+    def is_ready(self):
+        return self._queue.advance(self._place)
 
 
 class Event:
@@ -151,7 +169,7 @@ class Event:
 
     @property
     def done(self):
-        return self._point.queue is None or self._point.queue.num_done >= self._point.place
+        return self._point.ask()
 
     def record(self, stream=None):
         self._mark(machine.stream if stream is None else stream._queue)

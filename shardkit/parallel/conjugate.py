@@ -14,6 +14,7 @@ Over the ranks of an axis a tensor is in one of two states:
     reduce_scatter        reduce-scatter    all-gather        own (terms) -> own (slices)
     split_to_region       take own slice    all-gather        whole -> own (slices)
     gather_from_region    all-gather        take own slice    own (slices) -> whole
+    all_reduce            all-reduce        all-reduce        own (terms) -> own (uses)
 
 Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices
 along a dim are those of layout.even_span, so they may differ by one. Sums are added as a fixed tree
@@ -21,13 +22,15 @@ over the ranks (comm/collectives/ordered.py), so that every run has the same bit
 Megatron-LM (arXiv 1909.08053) for the first two, arXiv 2205.05198 for the gather and scatter.
 """
 
-from ...array import fresh
-from ...array.arena import empty
-from ...array.backend import is_device_array, xp_of
-from ...comm.backend import CommunicationBackend
-from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ...layout.cuts import even_span
-from ...nn.autograd import Tensor, record
+from typing import Any
+
+from ..array import fresh
+from ..array.arena import empty
+from ..array.backend import is_device_array, xp_of
+from ..comm.backend import CommunicationBackend
+from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
+from ..layout.cuts import even_span
+from ..nn.autograd import Tensor, record
 
 
 def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -46,6 +49,14 @@ def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
     return record(_summed(x.array, group), (x,), lambda gradient, wanted: (gradient,))
 
 
+def all_reduce(x: Tensor, group: CommunicationBackend) -> Tensor:
+    """Return the sum of every rank's x, for each rank's own use; backward sums those gradients.
+
+    Collective over `group` in both. x of one shape on all ranks.
+    """
+    return copy_to_region(reduce_from_region(x, group), group)
+
+
 def all_gather(
     x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
 ) -> Tensor:
@@ -57,7 +68,7 @@ def all_gather(
     returns  [..., length, ...]
     """
     return record(
-        _gathered(x.array, group, dim, length),
+        gathered(x.array, group, dim, length),
         (x,),
         lambda gradient, wanted: (_scattered(gradient, group, dim),),
     )
@@ -74,7 +85,7 @@ def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     return record(
         _scattered(x.array, group, dim),
         (x,),
-        lambda gradient, wanted: (_gathered(gradient, group, dim, length),),
+        lambda gradient, wanted: (gathered(gradient, group, dim, length),),
     )
 
 
@@ -87,7 +98,7 @@ def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     return record(
         _own_slice(x.array, group, dim),
         (x,),
-        lambda gradient, wanted: (_gathered(gradient, group, dim, length),),
+        lambda gradient, wanted: (gathered(gradient, group, dim, length),),
         view_of=x,
     )
 
@@ -101,7 +112,7 @@ def gather_from_region(
     Collective over `group` in forward. Shapes as for all_gather.
     """
     return record(
-        _gathered(x.array, group, dim, length),
+        gathered(x.array, group, dim, length),
         (x,),
         lambda gradient, wanted: (_own_slice(gradient, group, dim),),
     )
@@ -122,8 +133,13 @@ def _summed(array, group):
     return total
 
 
-def _gathered(array, group, dim, length):
-    """Gather [..., own, ...] into [..., length, ...], a new array."""
+def summed(array: Any, group: CommunicationBackend) -> Any:
+    """Return the sum of every rank's array, a new one. Collective over group."""
+    return _summed(array, group)
+
+
+def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | None) -> Any:
+    """Gather arrays [..., own, ...] into [..., length, ...], a new array. Collective over group."""
     xp = xp_of(array)
     own = fresh.contiguous(xp.moveaxis(array, dim, 0))  # [own, ...rest]
     length = own.shape[0] * group.world_size if length is None else length

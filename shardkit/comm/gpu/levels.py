@@ -1,0 +1,111 @@
+"""Swaps of pieces of GPU memory among some ranks of a group, and sums made of them.
+
+Where a group has several nodes of as many ranks, a power of two, the tree over ranks adds each node
+first. So the ranks of a node add what all ranks at their place get, and then those at one place of
+all nodes add these sums: between nodes go no more bytes than in a ring.
+
+    ranks 0 1 | 2 3     near: 0 and 1 add what 0 and 2 get (rank 0), what 1 and 3 get (rank 1)
+                        far:  0 and 2 add their sums, 1 and 3 add theirs
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy
+
+from ...array.arena import empty
+from ...array.backend import xp_of
+from ..checks import pieces_of, ranks_per_node, starts_of
+from ..collectives.ordered import reduce_to_owners
+from ..wire import HALF_FLOATS
+
+WIDE = numpy.dtype("float32")  # in which half floats are added
+SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
+
+
+class NodeSwaps:
+    """One rank's part. Every method is collective over the group.
+
+    hosts   the node of each rank of the group; None: all are on one
+    swap    function (outgoing, incoming) of (address, bytes) for each rank of the group
+    """
+
+    def __init__(self, rank: int, size: int, hosts: Sequence[str] | None, swap: Callable):
+        here = ranks_per_node(hosts or [""])
+        if here is None or here & (here - 1):  # not the tree over all ranks
+            here = size
+        first = rank // here * here
+        self._rank, self._size = rank, size
+        self._near = range(first, first + here)  # the ranks of this node
+        self._far = range(rank % here, size, here)  # those at this place of every node
+        self._swap = swap
+
+    def gather(self, source: int, target: int, counts, itemsize) -> None:
+        """Gather slices from the addresses `source` of all ranks at `target`."""
+        sizes = [count * itemsize for count in counts]
+        starts = [target + start for start in starts_of(sizes)]
+        pieces = list(zip(starts, sizes))
+        own = source, sizes[self._rank]
+        from_far = [pieces[rank] for rank in self._far]
+        self._among(self._far, [own] * len(self._far), from_far)
+        for rank in self._far if len(self._near) > 1 else ():
+            there = pieces[self._near_of(rank)]  # of its node: what came from it goes to neighbors
+            self._among(self._near, [pieces[rank]] * len(there), there)
+
+    def add(self, flat, counts, out) -> None:
+        """Leave the sum over ranks of this rank's slice of `flat` in `out`."""
+        if len(self._far) == 1:
+            return self._add_among(self._near, flat, counts, out)
+        own = counts[self._far.start :: self._far.step]
+        starts = starts_of(counts)
+        dtype = WIDE if flat.dtype.name in HALF_FLOATS else flat.dtype
+        sums = empty(sum(own), dtype, xp_of(flat))
+        for rank, of_node in zip(self._far, pieces_of(sums, own)):
+            there = self._near_of(rank)
+            begin = starts[there.start]
+            span = flat[begin : begin + sum(counts[there])]
+            wide = span.astype(dtype, copy=False)
+            self._add_among(self._near, wide, counts[there], of_node)
+        self._add_among(self._far, sums, own, out)
+
+    def _near_of(self, rank: int) -> slice:
+        """Return the ranks of the node of this one."""
+        here = len(self._near)
+        first = rank // here * here
+        return slice(first, first + here)
+
+    def _add_among(self, ranks: range, flat, counts, out):
+        """Add over these ranks; counts: of the slices of each."""
+        swap = partial(self._swap_arrays, ranks)
+        place = ranks.index(self._rank)
+        reduce_to_owners(swap, place, flat, counts, out, SCRATCH_ELEMENTS)
+
+    def _swap_arrays(self, ranks, send, receive, send_counts, receive_counts, send_starts):
+        """Do the all_to_all of a channel of these ranks on CuPy arrays."""
+        outgoing = spans_of(send, send_starts, send_counts)
+        incoming = spans_of(receive, starts_of(receive_counts), receive_counts)
+        self._among(ranks, outgoing, incoming)
+
+    def _among(self, ranks: range, outgoing: list, incoming: list) -> None:
+        """Swap with these ranks alone; (address, bytes) for each of them."""
+        sent = [(0, 0)] * self._size
+        received = [(0, 0)] * self._size
+        for place, rank in enumerate(ranks):
+            sent[rank] = outgoing[place]
+            received[rank] = incoming[place]
+        self._swap(sent, received)
+
+
+def spans_of(array, starts, counts) -> list[tuple[int, int]]:
+    """Return (address, bytes) of pieces of a CuPy array."""
+    return spans_at(address_of(array), starts, counts, array.dtype.itemsize)
+
+
+def spans_at(address: int, starts, counts, itemsize: int) -> list[tuple[int, int]]:
+    """Return (address, bytes) of pieces of the elements that begin there."""
+    return [(address + start * itemsize, count * itemsize) for start, count in zip(starts, counts)]
+
+
+def address_of(array) -> int:
+    """Return the address of the first byte of a CuPy array."""
+    return array.__cuda_array_interface__["data"][0]

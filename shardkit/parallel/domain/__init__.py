@@ -1,0 +1,16 @@
+"""Samples that several ranks share: each holds some rows of a grid, or some tokens of a text.
+
+rows           halo exchange and halo addition
+axis           who holds which rows of a layer's input; what is read and what is refused
+windows        convolutions, pooling and interpolation
+moments        norms whose moments are those of whole samples
+others         dropouts, and what joins the parts of a sample
+spans          which elements of a dim each rank holds, where parts are not even too
+attention      queries of own tokens to keys of all ranks: keys go round, or heads are exchanged
+transposition  cut along one dim to cut along another
+spectra        Fourier layers by transposition
+sequences      the layers of tokens and spectra that take the place of whole ones
+graphs         message passing with a halo of nodes
+plan           the table of layers that work cut, and its use on an ordinary model; read it first
+samples        parts of batches, losses that are counted once, predictions joined
+"""

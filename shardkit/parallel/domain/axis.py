@@ -1,0 +1,154 @@
+"""The ranks that share samples, as layers see them.
+
+    rows of a layer's input     0 1 2 3 | 4 5 6 | 7 8 9       layout.even_span, whatever the layer
+    of its output               0 1 | 2 3 | 4
+
+The parts of every activation are those of even_span of its own length, so that skips and sums of
+branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
+"""
+
+from typing import Any
+
+import numpy
+
+from ...comm.backend import CommunicationBackend
+from ...errors import ShapeError, ShardingError
+from ...layout.cuts import even_span
+from ...nn.module import Module, check_input_of
+from .spans import Table, even_spans
+
+GRID_DIM = 2  # the first dim of a grid in [samples, channels, *grid], which is cut
+NO_DIM = -1  # in place of a length
+ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
+
+
+class DomainAxis:
+    """The ranks that share each sample, and the dim of x along which they do.
+
+    group     the ranks of the axis
+    dim       of activations: 2, the first of a grid in [samples, channels, *grid], or 1
+    made      lengths of inputs and of what layers made: any other is a mistake between layers; None
+              where layers run on other ranks too, and what they make is not known
+    along_last  the first layer that gets parts, and computes along the last dim; None: no one
+    """
+
+    def __init__(self, group: CommunicationBackend, dim: int, *, follows: bool = True):
+        self.group = group
+        self.dim = dim
+        self.made: set[int] | None = set() if follows else None
+        self._shared: dict[int, tuple] = {}
+        self.along_last: str | None = None
+
+    def length(self, x, path: str | None) -> int:
+        """Return how long dim of x is over all ranks. Collective over the group.
+
+        Errors, on all its ranks: ShapeError if some have no such dim; ShardingError unless they
+        hold the rows of even_span, of a length that a layer has made.
+        """
+        lengths = numpy.empty(self.group.world_size, numpy.int64)
+        own = x.shape[self.dim] if x.ndim > self.dim else NO_DIM
+        self.group.all_gather(numpy.array([own]), lengths)
+        if (lengths == NO_DIM).any():
+            raise ShapeError(
+                f"{path} got x {x.shape}; wanted dim {self.dim}, along which domain ranks share it"
+            )
+        length = int(lengths.sum())
+        wanted = [stop - start for start, stop in self.spans(length)]
+        if self.made == set():  # the first layer of all
+            self.made.add(length)
+        if lengths.tolist() != wanted or self.made is not None and length not in self.made:
+            made = f", of {_listed(self.made)} rows in all" if self.made else ""
+            raise ShardingError(
+                f"{path} got parts of {_added(lengths)} along dim {self.dim} of x; wanted parts "
+                f"that differ by one at most, the longer ones first{made}: a forward() between "
+                "layers shortened or lengthened them; do that by a layer"
+            )
+        return length
+
+    def note(self, length: int) -> None:
+        """Note a length that an input has, or that a layer makes."""
+        if self.made is not None:
+            self.made.add(length)
+
+    def note_last(self, name: str) -> None:
+        """Note a layer that gets parts, and computes along the last dim."""
+        self.along_last = self.along_last or name
+
+    def spans(self, length: int) -> tuple[tuple[int, int], ...]:
+        """Return each rank's [start, stop) of `length`."""
+        num_ranks = self.group.world_size
+        return tuple([even_span(length, num_ranks, rank) for rank in range(num_ranks)])
+
+    def spans_of_output(self, length: int, before: int, path: str | None):
+        """Return each rank's [start, stop) of a layer's output.
+
+        before   the length of its input
+        Errors: ShardingError if a rank would have nothing of it.
+        """
+        num_ranks = self.group.world_size
+        if length < num_ranks:
+            raise ShardingError(
+                f"{path} makes {length} of {before} rows along dim {self.dim}: "
+                f"{num_ranks} domain ranks would have parts of "
+                f"{_added([stop - start for start, stop in self.spans(length)])}, but none may be "
+                f"empty; {ADVICE}"
+            )
+        self.note(length)
+        return self.spans(length)
+
+    def table(self, x, path: str | None) -> Table:
+        """Return all ranks' spans of dim of x. Collective over the group; errors: of length()."""
+        return even_spans(self.length(x, path), self.group.world_size)
+
+    def own_span(self, length: int) -> tuple[int, int]:
+        """Return this rank's [start, stop) of `length`."""
+        return even_span(length, self.group.world_size, self.group.rank)
+
+    def shared(self, whole, made):
+        """Return what was made of an object by the first of the layers that have it: `made`."""
+        return self._shared.setdefault(id(whole), (whole, made))[1]
+
+    def slice_of(self, array, dim: int | None = None):
+        """Return this rank's rows of a whole array, a view."""
+        dim = self.dim if dim is None else dim
+        start, stop = self.own_span(array.shape[dim])
+        return array[(slice(None),) * dim + (slice(start, stop),)]
+
+    def __deepcopy__(self, memo):
+        """Return the axis itself: a copy of a model talks over the same ranks."""
+        return self
+
+
+class CutLayer(Module):
+    """A layer that gets this rank's part of x, in the place of one that gets whole samples.
+
+    Its members are those of the layer `whole`, so parameters keep their names; it has its other
+    attributes too: a forward() around it, or that of the class, may ask for them.
+    leaves_parts   False: what it returns is whole, for each rank's own use
+    """
+
+    leaves_parts = True
+
+    def __init__(self, axis: DomainAxis, whole: Module):
+        vars(self).update(vars(whole))
+        self.axis = axis
+        self._whole = whole
+
+    @property
+    def takes_place_of(self) -> type[Any]:
+        """The class of the layer whose place it takes."""
+        return type(self._whole)
+
+    def members(self):
+        return {name: m for name, m in Module.members(self).items() if name != "_whole"}
+
+    def check_input(self, x):
+        check_input_of(self._whole, x)
+
+
+def _listed(numbers) -> str:
+    return " or ".join(map(str, sorted(numbers)))
+
+
+def _added(lengths) -> str:
+    return " + ".join(map(str, lengths))

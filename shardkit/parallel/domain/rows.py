@@ -1,0 +1,165 @@
+"""Rows of a dim that is cut over ranks: any of them to any rank, and their gradients back.
+
+    rank 0   0 1 2 3           wants 0 1 2 3 4        takes 4 from rank 1
+    rank 1          4 5 6      wants 3 4 5 6 7        takes 3 from rank 0, 7 from rank 2
+    rank 2                7 8  wants 6 7 8 .          takes 6 from rank 1; "." is zeros
+
+This is a halo exchange where a few rows beyond the own ones are wanted, wider than the part of a
+neighbor too, and through the last rank in a circle. Its adjoint is the halo addition: the gradient
+of a row goes back to its owner, which adds those of all ranks: its own first, then by rank.
+
+Rows are spread as layout.even_span says, at every layer, whatever their number.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy
+
+from ...array import fresh
+from ...array.arena import empty
+from ...array.backend import xp_of
+from ...comm.backend import CommunicationBackend
+from ...layout.cuts import even_span
+from ...nn.autograd import Tensor, record
+
+ZEROS = -1  # in an index: no row, but zeros
+
+# {name: (numbers of rows, also beyond the ends, how many there are) -> those of rows that exist}
+BEYOND = {
+    "zeros": lambda rows, length: numpy.where((rows < 0) | (rows >= length), ZEROS, rows),
+    "circular": lambda rows, length: rows % length,
+    "reflect": lambda rows, length: (length - 1) - abs((length - 1) - abs(rows)),
+    "replicate": lambda rows, length: numpy.clip(rows, 0, length - 1),
+}
+
+
+def rows_of(
+    x: Tensor,
+    group: CommunicationBackend,
+    dim: int,
+    length: int,
+    spans: tuple[tuple[int, int], ...],
+    beyond: str = "zeros",
+) -> Tensor:
+    """Return the rows [start, stop) that this rank wants, of those that all ranks have.
+
+    Collective over `group` in forward and in backward: each message goes to a rank that wants it.
+    x        [..., own part of length, ...] local
+    length   of dim over all ranks
+    spans    what each rank wants, the same on all; may reach over both ends
+    beyond   what stands there: a name of BEYOND
+    returns  [..., stop - start, ...]
+    """
+    own = [even_span(length, len(spans), rank) for rank in range(len(spans))]
+    if list(spans) == own:
+        return x
+    route = _route(length, group.rank, spans, beyond)
+    shape = x.shape
+
+    def backward(gradient, wanted):
+        return (_returned(gradient, group, dim, route, shape),)
+
+    return record(_fetched(x.array, group, dim, route), (x,), backward)
+
+
+@dataclass(frozen=True, eq=False)
+class _Route:
+    """Which rows travel, on one rank.
+
+    count      of the rows that it wants
+    own        (places among them, own rows that stand there)
+    given      {rank: own rows that it wants}
+    taken      {rank: the places of the rows that are its}
+    """
+
+    count: int
+    own: tuple
+    given: dict[int, object]
+    taken: dict[int, object]
+
+
+@lru_cache(maxsize=1024)
+def _route(length, rank, spans, beyond) -> _Route:
+    num_ranks = len(spans)
+    wanted = [BEYOND[beyond](numpy.arange(*span), length) for span in spans]
+    start, stop = even_span(length, num_ranks, rank)
+
+    def places(rows, first, last):
+        return numpy.flatnonzero((rows >= first) & (rows < last))
+
+    given, taken = {}, {}
+    for other in range(num_ranks):
+        if other == rank:
+            continue
+        theirs = places(wanted[other], start, stop)
+        if theirs.size:
+            given[other] = _as_slice(wanted[other][theirs] - start)
+        mine = places(wanted[rank], *even_span(length, num_ranks, other))
+        if mine.size:
+            taken[other] = _as_slice(mine)
+    here = places(wanted[rank], start, stop)
+    own = _as_slice(here), _as_slice(wanted[rank][here] - start)
+    return _Route(len(wanted[rank]), own, given, taken)
+
+
+def _as_slice(rows):
+    """Return numbers as a slice, which reads and writes without an index, if they are in a row."""
+    if rows.size and (numpy.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def _fetched(array, group, dim, route):
+    """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
+    xp = xp_of(array)
+    shape = [*array.shape]
+    shape[dim] = route.count
+    result = empty(tuple(shape), array.dtype, xp)
+    result.fill(0)
+    source, target = xp.moveaxis(array, dim, 0), xp.moveaxis(result, dim, 0)
+    places, rows = route.own
+    target[places] = source[rows]
+    sent = {rank: source[rows] for rank, rows in route.given.items()}
+    came = {rank: target[places].shape for rank, places in route.taken.items()}
+    for rank, received in _exchanged(group, sent, came, array.dtype, xp).items():
+        target[route.taken[rank]] = received
+    return result
+
+
+def _returned(gradient, group, dim, route, shape):
+    """Return the sums [..., own, ...] of the gradients of rows [..., count, ...] of all ranks."""
+    xp = xp_of(gradient)
+    result = fresh.zeros(shape, gradient.dtype, xp)
+    source, target = xp.moveaxis(gradient, dim, 0), xp.moveaxis(result, dim, 0)
+    places, rows = route.own
+    _add(xp, target, rows, source[places])
+    sent = {rank: source[places] for rank, places in route.taken.items()}
+    came = {rank: target[rows].shape for rank, rows in route.given.items()}
+    for rank, received in _exchanged(group, sent, came, gradient.dtype, xp).items():
+        _add(xp, target, route.given[rank], received)
+    return result
+
+
+def _add(xp, target, rows, values):
+    """Add values to rows, of which one may stand there several times."""
+    if isinstance(rows, slice):
+        target[rows] += values
+    else:
+        for row, value in zip(rows.tolist(), values):
+            target[row] += value
+
+
+def _exchanged(group, sent, shapes, dtype, xp) -> dict:
+    """Return {rank: array} of what came, by rank. Collective over the ranks that send or take."""
+    came: dict = {}
+    handles, kept = [], []
+    for rank in sorted(shapes):
+        came[rank] = empty(shapes[rank], dtype, xp)
+        handles.append(group.irecv(came[rank].reshape(-1), rank))
+    for rank in sorted(sent):
+        kept.append(fresh.contiguous(sent[rank]).reshape(-1))  # until they are through
+        handles.append(group.isend(kept[-1], rank))
+    for handle in handles:
+        handle.wait()
+    return came

@@ -1,0 +1,227 @@
+"""Parts of batches on the ranks that share samples.
+
+    x, y as every rank is given them   --own rows-->  model  -->  own rows of the prediction, loss
+                                                             or   the whole prediction: one rank
+                                                                  counts its loss, the others 0
+
+All ranks that share samples are given the same whole ones. A loss is a sum over items, so that of a
+sample is the sum over its parts; the engine adds losses, counts and gradients over these ranks as
+over data ranks.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from ...array.backend import is_array
+from ...comm.backend import CommunicationBackend
+from ...errors import ShapeError, ShardingError
+from ...nn import loss as counted
+from ...nn import losses
+from ...nn.autograd import Tensor
+from ...nn.loss import Loss
+from ...nn.module import Module
+from ...tree import leaves, map_tree, structure
+from ..conjugate import all_gather, gathered
+from ..tensor.vocabulary import VocabularyParallelCrossEntropy
+from .axis import ADVICE, DomainAxis
+from .plan import cut_layers
+
+# {loss that works on parts: dims that its targets have fewer than predictions, before the cut}
+LOSSES: dict[type[Loss], int] = {
+    **dict.fromkeys((counted.MeanSquaredError, counted.CrossEntropy), 0),
+    **dict.fromkeys((losses.L1Loss, losses.MSELoss, losses.HuberLoss, losses.SmoothL1Loss), 0),
+    **dict.fromkeys((losses.BCEWithLogitsLoss, losses.GaussianNLLLoss), 0),
+    VocabularyParallelCrossEntropy: 0,
+    **dict.fromkeys((losses.NLLLoss, losses.CrossEntropyLoss), 1),
+    losses.RelativeL2Loss: 0,
+}
+OF_WHOLE = (losses.RelativeL2Loss,)  # counted for each sample: predictions are joined for it
+
+
+class SampleParts:
+    """Ranks share samples: a rank's x is its rows of each.
+
+    model          whose layers are cut, in place
+    group          the ranks that share samples
+    follows        all layers run on each of them
+    counts_whole   of what is the same on all of them, this rank counts it
+    Errors: those of plan.cut_layers(); ShardingError for a loss that is no sum over rows.
+    """
+
+    def __init__(
+        self, model: Module, group: CommunicationBackend, loss: Any, *, follows: bool = True
+    ):
+        self._axis, self._is_joined = cut_layers(model, group, follows=follows)
+        self.counts_whole = group.rank == 0
+        if loss is not None:
+            self._dim_of_targets(counted.as_loss(loss))
+
+    def own(self, x: Any) -> Any:
+        """Return what this rank's model is given of x. Errors: ShapeError if it cannot be cut."""
+        if not is_array(x):
+            raise ShapeError(f"x is {structure(x)}, whose samples are to be cut; wanted one array")
+        if self._axis.dim == 1 and x.ndim == 2 and x.dtype.kind == "f":
+            raise ShapeError(
+                f"x has shape {x.shape}, but domain ranks share tokens; wanted "
+                "[samples, tokens, features], numbers of tokens, or a grid and layers of grids"
+            )
+        is_last = x.ndim == self._axis.dim + 1
+        if self._axis.along_last and is_last and x.dtype.kind == "f":
+            raise ShapeError(
+                f"{self._axis.along_last} computes along the last dim of x {x.shape}, which "
+                "domain ranks share; use a layer of another dim, or leave domain at 1"
+            )
+        part = self._rows("x", x, self._axis.dim)
+        self._axis.note(x.shape[self._axis.dim])
+        return part
+
+    def part_of_batch(self, x: Any, y: Any, loss: Loss) -> tuple[Any, Any, Loss]:
+        """Return x, y and the loss of what this rank computes.
+
+        Errors: ShapeError; ShardingError for a loss that is no sum over rows.
+        """
+        dim = self._dim_of_targets(loss)
+        if self._is_joined:
+            return self.own(x), y, CountedOnce(loss, self.counts_whole)
+        if type(loss) in OF_WHOLE:
+            loss = OfWhole(loss, self._whole, self.counts_whole)
+        else:
+            _check_factors(loss, y, dim)
+            loss = CountedInParts(loss, self._axis, y.shape[dim])
+        return self.own(x), self._rows("y", y, dim), loss
+
+    def check_same(self, *trees: Any) -> None:
+        """Raise ShapeError on all these ranks if one was given arrays of other shapes.
+
+        Collective over the ranks that share samples.
+        """
+        mine = repr([[leaf.shape for leaf in leaves(tree)] for tree in trees])
+        group = self._axis.group
+        everyones = numpy.empty(group.world_size, numpy.int64)
+        group.all_gather(numpy.array([zlib.crc32(mine.encode())]), everyones)
+        if (everyones != everyones[0]).any():
+            raise ShapeError(
+                f"domain ranks were given x and y of several shapes, here {mine}; wanted the same "
+                "whole samples on all ranks of a replica: take them with split_batch(model.mesh, "
+                "x, y)"
+            )
+
+    def _rows(self, what, array, dim):
+        num_ranks = self._axis.group.world_size
+        if array.ndim <= dim or array.shape[dim] < num_ranks:
+            raise ShapeError(
+                f"{what} has shape {array.shape}, whose dim {dim} is to be cut into {num_ranks} "
+                f"parts, none of them empty; {ADVICE}"
+            )
+        return self._axis.slice_of(array, dim)
+
+    def _dim_of_targets(self, loss: Loss) -> int:
+        """Return the dim of y that is cut.
+
+        Errors: ShardingError if the loss is no sum over rows.
+        """
+        fewer = LOSSES.get(type(loss))
+        if self._is_joined:
+            return 0
+        if fewer is None or self._axis.dim <= fewer:
+            raise ShardingError(
+                f"{type(loss).__name__} of predictions that are cut along dim {self._axis.dim}: it "
+                "is not known as a sum over their parts; use one of "
+                f"{', '.join(kind.__name__ for kind in LOSSES)}, or leave domain at 1"
+            )
+        return self._axis.dim - fewer
+
+    def refuse_texts(self) -> None:
+        """Raise ShardingError: a text that grows has no parts."""
+        raise ShardingError(
+            "a text that is being written cannot be cut over domain ranks; generate on a mesh with "
+            "domain 1: by shardkit generate, or a model that loads this checkpoint"
+        )
+
+    def joined(self, prediction: Any) -> Any:
+        """Return the prediction for whole samples. Collective over the ranks that share them."""
+        if self._is_joined or prediction is None:
+            return prediction
+        return map_tree(self._whole, prediction)
+
+    def _whole(self, array):
+        """Return a whole array of parts, or a Tensor with its gradient."""
+        axis = self._axis
+        length = axis.length(array, "the prediction")
+        gather = all_gather if isinstance(array, Tensor) else gathered
+        return gather(array, axis.group, axis.dim, length)
+
+
+class OfWhole(Loss):
+    """A loss of whole samples: their parts are joined, and one rank counts it."""
+
+    def __init__(self, loss: Loss, whole: Callable[[Any], Any], counts: bool):
+        self._once = CountedOnce(loss, counts)
+        self._whole = whole
+
+    def total(self, prediction: Any, y: Any):
+        return self._once.total(self._whole(prediction), self._whole(y))
+
+    def count(self, y: Any) -> float:
+        return self._once.count(y)
+
+
+class CountedInParts(Loss):
+    """A loss of parts of predictions, whose whole must be as long as that of the targets."""
+
+    def __init__(self, loss: Loss, axis: DomainAxis, length: int):
+        self._loss = loss
+        self._axis = axis
+        self._length = length
+
+    def total(self, prediction: Any, y: Any):
+        """Return the sum over the own parts. Collective over the axis.
+
+        Errors, on all its ranks: ShapeError unless predictions and targets have as many rows.
+        """
+        first = leaves(prediction)[0]
+        dim = self._axis.dim
+        found = self._axis.length(first, "the loss")
+        if found != self._length:
+            raise ShapeError(
+                f"a loss of predictions with {found} rows along dim {dim} and targets with "
+                f"{self._length}, whose parts domain ranks have; wanted as many in both"
+            )
+        return self._loss.total(prediction, y)
+
+    def count(self, y: Any) -> float:
+        return self._loss.count(y)
+
+
+def _check_factors(loss: Loss, y, dim: int) -> None:
+    """Raise ShardingError if a factor of the loss differs along the dim of y that is cut."""
+    factors = getattr(loss, "pos_weight", None)
+    if factors is None:
+        return
+    before = y.ndim - factors.ndim
+    if dim >= before and factors.shape[dim - before] > 1:
+        raise ShardingError(
+            f"{type(loss).__name__} with pos_weight of shape {factors.shape}, which differs along "
+            f"dim {dim} of y {y.shape}, whose parts domain ranks have; wanted one that is 1 long "
+            "there, or domain 1"
+        )
+
+
+class CountedOnce(Loss):
+    """A loss of predictions that several ranks have alike: all but one count nothing.
+
+    Their gradients are exact zeros, so that sums over ranks have the bits of the one.
+    """
+
+    def __init__(self, loss: Loss, counts: bool):
+        self._loss = loss
+        self._factor = 1.0 if counts else 0.0
+
+    def total(self, prediction: Any, y: Any):
+        return self._loss.total(prediction, y) * self._factor
+
+    def count(self, y: Any) -> float:
+        return self._loss.count(y) * self._factor

@@ -1,0 +1,55 @@
+"""Samples that processes share: training on a mesh with a domain axis, against one rank."""
+
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit import models
+
+pytestmark = pytest.mark.mpi
+STEPS, TOLERANCE = 3, 1e-10
+
+
+def cases():
+    """Return (model, x, y) of small ones that read halos, and that look along all of a sample."""
+    rng = numpy.random.default_rng(4)
+    f64 = {"seed": 3, "dtype": "float64"}
+    x, y = rng.normal(size=(4, 2, 34, 6)), rng.normal(size=(4, 1, 34, 6))
+    ids = rng.integers(0, 17, (4, 13))
+    llama = {"width": 16, "layers": 2, "heads": 4, "kv_heads": 1, "style": "llama"}
+    edges = rng.integers(0, 13, (2, 40))
+    return [
+        (models.UNet(2, 1, width=8, depth=1, groups=2, **f64), x, y),
+        (models.ResNet(2, 5, (1, 1), width=8, **f64), x, rng.integers(0, 5, 4)),
+        (models.FNO(2, 1, (3, 3), width=6, layers=2, **f64), x, y),
+        (models.GPT(17, 13, 16, 2, 4, dropout=0.1, **f64), ids, ids),
+        (models.GPT(17, 13, **llama, **f64), ids, ids),
+        (
+            models.MessagePassing(2, 1, *edges, width=8, **f64),
+            x[:, :, :13, 0].swapaxes(1, 2),
+            y[:, 0, :13, :1],
+        ),
+    ]
+
+
+def trained(backend, policy, **sizes):
+    """Return losses, weights and a prediction of each."""
+    found = []
+    for wrapped, x, targets in cases():
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.05, momentum=0.9))
+        sizes = {"data_parallel_size": 1, **sizes}
+        model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
+        mine = sk.split_batch(model.mesh, numpy.ascontiguousarray(x), targets)
+        losses = [model.train(*mine) for _ in range(STEPS)]
+        found += [numpy.array(losses), model.get_parameters(), model.predict(x)]
+        model.close()
+    return found
+
+
+@pytest.mark.parametrize("policy", ["ddp", "fsdp"])
+def test_ranks_that_share_samples_train_as_one(backend, policy):
+    domain = backend.world_size
+    wanted = sk.run_ranks(1, lambda alone: trained(alone, "ddp"))[0]
+    found = trained(backend, policy, domain_parallel_size=domain)
+    far = [numpy.abs(a - b).max() / numpy.abs(b).max() for a, b in zip(found, wanted)]
+    assert max(numpy.ravel(backend.all_gather_object(far))) < TOLERANCE

@@ -1,0 +1,457 @@
+"""Layers on parts of samples against the same layers on whole ones: values and gradients, to 1e-12
+in float64, for odd lengths, in 1, 2 and 3 dimensions, on 1 to 5 ranks that are threads.
+"""
+
+import copy
+import types
+
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit import nn
+from shardkit.nn import ForwardContext, Tensor, forward_context
+from shardkit.testing.layout import even_span
+from shardkit.testing.parallel import LAYERS, REASONS, cut_layers, rows_of
+
+RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
+TOLERANCE = 1e-12
+F64 = {"dtype": "float64"}
+GRIDS = {1: (13,), 2: (13, 5), 3: (11, 4, 3)}  # the first dim is cut
+CHANNELS = 4
+CONTEXT = ForwardContext(training=True, seed=5, step=3, first_sample=2, num_samples=2, is_cut=True)
+
+
+def of_dims(name, dims):
+    return getattr(nn, f"{name}{dims}d")
+
+
+def convolution(dims, *, out=6, **how):
+    return of_dims("Conv", dims)(CHANNELS, out, **{"kernel_size": 3, **F64, **how})
+
+
+def transposed(dims, **how):
+    return of_dims("ConvTranspose", dims)(CHANNELS, 6, **{"kernel_size": 3, **F64, **how})
+
+
+# {what: (dims) -> a layer}
+ON_GRIDS = {
+    "plain": lambda d: convolution(d),
+    "padded": lambda d: convolution(d, padding=1),
+    "wide": lambda d: convolution(
+        d, kernel_size=(9, *(3,) * (d - 1)), padding=(4, *(1,) * (d - 1))
+    ),
+    "strided": lambda d: convolution(d, stride=2, padding=1),
+    "strided 3 of 2": lambda d: convolution(d, kernel_size=2, stride=2, groups=2),
+    "dilated": lambda d: convolution(d, dilation=2, padding=2, groups=2, bias=False),
+    "same, even": lambda d: convolution(d, kernel_size=2, padding="same"),
+    "of one": lambda d: convolution(d, kernel_size=1),
+    "circular": lambda d: convolution(d, padding=2, padding_mode="circular"),
+    "circular, wide": lambda d: convolution(
+        d,
+        kernel_size=(11, *(3,) * (d - 1)),
+        padding=(7, *(1,) * (d - 1)),
+        padding_mode="circular",
+    ),
+    "reflect": lambda d: convolution(d, padding=2, padding_mode="reflect"),
+    "replicate": lambda d: convolution(d, padding=2, padding_mode="replicate"),
+    "replicate, even, same": lambda d: convolution(
+        d, kernel_size=2, padding="same", padding_mode="replicate"
+    ),
+    "transposed": lambda d: transposed(d),
+    "transposed, doubling": lambda d: transposed(d, kernel_size=2, stride=2),
+    "transposed, padded": lambda d: transposed(d, stride=2, padding=1, output_padding=1),
+    "transposed, with gaps": lambda d: transposed(d, kernel_size=2, stride=4, output_padding=3),
+    "transposed, dilated": lambda d: transposed(d, stride=3, padding=2, dilation=2, groups=2),
+    "maxima": lambda d: of_dims("MaxPool", d)(2),
+    "maxima, overlapping": lambda d: of_dims("MaxPool", d)(3, stride=2, padding=1),
+    "maxima, over the end": lambda d: of_dims("MaxPool", d)(3, stride=2, ceil_mode=True),
+    "maxima, dilated": lambda d: of_dims("MaxPool", d)(2, stride=1, dilation=2),
+    "means": lambda d: of_dims("AvgPool", d)(2),
+    "means, padded": lambda d: of_dims("AvgPool", d)(3, stride=2, padding=1),
+    "means, of what is there": lambda d: of_dims("AvgPool", d)(
+        3, stride=2, padding=1, ceil_mode=True, count_include_pad=False
+    ),
+    "means, with a divisor": lambda d: of_dims("AvgPool", d)(3, stride=1, divisor_override=5),
+    "shares": lambda d: of_dims("AdaptiveAvgPool", d)((7, *(2,) * (d - 1))),
+    "largest of shares": lambda d: of_dims("AdaptiveMaxPool", d)((7, *(2,) * (d - 1))),
+    "mean of all": lambda d: of_dims("AdaptiveAvgPool", d)(1),
+    "means of two": lambda d: of_dims("AdaptiveAvgPool", d)((2, *(None,) * (d - 1))),
+    "largest of all": lambda d: of_dims("AdaptiveMaxPool", d)((1, *(None,) * (d - 1))),
+    "nearest": lambda d: nn.Upsample(scale_factor=2),
+    "nearest, odd": lambda d: nn.Upsample(scale_factor=1.7, mode="nearest-exact"),
+    "linear": lambda d: nn.Upsample(scale_factor=2, mode=LINEAR[d]),
+    "linear, aligned": lambda d: nn.Upsample(
+        size=(19, *(3,) * (d - 1)), mode=LINEAR[d], align_corners=True
+    ),
+    "linear, smaller": lambda d: nn.Upsample(size=(6, *(3,) * (d - 1)), mode=LINEAR[d]),
+    "batch norm": lambda d: of_dims("BatchNorm", d)(CHANNELS, **F64),
+    "group norm": lambda d: nn.GroupNorm(2, CHANNELS, **F64),
+    "plain group norm": lambda d: nn.GroupNorm(4, CHANNELS, affine=False, **F64),
+    "instance norm": lambda d: of_dims("InstanceNorm", d)(CHANNELS, affine=True, **F64),
+    "dropout": lambda d: nn.Dropout(0.4),
+    "activation": lambda d: nn.GELU(),
+    "softmax of channels": lambda d: nn.Softmax(1),
+    "flatten": lambda d: nn.Flatten(),
+    "flatten the rest": lambda d: nn.Flatten(3),
+    "a head": lambda d: nn.Sequential(
+        nn.Flatten(), nn.Linear(CHANNELS * numpy.prod(GRIDS[d]).item(), 3, **F64)
+    ),
+    "a tower": lambda d: nn.Sequential(
+        convolution(d, padding=1, out=CHANNELS),
+        nn.GroupNorm(2, CHANNELS, **F64),
+        nn.Dropout(0.2),
+        nn.GELU(),
+        of_dims("MaxPool", d)(3, stride=1, padding=1),
+        convolution(d, padding=1, padding_mode="circular"),
+    ),
+}
+SILENT = ("dropout", "activation", "softmax of channels", "flatten", "flatten the rest", "a head")
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+ON_TOKENS = {
+    "linear": lambda: nn.Linear(6, 5, **F64),
+    "layer norm": lambda: nn.LayerNorm(6, **F64),
+    "rms norm": lambda: nn.RMSNorm(6, **F64),
+    "softmax": lambda: nn.Softmax(-1),
+    "dropout": lambda: nn.Dropout(0.4),
+    "feed-forward": lambda: nn.FeedForward(6, 12, **F64),
+    "flatten": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6 * 13, 2, **F64)),
+}
+
+
+def run(model, x, weights):
+    """Return what the model makes of x, and the gradients of x and its parameters, of the sum of
+    what it makes times the weights (of a shape -> numbers).
+    """
+    with forward_context(CONTEXT):
+        x = Tensor(x, requires_grad=True)
+        y = model(x)
+        y.backward(weights(y.shape))
+    gradients = {name: p.grad for name, p in model.named_parameters().items()}
+    return y.array, x.grad, gradients
+
+
+def drawn(shape, seed):
+    return numpy.random.default_rng(seed).normal(size=shape)
+
+
+def assert_close(got, wanted, called):
+    scale = max(numpy.abs(wanted).max(initial=0), 1.0)
+    assert got.shape == wanted.shape, called
+    assert numpy.abs(got - wanted).max(initial=0) <= TOLERANCE * scale, called
+
+
+def own(array, dim, rank, num_ranks):
+    start, stop = even_span(array.shape[dim], num_ranks, rank)
+    return array[(slice(None),) * dim + (slice(start, stop),)]
+
+
+def check(make, x, dim, num_ranks):
+    """Compare a layer that is cut along dim over ranks with the same that is not."""
+    model = nn.Sequential(make())
+    model.finish(3)
+    for p in model.parameters():
+        p.array = drawn(p.shape, len(p.name))
+    serial = copy.deepcopy(model)
+    y, for_x, gradients = run(serial, x, lambda shape: drawn(shape, 1))
+
+    def on_rank(backend):
+        mine = copy.deepcopy(model)
+        axis, is_whole = cut_layers(mine, backend)
+        weigh = drawn(y.shape, 1)
+        if is_whole:
+            weigh = weigh * (backend.rank == 0)
+        else:
+            weigh = own(weigh, dim, backend.rank, num_ranks)
+        made, own_x, of_parameters = run(
+            mine, own(x, dim, backend.rank, num_ranks), lambda _: weigh
+        )
+        buffers = {name: b.numpy() for name, b in mine.named_buffers().items()}
+        assert axis.dim == dim
+        return is_whole, made, own_x, of_parameters, buffers
+
+    results = sk.run_ranks(num_ranks, on_rank)
+    for rank, (is_whole, made, own_x, _, _) in enumerate(results):
+        assert_close(made, y if is_whole else own(y, dim, rank, num_ranks), "the output")
+        assert_close(own_x, own(for_x, dim, rank, num_ranks), "the gradient of x")
+    for name, gradient in gradients.items():
+        assert_close(sum(result[3][name] for result in results), gradient, name)
+    for name, buffer in serial.named_buffers().items():
+        for result in results:
+            assert_close(result[4][name], buffer.numpy(), name)
+
+
+def behind_a_convolution(what, dims):
+    """Return the layer, behind one that says which dim is cut where it does not say so itself."""
+    first = [convolution(dims, kernel_size=1, out=CHANNELS)] if what in SILENT else []
+    return nn.Sequential(*first, ON_GRIDS[what](dims))
+
+
+@RANKS
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("what", ON_GRIDS)
+def test_a_layer_on_parts_of_a_grid_is_the_layer(what, dims, num_ranks):
+    if what == "flatten the rest" and dims < 3:
+        return  # there is none
+    x = drawn((2, CHANNELS, *GRIDS[dims]), 0)
+    check(lambda: behind_a_convolution(what, dims), x, 2, num_ranks)
+
+
+@RANKS
+@pytest.mark.parametrize("what", ON_TOKENS)
+def test_a_layer_on_parts_of_texts_is_the_layer(what, num_ranks):
+    check(ON_TOKENS[what], drawn((2, 13, 6), 0), 1, num_ranks)
+
+
+# ---- the exchange of rows ------------------------------------------------------------------------
+
+BEYOND = {
+    "zeros": lambda i, n: i if 0 <= i < n else None,
+    "circular": lambda i, n: i % n,
+    "reflect": lambda i, n: abs(i) if i < n else 2 * (n - 1) - i,
+    "replicate": lambda i, n: min(max(i, 0), n - 1),
+}
+
+
+@RANKS
+@pytest.mark.parametrize("beyond", BEYOND)
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_come_from_any_rank_and_their_gradients_go_back(beyond, num_ranks, seed):
+    rng = numpy.random.default_rng(seed)
+    length = int(rng.integers(num_ranks, 14)) + 1
+    ends = rng.integers(-length + 1, 2 * length - 1, (num_ranks, 2))
+    spans = tuple((int(min(pair)), int(max(pair))) for pair in ends)  # some want nothing
+    whole = drawn((2, length, 3), seed)
+    weights = [drawn((2, stop - start, 3), rank) for rank, (start, stop) in enumerate(spans)]
+    source = {i: BEYOND[beyond](i, length) for i in range(-length, 2 * length)}
+    wanted_gradient = numpy.zeros_like(whole)
+    for (start, stop), weight in zip(spans, weights):
+        for place, i in enumerate(range(start, stop)):
+            if source[i] is not None:
+                wanted_gradient[:, source[i]] += weight[:, place]
+
+    def on_rank(backend):
+        x = Tensor(own(whole, 1, backend.rank, num_ranks), requires_grad=True)
+        y = rows_of(x, backend, 1, length, spans, beyond)
+        y.backward(weights[backend.rank])
+        return y.array, x.grad
+
+    for rank, (rows, gradient) in enumerate(sk.run_ranks(num_ranks, on_rank)):
+        zeros = numpy.zeros((2, 3))
+        expected = [
+            zeros if source[i] is None else whole[:, source[i]] for i in range(*spans[rank])
+        ]
+        assert_close(rows, numpy.stack(expected, 1) if expected else rows[:, :0], "rows")
+        assert_close(gradient, own(wanted_gradient, 1, rank, num_ranks), "the gradient")
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+class Secret(nn.Module):
+    def __init__(self):
+        self.conv = convolution(2)
+
+    def forward(self, x):
+        return self.conv(x).mean(2)
+
+
+class SecretAgain(nn.models.UNet):
+    def forward(self, x):
+        return super().forward(x)[:, :, ::-1]
+
+
+class Joining(nn.Module):
+    def __init__(self):
+        self.conv, self.pool = convolution(2), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        return x * self.pool(self.conv(x))
+
+
+nn.partwise(Joining)
+shared = convolution(2, padding=1, out=CHANNELS)
+
+
+def spoilt():
+    model = nn.Sequential(convolution(2), nn.GELU())
+    model[1].forward = lambda x: x - x.mean(2, keepdim=True)
+    return model
+
+
+REFUSED = {
+    "a forward put in place": (spoilt, "^1, a GELU, .* nn.partwise"),
+    "an unknown forward": (lambda: nn.Sequential(Secret()), "^0, a Secret, .* nn.partwise"),
+    "one of a subclass": (lambda: SecretAgain(1, 1), "the model, a SecretAgain, .* nn.partwise"),
+    "a join in a branch": (lambda: nn.Sequential(Joining()), "joins the parts .* its layer pool"),
+    "attention on a grid": (
+        lambda: nn.Sequential(convolution(2), nn.SelfAttention(4, 2)),
+        "^1, a SelfAttention, can share its x along dim 1, .* cut along dim 2",
+    ),
+    "spectra of features": (
+        lambda: nn.Sequential(nn.SelfAttention(4, 2), nn.SpectralConv(4, 4, (2,))),
+        "^1, a SpectralConv, can share its x along dim 2, .* cut along dim 1",
+    ),
+    "dropout of weights": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)),
+        "^0.self_attn, a MultiheadAttention with dropout = 0.1 .* wanted dropout = 0",
+    ),
+    "samples along dim 1": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)),
+        "^0, a TransformerEncoderLayer, whose samples lie along dim 1 .* batch_first=True",
+    ),
+    "a ViT": (
+        lambda: nn.models.ViT((4, 4), 2, 3, 5, width=8, depth=1, heads=2),
+        "^embedding, a PatchEmbedding, .* a class token",
+    ),
+    "graphs of samples": (
+        lambda: nn.models.MessagePassing(2, 2),
+        "^encode of .* bring their edges",
+    ),
+    "an LSTM": (lambda: nn.models.LSTM(3, 4), "a state goes from each step"),
+    "bags": (lambda: nn.Sequential(nn.EmbeddingBag(5, 4)), "a bag may have its ids"),
+    "a layer alone": (lambda: convolution(2), "a Conv2d alone .* Sequential"),
+    "maxima of two": (lambda: nn.Sequential(nn.AdaptiveMaxPool1d(2)), "with 2 shares .* wanted 1"),
+    "two dims": (
+        lambda: nn.Sequential(nn.Sequential(convolution(2)), nn.LayerNorm(3), Secret()),
+        "2, a Secret",
+    ),
+    "parts and whole samples": (
+        lambda: nn.Sequential(shared, nn.AdaptiveAvgPool2d(1), shared),
+        "^2 gets parts .* two layers|parts of samples in one place",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_cut_is_refused_when_the_model_is_built(what):
+    make, message = REFUSED[what]
+
+    def on_rank(backend):
+        model = make()
+        model.finish()
+        before = dict(model.named_modules())
+        with pytest.raises(sk.ShardingError, match=message):
+            cut_layers(model, backend)
+        assert dict(model.named_modules()) == before
+
+    sk.run_ranks(3, on_rank)
+    assert not set(LAYERS) & set(REASONS)
+
+
+def test_parts_that_would_be_empty_are_refused_with_the_arithmetic():
+    def on_rank(backend):
+        model = nn.Sequential(*[nn.MaxPool1d(2) for _ in range(3)])
+        model.finish()
+        cut_layers(model, backend)
+        with pytest.raises(sk.ShardingError, match=r"2 makes 2 of 4 rows .* 3 .* 1 \+ 1 \+ 0"):
+            model(Tensor(own(drawn((1, 1, 16), 0), 2, backend.rank, 3)))
+
+    sk.run_ranks(3, on_rank)
+
+
+def test_a_forward_that_shortens_parts_is_found_at_the_next_layer():
+    @nn.partwise
+    class Shortened(nn.Module):
+        def __init__(self):
+            self.first, self.second = convolution(1, out=CHANNELS), convolution(1)
+
+        def forward(self, x):
+            return self.second(self.first(x)[:, :, 1:])
+
+    def on_rank(backend):
+        model = nn.Sequential(Shortened())
+        model.finish()
+        cut_layers(model, backend)
+        with pytest.raises(
+            sk.ShardingError, match=r"0.second got parts of 3 \+ 3 \+ 2 .* of 11 or 13"
+        ):
+            model(Tensor(own(drawn((1, CHANNELS, 13), 0), 2, backend.rank, 3)))
+
+    sk.run_ranks(3, on_rank)
+
+
+# ---- each exchange is needed ---------------------------------------------------------------------
+
+
+class Deaf:
+    """A group whose rank does not hear what comes in one of its exchanges."""
+
+    def __init__(self, group, number):
+        self._group, self._number, self.count = group, number, 0
+
+    def __getattr__(self, name):
+        return getattr(self._group, name)
+
+    def _hears(self):
+        self.count += 1
+        return self.count - 1 != self._number
+
+    def irecv(self, array, source, tag=0):
+        handle, hears = self._group.irecv(array, source, tag), self._hears()
+
+        def wait():
+            handle.wait()
+            array[...] *= hears
+
+        return types.SimpleNamespace(wait=wait)
+
+    def all_reduce(self, array, *how):
+        before = array.copy()
+        self._group.all_reduce(array, *how)
+        if not self._hears():
+            array[...] = before
+
+    def _received(verb):
+        def call(self, send, receive, *how, **more):
+            getattr(self._group, verb)(send, receive, *how, **more)
+            if receive.dtype.kind == "f" and not self._hears():
+                receive[...] = 0
+
+        return call
+
+    all_gather, all_to_all = _received("all_gather"), _received("all_to_all")
+    reduce_scatter = _received("reduce_scatter")
+
+
+def every_exchange():
+    return nn.Sequential(
+        convolution(1, out=CHANNELS, padding=1),
+        nn.GroupNorm(2, CHANNELS, **F64),
+        nn.MaxPool1d(3, stride=2, padding=1),
+        nn.Upsample(scale_factor=1.5, mode="linear"),
+        transposed(1, stride=2),
+        nn.Flatten(),
+    )
+
+
+def test_an_exchange_that_is_left_out_is_seen():
+    x, num_ranks = drawn((2, CHANNELS, 13), 0), 3
+    model = every_exchange()
+    model.finish(3)
+    for p in model.parameters():
+        p.array = drawn(p.shape, len(p.name))
+
+    def found(number):
+        """Return results of all ranks, of which one is deaf in exchange `number`, and how many it
+        has.
+        """
+
+        def on_rank(backend):
+            group = Deaf(backend, number if backend.rank == 1 else None)
+            mine = copy.deepcopy(model)
+            cut_layers(mine, group)
+            mine_x, counts = own(x, 2, backend.rank, num_ranks), backend.rank == 0
+            y, for_x, gradients = run(mine, mine_x, lambda shape: drawn(shape, 1) * counts)
+            return group.count, numpy.concatenate(
+                [a.ravel() for a in (y, for_x, *gradients.values())]
+            )
+
+        results = sk.run_ranks(num_ranks, on_rank)
+        return results[1][0], numpy.concatenate([result[1] for result in results])
+
+    count, wanted = found(None)
+    assert count > 15
+    deaf = [found(number)[1] for number in range(count)]
+    unseen = [n for n, each in enumerate(deaf) if numpy.abs(each - wanted).max() < 1e-6]
+    assert not unseen, f"of {count} exchanges nobody missed {unseen}"
