@@ -105,7 +105,7 @@ def test_beyond_what_the_probe_allows_arrays_are_staged(backend):
     [
         ("no", False, "SHARDKIT_GPU_AWARE_MPI=no"),
         ("yes", True, ""),
-        ("probe", False, 'no GPU: device "cuda" needs a GPU'),
+        ("probe", False, ""),  # the library's own word, or that there is no GPU
     ],
 )
 def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(
