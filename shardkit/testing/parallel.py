@@ -19,7 +19,7 @@ NAMES = {
     "domain.sequences": (
         "CutMultiheadAttention CutSelfAttention CutSpectralConv CutTokenEmbedding"
     ),
-    "domain.spans": "check_table even_spans paired_spans positions_of",
+    "domain.spans": "check_table even_spans positions_of",
     "domain.spectra": "cut_spectral_convolution cut_transform",
     "domain.transposition": "exchange_cut",
     "model.optimizing": "evaluate_set",

@@ -10,7 +10,14 @@ import numpy
 import pytest
 from gpu_verbs import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
 
-from shardkit.testing.comm import VERBS, MPITransport, Verdict, collectively, open_gpu_mpi
+from shardkit.testing.comm import (
+    VERBS,
+    MPITransport,
+    Verdict,
+    collectively,
+    gpu_probe,
+    open_gpu_mpi,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -105,7 +112,7 @@ def test_beyond_what_the_probe_allows_arrays_are_staged(backend):
     [
         ("no", False, "SHARDKIT_GPU_AWARE_MPI=no"),
         ("yes", True, ""),
-        ("probe", False, ""),  # the library's own word, or that there is no GPU
+        ("probe", False, 'no GPU: device "cuda" needs a GPU'),
     ],
 )
 def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(
@@ -117,6 +124,7 @@ def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(
     if backend.rank == backend.world_size - 1 and word == "no":
         monkeypatch.setenv("SHARDKIT_GPU_AWARE_MPI", "yes")
     monkeypatch.setattr(type(backend), "say", lambda self, text: said.append(text))
+    gpu_probe._probed.cache_clear()  # of other numbers of GPUs
     with collectively(backend), gpu_group(backend, num_devices=0) as (group, cupy, machine):
         open_gpu_mpi(group, [group])
         if group.world_size > 1:

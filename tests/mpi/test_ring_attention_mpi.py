@@ -2,12 +2,12 @@
 
 import numpy
 import pytest
+from cuts import paired_spans, slab_spans
 
 from shardkit.nn import Tensor, ops
 from shardkit.testing.parallel import (
     attention_by_heads,
     even_spans,
-    paired_spans,
     positions_of,
     ring_attention,
 )
@@ -48,7 +48,7 @@ def test_with_slabs_the_bits_are_those_of_one_rank(backend, on_one_rank):
     whole = [rng.standard_normal((1, 2, 800, 8)).astype("float32") for _ in range(4)]
 
     def run(group):
-        table = even_spans(800, group.world_size, 12)
+        table = slab_spans(800, group.world_size, 12)
         own = positions_of(table[group.rank])
         parts = [Tensor(x[:, :, own], requires_grad=True) for x in whole[:3]]
         y = ring_attention(*parts, group, table, causal=False)
@@ -58,6 +58,6 @@ def test_with_slabs_the_bits_are_those_of_one_rank(backend, on_one_rank):
     wanted = on_one_rank(run)
     if 12 % backend.world_size:
         pytest.skip(f"{backend.world_size} ranks do not divide 12 slabs")
-    own = positions_of(even_spans(800, backend.world_size, 12)[backend.rank])
+    own = positions_of(slab_spans(800, backend.world_size, 12)[backend.rank])
     for got, right in zip(run(backend), wanted, strict=True):
         numpy.testing.assert_array_equal(got, right[:, :, own])

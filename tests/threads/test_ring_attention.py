@@ -8,6 +8,7 @@ import time
 
 import numpy
 import pytest
+from cuts import paired_spans, slab_spans
 from lossy_group import lost_in_turn
 
 import shardkit as sk
@@ -18,7 +19,6 @@ from shardkit.testing.parallel import (
     cut_attention,
     even_spans,
     exchange_cut,
-    paired_spans,
     positions_of,
     ring_attention,
 )
@@ -28,7 +28,7 @@ WAYS = {"ring": ring_attention, "heads": attention_by_heads}
 CUTS = {
     "even": even_spans,
     "paired": paired_spans,
-    "slabs": lambda length, num_ranks: even_spans(length, num_ranks, 2 * num_ranks),
+    "slabs": lambda length, num_ranks: slab_spans(length, num_ranks, 2 * num_ranks),
     "all to the last": lambda length, num_ranks: (*[()] * (num_ranks - 1), ((0, length),)),
 }
 # (queries, keys), heads and key heads, causal, window
@@ -238,7 +238,7 @@ def test_with_slabs_the_bits_are_the_same_on_every_number_of_ranks(form, dtype):
     for num_ranks in (1, 2, 3, 4, 6, 12):
 
         def run(group):
-            return computed(ring_attention, form, arrays, lambda s, n: even_spans(s, n, 12), group)
+            return computed(ring_attention, form, arrays, lambda s, n: slab_spans(s, n, 12), group)
 
         parts = [part for part, _ in sk.run_ranks(num_ranks, run)]
         joined = [numpy.concatenate(each, 2) for each in zip(*parts)]

@@ -14,11 +14,11 @@ its last rank home. No scores are kept, nor blocks of others.
              gradient is added so; that of j is added from i = j, j+1, ..., last, 0, ..., j-1
 
 This is the order in which blocks of even spans come by, on any number of ranks. So what ranks add
-has the same bits in each run, and with slabs that all sizes share, in each of these sizes. Of
-paired spans the order is that in which they arrive.
+has the same bits in each run, and in each size that cuts into the same spans. Where a rank has
+spans early and late, the order is that in which they arrive.
 
 Sources: Ring Attention (arXiv 2310.01889), online softmax (arXiv 1805.02867), DeepSpeed Ulysses
-(arXiv 2309.14509), Llama 3 (arXiv 2407.21783) for pairs.
+(arXiv 2309.14509).
 """
 
 from collections.abc import Callable
@@ -68,9 +68,9 @@ def cut_attention(
     Collective over `group`. Arguments as of ring_attention.
     Measured on two cores (MPI, 4096 tokens, 8 heads of 64, forward and backward), seconds of CPU of
     both: causal with even spans 0.74 by heads and 1.06 by the ring, whose first rank waits for the
-    last; with paired spans 0.79 and 0.77; to all keys 1.35 and 1.40. By heads a rank sends (2 H + 2
-    KV) S D (n-1) / n^2 elements, by the ring 2 KV S D (n-1) / n: less where n < 1 + H / KV, but
-    that is 1% of the time within a node.
+    last; with spans early and late 0.79 and 0.77; to all keys 1.35 and 1.40. By heads a rank sends
+    (2 H + 2 KV) S D (n-1) / n^2 elements, by the ring 2 KV S D (n-1) / n: less where
+    n < 1 + H / KV, but that is 1% of the time within a node.
     """
     attend = attention_by_heads if takes_heads(k.shape[HEADS], group.world_size) else ring_attention
     return attend(q, k, v, group, *tables, **form)

@@ -13,10 +13,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy
-
 from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import CommonNumber, collectively
 from ...errors import ShapeError, ShardingError
 from ...nn import loss as counted
 from ...nn import losses
@@ -99,10 +98,10 @@ class SampleParts:
         Collective over the ranks that share samples.
         """
         mine = repr([[leaf.shape for leaf in leaves(tree)] for tree in trees])
-        group = self._axis.group
-        everyones = numpy.empty(group.world_size, numpy.int64)
-        group.all_gather(numpy.array([zlib.crc32(mine.encode())]), everyones)
-        if (everyones != everyones[0]).any():
+        common = CommonNumber()
+        with collectively(self._axis.group, common):
+            common.value = zlib.crc32(mine.encode())
+        if not common.is_common:
             raise ShapeError(
                 f"domain ranks were given x and y of several shapes, here {mine}; wanted the same "
                 "whole samples on all ranks of a replica: take them with split_batch(model.mesh, "
