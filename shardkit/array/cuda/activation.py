@@ -6,7 +6,7 @@ from .arrays import (
     THREADS,
     alike,
     by_rows,
-    elementwise,
+    enter,
     new,
     new_like,
     pack,
@@ -22,15 +22,7 @@ ROWS = 16  # of a piece, whose sum is made in order
 COLUMNS = 128  # packs of a block
 MAX_GRID_Y = 65535
 
-
-@on_cuda()
-def gelu(x, out=None):
-    return elementwise(FILE, "gelu", x, out=out)
-
-
-@on_cuda()
-def gelu_backward(gradient, x, out=None):
-    return elementwise(FILE, "gelu_backward", gradient, x, out=out)
+enter(FILE, "gelu", "gelu_backward", "sigmoid", "silu", "silu_backward", "swiglu")
 
 
 @on_cuda()
@@ -70,26 +62,6 @@ def _grid(x):
     """
     blocks = -(-x.shape[0] // ROWS)
     return *spread(x.shape[1], COLUMNS * pack(x)), min(blocks, MAX_GRID_Y)
-
-
-@on_cuda()
-def sigmoid(x, out=None):
-    return elementwise(FILE, "sigmoid", x, out=out)
-
-
-@on_cuda()
-def silu(x, out=None):
-    return elementwise(FILE, "silu", x, out=out)
-
-
-@on_cuda()
-def silu_backward(gradient, x, out=None):
-    return elementwise(FILE, "silu_backward", gradient, x, out=out)
-
-
-@on_cuda()
-def swiglu(gate, up, out=None):
-    return elementwise(FILE, "swiglu", gate, up, out=out)
 
 
 @on_cuda()

@@ -7,6 +7,7 @@ import numpy
 
 from ..backend import xp_of
 from ..dtypes import FLOAT32
+from ..registry import KERNELS, on_cuda
 from .launch import MAX_BLOCKS, launch
 
 FLOAT64 = numpy.dtype("float64")
@@ -70,6 +71,19 @@ def elementwise(file, name, *inputs, out=None):
         out.size,
     )
     return out
+
+
+def enter(file, *names, **others):
+    """Let code that takes numbers one by one compute kernels, by name or as {kernel: its code}."""
+
+    def entered(kernel, code):
+        @on_cuda()
+        @functools.wraps(KERNELS[kernel].reference)
+        def launcher(*inputs, out=None):
+            return elementwise(file, code, *inputs, out=out)
+
+    for kernel, code in {**dict(zip(names, names)), **others}.items():
+        entered(kernel, code)
 
 
 def row_threads(x) -> tuple:
