@@ -8,7 +8,7 @@ The operations here are what the differentiable gradients of other operations ar
 
 from ...array import halves
 from ...array.backend import xp_of
-from ..autograd import Tensor, record_linear
+from ..autograd import Tensor, record, record_linear
 
 
 def takes_gradient(operand) -> bool:
@@ -34,6 +34,28 @@ def fit(gradient, form):
         gradient = halves.total(gradient, (*range(extra), *stretched_dims), dtype=dtype)
         gradient = gradient.reshape(shape)
     return gradient if gradient.dtype == dtype else halves.copy(gradient, dtype)
+
+
+def record_broadcast(result, operands, shares, again, *, needs=()) -> Tensor:
+    """Record an operation of operands that broadcast; each gets its gradient summed to its form.
+
+    shares   for each operand, gradient -> its gradient, of the shape of the result
+    again    the same by operations on Tensors, for second derivatives
+    """
+    forms = [form(operand) for operand in operands]
+
+    def made(parts, fitted, gradient, wanted):
+        each = zip(parts, forms, wanted)
+        return tuple([fitted(part(gradient), form) if want else None for part, form, want in each])
+
+    def backward(gradient, wanted):
+        return made(shares, fit, gradient, wanted)
+
+    def differentiable(gradient, wanted, output):
+        return made(again, summed, gradient, wanted)
+
+    backward.__qualname__ = shares[0].__qualname__  # by which errors name the operation
+    return record(result, operands, backward, needs=needs, differentiable=differentiable)
 
 
 def summed(x: Tensor, form) -> Tensor:

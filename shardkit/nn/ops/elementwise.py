@@ -20,7 +20,7 @@ from ...array.reference.pointwise import (
 )
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
-from .broadcast import fit, form, summed
+from .broadcast import record_broadcast, takes_gradient
 from .operands import check_floating, check_numbers, counted_power, divided, matched
 
 
@@ -48,97 +48,53 @@ def _compute(name, *operands, function=None):
 def add(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x + y."""
     x, y = matched("add", x, y)
-    form_x, form_y = form(x), form(y)
-
-    def backward(gradient, wanted):
-        return (
-            fit(gradient, form_x) if wanted[0] else None,
-            fit(gradient, form_y) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(gradient, form_x) if wanted[0] else None,
-            summed(gradient, form_y) if wanted[1] else None,
-        )
-
-    result = _compute("add", array_of(x), array_of(y))
-    return record(result, (x, y), backward, differentiable=differentiable)
+    same = (lambda gradient: gradient,) * 2
+    return record_broadcast(_compute("add", array_of(x), array_of(y)), (x, y), same, same)
 
 
 def subtract(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x - y."""
     x, y = matched("subtract", x, y)
-    form_x, form_y = form(x), form(y)
-
-    def backward(gradient, wanted):
-        return (
-            fit(gradient, form_x) if wanted[0] else None,
-            fit(fresh.compute("negative", gradient), form_y) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(gradient, form_x) if wanted[0] else None,
-            summed(negative(gradient), form_y) if wanted[1] else None,
-        )
-
-    result = _compute("subtract", array_of(x), array_of(y))
-    return record(result, (x, y), backward, differentiable=differentiable)
+    shares = (lambda gradient: gradient, lambda gradient: fresh.compute("negative", gradient))
+    difference = _compute("subtract", array_of(x), array_of(y))
+    return record_broadcast(difference, (x, y), shares, (shares[0], negative))
 
 
 def multiply(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x * y."""
     x, y = matched("multiply", x, y)
-    form_x, form_y = form(x), form(y)
     # keep only what a gradient will need
-    for_y = x if form_y else None
-    for_x = y if form_x else None
-
-    def backward(gradient, wanted):
-        return (
-            fit(fresh.compute("multiply", gradient, array_of(for_x)), form_x)
-            if wanted[0]
-            else None,
-            fit(fresh.compute("multiply", gradient, array_of(for_y)), form_y)
-            if wanted[1]
-            else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(multiply(gradient, for_x), form_x) if wanted[0] else None,
-            summed(multiply(gradient, for_y), form_y) if wanted[1] else None,
-        )
-
-    product = _compute("multiply", array_of(x), array_of(y))
-    return record(product, (x, y), backward, needs=(for_y, for_x), differentiable=differentiable)
+    for_y = x if takes_gradient(y) else None
+    for_x = y if takes_gradient(x) else None
+    return record_broadcast(
+        _compute("multiply", array_of(x), array_of(y)),
+        (x, y),
+        (
+            lambda gradient: fresh.compute("multiply", gradient, array_of(for_x)),
+            lambda gradient: fresh.compute("multiply", gradient, array_of(for_y)),
+        ),
+        (lambda gradient: multiply(gradient, for_x), lambda gradient: multiply(gradient, for_y)),
+        needs=(for_y, for_x),
+    )
 
 
 def divide(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x / y."""
     x, y = divided("divide", x, y)
-    form_x, form_y = form(x), form(y)
-    for_y = x if form_y else None
-
-    def backward(gradient, wanted):
-        scaled = fresh.compute("divide", gradient, array_of(y))
-        return (
-            fit(scaled, form_x) if wanted[0] else None,
-            fit(_for_divisor(gradient, array_of(for_y), array_of(y)), form_y)
-            if wanted[1]
-            else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        scaled = divide(gradient, y)
-        return (
-            summed(scaled, form_x) if wanted[0] else None,
-            summed(negative(divide(multiply(scaled, for_y), y)), form_y) if wanted[1] else None,
-        )
-
-    quotient = _compute("divide", array_of(x), array_of(y))
-    return record(quotient, (x, y), backward, needs=(for_y, y), differentiable=differentiable)
+    for_y = x if takes_gradient(y) else None
+    return record_broadcast(
+        _compute("divide", array_of(x), array_of(y)),
+        (x, y),
+        (
+            lambda gradient: fresh.compute("divide", gradient, array_of(y)),
+            lambda gradient: _for_divisor(gradient, array_of(for_y), array_of(y)),
+        ),
+        (
+            lambda gradient: divide(gradient, y),
+            lambda gradient: negative(divide(multiply(divide(gradient, y), for_y), y)),
+        ),
+        needs=(for_y, y),
+    )
 
 
 def _for_divisor(gradient, x, y):
@@ -179,29 +135,22 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
     The gradient of a Tensor exponent needs x > 0; at x = 0 it is 0 unless the exponent is negative.
     """
     x, exponent = matched("power", *counted_power(x, exponent))
-    form_x, form_exponent = form(x), form(exponent)
-
-    def backward(gradient, wanted):
-        base, n = array_of(x), array_of(exponent)
-        return (
-            fit(_for_base(gradient, base, n), form_x) if wanted[0] else None,
-            fit(_for_exponent(gradient, base, n), form_exponent) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(_again_for_base(gradient, x, exponent), form_x) if wanted[0] else None,
-            summed(_again_for_exponent(gradient, x, exponent), form_exponent)
-            if wanted[1]
-            else None,
-        )
-
     result = _compute("power", array_of(x), array_of(exponent), function=_powers)
     dtypes = {each.dtype for each in (x, exponent) if hasattr(each, "dtype")}
     if len(dtypes) == 1 and is_half(*dtypes):
         result = rounded(result, *dtypes)
-    return record(
-        result, (x, exponent), backward, needs=(x, exponent), differentiable=differentiable
+    return record_broadcast(
+        result,
+        (x, exponent),
+        (
+            lambda gradient: _for_base(gradient, array_of(x), array_of(exponent)),
+            lambda gradient: _for_exponent(gradient, array_of(x), array_of(exponent)),
+        ),
+        (
+            lambda gradient: _again_for_base(gradient, x, exponent),
+            lambda gradient: _again_for_exponent(gradient, x, exponent),
+        ),
+        needs=(x, exponent),
     )
 
 
@@ -312,55 +261,42 @@ def minimum(x: TensorLike, y: TensorLike) -> Tensor:
 def _extreme(name, sign, x, y):
     """Return xp.name(x, y): the larger one for the sign 1, the smaller for -1."""
     x, y = matched(name, x, y)
-    form_x, form_y = form(x), form(y)
     loses = operator.lt if sign > 0 else operator.gt
 
-    def backward(gradient, wanted):
-        _, a, b = alike(gradient, array_of(x), array_of(y))
-        return (
-            fit(extreme_backward.dispatch(gradient, a, b, sign), form_x) if wanted[0] else None,
-            fit(extreme_backward.dispatch(gradient, b, a, sign), form_y) if wanted[1] else None,
-        )
+    def share(gradient, mine, other):
+        return extreme_backward.dispatch(*alike(gradient, array_of(mine), array_of(other)), sign)
 
-    def differentiable(gradient, wanted, output):
-        a, b = array_of(x), array_of(y)
-        half = multiply(gradient, 0.5)
-        return tuple(
-            [
-                summed(where(a == b, half, where(lost, 0, gradient)), form_) if want else None
-                for lost, form_, want in zip((loses(a, b), loses(b, a)), (form_x, form_y), wanted)
-            ]
-        )
+    def again(gradient, mine, other):
+        a, b = array_of(mine), array_of(other)
+        return where(a == b, multiply(gradient, 0.5), where(loses(a, b), 0, gradient))
 
-    result = _compute(name, array_of(x), array_of(y))
-    return record(result, (x, y), backward, needs=(x, y), differentiable=differentiable)
+    return record_broadcast(
+        _compute(name, array_of(x), array_of(y)),
+        (x, y),
+        (lambda gradient: share(gradient, x, y), lambda gradient: share(gradient, y, x)),
+        (lambda gradient: again(gradient, x, y), lambda gradient: again(gradient, y, x)),
+        needs=(x, y),
+    )
 
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x where the condition, booleans without a gradient, holds, and y elsewhere."""
     x, y = matched("where", x, y)
-    form_x, form_y = form(x), form(y)
-
-    def backward(gradient, wanted):
-        chosen = array_of(condition)
-        return (
-            None,
-            fit(fresh.choose(chosen, gradient, 0), form_x) if wanted[1] else None,
-            fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            None,
-            summed(where(condition, gradient, 0), form_x) if wanted[1] else None,
-            summed(where(condition, 0, gradient), form_y) if wanted[2] else None,
-        )
-
     result = _compute(
         "where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose
     )
-    return record(
-        result, (condition, x, y), backward, needs=(condition,), differentiable=differentiable
+    return record_broadcast(
+        result,
+        (x, y),
+        (
+            lambda gradient: fresh.choose(array_of(condition), gradient, 0),
+            lambda gradient: fresh.choose(array_of(condition), 0, gradient),
+        ),
+        (
+            lambda gradient: where(condition, gradient, 0),
+            lambda gradient: where(condition, 0, gradient),
+        ),
+        needs=(condition,),
     )
 
 
