@@ -20,7 +20,7 @@ NAMES = {
         "CutMultiheadAttention CutSelfAttention CutSpectralConv CutTokenEmbedding"
     ),
     "domain.spans": "check_table even_spans positions_of",
-    "domain.spectra": "cut_spectral_convolution cut_transform",
+    "domain.spectra": "cut_spectral_convolution",
     "domain.transposition": "exchange_cut",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
