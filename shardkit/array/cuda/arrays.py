@@ -60,17 +60,18 @@ def spread(num_items: int, per_block: int = THREADS) -> tuple:
 def elementwise(file, name, *inputs, out=None):
     """Run kernel(*inputs, out, n) on arrays of one shape, and return out or a new array."""
     out = new_like(inputs[0], out)
-    launch(
-        out,
-        file,
-        name,
-        spread(out.size, THREADS * pack(out)),
-        (THREADS,),
-        *[alike(x, out) for x in inputs],
-        out,
-        out.size,
-    )
+    by_packs(out, file, name, *[alike(x, out) for x in inputs], out)
     return out
+
+
+def by_packs(x, file, name, *args, loaded=None, loads=1, **how):
+    """Run kernel(*args, n) on the n elements of x; a thread takes so many loads of them.
+
+    loaded   the array that is loaded; None: x
+    """
+    numbers = loads * pack(x if loaded is None else loaded)
+    grid = spread(x.size, THREADS * numbers)
+    launch(x, file, name, grid, (THREADS,), *args, x.size, **how)
 
 
 def enter(file, *names, **others):

@@ -5,7 +5,8 @@ import math
 from ..backend import xp_of
 from ..fresh import total_along
 from ..registry import WITH_BFLOAT16, kernel
-from .chunks import elementwise, empty_like, pointwise, spans
+from .chunks import elementwise, empty_like, spans
+from .numbers import pointwise
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715

@@ -5,14 +5,10 @@ the cache, which is faster than in-place tricks on whole arrays, and their size 
 the model. On a GPU every operation is a kernel launch, so there the piece is the whole array.
 """
 
-import functools
-import inspect
-
 import numpy
 
 from ..arena import empty
 from ..backend import xp_of
-from ..registry import WITH_BFLOAT16, kernel
 
 CHUNK_ELEMENTS = 1 << 16
 TEMPORARY_ELEMENTS = 1 << 15  # larger ones, of 256 KB, the C library asks the system for each time
@@ -24,31 +20,6 @@ def spans(array, row_size: int = 1):
     step = max(1, CHUNK_ELEMENTS // max(row_size, 1)) if xp_of(array) is numpy else max(num_rows, 1)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
-
-
-def pointwise(num_arrays: int = 1, *, has_cuda_twin: bool = True):
-    """Enter a rule of single numbers as the kernel of its name, whose result may go into `out`.
-
-    num_arrays   arguments of the rule that are arrays, of one shape; those behind are numbers
-    """
-
-    def enter(rule):
-        @functools.wraps(rule)
-        def definition(*arguments, out=None):
-            arrays, numbers = arguments[:num_arrays], arguments[num_arrays:]
-            return elementwise(lambda *pieces: rule(*pieces, *numbers), *arrays, out=out)
-
-        definition.__signature__ = _with_out(rule)
-        definition.num_arrays = num_arrays
-        return kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=has_cuda_twin)(definition)
-
-    return enter
-
-
-def _with_out(rule) -> inspect.Signature:
-    taken = inspect.signature(rule).parameters.values()
-    out = inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    return inspect.Signature([*taken, out])
 
 
 def elementwise(rule, *inputs, out=None):

@@ -9,7 +9,7 @@ Rational approximations over three intervals of |x|, right to the last digits of
 import math
 
 from ..backend import xp_of
-from .chunks import pointwise
+from .numbers import pointwise
 
 # Coefficients (numerator, denominator), highest power first; |x| up to 0.46875: x P(x^2) / Q(x^2).
 NEAR = (

@@ -9,7 +9,7 @@ import math
 
 from ..backend import xp_of
 from .activation import sigmoid
-from .chunks import pointwise
+from .numbers import pointwise
 
 ERF_SLOPE_AT_0 = 2 / math.sqrt(math.pi)
 _pointwise = functools.partial(pointwise, has_cuda_twin=False)

@@ -206,8 +206,8 @@ def _added(name, x, source, places, taken, taken_again):
     y = x.array.astype(wide(x.dtype))
     add_at(y, places(), source.array.astype(y.dtype, copy=False))
     own = (lambda gradient: gradient,)
-    operands = (x, source)
-    return record_broadcast(rounded(y, x.dtype), operands, (*own, taken), (*own, taken_again))
+    y = rounded(y, x.dtype)
+    return record_broadcast(y, (x, source), (*own, taken), (*own, taken_again))
 
 
 def _summand(name, x, source):
