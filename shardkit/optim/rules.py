@@ -88,7 +88,8 @@ def is_learning_rate(value) -> bool:
 
 
 _SHARE = partial(is_number, at_least=0, below=1), "a number from 0 to below 1"
-_CONSTANTS = {  # {field of a rule: what holds for it, and in words}
+# {field of a rule: what holds for it, and in words}
+_CONSTANTS: dict[str, tuple[Callable[..., bool], str]] = {
     **dict.fromkeys(("momentum", "beta", "beta1", "beta2"), _SHARE),
     "weight_decay": (is_learning_rate, _RATE),
     "eps": (partial(is_number, above=0), "a finite number above 0"),

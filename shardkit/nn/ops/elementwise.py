@@ -6,6 +6,7 @@ the gradient of x.
 """
 
 import operator
+from typing import Any
 
 from ...array import fresh
 from ...array.backend import xp_of
@@ -64,8 +65,8 @@ def multiply(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x * y."""
     x, y = matched("multiply", x, y)
     # keep only what a gradient will need
-    for_y = x if takes_gradient(y) else None
-    for_x = y if takes_gradient(x) else None
+    for_y: Any = x if takes_gradient(y) else None
+    for_x: Any = y if takes_gradient(x) else None
     return record_broadcast(
         _compute("multiply", array_of(x), array_of(y)),
         (x, y),
@@ -81,7 +82,7 @@ def multiply(x: TensorLike, y: TensorLike) -> Tensor:
 def divide(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x / y."""
     x, y = divided("divide", x, y)
-    for_y = x if takes_gradient(y) else None
+    for_y: Any = x if takes_gradient(y) else None
     return record_broadcast(
         _compute("divide", array_of(x), array_of(y)),
         (x, y),

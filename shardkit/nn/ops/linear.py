@@ -188,7 +188,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             "transpose one of them, or unsqueeze a vector"
         )
     _check_dtypes("matmul", x.dtype, y.dtype)
-    for_y, for_x = (x if takes_gradient(y) else None), (y if takes_gradient(x) else None)
+    for_y: Any = x if takes_gradient(y) else None
+    for_x: Any = y if takes_gradient(x) else None
     try:
         made = products.matmul(x.array, y.array)
     except ValueError:
@@ -217,7 +218,8 @@ def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) ->
     Its gradients are such products again. Unlike a transposed view, it reads a sharded parameter
     where that lies at the time.
     """
-    for_y, for_x = (x if takes_gradient(y) else None), (y if takes_gradient(x) else None)
+    for_y: Any = x if takes_gradient(y) else None
+    for_x: Any = y if takes_gradient(x) else None
 
     def of_x(gradient):
         """Return the operands of the product that is the gradient of x."""
