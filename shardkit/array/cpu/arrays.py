@@ -53,9 +53,10 @@ def enter(loop, *, has_polynomial=False):
     def implementation(*arguments, out=None):
         if has_polynomial and arguments[0].dtype.char == "d":
             return definition(*arguments, out=out)
+        if len(arguments) == num_arrays:
+            return elementwise(loop, *arguments, out=out)
         parameters = tuple(map(float, arguments[num_arrays:]))
-        shared = (parameters,) if parameters else ()
-        return elementwise(loop, *arguments[:num_arrays], shared=shared, out=out)
+        return elementwise(loop, *arguments[:num_arrays], shared=(parameters,), out=out)
 
     on_cpu(implementation)
 

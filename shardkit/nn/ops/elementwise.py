@@ -6,7 +6,6 @@ the gradient of x.
 """
 
 import operator
-from typing import Any
 
 from ...array import fresh
 from ...array.backend import xp_of
@@ -49,53 +48,61 @@ def _compute(name, *operands, function=None):
 def add(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x + y."""
     x, y = matched("add", x, y)
-    same = (lambda gradient: gradient,) * 2
-    return record_broadcast(_compute("add", array_of(x), array_of(y)), (x, y), same, same)
+    result = _compute("add", array_of(x), array_of(y))
+    return record_broadcast("add", result, x, y, _SUM, _SUM, ())
+
+
+def _as_it_is(gradient, x, y):
+    return gradient
+
+
+_SUM = (_as_it_is, _as_it_is)
 
 
 def subtract(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x - y."""
     x, y = matched("subtract", x, y)
-    shares = (lambda gradient: gradient, lambda gradient: fresh.compute("negative", gradient))
-    difference = _compute("subtract", array_of(x), array_of(y))
-    return record_broadcast(difference, (x, y), shares, (shares[0], negative))
+    result = _compute("subtract", array_of(x), array_of(y))
+    return record_broadcast("subtract", result, x, y, _DIFFERENCE, _DIFFERENCE_AGAIN, ())
+
+
+_DIFFERENCE = (_as_it_is, lambda gradient, x, y: fresh.compute("negative", gradient))
+_DIFFERENCE_AGAIN = (_as_it_is, lambda gradient, x, y: negative(gradient))
 
 
 def multiply(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x * y."""
     x, y = matched("multiply", x, y)
-    # keep only what a gradient will need
-    for_y: Any = x if takes_gradient(y) else None
-    for_x: Any = y if takes_gradient(x) else None
-    return record_broadcast(
-        _compute("multiply", array_of(x), array_of(y)),
-        (x, y),
-        (
-            lambda gradient: fresh.compute("multiply", gradient, array_of(for_x)),
-            lambda gradient: fresh.compute("multiply", gradient, array_of(for_y)),
-        ),
-        (lambda gradient: multiply(gradient, for_x), lambda gradient: multiply(gradient, for_y)),
-        needs=(for_y, for_x),
-    )
+    result = _compute("multiply", array_of(x), array_of(y))
+    return record_broadcast("multiply", result, x, y, _PRODUCT, _PRODUCT_AGAIN)
+
+
+_PRODUCT = (
+    lambda gradient, x, y: fresh.compute("multiply", gradient, array_of(y)),
+    lambda gradient, x, y: fresh.compute("multiply", gradient, array_of(x)),
+)
+_PRODUCT_AGAIN = (
+    lambda gradient, x, y: multiply(gradient, y),
+    lambda gradient, x, y: multiply(gradient, x),
+)
 
 
 def divide(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x / y."""
     x, y = divided("divide", x, y)
-    for_y: Any = x if takes_gradient(y) else None
-    return record_broadcast(
-        _compute("divide", array_of(x), array_of(y)),
-        (x, y),
-        (
-            lambda gradient: fresh.compute("divide", gradient, array_of(y)),
-            lambda gradient: _for_divisor(gradient, array_of(for_y), array_of(y)),
-        ),
-        (
-            lambda gradient: divide(gradient, y),
-            lambda gradient: negative(divide(multiply(divide(gradient, y), for_y), y)),
-        ),
-        needs=(for_y, y),
-    )
+    result = _compute("divide", array_of(x), array_of(y))
+    needs = (x if takes_gradient(y) else None, y)
+    return record_broadcast("divide", result, x, y, _QUOTIENT, _QUOTIENT_AGAIN, needs)
+
+
+_QUOTIENT = (
+    lambda gradient, x, y: fresh.compute("divide", gradient, array_of(y)),
+    lambda gradient, x, y: _for_divisor(gradient, array_of(x), array_of(y)),
+)
+_QUOTIENT_AGAIN = (
+    lambda gradient, x, y: divide(gradient, y),
+    lambda gradient, x, y: negative(divide(multiply(divide(gradient, y), x), y)),
+)
 
 
 def _for_divisor(gradient, x, y):
@@ -140,19 +147,8 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
     dtypes = {each.dtype for each in (x, exponent) if hasattr(each, "dtype")}
     if len(dtypes) == 1 and is_half(*dtypes):
         result = rounded(result, *dtypes)
-    return record_broadcast(
-        result,
-        (x, exponent),
-        (
-            lambda gradient: _for_base(gradient, array_of(x), array_of(exponent)),
-            lambda gradient: _for_exponent(gradient, array_of(x), array_of(exponent)),
-        ),
-        (
-            lambda gradient: _again_for_base(gradient, x, exponent),
-            lambda gradient: _again_for_exponent(gradient, x, exponent),
-        ),
-        needs=(x, exponent),
-    )
+    needs = (x, exponent)
+    return record_broadcast("power", result, x, exponent, _POWER, _POWER_AGAIN, needs)
 
 
 def _powers(base, n):
@@ -207,6 +203,13 @@ def _again_for_exponent(gradient, base, n):
     return multiply(multiply(gradient, power(base, n)), log(safe))
 
 
+_POWER = (
+    lambda gradient, x, n: _for_base(gradient, array_of(x), array_of(n)),
+    lambda gradient, x, n: _for_exponent(gradient, array_of(x), array_of(n)),
+)
+_POWER_AGAIN = (_again_for_base, _again_for_exponent)
+
+
 def exp(x: Tensor) -> Tensor:
     """Return e to the x."""
     check_floating("exp", x)
@@ -251,54 +254,60 @@ def maximum(x: TensorLike, y: TensorLike) -> Tensor:
 
     Equal elements share the gradient half and half; NaN gives it to both.
     """
-    return _extreme("maximum", 1, x, y)
+    return _extreme("maximum", _LARGER, _LARGER_AGAIN, x, y)
 
 
 def minimum(x: TensorLike, y: TensorLike) -> Tensor:
     """Return the smaller of the two; ties and NaN as in maximum."""
-    return _extreme("minimum", -1, x, y)
+    return _extreme("minimum", _SMALLER, _SMALLER_AGAIN, x, y)
 
 
-def _extreme(name, sign, x, y):
-    """Return xp.name(x, y): the larger one for the sign 1, the smaller for -1."""
+def _extreme(name, shares, again, x, y):
+    """Return xp.name(x, y)."""
     x, y = matched(name, x, y)
-    loses = operator.lt if sign > 0 else operator.gt
+    result = _compute(name, array_of(x), array_of(y))
+    return record_broadcast(name, result, x, y, shares, again, (x, y))
+
+
+def _of_extreme(sign):
+    """Return the shares of both operands in a gradient; the sign is -1 for the smaller one."""
 
     def share(gradient, mine, other):
         return extreme_backward.dispatch(*alike(gradient, array_of(mine), array_of(other)), sign)
 
-    def again(gradient, mine, other):
+    return share, lambda gradient, x, y: share(gradient, y, x)
+
+
+def _of_extreme_again(loses):
+    """Return the same by operations on Tensors; loses(a, b) says whether b is taken."""
+
+    def share(gradient, mine, other):
         a, b = array_of(mine), array_of(other)
         return where(a == b, multiply(gradient, 0.5), where(loses(a, b), 0, gradient))
 
-    return record_broadcast(
-        _compute(name, array_of(x), array_of(y)),
-        (x, y),
-        (lambda gradient: share(gradient, x, y), lambda gradient: share(gradient, y, x)),
-        (lambda gradient: again(gradient, x, y), lambda gradient: again(gradient, y, x)),
-        needs=(x, y),
-    )
+    return share, lambda gradient, x, y: share(gradient, y, x)
+
+
+_LARGER, _SMALLER = _of_extreme(1), _of_extreme(-1)
+_LARGER_AGAIN, _SMALLER_AGAIN = _of_extreme_again(operator.lt), _of_extreme_again(operator.gt)
 
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x where the condition, booleans without a gradient, holds, and y elsewhere."""
     x, y = matched("where", x, y)
-    result = _compute(
-        "where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose
-    )
-    return record_broadcast(
-        result,
-        (x, y),
-        (
-            lambda gradient: fresh.choose(array_of(condition), gradient, 0),
-            lambda gradient: fresh.choose(array_of(condition), 0, gradient),
-        ),
-        (
-            lambda gradient: where(condition, gradient, 0),
-            lambda gradient: where(condition, 0, gradient),
-        ),
-        needs=(condition,),
-    )
+    arrays = [array_of(operand) for operand in (condition, x, y)]
+    result = _compute("where", *arrays, function=fresh.choose)
+    return record_broadcast("where", result, x, y, _CHOICE, _CHOICE_AGAIN, (condition, None))
+
+
+_CHOICE = (
+    lambda gradient, condition, _: fresh.choose(array_of(condition), gradient, 0),
+    lambda gradient, condition, _: fresh.choose(array_of(condition), 0, gradient),
+)
+_CHOICE_AGAIN = (
+    lambda gradient, condition, _: where(condition, gradient, 0),
+    lambda gradient, condition, _: where(condition, 0, gradient),
+)
 
 
 def compare(name: str, x: TensorLike, y: TensorLike) -> Tensor:

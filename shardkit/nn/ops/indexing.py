@@ -205,9 +205,9 @@ def _added(name, x, source, places, taken, taken_again):
     source = _summand(name, x, source)
     y = x.array.astype(wide(x.dtype))
     add_at(y, places(), source.array.astype(y.dtype, copy=False))
-    own = (lambda gradient: gradient,)
-    y = rounded(y, x.dtype)
-    return record_broadcast(y, (x, source), (*own, taken), (*own, taken_again))
+    shares = (lambda gradient, *none: gradient, lambda gradient, *none: taken(gradient))
+    again = (shares[0], lambda gradient, *none: taken_again(gradient))
+    return record_broadcast(name, rounded(y, x.dtype), x, source, shares, again, ())
 
 
 def _summand(name, x, source):

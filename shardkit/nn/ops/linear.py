@@ -13,7 +13,7 @@ from ..autograd import Tensor, array_of, kept, no_grad, record
 from ..context import logits_are_late
 from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
-from .broadcast import record_broadcast, reshaped, summed, takes_gradient
+from .broadcast import record_broadcast, reshaped, summed
 from .operands import check_ids, index_array
 
 
@@ -188,8 +188,6 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             "transpose one of them, or unsqueeze a vector"
         )
     _check_dtypes("matmul", x.dtype, y.dtype)
-    for_y: Any = x if takes_gradient(y) else None
-    for_x: Any = y if takes_gradient(x) else None
     try:
         made = products.matmul(x.array, y.array)
     except ValueError:
@@ -197,19 +195,17 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the "
             "right, sizes must be equal or 1"
         ) from None
-    return record_broadcast(
-        made,
-        (x, y),
-        (
-            lambda gradient: products.matmul(gradient, for_x.array.swapaxes(-1, -2)),
-            lambda gradient: products.matmul(for_y.array.swapaxes(-1, -2), gradient),
-        ),
-        (
-            lambda gradient: product(gradient, for_x, turn_y=True),
-            lambda gradient: product(for_y, gradient, turn_x=True),
-        ),
-        needs=(for_x, for_y),
-    )
+    return record_broadcast("matmul", made, x, y, _MATRICES, _MATRICES_AGAIN)
+
+
+_MATRICES = (
+    lambda gradient, x, y: products.matmul(gradient, y.array.swapaxes(-1, -2)),
+    lambda gradient, x, y: products.matmul(x.array.swapaxes(-1, -2), gradient),
+)
+_MATRICES_AGAIN = (
+    lambda gradient, x, y: product(gradient, y, turn_y=True),
+    lambda gradient, x, y: product(x, gradient, turn_x=True),
+)
 
 
 def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) -> Tensor:
@@ -218,23 +214,17 @@ def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) ->
     Its gradients are such products again. Unlike a transposed view, it reads a sharded parameter
     where that lies at the time.
     """
-    for_y: Any = x if takes_gradient(y) else None
-    for_x: Any = y if takes_gradient(x) else None
 
-    def of_x(gradient):
+    def for_x(gradient, x, y):
         """Return the operands of the product that is the gradient of x."""
-        return (for_x, gradient, turn_y, True) if turn_x else (gradient, for_x, False, not turn_y)
+        return (y, gradient, turn_y, True) if turn_x else (gradient, y, False, not turn_y)
 
-    def of_y(gradient):
-        return (gradient, for_y, True, turn_x) if turn_y else (for_y, gradient, not turn_x, False)
+    def for_y(gradient, x, y):
+        return (gradient, x, True, turn_x) if turn_y else (x, gradient, not turn_x, False)
 
-    return record_broadcast(
-        _times(x, y, turn_x, turn_y),
-        (x, y),
-        (lambda gradient: _times(*of_x(gradient)), lambda gradient: _times(*of_y(gradient))),
-        (lambda gradient: product(*of_x(gradient)), lambda gradient: product(*of_y(gradient))),
-        needs=(for_x, for_y),
-    )
+    shares = (lambda *given: _times(*for_x(*given)), lambda *given: _times(*for_y(*given)))
+    again = (lambda *given: product(*for_x(*given)), lambda *given: product(*for_y(*given)))
+    return record_broadcast("product", _times(x, y, turn_x, turn_y), x, y, shares, again)
 
 
 def _times(x, y, turn_x, turn_y):

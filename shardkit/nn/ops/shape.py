@@ -18,8 +18,8 @@ from ...array.dtypes import is_floating, wide
 from ...array.halves import rounded
 from ...array.scatter import add_at
 from ...errors import ShapeError
-from ..autograd import Tensor, _index, array_of, record_linear
-from .broadcast import fit, form, record_broadcast, reshaped, summed
+from ..autograd import Tensor, _index, array_of, record, record_linear
+from .broadcast import fit, form, reshaped, summed
 from .operands import check_ids, common, index_array
 from .reduction import reduced_dims
 
@@ -106,10 +106,26 @@ def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at "
             "least one, with that dim, and all other sizes must be equal"
         ) from None
+    forms = [form(tensor) for tensor in tensors]
     parts = list(_parts(y.ndim, [array.shape[dim] for array in arrays], dim))
-    shares = [lambda gradient, part=part: gradient[part] for part in parts]
-    again = [lambda gradient, part=part: getitem(gradient, part) for part in parts]
-    return record_broadcast(y, tensors, shares, again)
+
+    def backward(gradient, wanted):
+        return tuple(
+            [
+                fit(gradient[part], form_) if want else None
+                for form_, part, want in zip(forms, parts, wanted)
+            ]
+        )
+
+    def differentiable(gradient, wanted, output):
+        return tuple(
+            [
+                summed(getitem(gradient, part), form_) if want else None
+                for form_, part, want in zip(forms, parts, wanted)
+            ]
+        )
+
+    return record(y, tensors, backward, differentiable=differentiable)
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
