@@ -13,7 +13,8 @@ whole matrices. A new rule is one such class and its test: settings, checkpoints
 learn from the class what it takes and keeps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Callable, ClassVar, Protocol, runtime_checkable
 
 from ..annotations import Array
@@ -86,19 +87,14 @@ def is_learning_rate(value) -> bool:
     return is_number(value, at_least=0)
 
 
-def require_weight_decay(weight_decay) -> None:
-    """Errors: ConfigurationError unless it is a finite number >= 0."""
-    require(
-        is_number(weight_decay, at_least=0),
-        "weight_decay",
-        weight_decay,
-        "a finite number, at least 0",
-    )
-
-
-def require_share(name: str, value) -> None:
-    """Raise ConfigurationError unless the value can be the share of a running mean that is kept."""
-    require(is_number(value, at_least=0, below=1), name, value, "a number from 0 to below 1")
+_SHARE = partial(is_number, at_least=0, below=1), "a number from 0 to below 1"
+# {field of a rule: what holds for it, and in words}
+_CONSTANTS: dict[str, tuple[Callable[..., bool], str]] = {
+    **dict.fromkeys(("momentum", "beta", "beta1", "beta2"), _SHARE),
+    "weight_decay": (is_learning_rate, _RATE),
+    "eps": (partial(is_number, above=0), "a finite number above 0"),
+    "nesterov": (lambda value: isinstance(value, bool), "True or False"),
+}
 
 
 @dataclass(frozen=True)
@@ -127,6 +123,9 @@ class Scheduled:
             self.lr,
             f"{_RATE}, or a function of the step number: schedules.Cosine(1e-3, decay_steps=1000)",
         )
+        for name in (field.name for field in fields(self) if field.name in _CONSTANTS):
+            (holds, wanted), value = _CONSTANTS[name], getattr(self, name)
+            require(holds(value), name, value, wanted)
 
     def rate(self, step: int, override: float | None = None) -> float:
         """Return the learning rate of step number `step`, counted from 1.
@@ -196,9 +195,6 @@ class SGD(Scheduled):
 
     def check(self) -> None:
         super().check()
-        require_weight_decay(self.weight_decay)
-        require_share("momentum", self.momentum)
-        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         wanted = "False where momentum = 0: there is none to look ahead with"
         require(self.momentum > 0 or not self.nesterov, "nesterov", self.nesterov, wanted)
         if self.momentum:
@@ -235,15 +231,12 @@ class Momentum(Scheduled):
 
     def check(self) -> None:
         super().check()
-        require_share("beta", self.beta)
-        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         require(
             self.beta > 0 or not self.nesterov,
             "nesterov",
             self.nesterov,
             "False where beta = 0: there is no momentum to look ahead with",
         )
-        require_weight_decay(self.weight_decay)
 
     def _kernel(self, step):
         return kernels.momentum, self._constants("beta", "nesterov", "weight_decay")
@@ -272,13 +265,6 @@ class Adam(Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
-
-    def check(self) -> None:
-        super().check()
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
-        require_weight_decay(self.weight_decay)
 
     def _kernel(self, step):
         names = ("beta1", "beta2", "eps", "weight_decay", "decoupled")
@@ -314,12 +300,6 @@ class Lion(Scheduled):
     beta2: float = 0.99
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
-
-    def check(self) -> None:
-        super().check()
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require_weight_decay(self.weight_decay)
 
     def _kernel(self, step):
         return kernels.lion, self._constants("beta1", "beta2", "weight_decay")

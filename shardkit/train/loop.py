@@ -110,9 +110,7 @@ def train_run(
     ------
     ConfigurationError
         On all ranks, (also CorpusError).
-    CheckpointError, OSError
-        On all ranks.
-    OutOfMemoryError, NonFiniteError
+    CheckpointError, OSError, OutOfMemoryError, NonFiniteError
         On all ranks.
     """
     settings, start = agreed(settings, backend, resume=resume), start or StartClock()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 
 from ..checkpoint.format.files import sync
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import by_first, collectively
 from ..data import hdf5
 from ..data.samples import Samples
 from ..errors import ConfigurationError
@@ -38,11 +38,7 @@ def predict(run: TrainedRun, samples: Samples, output: Path) -> dict[str, tuple[
     The file replaces another of this name when it is complete, and not before.
     Errors, on all ranks: OSError; no half-written file stays.
     """
-    temporary = None
-    with collectively(run.backend):
-        if run.backend.rank == 0:
-            temporary = fresh_file(output)
-    temporary = run.backend.broadcast_object(temporary, 0)
+    temporary = by_first(run.backend, lambda: fresh_file(output))
     try:
         shapes = _write(run, samples, temporary)
         with collectively(run.backend):
@@ -87,12 +83,8 @@ class _Writer:
         self._is_writer = run.model.mesh.coordinates.is_first(alike(Held.SAMPLES))
         self.shapes = {name: (rows, *values.shape[1:]) for name, values in outputs.items()}
         layout = {name: (self.shapes[name], values.dtype) for name, values in outputs.items()}
-        offsets = None
-        with collectively(run.backend):
-            if run.backend.rank == 0:
-                about = {"task": type(run.task).__name__, "step": run.step}
-                offsets = hdf5.lay_out(path, layout, about)
-        self._offsets = run.backend.broadcast_object(offsets, 0)
+        about = {"task": type(run.task).__name__, "step": run.step}
+        self._offsets = by_first(run.backend, lambda: hdf5.lay_out(path, layout, about))
         with collectively(run.backend):
             self._file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW) if self._is_writer else None
 

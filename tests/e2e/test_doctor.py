@@ -195,7 +195,7 @@ def test_the_report_counts_and_an_error_decides_the_exit_code():
 )
 def test_a_trial_of_mpiexec_is_judged_by_the_worlds_it_makes(code, printed, level, words):
     done = subprocess.CompletedProcess([], code, printed, "sorry\nno slots\n")
-    finding = _judge_trial("mpiexec", "MPICH", done)
+    (finding,) = _judge_trial("mpiexec", "MPICH", done)
     assert finding.level == level and words in finding.found
 
 
@@ -203,7 +203,8 @@ def test_a_trial_of_mpiexec_is_judged_by_the_worlds_it_makes(code, printed, leve
     "latency, bandwidth, level", [(5e-6, 5e9, "ok"), (2e-3, 5e9, "warning"), (5e-6, 1e8, "warning")]
 )
 def test_a_slow_network_is_a_warning(latency, bandwidth, level):
-    assert _judge("data", 4, latency, bandwidth).level == level
+    (finding,) = _judge("data", 4, latency, bandwidth)
+    assert finding.level == level
 
 
 def test_ranks_that_do_not_see_the_same_folder_are_named(tmp_path):

@@ -576,9 +576,7 @@ class ShardedModel:
 
         Raises
         ------
-        PermissionError
-            On all ranks.
-        OSError
+        PermissionError, OSError
             On all ranks.
         CheckpointError
             On all ranks, earlier checkpoints stay as they were.
@@ -656,9 +654,7 @@ class ShardedModel:
 
         Raises
         ------
-        FileNotFoundError
-            On all ranks.
-        PermissionError
+        FileNotFoundError, PermissionError
             On all ranks.
         CheckpointError
             On all ranks, also on a tensor of another shape or dtype.
