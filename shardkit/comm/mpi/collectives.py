@@ -7,6 +7,8 @@
 Pieces have a tag of their own, so that they never match messages of users.
 """
 
+from functools import partial
+
 from ..channel import ChannelCall
 from ..checks import PIECE_TAG, pieces_of
 from ..operations import ReductionOperation
@@ -49,6 +51,22 @@ class LibraryCall(ChannelCall):
                 for name, arguments in self._calls
             ]
             return RequestsHandle(self._channel, requests, [])
+
+
+class InterruptibleCall(ChannelCall):
+    """A call that is begun and then awaited, so that the wait can end by an error.
+
+    inside   any call of an MPIChannel
+    """
+
+    def __init__(self, inside: ChannelCall):
+        self._inside = inside
+
+    def __call__(self):
+        self._inside.begin().wait()
+
+    def begin(self):
+        return self._inside.begin()
 
 
 class PiecesCall(ChannelCall):
@@ -177,14 +195,23 @@ def _all_to_all(channel, verb, arguments):
     )
 
 
+def _planned(plan, channel, verb, arguments) -> ChannelCall:
+    """Return a call that ends by an error if the channel looks for lost ranks and finds one."""
+    call = plan(channel, verb, arguments)
+    return call if channel.look is None else InterruptibleCall(call)
+
+
 # Functions (channel, verb, arguments) -> ChannelCall.
 COLLECTIVES = {
-    "barrier": _barrier,
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "scatter": _scatter,
-    "gather": _gather,
-    "all_to_all": _all_to_all,
+    verb: partial(_planned, plan)
+    for verb, plan in {
+        "barrier": _barrier,
+        "all_reduce": _all_reduce,
+        "broadcast": _broadcast,
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "scatter": _scatter,
+        "gather": _gather,
+        "all_to_all": _all_to_all,
+    }.items()
 }
