@@ -24,8 +24,6 @@ from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_programs, words_of_shar
 HERE = Path(__file__).parent
 C, PYTHON = "C", "Python"
 ANY_MPI = (("MPICH", ()), ("Open MPI", ()))
-MPICH = (("MPICH", ()),)
-OPEN_MPI = (("Open MPI", ()),)
 ULFM = (("Open MPI", ("--with-ft", "ulfm")),)
 FACTS = """
 import json, sys, sysconfig, mpi4py
@@ -44,7 +42,7 @@ class Form:
 
     programs   (number of ranks, C or PYTHON, arguments) of each
     lost       what shardkit must say of the rank that is lost; "": nothing
-    ends_badly  for the launcher: by MPI_Abort, or without MPI_Finalize
+    code       of the launcher: "0", "not 0", or "any": its own, without MPI_Finalize
     launchers  (MPI, options of its launcher): others cannot run it
     words      that the program must say
     """
@@ -52,7 +50,7 @@ class Form:
     name: str
     programs: tuple
     lost: str = ""
-    ends_badly: bool = False
+    code: str = "0"
     launchers: tuple = ANY_MPI
     words: tuple = ()
 
@@ -75,7 +73,7 @@ WITH_C = ((1, C, ("0", "half", "open")), (2, PYTHON, HALF))
 WELL = [
     in_python("finalize=program"),
     in_python("finalize=exit", "shutdown=no"),
-    in_python("finalize=never", "end=exit", launchers=MPICH),
+    in_python("finalize=never", "end=exit", code="any"),
     in_python("first=shardkit", "comm=none"),
     in_python("first=shardkit", "comm=world", "shutdown=no"),
     in_python("comm=none", "finalize=program", "shutdown=no"),
@@ -95,9 +93,8 @@ WELL = [
     in_c("1", "half", "ended"),
 ]
 ABORTED = [
-    in_python("end=abort", ends_badly=True),
-    in_python("comm=half", "end=abort", "shutdown=no", ends_badly=True),
-    in_python("finalize=never", "end=exit", launchers=OPEN_MPI, ends_badly=True),
+    in_python("end=abort", code="not 0"),
+    in_python("comm=half", "end=abort", "shutdown=no", code="not 0"),
 ]
 KILLED = [
     in_python("fails=ready", lost=DIED),
@@ -111,6 +108,7 @@ LEFT = [
     in_python(*FAILING, "how=exit", lost="rank 1 left the program"),
     in_python(*FAILING, "how=error", lost="KeyError: 'lost'"),
     in_python(*FAILING, lost="died"),
+    in_python(*FAILING, "how=sleep", lost="no progress in barrier"),
 ]
 ALONE = ("told", "went on")
 MISSED = [
@@ -177,16 +175,21 @@ def fault_of(form, done, folder) -> str:
     """Return what is wrong with how a job ended; "" if nothing is."""
     words = words_of_shardkit(done)
     if form.lost:
-        is_named = len(words) == 1 and form.lost in words[0]
+        is_named = words and form.lost in words[0] and not any(map(_is_new, words[1:]))
         return "" if is_named and done.returncode else f"{done.returncode}, said {words}"
     if words:
         return f"said {words}"
-    if form.ends_badly:
-        return "" if done.returncode else "exit code 0"
+    if form.code != "0":
+        return "" if done.returncode or form.code == "any" else "exit code 0"
     if form.words:
         missing = [word for word in form.words if word not in done.stdout]
         return f"the program did not say {missing}" if missing else ""
     return _is_well(form, done, folder)
+
+
+def _is_new(word):
+    """Return False of a rank that says which lost one it waited for."""
+    return "CommunicationError" not in word
 
 
 def _is_well(form, done, folder):
