@@ -213,7 +213,6 @@ def check(library, form, folder):
 SOME = [
     ("MPICH", WELL[6]),
     ("MPICH", WELL[16]),
-    ("MPICH", WELL[18]),
     ("Open MPI", WELL[14]),
     ("Open MPI", ABORTED[0]),
     ("MPICH", KILLED[4]),
