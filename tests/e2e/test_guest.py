@@ -130,6 +130,12 @@ def facts_of(python) -> tuple[list, list]:
 
 
 @cache
+def folder_of_programs() -> tempfile.TemporaryDirectory:
+    """Return a folder that goes with this process."""
+    return tempfile.TemporaryDirectory(prefix="guest-")
+
+
+@cache
 def c_program(library) -> Path:
     """Return the program in C that embeds Python, or skip where it cannot be built."""
     python = python_of(library)
@@ -139,7 +145,7 @@ def c_program(library) -> Path:
         pytest.skip("no C compiler, or no mpicc beside the MPI of this Python")
     if not Path(include, "Python.h").exists() or not is_shared:
         pytest.skip("no headers, or no shared library, of this Python")
-    target = Path(tempfile.mkdtemp(prefix="guest-"), "guest")
+    target = Path(folder_of_programs().name, f"guest-{library.replace(' ', '-')}")
     command = [compiler, HERE / "guest.c", "-o", target, f"-I{include}", f"-I{of_mpi4py}"]
     command += [f"-L{folder}", f"-lpython{version}", f"-Wl,-rpath,{folder}"]
     built = subprocess.run(command, capture_output=True, text=True, timeout=500)
