@@ -3,9 +3,7 @@
 from functools import partial
 from typing import Any
 
-import numpy
-
-from ..channel import ArrayMemory, NotedCalls, ShortCall, WrappedChannel
+from ..channel import ArrayMemory, NotedCalls, ShortCall, WrappedChannel, bytes_of
 from ..operations import COMPILED_VERBS, ReductionOperation
 from .mailbox import ALL_REDUCE, REDUCE_SCATTER, START
 from .noted import PARTS, Loops, NotedLoops, load
@@ -112,8 +110,3 @@ class SharedMemoryChannel(WrappedChannel):
             return False
         self.loops.finish(verb, arrays, option, START, counts)
         return True
-
-
-def bytes_of(arguments) -> int:
-    """Return the bytes of the largest array among the arguments of a verb; 0 if there is none."""
-    return max((a.nbytes for a in arguments if isinstance(a, numpy.ndarray)), default=0)
