@@ -38,6 +38,7 @@ __getattr__, __dir__, __all__ = public_names(
             "ReductionOperation run_ranks"
         ),
         "data.samples": "Samples",
+        "layout.part": "Part Slab",
         "errors": (
             "AutogradError CheckpointError CommunicationError CommunicationTimeout "
             "ConfigurationError DeviceError FeatureError FileError LayoutError MeshError "

@@ -17,6 +17,10 @@ from .comm import (
     run_ranks as run_ranks,
 )
 from .data.samples import Samples as Samples
+from .layout.part import (
+    Part as Part,
+    Slab as Slab,
+)
 from .errors import (
     AutogradError as AutogradError,
     CheckpointError as CheckpointError,

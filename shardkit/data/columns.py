@@ -76,10 +76,45 @@ class Columns:
         every = [f"{self.field.name}[{','.join(map(str, index))}]" for index in indices]
         return tuple(every[self.start : self.stop])
 
+    def name_of(self, column: int) -> str:
+        """Return the name of one of the columns."""
+        return _name_of(self.field, numpy.unravel_index(self.start + column, self.field.shape))
+
     def overlaps(self, other: "Columns") -> bool:
         """Return True if a column is in both."""
         is_apart = self.stop <= other.start or other.stop <= self.start
         return self.field.name == other.field.name and not is_apart
+
+
+@dataclass(frozen=True)
+class Band:
+    """The part [start, stop) of each row of a field, along a dim of its rows."""
+
+    field: Field
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part of a row."""
+        shape = self.field.shape
+        return (*shape[: self.dim], self.stop - self.start, *shape[self.dim + 1 :])
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Where the part is in a row."""
+        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+
+    def name_of(self, column: int) -> str:
+        """Return the name of one of the columns."""
+        index = list(numpy.unravel_index(column, self.shape))
+        index[self.dim] += self.start
+        return _name_of(self.field, index)
+
+
+def _name_of(field: Field, index) -> str:
+    return f"{field.name}[{','.join(map(str, index))}]" if field.shape else field.name
 
 
 def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[Columns, ...]:

@@ -14,6 +14,7 @@ from ..data.contents import content_of_array
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
+from ..layout.part import Part, Slab
 from ..nn.module import Module
 from ..tree import is_tree, leaves, map_tree, named_leaves, num_samples, structure
 from .load import SCRIPT
@@ -39,8 +40,9 @@ class ArraySamples(Samples):
     def __len__(self):
         return num_samples(self.x)
 
-    def read(self, numbers):
-        return tuple([map_tree(lambda leaf: _rows(leaf, numbers), t) for t in (self.x, self.y)])
+    def read(self, numbers, part=None):
+        x_dim, y_dim = (None, None) if part is None else (part.x_dim, part.y_dim)
+        return _read(self.x, numbers, part, x_dim), _read(self.y, numbers, part, y_dim)
 
     def fingerprint(self):
         digest = hashlib.sha256()
@@ -51,12 +53,22 @@ class ArraySamples(Samples):
         return digest.hexdigest()
 
 
-def _rows(array, numbers) -> numpy.ndarray:
-    """Return these rows, in this order; a dataset is read in ascending order, each row once."""
+def _read(tree, numbers, part: Part | None, dim: int | None):
+    """Return these samples of a tree, whole; of an array its part."""
+    if part is None or is_tree(tree) or (inside := part.inside(tree.shape, dim)) is None:
+        return map_tree(lambda leaf: _rows(leaf, numbers), tree)
+    return Slab(_rows(tree, numbers, *inside[1:]), dim, inside[dim].start, tree.shape[dim])
+
+
+def _rows(array, numbers, *within: slice) -> numpy.ndarray:
+    """Return these rows, in this order; a dataset is read in ascending order, each row once.
+
+    within   slices of the dims behind that of the rows
+    """
     if isinstance(array, numpy.ndarray):
-        return array[numbers]
+        return array[(slice(None), *within)][numbers]
     found, places = numpy.unique(numbers, return_inverse=True)
-    return numpy.asarray(array[found])[places]
+    return numpy.asarray(array[(found, *within) if within else found])[places]
 
 
 def parts_of(data) -> dict[str, Samples]:

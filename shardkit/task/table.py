@@ -106,6 +106,7 @@ class TableTask(Task):
         "run.validation_batches": None,
     }
     sample = "rows"
+    outputs_parts = True
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)

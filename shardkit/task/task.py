@@ -64,6 +64,9 @@ class Task(ABC):
         The setting that names weights to begin with, if there is one: "model.start".
     metrics
         {name: Metric}, measured with the loss on the held-out samples.
+    outputs_parts
+        outputs() takes parts of predictions, cut along any dim, as it takes whole ones, and keeps
+        that dim. A class that redefines outputs() and does not say so gets whole ones.
     instead_of_predict
         The command to use where `shardkit predict` makes no sense; "": it does.
     surveyed
@@ -88,10 +91,13 @@ class Task(ABC):
     initial: ClassVar[str | None] = None
     metrics: dict[str, Any] = {}
     surveyed: list = []
+    outputs_parts: ClassVar[bool] = True
     instead_of_predict: ClassVar[str] = ""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        if "outputs" in vars(cls) and "outputs_parts" not in vars(cls):
+            cls.outputs_parts = False
         own = cls.__dict__.get("Settings")
         if own is not None:
             cls.Settings = as_section(own)

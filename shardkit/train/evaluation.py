@@ -17,7 +17,7 @@ import numpy
 from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..data.samples import VALIDATION, Samples
+from ..data.samples import VALIDATION, Samples, reader_of
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
 from ..files.trust import Trust
@@ -124,13 +124,14 @@ class TrainedRun:
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:
         """Yield the windows of this rank, as many on every rank. Collective."""
         size, mesh = self.window_samples, self.model.mesh
+        samples_at, part = reader_of(samples), self.model.domain_part
         replica, replicas = mesh.sample_part
         num_windows = -(-len(samples) // size)
         for begin in range(0, num_windows, replicas):
             number = min(begin + replica, num_windows - 1)
             first, stop = number * size, min((number + 1) * size, len(samples))
             with collectively(mesh.world):
-                x, y = samples.read(numpy.arange(first, stop))
+                x, y = samples_at(numpy.arange(first, stop), part=part)
             yield SampleWindow(first, stop, x, y, number == begin + replica)
 
     def close(self) -> None:

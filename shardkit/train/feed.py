@@ -18,6 +18,7 @@ def training_stream(task: Task, model: ShardedModel, samples: Samples) -> Stream
         global_batch=settings.batch.sequences,
         first=number * count,
         count=count,
+        sample_part=model.domain_part,
     )
 
 

@@ -25,6 +25,7 @@ from ...checkpoint.choice import NEWEST
 from ...checkpoint.saving import Retention
 from ...comm.mesh import Mesh
 from ...errors import CommunicationError
+from ...layout.part import Part
 from ...nn.metrics import Metric
 from ...nn.module import Module
 from ...optim.rules import Rule
@@ -303,7 +304,8 @@ class ShardedModel:
         Parameters
         ----------
         x
-            [samples of this replica, ...].
+            [samples of this replica, ...]; on domain ranks also a Slab each: the prediction then is
+            one too.
 
         Raises
         ------
@@ -311,6 +313,14 @@ class ShardedModel:
             On all ranks, if the model does not accept the x of some rank.
         """
         return self._open.engine.evaluation.predict(x)
+
+    @property
+    def domain_part(self) -> Part | None:
+        """Which part of each sample this rank may read alone, and pass as Slabs in place of whole x
+        and y (docs/parallel/domain.md); None: no ranks share samples. No communication.
+        """
+        engine = self._open.engine
+        return engine.evaluation.domain_part(engine.config.loss or engine.model.loss)
 
     def generate(
         self,
