@@ -129,8 +129,10 @@ def reader_of(samples: Samples) -> Callable[..., tuple]:
     taken = taken_by(read)
 
     def found(numbers, positions: numpy.ndarray | None = None, part: Part | None = None) -> tuple:
-        told = {"positions": positions, "part": part}
-        x, y = read(numbers, **{name: told[name] for name in taken})
+        told: dict[str, Any] = {"positions": positions}
+        if part is not None:
+            told["part"] = part
+        x, y = read(numbers, **{name: value for name, value in told.items() if name in taken})
         return (x, y) if part is None else part.cut(x, y)
 
     return found

@@ -116,7 +116,7 @@ class Batches:
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
             common.value = _structure_number(x, y)
-            given = x, y
+            given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
             size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
@@ -124,8 +124,8 @@ class Batches:
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
-        self._check_common(common, x=x, y=y)
-        self._check_peers(*given)
+        self._check_common(common, **given)
+        self._check_peers(*given.values())
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
         samples = everyones[: self._num_parts, 0] & (1 << SAMPLE_BITS) - 1
