@@ -7,6 +7,7 @@ The windows are the same for any number of ranks, so the figures are too (measur
 that has no window in the last round runs along, uncounted.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..data.samples import VALIDATION, Samples, reader_of
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShardingWarning
 from ..files.paths import usable_path
 from ..files.trust import Trust
 from ..layout.axes import CHOSEN
@@ -27,6 +28,7 @@ from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
+from .feed import reading_line
 from .folder import has_checkpoints, stored_places, stored_settings
 from .model import make_model
 from .ranks import makes_groups, num_replicas
@@ -119,6 +121,9 @@ class TrainedRun:
             if not len(found):
                 raise ConfigurationError(f"{path} has no samples; wanted one or more")
         samples_alike(found, "measured", self.backend)
+        line = reading_line(self.model, found)
+        if line and self.backend.rank == 0:
+            warnings.warn(line, ShardingWarning, stacklevel=2)
         return found
 
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:

@@ -22,6 +22,16 @@ def training_stream(task: Task, model: ShardedModel, samples: Samples) -> Stream
     )
 
 
+def reading_line(model: ShardedModel, samples: Samples) -> str:
+    """Return what to say where ranks share samples and read them whole nevertheless; else ""."""
+    if model.domain_part is None or samples.reads_parts:
+        return ""
+    return (
+        "each domain rank reads whole samples and keeps its part: this source reads no parts "
+        "(docs/parallel/domain.md, Reading)"
+    )
+
+
 def waiting_seconds(task: Task, model: ShardedModel, steps: int) -> float:
     """Train so many steps on the data of the run; return what a step waits for it on this rank.
 

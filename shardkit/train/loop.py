@@ -44,7 +44,7 @@ from .agreement import (
 )
 from .best import Best
 from .choice import with_blas
-from .feed import training_stream
+from .feed import reading_line, training_stream
 from .folder import check_folder, checkpoint_places, store_settings
 from .keeping import LEDGER, KeptFolder
 from .log import RankLog, Reporter
@@ -264,6 +264,7 @@ class TrainingRun:
         parts_of(self.model).checkpoints.check()
         self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first)
         self.stream = training_stream(task, self.model, samples)
+        self._reading = reading_line(self.model, samples)
         self.validation = Validation(task, self.model, held_out)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)
         own = [self.report, RanksRecord(), tracing]
@@ -317,12 +318,14 @@ class TrainingRun:
     def start(self):
         """Be at step 0, with the weights that the settings name, if they do. Collective."""
         self.say(schedule_line(self.settings))
+        self.say(self._reading)
         self.say(self.task.begin(self.model))
         self._take_companions()
 
     def resume(self):
         """Be where the newest valid checkpoint of the run is. Collective."""
         manifest = self.model.load_model(self.checkpoints)
+        self.say(self._reading)
         for reason in manifest["skipped"]:
             self.reporter.line(f"skipped: {reason}")
         with collectively(self.backend):

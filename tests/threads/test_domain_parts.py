@@ -221,3 +221,32 @@ def described(folder, settings):
     task.open(folder)
     scalings = task.described.x, task.described.y
     return [values for each in scalings for values in (each.center, each.scale)]
+
+
+class Unaware(Field):
+    """One that reads whole samples."""
+
+    def read(self, numbers):
+        return super().read(numbers)
+
+
+@pytest.mark.parametrize("kind", [Field, Unaware])
+def test_a_run_says_once_that_whole_samples_are_read(kind, tmp_path, capfd):
+    def trained(backend):
+        rows = kind()
+        rows.is_cut = kind is Field
+        settings = {"run.steps": 1, "batch.sequences": 2, "batch.micro_batch": 2, "mesh.domain": 2}
+        net = sk.nn.Sequential(sk.nn.Conv2d(1, 1, 3, padding=1, **F64))
+        training = sk.Training(
+            net,
+            (rows, rows),
+            folder=tmp_path,
+            settings=settings,
+            loss=sk.nn.MSELoss(),
+            backend=backend,
+        )
+        return training.run().train_loss
+
+    assert len(set(sk.run_ranks(2, trained))) == 1
+    told = capfd.readouterr().out
+    assert told.count("each domain rank reads whole samples") == (kind is Unaware)
