@@ -28,7 +28,7 @@ def main(length=32_768, steps=3):
     config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=3e-3))
     gpt = sk.models.GPT(LETTERS, length, 32, layers=2, heads=2, style="llama")
     model = sk.HybridShardedModel(gpt, config, domain_parallel_size=backend.world_size)
-    part = model.domain_part  # None: one rank has the whole text
+    part = sk.domain_part(model)  # None: one rank has the whole text
     start, stop = part.span(length) if part else (0, length)
     for step in range(steps):
         tokens = text(length, step)[None, start : stop + 1]  # this rank's, and one more

@@ -15,6 +15,7 @@ import numpy
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
+from ..layout.part import with_length
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d*)(?P<colon>:?)(?P<stop>\d*)\]", re.S)
 _SHOWN = 8  # names in a message
@@ -87,7 +88,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Band:
+class RowBand:
     """The part [start, stop) of each row of a field, along a dim of its rows."""
 
     field: Field
@@ -98,8 +99,7 @@ class Band:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the part of a row."""
-        shape = self.field.shape
-        return (*shape[: self.dim], self.stop - self.start, *shape[self.dim + 1 :])
+        return with_length(self.field.shape, self.dim, self.stop - self.start)
 
     @property
     def index(self) -> tuple[slice, ...]:

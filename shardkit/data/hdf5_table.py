@@ -19,7 +19,7 @@ import numpy
 
 from ..files.reading import is_plain, library
 from . import hdf5
-from .columns import Band, Field
+from .columns import Field, RowBand
 from .hdf5_claims import check_claims
 from .hdf5_headers import VirtualMessages
 from .hdf5_virtual import rows_of, shape_of, sources_of
@@ -137,7 +137,7 @@ class WindowRows:
 
     def _window(self, first: int, stop: int, part):
         with library(self._path, self._name):
-            if isinstance(part, Band):
+            if isinstance(part, RowBand):
                 source = self._dataset.fields(self._member) if self._member else self._dataset
                 return source[(slice(first, stop), *part.index)]
             if self._member:

@@ -25,7 +25,7 @@ import numpy
 
 from ..errors import InputError
 from ..files.reading import open_regular, understood
-from .columns import Band
+from .columns import RowBand
 from .kept_runs import KeptRuns
 
 _MOST_MAPPED_BYTES = 1 << 25  # of files in memory, before pages are given back
@@ -171,12 +171,13 @@ class MappedRows:
             found.view(self._dtype)[~is_there] = self._fill
         return found
 
-    def _bands(self, numbers, band: Band) -> numpy.ndarray:
+    def _bands(self, numbers, band: RowBand) -> numpy.ndarray:
         """Return the band of each of these rows, and read no more: [n, *shape of the band]."""
         found = numpy.empty((len(numbers), *band.shape), self._dtype)
         before = prod(self._row_shape[: band.dim])
         inner = self._dtype.itemsize * prod(self._row_shape[band.dim + 1 :])
-        stride, begin = self._row_shape[band.dim] * inner, band.start * inner
+        stride = self._row_shape[band.dim] * inner
+        begin = band.start * inner
         runs = found.view(numpy.uint8).reshape(len(numbers), before, -1)
         for number, row, runs_of_row in zip(numbers.tolist(), found, runs):
             run, within = divmod(number, self._rows_per_place)
@@ -191,7 +192,7 @@ class MappedRows:
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
         """Return these rows of a part of this array: see Table.read."""
-        if isinstance(part, Band):
+        if isinstance(part, RowBand):
             return self._bands(numbers, part)
         values = self.read(numbers, part.start, part.stop)
         return values.reshape(len(numbers), *self._row_shape) if part.is_whole else values

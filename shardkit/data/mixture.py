@@ -17,7 +17,7 @@ from hashlib import blake2b
 import numpy
 
 from ..errors import ConfigurationError
-from ..layout.part import Slab
+from ..layout.part import Rows
 from .samples import Samples, reader_of
 
 _MOST_SAMPLES = 1 << 62
@@ -80,7 +80,7 @@ def _interleaved(num: int, found, which: int):
     """Return x (0) or y (1) of all sources, each sample in its row."""
     pairs = [(rows, arrays[which]) for rows, arrays in found]
     first = pairs[0][1]
-    if isinstance(first, Slab):
+    if isinstance(first, Rows):
         inside = [(rows, (slab.array,)) for rows, slab in pairs]
         return first.map(lambda array: _interleaved(num, inside, 0))
     whole = numpy.empty((num, *first.shape[1:]), first.dtype)

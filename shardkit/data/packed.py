@@ -138,7 +138,9 @@ class TokenWindows(Samples):
         if self.mask_documents:
             self._mask(y, starts)
         x = windows[:, :-1].copy()
-        return (x, y) if part is None else (part.x(x, self.length), part.y(y, self.length))
+        if part is None:
+            return x, y
+        return part.x(x, self.length), part.y(y, self.length)
 
     def _check(self, windows, starts):
         is_wrong = (windows < 0) | (windows >= self.vocabulary_size)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from ..layout.part import Part
+from ..layout.part import SamplePart
 
 TRAINING = "training"  # the parts that the data of a run is split into
 VALIDATION = "validation"
@@ -66,10 +66,10 @@ class Samples(ABC):
         on every mesh and after a restart; position // len is the epoch. None: for validation,
         predictions and figures, for which nothing is drawn.
 
-        Where ranks share each sample, a read that takes `part=None` too is told which Part of each
-        this rank wants: it reads those rows alone, part.span(length), and returns part.x(rows,
-        length), part.y(rows, length). What another read returns is cut, so that whole samples pass
-        through the memory of each rank.
+        Where ranks share each sample, a read that takes `part=None` too is told a SamplePart, the
+        part of each that this rank wants: it reads those rows alone, part.span(length), and returns
+        part.x(rows, length), part.y(rows, length). What another read returns is cut, so that whole
+        samples pass through the memory of each rank.
         """
 
     @abstractmethod
@@ -128,11 +128,11 @@ def reader_of(samples: Samples) -> Callable[..., tuple]:
     read: Callable[..., tuple] = samples.read
     taken = taken_by(read)
 
-    def found(numbers, positions: numpy.ndarray | None = None, part: Part | None = None) -> tuple:
+    def found(numbers, positions=None, part: SamplePart | None = None) -> tuple:
         told: dict[str, Any] = {"positions": positions}
         if part is not None:
             told["part"] = part
-        x, y = read(numbers, **{name: value for name, value in told.items() if name in taken})
+        x, y = read(numbers, **{name: told[name] for name in taken & told.keys()})
         return (x, y) if part is None else part.cut(x, y)
 
     return found

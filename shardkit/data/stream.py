@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
-from ..layout.part import Part
+from ..layout.part import SamplePart
 from .order import EpochOrder
 from .position import Position
 from .samples import Samples, reader_of
@@ -21,6 +21,7 @@ from .samples import Samples, reader_of
 class Stream:
     """The batches of one data rank, one batch ahead. A context manager that closes it.
 
+    samples         that it reads
     global_batch    samples in the global batch of a step
     first, count    the part of this data rank in it
     position        where each step begins; go_on_from() sets it
@@ -40,10 +41,10 @@ class Stream:
         global_batch: int,
         first: int,
         count: int,
-        sample_part: Part | None = None,
+        sample_part: SamplePart | None = None,
     ):
         self.waited_seconds = 0.0
-        self._samples_at = reader_of(samples)
+        self.samples, self._samples_at = samples, reader_of(samples)
         self._order = EpochOrder(len(samples), seed, purpose, samples.run_length)
         self.position = Position(0, 0, global_batch, len(samples))
         self._first = first

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import InputError
-from .columns import Band, Columns, Field
+from .columns import Columns, Field, RowBand
 from .contents import Contents, Stamp, stamp_of
 
 
@@ -22,7 +22,7 @@ class Table(ABC):
 
     path        of the file
     fields      {name: Field}, in the order of the file
-    reads_bands it reads a Band of rows in place of Columns, and no more of the file
+    reads_bands it reads a RowBand of rows in place of Columns, and no more of the file
     """
 
     reads_bands = False
@@ -33,7 +33,7 @@ class Table(ABC):
         self._stamp: Stamp | None = None
         self._one_reader = threading.Lock()
 
-    def read(self, numbers, parts: tuple[Columns | Band, ...]) -> list[numpy.ndarray]:
+    def read(self, numbers, parts: tuple[Columns | RowBand, ...]) -> list[numpy.ndarray]:
         """Return these rows, in this order, of each part. Threads take turns.
 
         Training and validation rows may be of one table, and be read by two threads.
@@ -47,7 +47,7 @@ class Table(ABC):
             return self._values(numbers, parts)
 
     @abstractmethod
-    def _values(self, numbers, parts: tuple[Columns | Band, ...]) -> list[numpy.ndarray]:
+    def _values(self, numbers, parts: tuple[Columns | RowBand, ...]) -> list[numpy.ndarray]:
         """Do what read() says, for one thread at a time: what was read last may be kept."""
 
     def run_length(self, parts: tuple[Columns, ...]) -> int:

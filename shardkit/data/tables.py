@@ -8,7 +8,7 @@ Nothing is copied: each rank reads the rows that it is asked for, where they lie
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
 
@@ -16,9 +16,9 @@ from ..array import kernels
 from ..errors import ConfigurationError, InputError
 from ..files.reading import size_of
 from ..files.writing import write_whole
-from ..layout.part import Part, Slab
+from ..layout.part import Rows, SamplePart
 from .array_table import ArrayTable
-from .columns import Band, Columns, chosen
+from .columns import Columns, RowBand, chosen
 from .contents import Contents, stamp_of
 from .csv_table import CSVTable
 from .hdf5_table import HDF5Table
@@ -27,6 +27,7 @@ from .samples import Samples
 from .table import Table
 
 MOST_CLASSES = 1 << 20  # as many logits as a row may have
+Asked: TypeAlias = tuple[Columns | RowBand, ...]
 KINDS = {
     ".npy": ArrayTable,
     ".npz": ArrayTable,
@@ -227,7 +228,7 @@ class TableSamples(Samples):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _band(columns: tuple[Columns, ...], part: Part, dim: int | None) -> tuple[Columns | Band, ...]:
+def _band(columns: tuple[Columns, ...], part: SamplePart, dim: int | None) -> Asked:
     """Return the band of one whole field that this part is; the columns where it is none."""
     if len(columns) != 1 or not columns[0].is_whole:
         return columns
@@ -235,22 +236,23 @@ def _band(columns: tuple[Columns, ...], part: Part, dim: int | None) -> tuple[Co
     inside = part.inside((field.rows, *field.shape), dim)
     if inside is None or dim is None or not field.shape[1:]:
         return columns
-    return (Band(field, dim - 1, inside[dim].start, inside[dim].stop),)
+    return (RowBand(field, dim - 1, inside[dim].start, inside[dim].stop),)
 
 
-def _in_its_place(array, asked: tuple[Columns | Band, ...]):
+def _in_its_place(array, asked: Asked):
     """Return what was read, a slab if it is a band."""
     for band in asked:
-        if isinstance(band, Band):
-            return Slab(array, band.dim + 1, band.start, band.field.shape[band.dim])
+        if isinstance(band, RowBand):
+            return Rows(array, band.dim + 1, band.start, band.field.shape[band.dim])
     return array
 
 
-def _where(table: Table, part: Columns | Band, number, column: int = 0) -> str:
-    return f"{table.path}, {table.row_text(int(number))}, column {part.name_of(int(column))}"
+def _where(table: Table, part: Columns | RowBand, number, column: int = 0) -> str:
+    name = part.name_of(int(column))
+    return f"{table.path}, {table.row_text(int(number))}, column {name}"
 
 
-def _check_finite(values, part: Columns | Band, table: Table, numbers) -> None:
+def _check_finite(values, part: Columns | RowBand, table: Table, numbers) -> None:
     """Raise ConfigurationError on NaN and infinity, with the row and column of the first."""
     if values.dtype.kind != "f" or _is_finite(values):
         return

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import InputError
-from .columns import Band, Columns, Field
+from .columns import Columns, Field, RowBand
 from .hdf5_virtual import RowSource
 from .table import Table
 
@@ -48,7 +48,7 @@ class VirtualRows:
         """The files of the sources, each once, without the one that holds the dataset."""
         return tuple(dict.fromkeys(path for path in self._places if path != self._path))
 
-    def read_shaped(self, numbers, part: Columns | Band) -> numpy.ndarray:
+    def read_shaped(self, numbers, part: Columns | RowBand) -> numpy.ndarray:
         """Return these rows of a part: see Table.read."""
         shape = shape_read(self._field.shape, part)
         values = numpy.empty((len(numbers), *shape), self._dtype)
@@ -58,11 +58,11 @@ class VirtualRows:
             values[here] = self._read(number, numbers[here], part)
         return values
 
-    def _read(self, number: int, numbers, part: Columns | Band):
+    def _read(self, number: int, numbers, part: Columns | RowBand):
         source = self._parts[number]
         columns = self._checked(number)
         table = self._table(number)
-        if isinstance(part, Band):
+        if isinstance(part, RowBand):
             return self._band(source, table, columns, numbers, part)
         if source.is_one_row:
             (whole,) = table.read(numpy.arange(columns.field.rows), (columns,))
@@ -72,15 +72,18 @@ class VirtualRows:
         asked = columns if part.is_whole else Columns(columns.field, part.start, part.stop)
         return table.read(numbers - source.start + source.first, (asked,))[0]
 
-    def _band(self, source: RowSource, table: Table, columns: Columns, numbers, band: Band):
+    def _band(self, source: RowSource, table: Table, columns: Columns, numbers, band: RowBand):
         """Return the band of these rows of one source."""
+        first, stop = 0, columns.field.rows
+        asked: Columns | RowBand = columns
         if not source.is_one_row:
-            (found,) = table.read(numbers - source.start + source.first, (_of(columns, band, 0),))
-            return found
-        if band.dim == 0:  # rows of the source, where the band is some of them
-            (found,) = table.read(numpy.arange(band.start, band.stop), (columns,))
+            asked = _of(columns, band, 0)
+            return table.read(numbers - source.start + source.first, (asked,))[0]
+        if band.dim == 0:  # some rows of the source
+            first, stop = band.start, band.stop
         else:
-            (found,) = table.read(numpy.arange(columns.field.rows), (_of(columns, band, 1),))
+            asked = _of(columns, band, 1)
+        (found,) = table.read(numpy.arange(first, stop), (asked,))
         return numpy.repeat(found[None], len(numbers), 0)
 
     def _table(self, number: int) -> Table:
@@ -150,14 +153,14 @@ class VirtualRows:
         return Columns.whole(field)
 
 
-def _of(columns: Columns, band: Band, dims: int) -> Band:
+def _of(columns: Columns, band: RowBand, dims: int) -> RowBand:
     """Return the band in the rows of a source, which have so many dims less."""
-    return Band(columns.field, band.dim - dims, band.start, band.stop)
+    return RowBand(columns.field, band.dim - dims, band.start, band.stop)
 
 
-def shape_read(shape, part: Columns | Band) -> tuple[int, ...]:
+def shape_read(shape, part: Columns | RowBand) -> tuple[int, ...]:
     """Return the shape of what is read of a row of this shape."""
-    if isinstance(part, Band):
+    if isinstance(part, RowBand):
         return part.shape
     return tuple(shape) if part.is_whole else (part.width,)
 

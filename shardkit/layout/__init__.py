@@ -21,7 +21,7 @@ __all__ = import_names(
         "cuts": "balanced_stages even_span merged_blocks minimum_for_stages",
         "flat": "FlatLayout Slot",
         "mesh_shape": "Coordinates MeshShape",
-        "part": "Part Slab",
+        "part": "Rows SamplePart",
         "piece": "Piece",
         "policy": "POLICIES Policy policy_named",
     },

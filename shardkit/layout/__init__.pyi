@@ -26,8 +26,8 @@ from .mesh_shape import (
     MeshShape as MeshShape,
 )
 from .part import (
-    Part as Part,
-    Slab as Slab,
+    Rows as Rows,
+    SamplePart as SamplePart,
 )
 from .piece import Piece as Piece
 from .policy import (

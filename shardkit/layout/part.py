@@ -1,7 +1,7 @@
 """Parts of samples: which one a rank reads, and arrays that hold it.
 
-    Part   number 1 of 3, along dim 2 of x    --span(11)-->  rows [4, 8) of samples 11 long
-    Slab   an array of these rows, that says where they lie in whole samples
+    SamplePart   number 1 of 3, along dim 2 of x    --span(11)-->  rows [4, 8) of samples 11 long
+    Rows   an array of these rows, that says where they lie in whole samples
 
 A source that is told a part reads these rows alone, whatever the length of its samples; halos
 travel between ranks in the layers. The spans of all parts are those of even_span.
@@ -9,13 +9,23 @@ travel between ranks in the layers. The spans of all parts are those of even_spa
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ShapeError
 from .cuts import even_span
 
+Shape: TypeAlias = tuple[int, ...]
+Index: TypeAlias = tuple[slice, ...]
 
-class Slab:
+
+def with_length(shape: Shape, dim: int, length: int) -> Shape:
+    """Return a shape with another length of one dim."""
+    changed = list(shape)
+    changed[dim] = length
+    return tuple(changed)
+
+
+class Rows:
     """Some rows of samples, on a rank that has no others.
 
     Its shape is that of whole samples; that of the rows is array.shape.
@@ -44,10 +54,9 @@ class Slab:
         return self.start + self.array.shape[self.dim]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """The shape of whole samples."""
-        shape = self.array.shape
-        return (*shape[: self.dim], self.length, *shape[self.dim + 1 :])
+        return with_length(self.array.shape, self.dim, self.length)
 
     @property
     def ndim(self) -> int:
@@ -59,7 +68,7 @@ class Slab:
         """The dtype of the rows."""
         return self.array.dtype
 
-    def map(self, function: Callable[[Any], Any]) -> "Slab":
+    def map(self, function: Callable[[Any], Any]) -> "Rows":
         """Return what function makes of the array, at the same place of samples as long.
 
         Parameters
@@ -67,12 +76,12 @@ class Slab:
         function
             (array) -> array with as many rows along dim.
         """
-        return Slab(function(self.array), self.dim, self.start, self.length)
+        return Rows(function(self.array), self.dim, self.start, self.length)
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def __getitem__(self, samples: slice) -> "Slab":
+    def __getitem__(self, samples: slice) -> "Rows":
         return self.map(lambda array: array[samples])
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -87,11 +96,11 @@ class Slab:
 
 def each_part(function: Callable[[Any], Any], value: Any) -> Any:
     """Return function(array), of a slab at its place."""
-    return value.map(function) if isinstance(value, Slab) else function(value)
+    return value.map(function) if isinstance(value, Rows) else function(value)
 
 
 @dataclass(frozen=True)
-class Part:
+class SamplePart:
     """Which part of each sample a rank reads: what `Samples.read` is told on a domain axis.
 
     Parameters
@@ -121,7 +130,7 @@ class Part:
         """
         return even_span(length, self.count, self.number)
 
-    def x(self, rows: Any, length: int) -> Slab:
+    def x(self, rows: Any, length: int) -> Rows:
         """Return x as a model takes it, of the rows that were read.
 
         Parameters
@@ -131,7 +140,7 @@ class Part:
         length
             Of whole samples.
         """
-        return Slab(rows, self.x_dim, self.span(length)[0], length)
+        return Rows(rows, self.x_dim, self.span(length)[0], length)
 
     def y(self, rows: Any, length: int) -> Any:
         """Return y as a model takes it, of the rows that were read; y itself if it is whole.
@@ -145,7 +154,7 @@ class Part:
         """
         if self.y_dim is None:
             return rows
-        return Slab(rows, self.y_dim, self.span(length)[0], length)
+        return Rows(rows, self.y_dim, self.span(length)[0], length)
 
     def cut(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return this part of whole x and y: views. What cannot be cut stays, and is refused by the
@@ -159,12 +168,12 @@ class Part:
         return self._cut(x, self.x_dim), self._cut(y, self.y_dim)
 
     def _cut(self, array, dim):
-        inside = None if isinstance(array, Slab) else self.inside(getattr(array, "shape", ()), dim)
+        inside = None if isinstance(array, Rows) else self.inside(getattr(array, "shape", ()), dim)
         if inside is None:
             return array
-        return Slab(array[inside], dim, inside[dim].start, array.shape[dim])
+        return Rows(array[inside], dim, inside[dim].start, array.shape[dim])
 
-    def inside(self, shape: tuple[int, ...], dim: int | None) -> tuple[slice, ...] | None:
+    def inside(self, shape: Shape, dim: int | None) -> Index | None:
         """Return the index of this part in arrays of this shape; None where they stay whole.
 
         Parameters
@@ -176,4 +185,5 @@ class Part:
         """
         if dim is None or len(shape) <= dim or shape[dim] < self.count:
             return None
-        return (slice(None),) * dim + (slice(*self.span(shape[dim])),)
+        own = slice(*self.span(shape[dim]))
+        return (slice(None),) * dim + (own,)

@@ -9,6 +9,7 @@ nothing. Timelines of schedules are drawn by schedule/grid.py.
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import TypeAlias
 
 from .axes import COPIES
 from .box import Box
@@ -18,6 +19,7 @@ from .mesh_shape import MeshShape, in_words
 from .policy import POLICIES, SIZES, Kept, Policy, policy_named
 
 COLORS = ("#568ed2", "#e68a32", "#62aa6a", "#c05c6e", "#8a6fb8", "#4aa5a5", "#a88b45", "#777f8c")
+Reads: TypeAlias = tuple[int, Sequence[Sequence[int]]]
 _EMPTY = "#eeeeee"
 _CELL, _LINE = 36, 34  # of a row of a sample, of a rank
 _FONT = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
@@ -239,7 +241,7 @@ def draw_boxes(arrays: Mapping[str, tuple[Sequence[int], Mapping[int, Box]]]) ->
 # ---- who holds which rows of a sample ------------------------------------------------------------
 
 
-def draw_slabs(layers: Mapping[str, tuple[int, Sequence[Sequence[int]]]]) -> str:
+def draw_slabs(layers: Mapping[str, Reads]) -> str:
     """Return a panel for each layer: a line per rank, with its own rows of a sample, and lower
     those that it reads of other ranks, in the color of who holds them.
 
@@ -268,6 +270,7 @@ def _draw_rows(drawing, length: int, num_ranks: int, rank: int, rows, y: float) 
             about = f"row {row}, of rank {holder}" + ("" if is_own else f", read by rank {rank}")
             inset = 0 if is_own else 8
             color = COLORS[holder % len(COLORS)]
-            drawing.rectangle(x, y + inset, _CELL, _LINE - 6 - 2 * inset, color, about)
+            high = _LINE - 6 - 2 * inset
+            drawing.rectangle(x, y + inset, _CELL, high, color, about)
             if is_own:
                 drawing.words(x + _CELL / 2, y + 19, row, anchor="middle", color="white")

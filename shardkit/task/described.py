@@ -134,8 +134,12 @@ class OfClasses(Metric):
         return self._metric.value(sums)
 
 
-class ScaledInputs(Scaled):
+class ScaledInputs(SamplesOf):
     """Rows without targets, scaled as a model takes them; y is empty."""
+
+    def __init__(self, rows: Samples, described: Described):
+        super().__init__(rows)
+        self._described = described
 
     def read(self, numbers, positions=None, part=None):
         x, y = self._read(numbers, positions, part)

@@ -14,7 +14,7 @@ from ..data.contents import content_of_array
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
-from ..layout.part import Part, Slab
+from ..layout.part import Rows, SamplePart
 from ..nn.module import Module
 from ..tree import is_tree, leaves, map_tree, named_leaves, num_samples, structure
 from .load import SCRIPT
@@ -53,11 +53,13 @@ class ArraySamples(Samples):
         return digest.hexdigest()
 
 
-def _read(tree, numbers, part: Part | None, dim: int | None):
+def _read(tree, numbers, part: SamplePart | None, dim: int | None):
     """Return these samples of a tree, whole; of an array its part."""
-    if part is None or is_tree(tree) or (inside := part.inside(tree.shape, dim)) is None:
+    inside = None if part is None or is_tree(tree) else part.inside(tree.shape, dim)
+    if inside is None or dim is None:
         return map_tree(lambda leaf: _rows(leaf, numbers), tree)
-    return Slab(_rows(tree, numbers, *inside[1:]), dim, inside[dim].start, tree.shape[dim])
+    rows = _rows(tree, numbers, *inside[1:])
+    return Rows(rows, dim, inside[dim].start, tree.shape[dim])
 
 
 def _rows(array, numbers, *within: slice) -> numpy.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from ..layout.part import Slab, each_part
+from ..layout.part import Rows, each_part
 
 _ROUNDING = 2.0**-53  # of a float64, relative
 _FAR = 2.0**20  # deviations from 0 to a mean
@@ -55,7 +55,7 @@ class Scaling:
 
     def of(self, values: Any) -> "Scaling":
         """Return the scaling of the columns that are in an array or slab: a slab may cut them."""
-        if not isinstance(values, Slab) or values.dim != self.axis % values.ndim:
+        if not isinstance(values, Rows) or values.dim != self.axis % values.ndim:
             return self
         there = slice(values.start, values.stop)
         return Scaling(self.center[there], self.scale[there], self.axis)

@@ -13,7 +13,7 @@ from itertools import product
 import numpy
 
 from ..data.samples import Samples, reader_of
-from ..layout.part import Part, Slab
+from ..layout.part import Rows, SamplePart
 from .form import RowForm
 from .scaling import Moments, in_columns
 
@@ -60,22 +60,24 @@ class Findings:
         self.class_counts = total
 
 
-def _parts_of(form: RowForm) -> list[Part | None]:
+def _parts_of(form: RowForm) -> list[SamplePart | None]:
     """Return the parts in which a row is read, whatever the number of ranks; None: whole.
 
     A row is cut along the first dim that has no columns.
     """
     x_dim = 2 if form.x_axis == 1 else 1
     y_dim = None if len(form.y_shape) < 2 else 2 if form.y_axis == 1 else 1
-    lengths = [form.x_shape[x_dim - 1]] if len(form.x_shape) >= x_dim else [1]
+    if len(form.x_shape) < x_dim:
+        return [None]
+    lengths = [form.x_shape[x_dim - 1]]
     if y_dim is not None:
         lengths += [form.y_shape[y_dim - 1]]
     count = min(-(-form.elements // _PIECE_ELEMENTS), *lengths)
-    return [Part(n, count, x_dim, y_dim) for n in range(count)] if count > 1 else [None]
+    return [SamplePart(n, count, x_dim, y_dim) for n in range(count)] if count > 1 else [None]
 
 
 def _rows_of(values):
-    return values.array if isinstance(values, Slab) else values
+    return values.array if isinstance(values, Rows) else values
 
 
 class TableSurvey:

@@ -30,6 +30,7 @@ from ..annotations import FilePath
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..errors import ConfigurationError
 from ..nn.module import Module
+from ..nn.on_parts import partwise
 from ..settings import as_section
 from ..tree import named_leaves
 
@@ -64,9 +65,6 @@ class Task(ABC):
         The setting that names weights to begin with, if there is one: "model.start".
     metrics
         {name: Metric}, measured with the loss on the held-out samples.
-    outputs_parts
-        outputs() takes parts of predictions, cut along any dim, as it takes whole ones, and keeps
-        that dim. A class that redefines outputs() and does not say so gets whole ones.
     instead_of_predict
         The command to use where `shardkit predict` makes no sense; "": it does.
     surveyed
@@ -91,13 +89,10 @@ class Task(ABC):
     initial: ClassVar[str | None] = None
     metrics: dict[str, Any] = {}
     surveyed: list = []
-    outputs_parts: ClassVar[bool] = True
     instead_of_predict: ClassVar[str] = ""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if "outputs" in vars(cls) and "outputs_parts" not in vars(cls):
-            cls.outputs_parts = False
         own = cls.__dict__.get("Settings")
         if own is not None:
             cls.Settings = as_section(own)
@@ -271,6 +266,7 @@ class Task(ABC):
             "held-out samples, or give it a method samples_of(path, has_targets)"
         )
 
+    @partwise
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         """Return {dataset: [n, ...]} that `shardkit predict` writes of the model's [n, ...].
 
@@ -281,7 +277,9 @@ class Task(ABC):
 
         Notes
         -----
-        Sample by sample; the same names, dtypes and shapes for any samples.
+        Sample by sample; the same names, dtypes and shapes for any samples. Where ranks share
+        samples, a method that is decorated with nn.partwise gets the rows of its rank, and must
+        keep the dim along which they lie; any other gets whole predictions.
         """
         return dict(named_leaves(prediction, "prediction"))
 

@@ -25,7 +25,7 @@ from ..files.trust import Trust
 from ..layout.axes import CHOSEN
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel, parts_of
+from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .feed import reading_line
@@ -129,7 +129,7 @@ class TrainedRun:
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:
         """Yield the windows of this rank, as many on every rank. Collective."""
         size, mesh = self.window_samples, self.model.mesh
-        samples_at, part = reader_of(samples), self.model.domain_part
+        samples_at, part = reader_of(samples), domain_part(self.model)
         replica, replicas = mesh.sample_part
         num_windows = -(-len(samples) // size)
         for begin in range(0, num_windows, replicas):

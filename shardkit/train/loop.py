@@ -135,6 +135,7 @@ def _train_in(
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
         run = TrainingRun(task, backend, signals, log, kept, callbacks, goes_on=resume)
         run.say(reason)
+        run.say(reading_line(run.model, run.stream.samples))
         begin_run(run, task.settings, resume=resume)
         if program is not None:
             program.tell_of(folder, run.doing)
@@ -264,7 +265,6 @@ class TrainingRun:
         parts_of(self.model).checkpoints.check()
         self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first)
         self.stream = training_stream(task, self.model, samples)
-        self._reading = reading_line(self.model, samples)
         self.validation = Validation(task, self.model, held_out)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)
         own = [self.report, RanksRecord(), tracing]
@@ -318,14 +318,12 @@ class TrainingRun:
     def start(self):
         """Be at step 0, with the weights that the settings name, if they do. Collective."""
         self.say(schedule_line(self.settings))
-        self.say(self._reading)
         self.say(self.task.begin(self.model))
         self._take_companions()
 
     def resume(self):
         """Be where the newest valid checkpoint of the run is. Collective."""
         manifest = self.model.load_model(self.checkpoints)
-        self.say(self._reading)
         for reason in manifest["skipped"]:
             self.reporter.line(f"skipped: {reason}")
         with collectively(self.backend):

@@ -23,7 +23,8 @@ from ..errors import ConfigurationError
 from ..files.removing import remove_file
 from ..files.writing import fresh_file, give_name
 from ..layout.axes import Held, alike
-from ..layout.part import Slab
+from ..layout.part import Rows
+from ..nn.on_parts import takes_parts
 from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
 from ..tree import num_samples
@@ -67,7 +68,8 @@ def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int
     writer = None
     for window in run.windows(samples):
         prediction = run.model.predict(window.x)
-        if not isinstance(prediction, Slab) or not run.task.outputs_parts:
+        is_whole = not isinstance(prediction, Rows) or not takes_parts(type(run.task).outputs)
+        if is_whole:
             prediction = parts_of(run.model).engine.evaluation.whole_of(prediction)
         with collectively(run.backend):
             outputs = _outputs(run.task, prediction)
@@ -82,7 +84,7 @@ def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int
 
 def _outputs(task: Task, prediction) -> dict:
     """Return what is written of a prediction: of a slab slabs. Errors: ConfigurationError."""
-    is_slab = isinstance(prediction, Slab)
+    is_slab = isinstance(prediction, Rows)
     outputs = task.outputs(prediction.array if is_slab else prediction)
     if any(len(values) != num_samples(prediction) for values in outputs.values()):
         raise ConfigurationError(
@@ -96,13 +98,13 @@ def _outputs(task: Task, prediction) -> dict:
     )
 
 
-def _in_place(task: Task, values, prediction: Slab) -> Slab:
+def _in_place(task: Task, values, prediction: Rows) -> Rows:
     dim, rows = prediction.dim, prediction.array.shape[prediction.dim]
     if values.ndim <= dim or values.shape[dim] != rows:
         raise ConfigurationError(
             f"{type(task).__name__}.outputs returns {values.shape} of {prediction.array.shape}, "
-            f"rows of predictions along dim {dim}; wanted as many along it, or a class that says "
-            "outputs_parts = False and gets whole predictions"
+            f"rows of predictions along dim {dim}; wanted as many along it: without nn.partwise "
+            "it gets whole predictions"
         )
     return prediction.map(lambda array: values)
 
@@ -115,8 +117,10 @@ class _Writer:
 
     def __init__(self, run: TrainedRun, path: Path, outputs: dict, rows: int):
         where = run.model.mesh.coordinates
-        have_parts = any(isinstance(values, Slab) for values in outputs.values())
-        same = [axis for axis in alike(Held.SAMPLES) if not have_parts or axis in alike(Held.PARTS)]
+        have_parts = any(isinstance(values, Rows) for values in outputs.values())
+        same = set(alike(Held.SAMPLES))
+        if have_parts:
+            same &= set(alike(Held.PARTS))
         self._is_writer = where.is_first(tuple(same))
         self.shapes = {name: (rows, *values.shape[1:]) for name, values in outputs.items()}
         layout = {name: (self.shapes[name], values.dtype) for name, values in outputs.items()}
@@ -147,7 +151,7 @@ class _Writer:
 
 def _places(values, first: int) -> Iterator[tuple[int, bytes]]:
     """Yield (byte in the dataset, bytes) of samples from the first on, or of their slab."""
-    if not isinstance(values, Slab):
+    if not isinstance(values, Rows):
         yield first * values[:1].nbytes, numpy.ascontiguousarray(values).tobytes()
         return
     array, dim = values.array, values.dim

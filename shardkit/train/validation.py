@@ -10,7 +10,7 @@ from ..comm.failure.agreement import collectively
 from ..data.order import EpochOrder
 from ..data.samples import VALIDATION, Samples, reader_of
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel, parts_of
+from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
 from ..task.task import Task
 
 
@@ -20,7 +20,7 @@ class Validation:
     def __init__(self, task: Task, model: ShardedModel, samples: Samples):
         run, self._batch = task.settings.run, task.settings.batch.sequences
         self._task, self._model = task, model
-        self._samples_at, self._sample_part = reader_of(samples), model.domain_part
+        self._samples_at, self._sample_part = reader_of(samples), domain_part(model)
         num = len(samples)
         limit = run.validation_batches
         self._num = num if limit is None else min(num, limit * self._batch)

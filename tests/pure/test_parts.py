@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit import Part, Samples, ShapeError, Slab
+from shardkit import Rows, SamplePart, Samples, ShapeError
 from shardkit.testing.data import (
     FileMap,
     Mixture,
@@ -88,7 +88,7 @@ def test_a_table_reads_the_rows_of_whole_samples(kind, tmp_path):
     samples = TableSamples(open_table(FILES[kind](tmp_path)), ["x"], ["y"], dtype=None)
     assert samples.reads_parts
     for dim, count, number in PARTS:
-        part = Part(number, count, dim, 2)
+        part = SamplePart(number, count, dim, 2)
         if SHAPE[dim - 1] < count:
             continue
         found, wanted = samples.read(NUMBERS, part), part.cut(*samples.read(NUMBERS))
@@ -110,7 +110,7 @@ def test_no_more_of_a_file_is_read_than_the_part(kind, tmp_path, monkeypatch):
     samples = TableSamples(open_table(FILES[kind](tmp_path)), ["x"], ["y"], dtype=None)
     monkeypatch.setattr(FileMap, "_map", None)  # which nothing can be taken from
     read.clear()
-    x, y = samples.read(NUMBERS, Part(1, 3, 2, 2))
+    x, y = samples.read(NUMBERS, SamplePart(1, 3, 2, 2))
     assert sum(read) == x.array.nbytes + y.array.nbytes
 
 
@@ -120,14 +120,14 @@ def test_a_value_that_is_no_number_is_named_by_its_place_in_the_whole_row(tmp_pa
     numpy.savez(tmp_path / "a.npz", x=wrong, y=wrong[:, :1])
     samples = TableSamples(open_table(tmp_path / "a.npz"), ["x"], ["y"])
     with pytest.raises(ValueError, match=r"row 5, column x\[1,9,2\]: nan"):
-        samples.read(NUMBERS, Part(2, 3, 2, 2))
+        samples.read(NUMBERS, SamplePart(2, 3, 2, 2))
 
 
 def test_a_text_file_is_read_whole_and_cut(tmp_path):
     (tmp_path / "a.csv").write_text("a,b,c\n" + "1,2,3\n" * 8)
     samples = TableSamples(open_table(tmp_path / "a.csv"), ["a", "b"], ["c"])
     assert not samples.reads_parts
-    x, y = samples.read(NUMBERS, Part(1, 2, 1, None))
+    x, y = samples.read(NUMBERS, SamplePart(1, 2, 1, None))
     assert x.array.tolist() == [[2]] * 4 and y.shape == (4, 1)
 
 
@@ -148,7 +148,7 @@ class Lazy:
 
 def test_what_is_indexed_like_an_array_is_asked_for_the_part_alone():
     Lazy.largest = 0
-    x, y = ArraySamples(Lazy(), numpy.arange(ROWS)).read(NUMBERS, Part(2, 3, 2, None))
+    x, y = ArraySamples(Lazy(), numpy.arange(ROWS)).read(NUMBERS, SamplePart(2, 3, 2, None))
     assert numpy.array_equal(x.array, values()[NUMBERS, :, 8:]) and y.tolist() == NUMBERS.tolist()
     assert Lazy.largest == 2 * 3 * 3
 
@@ -181,7 +181,7 @@ class Told(Whole):
 def test_sources_in_sources_are_told_the_part(kind):
     chosen = Selected(Mixture([kind(), kind()], [1, 2]), split_rows(18, 50)[0])
     assert chosen.reads_parts == (kind is Told)
-    part, numbers = Part(1, 3, 2), numpy.arange(len(chosen))
+    part, numbers = SamplePart(1, 3, 2), numpy.arange(len(chosen))
     x, y = reader_of(chosen)(numbers, numbers, part)
     whole, wanted_y = chosen.read(numbers)
     assert numpy.array_equal(x.array, whole[:, :, 4:8]) and numpy.array_equal(y, wanted_y)
@@ -195,7 +195,7 @@ def test_parts_of_a_window_are_its_tokens_one_after_the_other(length, data):
     tokens = numpy.arange(100) % 17
     windows = TokenWindows(packed(tokens), length, 17)
     numbers = numpy.arange(len(windows))
-    parts = [windows.read(numbers, Part(n, count, 1, 1)) for n in range(count)]
+    parts = [windows.read(numbers, SamplePart(n, count, 1, 1)) for n in range(count)]
     for found, wanted in zip(zip(*parts), windows.read(numbers)):
         assert numpy.array_equal(numpy.concatenate([each.array for each in found], 1), wanted)
 
@@ -210,6 +210,6 @@ def packed(tokens):
 
 
 def test_a_slab_is_no_array():
-    slab = Slab(numpy.zeros((2, 3)), 1, 4, 9)
+    slab = Rows(numpy.zeros((2, 3)), 1, 4, 9)
     with pytest.raises(ShapeError, match=r"rows 4:7 along dim 1 of \(2, 9\) is a part of samples"):
         numpy.asarray(slab)

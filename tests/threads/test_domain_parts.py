@@ -5,13 +5,18 @@ do that are given whole samples; and nobody asks for a whole one.
 import h5py
 import numpy
 import pytest
+from builders import TINY_RUN
 from test_domain_models import MODELS, STEPS, batch
 
 import shardkit as sk
-from shardkit import Part, ShapeError, Slab, models
+from shardkit import Rows, SamplePart, ShapeError, models
 from shardkit.testing.nn import RMSE
-from shardkit.testing.task import load_task, survey
-from shardkit.testing.train import configuration_of, first_settings
+from shardkit.testing.task import Language, load_task, survey
+from shardkit.testing.train import (
+    configuration_of,
+    first_settings,
+    train_run,
+)
 
 F64 = {"dtype": "float64"}
 
@@ -26,7 +31,7 @@ def made(backend, name, **sizes):
 def figures(backend, name, in_parts, **sizes):
     """Return losses, weights, a prediction and what is measured, by parts or by whole samples."""
     model = made(backend, name, **sizes)
-    losses, part = [], model.domain_part
+    losses, part = [], sk.domain_part(model)
     for step in range(STEPS):
         mine = sk.split_batch(model.mesh, *batch(name, step))
         losses.append(model.train(*(part.cut(*mine) if in_parts else mine)))
@@ -54,7 +59,7 @@ def test_parts_train_to_the_bits_of_whole_samples(name, ranks):
     for _, cut in told:
         assert losses == pytest.approx(cut[0], rel=1e-14)
         assert numpy.array_equal(weights, cut[1])
-    if isinstance(parts[0], Slab):
+    if isinstance(parts[0], Rows):
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
         whole = numpy.concatenate([part.array for part in parts], parts[0].dim)
         assert numpy.array_equal(whole, prediction)
@@ -138,7 +143,7 @@ def test_a_run_measures_and_writes_without_a_whole_sample(ranks, tmp_path):
 
 WRONG = {
     "another part": (
-        lambda part, x, y: Part(1 - part.number, 2, 1, 1).cut(x, y),
+        lambda part, x, y: SamplePart(1 - part.number, 2, 1, 1).cut(x, y),
         "x is rows .* along dim 1 of .*; wanted rows 0:6",
     ),
     "one rank whole": (
@@ -154,7 +159,7 @@ WRONG = {
         "targets",
     ),
     "y along another dim": (
-        lambda part, x, y: (part.cut(x, y)[0], Slab(y, 0, 0, 16)),
+        lambda part, x, y: (part.cut(x, y)[0], Rows(y, 0, 0, 16)),
         r"y is rows 0:8 along dim 0",
     ),
     "a token beyond the vocabulary": (
@@ -176,8 +181,8 @@ def test_wrong_parts_are_refused_on_all_ranks(case, is_checked):
         model = sk.HybridShardedModel(MODELS["texts"][0](), config, **sizes)
         x, y = batch("texts", 0)
         with pytest.raises(ShapeError, match=message):
-            model.train(*give(model.domain_part, x, y))
-        return model.train(*model.domain_part.cut(x, y))
+            model.train(*give(sk.domain_part(model), x, y))
+        return model.train(*sk.domain_part(model).cut(x, y))
 
     losses = sk.run_ranks(2, tried)
     assert losses[0] == losses[1]
@@ -186,13 +191,13 @@ def test_wrong_parts_are_refused_on_all_ranks(case, is_checked):
 def test_a_part_is_refused_where_targets_are_whole_and_where_no_ranks_share_samples():
     def tried(backend):
         model = made(backend, "ResNet", domain_parallel_size=2)
-        part = model.domain_part
+        part = sk.domain_part(model)
         x, y = batch("ResNet", 0)
-        assert part == Part(backend.rank, 2, 2, None)
+        assert part == SamplePart(backend.rank, 2, 2, None)
         with pytest.raises(ShapeError, match="joins the parts of samples; wanted y of whole"):
-            model.train(part.cut(x, y)[0], Slab(y, 0, 0, 8))
+            model.train(part.cut(x, y)[0], Rows(y, 0, 0, 8))
         alone = made(backend, "ResNet", data_parallel_size=2)
-        assert alone.domain_part is None
+        assert sk.domain_part(alone) is None
         with pytest.raises(ShapeError, match="is a part of samples"):
             alone.train(part.cut(x, y)[0], y)
 
@@ -250,3 +255,71 @@ def test_a_run_says_once_that_whole_samples_are_read(kind, tmp_path, capfd):
     assert len(set(sk.run_ranks(2, trained))) == 1
     told = capfd.readouterr().out
     assert told.count("each domain rank reads whole samples") == (kind is Unaware)
+
+
+class Summary(sk.Task):
+    """One that writes the mean of each prediction, which its parts do not have."""
+
+    def make_model(self):
+        return sk.nn.Sequential(sk.nn.Conv2d(1, 1, 3, padding=1, **F64)).finish(0)
+
+    def samples(self, part):
+        return field(is_cut=self.settings.mesh.domain > 1)
+
+    loss = sk.nn.MSELoss()
+
+    def outputs(self, prediction):
+        return {"mean": prediction.mean((1, 2, 3))}
+
+
+class Doubled(Summary):
+    """One whose outputs are of each row."""
+
+    @sk.nn.partwise
+    def outputs(self, prediction):
+        assert prediction.shape[2] < Field.length or self.settings.mesh.domain == 1
+        return {"twice": 2 * prediction}
+
+
+class Shorter(Summary):
+    """One that says so of what is not."""
+
+    outputs = sk.nn.partwise(lambda self, prediction: {"mean": prediction.mean((1, 2))})
+
+
+@pytest.mark.parametrize("task", [Summary, Doubled])
+def test_outputs_of_ones_own_get_whole_predictions_unless_they_take_parts(task, tmp_path):
+    wanted, found = (
+        sk.run_ranks(ranks, lambda backend, n=ranks: written(backend, task, tmp_path / str(n)))[0]
+        for ranks in (1, 2)
+    )
+    numpy.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+
+def written(backend, task, folder):
+    settings = {"run.steps": 1, "batch.sequences": 2, "batch.micro_batch": 2}
+    settings |= {"mesh.domain": backend.world_size}
+    training = sk.Training(task, folder=folder, settings=settings, backend=backend)
+    training.run()
+    training.predict(field(backend.world_size > 1), folder / "out.h5")
+    with h5py.File(folder / "out.h5") as file:
+        return next(iter(file.values()))[:]
+
+
+def test_outputs_that_lose_the_rows_are_refused(tmp_path):
+    with pytest.raises(sk.ConfigurationError, match="wanted as many along it"):
+        sk.run_ranks(2, lambda backend: written(backend, Shorter, tmp_path))
+
+
+@pytest.mark.thorough
+def test_ranks_read_their_tokens_of_a_text(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(90)))
+
+    def trained(domain):
+        given = {"run.folder": str(tmp_path / str(domain)), "data.path": [str(tmp_path / "a.txt")]}
+        given |= {**TINY_RUN, "run.steps": 3, "mesh.domain": domain, "run.validate_every": 3}
+        settings = first_settings(configuration_of(Language), given)
+        done = sk.run_ranks(domain, lambda backend: train_run(settings, backend))[0]
+        return [done.train_loss, done.validation_loss]
+
+    assert trained(1) == pytest.approx(trained(3), rel=1e-4)

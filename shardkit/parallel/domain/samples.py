@@ -20,7 +20,7 @@ from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import CommonNumber, collectively
 from ...errors import ShapeError, ShardingError
-from ...layout.part import Part, Slab
+from ...layout.part import Rows, SamplePart, with_length
 from ...nn import loss as counted
 from ...nn import losses
 from ...nn.autograd import Tensor
@@ -65,7 +65,7 @@ class SampleParts:
 
     def own(self, x: Any) -> Any:
         """Return what this rank's model is given of x. Errors: ShapeError if it cannot be cut."""
-        if not is_array(x) and not isinstance(x, Slab):
+        if not is_array(x) and not isinstance(x, Rows):
             raise ShapeError(f"x is {structure(x)}, whose samples are to be cut; wanted one array")
         if self._axis.dim == 1 and x.ndim == 2 and x.dtype.kind == "f":
             raise ShapeError(
@@ -120,13 +120,13 @@ class SampleParts:
                 f"{what} has shape {array.shape}, whose dim {dim} is to be cut into {num_ranks} "
                 f"parts, none of them empty; {ADVICE}"
             )
-        if not isinstance(array, Slab):
+        if not isinstance(array, Rows):
             return self._axis.slice_of(array, dim)
         start, stop = self._axis.own_span(array.length)
         if (array.dim, array.start, array.stop) != (dim, start, stop):
             raise ShapeError(
                 f"{what} is {array!r}; wanted rows {start}:{stop} along dim {dim} on this domain "
-                "rank: read those of model.domain_part"
+                "rank: read those of domain_part(model)"
             )
         return array.array
 
@@ -136,7 +136,7 @@ class SampleParts:
 
         Errors: ShapeError if x is another slab than this rank's.
         """
-        if not isinstance(x, Slab):
+        if not isinstance(x, Rows):
             return [x]
         rows = self._rows(what, x, self._axis.dim)
         first = rows[(slice(None),) * x.dim + (slice(0, 1),)]
@@ -148,7 +148,7 @@ class SampleParts:
 
         Errors: ShapeError where targets are of whole samples.
         """
-        if not isinstance(y, Slab):
+        if not isinstance(y, Rows):
             return y, prediction_shape
         if self._is_joined:
             raise ShapeError(
@@ -156,15 +156,15 @@ class SampleParts:
             )
         shape, dim = prediction_shape, self._axis.dim
         if shape is not None and len(shape) > dim and shape[dim] == y.length:
-            shape = (*shape[:dim], y.array.shape[y.dim], *shape[dim + 1 :])
+            shape = with_length(shape, dim, y.array.shape[y.dim])
         return y.array, shape
 
-    def part(self, loss: Any) -> Part:
+    def part(self, loss: Any) -> SamplePart:
         """Return which part of each sample this rank needs; loss: a Loss, or None."""
         group, dim = self._axis.group, self._axis.dim
         of_targets = dim if loss is None else self._dim_of_targets(counted.as_loss(loss))
         y_dim = None if self._is_joined else of_targets
-        return Part(group.rank, group.world_size, dim, y_dim)
+        return SamplePart(group.rank, group.world_size, dim, y_dim)
 
     def _dim_of_targets(self, loss: Loss) -> int:
         """Return the dim of y that is cut.
@@ -227,13 +227,13 @@ class SampleParts:
         return map_tree(self._joined_slab, tree)
 
     def _joined_slab(self, leaf):
-        if not isinstance(leaf, Slab):
+        if not isinstance(leaf, Rows):
             return leaf
         return gathered(leaf.array, self._axis.group, leaf.dim, leaf.length)
 
     def _slab(self, array):
         length = self._axis.length(array, "the prediction")
-        return Slab(array, self._axis.dim, self._axis.own_span(length)[0], length)
+        return Rows(array, self._axis.dim, self._axis.own_span(length)[0], length)
 
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""

@@ -22,7 +22,7 @@ from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...layout.axes import COPIES
-from ...layout.part import Slab
+from ...layout.part import Rows
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
@@ -187,7 +187,7 @@ class Batches:
         Errors: ShapeError if a leaf holds no real numbers, or there is no leaf, or on a slab where
         ranks share no samples; DeviceError.
         """
-        if self._samples is None or not isinstance(value, Slab):
+        if self._samples is None or not isinstance(value, Rows):
             return _on_host(what, value)
         return value.map(lambda array: _numbers(what, array))
 
@@ -325,7 +325,7 @@ def check_peers(mesh: Mesh, *trees) -> None:
     Collective over the mesh; by checksums.
     """
     arrays = [array for tree in trees for array in arrays_in(tree)]
-    starts = tuple([each.start for each in arrays if isinstance(each, Slab)])
+    starts = tuple([each.start for each in arrays if isinstance(each, Rows)])
     part, _ = mesh.sample_part
     everyones = mesh.world.all_gather_object(((part, starts), list(map(_sum_of, arrays))))
     first: dict[tuple, int] = {}  # part of the samples, and of each sample -> its first rank
@@ -348,7 +348,7 @@ def check_peers(mesh: Mesh, *trees) -> None:
 
 def _sum_of(array) -> tuple:
     """Return the shape of an array or slab, its dtype, and a checksum."""
-    rows = numpy.ascontiguousarray(array.array if isinstance(array, Slab) else array)
+    rows = numpy.ascontiguousarray(array.array if isinstance(array, Rows) else array)
     return array.shape, str(array.dtype), zlib.crc32(rows)
 
 
@@ -380,7 +380,7 @@ def _structure_number(*trees) -> int:
 
 
 def _told(tree) -> str:
-    return "a slab" if isinstance(tree, Slab) else str(structure(tree))
+    return "a slab" if isinstance(tree, Rows) else str(structure(tree))
 
 
 def _on_host(what, value):

@@ -9,7 +9,7 @@ from ...array.halves import widened
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
-from ...layout.part import Part, Slab
+from ...layout.part import Rows, SamplePart
 from ...nn.autograd import no_grad
 from ...nn.context import ForwardContext
 from ...nn.trees import as_float64, as_tensors
@@ -69,7 +69,7 @@ class Evaluation:
         prediction = self._own_prediction(x)
         if self._samples is None:
             return prediction
-        is_part = isinstance(x, Slab)
+        is_part = isinstance(x, Rows)
         return (self._samples.in_place if is_part else self._samples.joined)(prediction)
 
     def predicted(self, x, y, loss, *, in_parts: bool) -> tuple:
@@ -87,7 +87,7 @@ class Evaluation:
         """Return True if ranks share samples, and these figures are sums over their parts."""
         return self._samples is not None and self._samples.adds_parts(loss, metrics)
 
-    def domain_part(self, loss) -> Part | None:
+    def domain_part(self, loss) -> SamplePart | None:
         """Return which part of each sample this rank needs; None: whole ones."""
         return None if self._samples is None else self._samples.part(loss)
 
