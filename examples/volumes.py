@@ -1,8 +1,8 @@
 """A 3-D UNet on volumes that one rank may not hold: four share each, and read their parts of it.
 
-python examples/volumes.py write volumes.h5 112 160    # 1.8 GB
-bash -c 'ulimit -v 1600000; mpiexec -n 1 python examples/volumes.py train volumes.h5 runs/alone 1'
-bash -c 'ulimit -v 1600000; mpiexec -n 4 python examples/volumes.py train volumes.h5 runs/shared 4'
+python examples/volumes.py write volumes.h5 128 120    # 2.0 GB
+bash -c 'ulimit -v 1900000; mpiexec -n 1 python examples/volumes.py train volumes.h5 runs/alone 1'
+bash -c 'ulimit -v 1900000; mpiexec -n 4 python examples/volumes.py train volumes.h5 runs/shared 4'
 
 The first run ends: rank 0 ran out of memory. The second trains, and writes its predictions.
 """
