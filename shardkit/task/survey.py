@@ -115,10 +115,10 @@ class TableSurvey:
             numbers = numpy.arange(first, min(first + self._piece, end))
             x, y = map(_rows_of, read(numbers, part=part))
             self._check(x)
-            if part is not None and part.number and part.y_dim is None:
-                y = y[:0]  # which came with the first part
             if y.ndim < 3:  # weights of rows may stand behind the targets
                 y = y.reshape(len(y), -1)[:, : form.widths[1]]
+            if part is not None and part.number and part.y_dim is None:
+                y = y[:0]  # which came with the first part
             columns = in_columns(x, form.x_axis), in_columns(y, form.y_axis)
             found.add(*columns, has_classes=self._has_classes)
         return found

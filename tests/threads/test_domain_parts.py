@@ -204,11 +204,15 @@ def test_a_part_is_refused_where_targets_are_whole_and_where_no_ranks_share_samp
     sk.run_ranks(2, tried)
 
 
-def test_a_large_row_is_scaled_from_its_parts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("task", ["unet", "resnet"])
+def test_a_large_row_is_scaled_from_its_parts(task, tmp_path, monkeypatch):
     rng = numpy.random.default_rng(1)
     x, y = rng.normal(3, 5, (5, 2, 9, 4)), rng.normal(-7, 2, (5, 1, 9, 4))
+    if task == "resnet":
+        y = numpy.array([0, 1, 1, 0, 1])  # which comes with the first part alone
     numpy.savez(tmp_path / "a.npz", x=x, y=y)
     settings = {"data.path": str(tmp_path / "a.npz"), "data.features": ["x"], "data.target": ["y"]}
+    settings |= {"run.task": task, "data.kind": "regression" if task == "unet" else "multiclass"}
     found = []
     for most in (1 << 17, 40):
         monkeypatch.setattr(survey, "_PIECE_ELEMENTS", most)
@@ -219,13 +223,14 @@ def test_a_large_row_is_scaled_from_its_parts(tmp_path, monkeypatch):
 
 def described(folder, settings):
     """Return centers and scales that a run finds, which reads all rows or bands of them."""
-    given = {"run.task": "unet", "run.folder": str(folder), **settings}
-    task = load_task("unet")(first_settings(configuration_of(load_task("unet")), given))
+    kind = load_task(settings["run.task"])
+    task = kind(first_settings(configuration_of(kind), {"run.folder": str(folder), **settings}))
     task.surveyed = [task.survey(number) for number in range(task.num_surveys(folder, False))]
     task.prepare(folder, False)
     task.open(folder)
     scalings = task.described.x, task.described.y
-    return [values for each in scalings for values in (each.center, each.scale)]
+    own = [values for each in scalings for values in (each.center, each.scale)]
+    return [*own, task.described.class_counts]
 
 
 class Unaware(Field):
@@ -285,6 +290,25 @@ class Shorter(Summary):
     """One that says so of what is not."""
 
     outputs = sk.nn.partwise(lambda self, prediction: {"mean": prediction.mean((1, 2))})
+
+
+def test_ranks_without_samples_run_along_with_parts_of_their_own():
+    """23 rows on two ranks are 12 and 11, so that the part of another rank would be refused."""
+
+    def measured(backend):
+        model = made(backend, "a net", domain_parallel_size=2, data_parallel_size=2)
+        part = sk.domain_part(model)
+        with model.evaluation({"rmse": RMSE()}) as found:
+            for step in range(1 + 2 * (model.mesh.sample_part[0] == 0)):
+                found.add(*part.cut(*batch("a net", step + model.mesh.sample_part[0])))
+        alone = made(backend, "a net", data_parallel_size=4)
+        with alone.evaluation({"rmse": RMSE()}) as wanted:
+            for step in (0, 1, 2, 1):
+                wanted.add(*(batch("a net", step) if backend.rank == 0 else (None, None)))
+        return [found.loss, *found.metrics.values()], [wanted.loss, *wanted.metrics.values()]
+
+    for found, wanted in sk.run_ranks(4, measured):
+        assert found == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("task", [Summary, Doubled])
