@@ -132,7 +132,7 @@ def _pieces(shape, item_bytes: int) -> Iterator[tuple[slice, ...]]:
 
 
 def _blocks_of(array) -> Iterator[tuple[int, int]]:
-    rows = len(array)
+    rows = array.shape[0]
     row_bytes = max(array.dtype.itemsize * numpy.prod(array.shape[1:], dtype=object), 1)
     step = max(_BLOCK_BYTES // row_bytes, 1)
     count = -(-rows // step)

@@ -41,5 +41,5 @@ def takes_parts(function: Callable[..., Any]) -> bool:
 def is_partwise(module: Module) -> bool:
     """Return whether the forward() of a module is that of a class that entered itself."""
     forward = vars(module).get("forward", type(module).forward)
-    entered = [each for each in type(module).__mro__ if each in _entered]
-    return any(each.forward is forward for each in entered)
+    modules = [each for each in type(module).__mro__ if issubclass(each, Module)]
+    return any(each in _entered and each.forward is forward for each in modules)

@@ -16,7 +16,7 @@ from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
 from ..layout.part import Rows, SamplePart
 from ..nn.module import Module
-from ..tree import is_tree, leaves, map_tree, named_leaves, num_samples, structure
+from ..tree import is_tree, leaves, map_tree, named_leaves, structure
 from .load import SCRIPT
 from .task import Task
 
@@ -24,21 +24,22 @@ _HELD_OUT_PERCENT = 10.0  # of data that is not split yet
 
 
 class ArraySamples(Samples):
-    """Rows of two arrays, or of what is indexed like arrays: numpy.memmap, an h5py dataset.
+    """Rows of two arrays, or of what is indexed like arrays: numpy.memmap, a
+    dataset of h5py, Zarr or netCDF4.
 
     x, y   [n, ...], or trees of such (shardkit/tree.py)
     """
 
     def __init__(self, x, y):
         arrays = [*named_leaves(x, "x"), *named_leaves(y, "y")]
-        lengths = {len(array) for _, array in arrays}
+        lengths = {array.shape[0] for _, array in arrays}
         if len(lengths) != 1 or not all(lengths):
-            found = ", ".join(f"{name} has {len(array):,} rows" for name, array in arrays)
+            found = ", ".join(f"{name} has {array.shape[0]:,} rows" for name, array in arrays)
             raise ConfigurationError(f"{found}; wanted the same number, at least 1")
         self.x, self.y = x, y
 
     def __len__(self):
-        return num_samples(self.x)
+        return leaves(self.x)[0].shape[0]
 
     def read(self, numbers, part=None):
         x_dim, y_dim = (None, None) if part is None else (part.x_dim, part.y_dim)
@@ -70,7 +71,10 @@ def _rows(array, numbers, *within: slice) -> numpy.ndarray:
     if isinstance(array, numpy.ndarray):
         return array[(slice(None), *within)][numbers]
     found, places = numpy.unique(numbers, return_inverse=True)
-    return numpy.asarray(array[(found, *within) if within else found])[places]
+    values = array[(found, *within) if within else found]
+    if numpy.ma.is_masked(values):
+        raise ConfigurationError("values of an array are masked, as missing; wanted numbers")
+    return numpy.asarray(values)[places]
 
 
 def parts_of(data) -> dict[str, Samples]:

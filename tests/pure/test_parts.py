@@ -1,12 +1,14 @@
 """A rank reads its part of each sample: the rows of whole samples, and no more of the file."""
 
+from dataclasses import dataclass
+
 import h5py
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit import Rows, SamplePart, Samples, ShapeError
+from shardkit import ConfigurationError, Rows, SamplePart, Samples, ShapeError
 from shardkit.testing.data import (
     FileMap,
     Mixture,
@@ -14,6 +16,8 @@ from shardkit.testing.data import (
     Selected,
     TableSamples,
     TokenWindows,
+    content_of_array,
+    contents,
     open_table,
     reader_of,
     split_rows,
@@ -131,14 +135,16 @@ def test_a_text_file_is_read_whole_and_cut(tmp_path):
     assert x.array.tolist() == [[2]] * 4 and y.shape == (4, 1)
 
 
+@dataclass
 class Lazy:
-    """What is indexed like an array, and told by how much."""
+    """What is indexed like an array, and told by how much; it has no length, as one of Zarr."""
 
-    dtype, shape = numpy.dtype("f4"), (ROWS, *SHAPE)
+    dtype = numpy.dtype("f4")
+    shape = (ROWS, *SHAPE)
     largest = 0
 
-    def __len__(self):
-        return ROWS
+    def __array__(self, dtype=None, copy=None):
+        raise AssertionError("it was read whole")
 
     def __getitem__(self, index):
         found = values()[index]
@@ -151,6 +157,13 @@ def test_what_is_indexed_like_an_array_is_asked_for_the_part_alone():
     x, y = ArraySamples(Lazy(), numpy.arange(ROWS)).read(NUMBERS, SamplePart(2, 3, 2, None))
     assert numpy.array_equal(x.array, values()[NUMBERS, :, 8:]) and y.tolist() == NUMBERS.tolist()
     assert Lazy.largest == 2 * 3 * 3
+
+
+def test_values_that_are_missing_are_refused():
+    found = numpy.ma.masked_greater(values(), 1)
+    masked = type("Variable", (Lazy,), {"__getitem__": lambda self, index: found[index]})()
+    with pytest.raises(ConfigurationError, match="masked, as missing"):
+        ArraySamples(masked, numpy.arange(ROWS)).read(NUMBERS, SamplePart(0, 3, 2))
 
 
 class Whole(Samples):
@@ -213,3 +226,14 @@ def test_a_slab_is_no_array():
     slab = Rows(numpy.zeros((2, 3)), 1, 4, 9)
     with pytest.raises(ShapeError, match=r"rows 4:7 along dim 1 of \(2, 9\) is a part of samples"):
         numpy.asarray(slab)
+
+
+def test_a_large_row_is_hashed_piece_by_piece(monkeypatch):
+    whole = values()
+    monkeypatch.setattr(contents, "_BLOCK_BYTES", 64)
+    Lazy.largest = 0
+    assert content_of_array(Lazy()) == content_of_array(whole)
+    assert 4 * Lazy.largest <= 64
+    changed = whole.copy()
+    changed[3, 1, 10, 2] += 1
+    assert content_of_array(changed) != content_of_array(whole)
