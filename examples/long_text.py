@@ -1,6 +1,6 @@
 """A GPT whose context no rank has alone: ranks share 32,768 tokens, and keys go round among them.
 
-mpiexec -n 2 python examples/long_text.py             # 32,768 tokens: minutes on two cores
+mpiexec -n 2 python examples/long_text.py             # 32,768 tokens: some seconds a step
 mpiexec -n 2 python examples/long_text.py 512 40
 
 The text is noise that comes again after half of the context, so that only who looks that far back
