@@ -38,6 +38,7 @@ __getattr__, __dir__, __all__ = public_names(
             "ReductionOperation run_ranks"
         ),
         "data.samples": "Samples",
+        "layout.part": "Rows SamplePart",
         "errors": (
             "AutogradError CheckpointError CommunicationError CommunicationTimeout "
             "ConfigurationError DeviceError FeatureError FileError LayoutError MeshError "
@@ -53,7 +54,7 @@ __getattr__, __dir__, __all__ = public_names(
             "OptimizationResult PipelineParallelModel PipelineParallelOptimizer "
             "ShardedModel ShardedOptimizer StateDrift TensorParallelModel "
             "TensorParallelOptimizer ZeRO1Model ZeRO1Optimizer ZeRO2Model ZeRO2Optimizer "
-            "ZeRO3Model measure_blocks split_batch"
+            "ZeRO3Model domain_part measure_blocks split_batch"
         ),
         "parallel.settings": "ShardingConfiguration",
         "task": "Task",

@@ -4,9 +4,10 @@
                                   structure   {grid: *, time: (*, *)}
 
 A tree is an array (or Tensor), or a tuple, named tuple, list, dict or dataclass instance of trees;
-None is a tree without leaves. Leaves stand in the order in which they are written: that of the
-keys of a dict, of the fields of a class. Structures are equal by value and can be pickled, so a
-rank can tell another what a message holds. Nothing here knows what an array is.
+None is a tree without leaves; what converts to an array, such as one of Zarr, is a leaf. Leaves
+stand in the order in which they are written: that of the keys of a dict, of the fields of a class.
+Structures are equal by value and can be pickled, so a rank can tell another what a message holds.
+Nothing here knows what an array is.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -152,7 +153,7 @@ def _opened(tree) -> tuple | None:
             f"a {type(tree).__name__} of arrays, which has no order; wanted a tuple, list, dict or "
             "dataclass of them"
         )
-    if hasattr(type(tree), "__dataclass_fields__"):
+    if hasattr(type(tree), "__dataclass_fields__") and not hasattr(type(tree), "__array__"):
         names = tuple([field.name for field in fields(tree)])
         return type(tree), names, [getattr(tree, name) for name in names]
     return None

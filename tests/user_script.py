@@ -141,6 +141,8 @@ def train(backend: sk.CommunicationBackend, folder: Path) -> float:
     config = configured(backend)
     model: sk.ShardedModel = sk.FSDPModel(Surrogate(), config)
     x, y = sk.split_batch(model.mesh, *batch(4 * backend.world_size))
+    part: sk.SamplePart | None = sk.domain_part(model)
+    assert part is None and len(sk.Rows(x, 1, 0, x.shape[1])) == len(x)
     loss = model.train(x, y)
     gradients = model.compute_gradients(x, y)
     model.apply_gradients(gradients, 0.01)

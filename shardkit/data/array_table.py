@@ -17,6 +17,8 @@ from .table import Table
 class ArrayTable(Table):
     """Arrays of a .npy or .npz file, mapped into memory."""
 
+    reads_bands = True
+
     def __init__(self, path: Path):
         self._file = FileMap(path)
         arrays = npz_arrays(path) if path.suffix == ".npz" else {"array": npy_array(path)}

@@ -15,6 +15,7 @@ import numpy
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
+from ..layout.part import with_length
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d*)(?P<colon>:?)(?P<stop>\d*)\]", re.S)
 _SHOWN = 8  # names in a message
@@ -76,10 +77,44 @@ class Columns:
         every = [f"{self.field.name}[{','.join(map(str, index))}]" for index in indices]
         return tuple(every[self.start : self.stop])
 
+    def name_of(self, column: int) -> str:
+        """Return the name of one of the columns."""
+        return _name_of(self.field, numpy.unravel_index(self.start + column, self.field.shape))
+
     def overlaps(self, other: "Columns") -> bool:
         """Return True if a column is in both."""
         is_apart = self.stop <= other.start or other.stop <= self.start
         return self.field.name == other.field.name and not is_apart
+
+
+@dataclass(frozen=True)
+class RowBand:
+    """The part [start, stop) of each row of a field, along a dim of its rows."""
+
+    field: Field
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part of a row."""
+        return with_length(self.field.shape, self.dim, self.stop - self.start)
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Where the part is in a row."""
+        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+
+    def name_of(self, column: int) -> str:
+        """Return the name of one of the columns."""
+        index = list(numpy.unravel_index(column, self.shape))
+        index[self.dim] += self.start
+        return _name_of(self.field, index)
+
+
+def _name_of(field: Field, index) -> str:
+    return f"{field.name}[{','.join(map(str, index))}]" if field.shape else field.name
 
 
 def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[Columns, ...]:

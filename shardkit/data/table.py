@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import InputError
-from .columns import Columns, Field
+from .columns import Columns, Field, RowBand
 from .contents import Contents, Stamp, stamp_of
 
 
@@ -22,7 +22,10 @@ class Table(ABC):
 
     path        of the file
     fields      {name: Field}, in the order of the file
+    reads_bands it reads a RowBand of rows in place of Columns, and no more of the file
     """
+
+    reads_bands = False
 
     def __init__(self, path: Path, fields: dict[str, Field]):
         self.path, self.fields = path, fields
@@ -30,13 +33,13 @@ class Table(ABC):
         self._stamp: Stamp | None = None
         self._one_reader = threading.Lock()
 
-    def read(self, numbers, parts: tuple[Columns, ...]) -> list[numpy.ndarray]:
+    def read(self, numbers, parts: tuple[Columns | RowBand, ...]) -> list[numpy.ndarray]:
         """Return these rows, in this order, of each part. Threads take turns.
 
         Training and validation rows may be of one table, and be read by two threads.
 
         numbers  [n] int64 row numbers, each in range; some may be equal
-        returns  fresh arrays [n, *shape of the field], or [n, width] of a part that is not whole,
+        returns  fresh arrays [n, *shape of the field or band], or [n, width] of other columns,
                  in the dtype of the file and the byte order of this machine
         Errors: ConfigurationError with line and column on what is no number; OSError.
         """
@@ -44,7 +47,7 @@ class Table(ABC):
             return self._values(numbers, parts)
 
     @abstractmethod
-    def _values(self, numbers, parts: tuple[Columns, ...]) -> list[numpy.ndarray]:
+    def _values(self, numbers, parts: tuple[Columns | RowBand, ...]) -> list[numpy.ndarray]:
         """Do what read() says, for one thread at a time: what was read last may be kept."""
 
     def run_length(self, parts: tuple[Columns, ...]) -> int:

@@ -8,7 +8,7 @@ Nothing is copied: each rank reads the rows that it is asked for, where they lie
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
 
@@ -16,8 +16,9 @@ from ..array import kernels
 from ..errors import ConfigurationError, InputError
 from ..files.reading import size_of
 from ..files.writing import write_whole
+from ..layout.part import Rows, SamplePart
 from .array_table import ArrayTable
-from .columns import Columns, chosen
+from .columns import Columns, RowBand, chosen
 from .contents import Contents, stamp_of
 from .csv_table import CSVTable
 from .hdf5_table import HDF5Table
@@ -26,6 +27,7 @@ from .samples import Samples
 from .table import Table
 
 MOST_CLASSES = 1 << 20  # as many logits as a row may have
+Asked: TypeAlias = tuple[Columns | RowBand, ...]
 KINDS = {
     ".npy": ArrayTable,
     ".npz": ArrayTable,
@@ -159,18 +161,32 @@ class TableSamples(Samples):
         """The name of each target."""
         return tuple(name for part in self.targets for name in part.names)
 
-    def read(self, numbers):
+    @property
+    def reads_parts(self):
+        return self.table.reads_bands
+
+    def read(self, numbers, part=None):
         numbers = numpy.asarray(numbers, numpy.int64)
-        values = self.table.read(numbers, self._parts)
+        if part is None:
+            return self._read(numbers, self._parts)
+        x_asked, y_asked = self.features, self._parts[len(self.features) :]
+        if self.reads_parts:
+            x_asked = _band(x_asked, part, part.x_dim)
+            y_asked = _band(y_asked, part, part.y_dim)
+        x, y = self._read(numbers, x_asked + y_asked)
+        return part.cut(_in_its_place(x, x_asked), _in_its_place(y, y_asked))
+
+    def _read(self, numbers, asked):
+        values = self.table.read(numbers, asked)
         num_features = len(self.features)
         y_parts = values[num_features:]
-        x = self._joined(values[:num_features], self.features, numbers)
+        x = self._joined(values[:num_features], asked[:num_features], numbers)
         if self._classes:
             y = self._class_numbers(y_parts[0], numbers)
             if self.weights:
                 y = numpy.stack([y, y_parts[-1].reshape(-1)], 1)
             return x, y
-        return x, self._joined(y_parts, self._parts[num_features:], numbers)
+        return x, self._joined(y_parts, asked[num_features:], numbers)
 
     def _joined(self, values, parts, numbers):
         """Return the parts side by side, checked for NaN. Errors: ConfigurationError."""
@@ -212,11 +228,31 @@ class TableSamples(Samples):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _where(table: Table, part: Columns, number, column: int = 0) -> str:
-    return f"{table.path}, {table.row_text(int(number))}, column {part.names[column]}"
+def _band(columns: tuple[Columns, ...], part: SamplePart, dim: int | None) -> Asked:
+    """Return the band of one whole field that this part is; the columns where it is none."""
+    if len(columns) != 1 or not columns[0].is_whole:
+        return columns
+    field = columns[0].field
+    inside = part.inside((field.rows, *field.shape), dim)
+    if inside is None or dim is None or not field.shape[1:]:
+        return columns
+    return (RowBand(field, dim - 1, inside[dim].start, inside[dim].stop),)
 
 
-def _check_finite(values, part: Columns, table: Table, numbers) -> None:
+def _in_its_place(array, asked: Asked):
+    """Return what was read, a slab if it is a band."""
+    for band in asked:
+        if isinstance(band, RowBand):
+            return Rows(array, band.dim + 1, band.start, band.field.shape[band.dim])
+    return array
+
+
+def _where(table: Table, part: Columns | RowBand, number, column: int = 0) -> str:
+    name = part.name_of(int(column))
+    return f"{table.path}, {table.row_text(int(number))}, column {name}"
+
+
+def _check_finite(values, part: Columns | RowBand, table: Table, numbers) -> None:
     """Raise ConfigurationError on NaN and infinity, with the row and column of the first."""
     if values.dtype.kind != "f" or _is_finite(values):
         return

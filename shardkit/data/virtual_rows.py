@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import InputError
-from .columns import Columns, Field
+from .columns import Columns, Field, RowBand
 from .hdf5_virtual import RowSource
 from .table import Table
 
@@ -48,9 +48,9 @@ class VirtualRows:
         """The files of the sources, each once, without the one that holds the dataset."""
         return tuple(dict.fromkeys(path for path in self._places if path != self._path))
 
-    def read_shaped(self, numbers, part: Columns) -> numpy.ndarray:
+    def read_shaped(self, numbers, part: Columns | RowBand) -> numpy.ndarray:
         """Return these rows of a part: see Table.read."""
-        shape = self._field.shape if part.is_whole else (part.width,)
+        shape = shape_read(self._field.shape, part)
         values = numpy.empty((len(numbers), *shape), self._dtype)
         which = numpy.searchsorted(self._starts, numbers, side="right") - 1
         for number in numpy.unique(which).tolist():
@@ -58,10 +58,12 @@ class VirtualRows:
             values[here] = self._read(number, numbers[here], part)
         return values
 
-    def _read(self, number: int, numbers, part: Columns):
+    def _read(self, number: int, numbers, part: Columns | RowBand):
         source = self._parts[number]
         columns = self._checked(number)
         table = self._table(number)
+        if isinstance(part, RowBand):
+            return self._band(source, table, columns, numbers, part)
         if source.is_one_row:
             (whole,) = table.read(numpy.arange(columns.field.rows), (columns,))
             row = whole.reshape(1, *self._field.shape)
@@ -69,6 +71,20 @@ class VirtualRows:
             return numpy.repeat(row, len(numbers), 0)
         asked = columns if part.is_whole else Columns(columns.field, part.start, part.stop)
         return table.read(numbers - source.start + source.first, (asked,))[0]
+
+    def _band(self, source: RowSource, table: Table, columns: Columns, numbers, band: RowBand):
+        """Return the band of these rows of one source."""
+        first, stop = 0, columns.field.rows
+        asked: Columns | RowBand = columns
+        if not source.is_one_row:
+            asked = _of(columns, band, 0)
+            return table.read(numbers - source.start + source.first, (asked,))[0]
+        if band.dim == 0:  # some rows of the source
+            first, stop = band.start, band.stop
+        else:
+            asked = _of(columns, band, 1)
+        (found,) = table.read(numpy.arange(first, stop), (asked,))
+        return numpy.repeat(found[None], len(numbers), 0)
 
     def _table(self, number: int) -> Table:
         path = self._places[number]
@@ -135,6 +151,18 @@ class VirtualRows:
             what = f"{part.first:,} to {part.first + rows - 1:,}"
             self._refuse(number, f"has {field.rows:,} rows; wanted {what}")
         return Columns.whole(field)
+
+
+def _of(columns: Columns, band: RowBand, dims: int) -> RowBand:
+    """Return the band in the rows of a source, which have so many dims less."""
+    return RowBand(columns.field, band.dim - dims, band.start, band.stop)
+
+
+def shape_read(shape, part: Columns | RowBand) -> tuple[int, ...]:
+    """Return the shape of what is read of a row of this shape."""
+    if isinstance(part, RowBand):
+        return part.shape
+    return tuple(shape) if part.is_whole else (part.width,)
 
 
 def _as_one_row(part: RowSource) -> RowSource:

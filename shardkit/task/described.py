@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy
 
 from ..annotations import FilePath
-from ..data.samples import Samples, reader_of
-from ..data.tables import MOST_CLASSES, TableSamples
+from ..data.samples import Samples, SamplesOf
+from ..data.tables import MOST_CLASSES
 from ..files.reading import parsed_json, understood, wanted, wanted_count
 from ..nn.metrics import Metric
 from .scaling import Scaling
@@ -84,31 +84,26 @@ def _scaling(lists: dict, path, name: str) -> Scaling:
     return Scaling.from_lists(lists)
 
 
-class Scaled(Samples):
-    """Rows of a table as a model takes them: scaled, float32."""
+class Scaled(SamplesOf):
+    """Rows of a table as a model takes them: scaled, float32. Their hash is that of the rows, from
+    which the scaling follows.
+    """
 
     def __init__(self, rows: Samples, described: Described):
-        self._rows, self._described = rows, described
-        self._read = reader_of(rows)
-        self.run_length = rows.run_length
+        super().__init__(rows)
+        self._described = described
 
-    def __len__(self):
-        return len(self._rows)
-
-    def read(self, numbers, positions=None):
-        x, y = self._read(numbers, positions)
-        x = self._described.x.apply(x).astype(numpy.float32)
+    def read(self, numbers, positions=None, part=None):
+        is_vector = not self._described.x_shape  # which no ranks can share
+        x, y = self._read(numbers, positions, None if is_vector else part)
+        x = self._described.x.scaled(x)
         if self._described.classes:
             return x, y
         if self._described.y_shape:
-            return x, self._described.y.apply(y).astype(numpy.float32)
+            return x, self._described.y.scaled(y)
         targets = len(self._described.target_names)
         scaled = self._described.y.apply(y[:, :targets])
         return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)
-
-    def fingerprint(self):
-        """Return that of the rows: the scaling follows from them."""
-        return self._rows.fingerprint()
 
 
 class InUnits(Metric):
@@ -116,6 +111,7 @@ class InUnits(Metric):
 
     def __init__(self, metric: Metric, scaling: Scaling):
         self._metric, self._scaling = metric, scaling
+        self.adds_parts = metric.adds_parts
 
     def sums(self, prediction, y):
         targets = numpy.asarray(y)[:, : prediction.shape[1]]  # weights stand behind them
@@ -138,18 +134,13 @@ class OfClasses(Metric):
         return self._metric.value(sums)
 
 
-class ScaledInputs(Samples):
+class ScaledInputs(SamplesOf):
     """Rows without targets, scaled as a model takes them; y is empty."""
 
-    def __init__(self, rows: TableSamples, described: Described):
-        self._rows, self._described = rows, described
+    def __init__(self, rows: Samples, described: Described):
+        super().__init__(rows)
+        self._described = described
 
-    def __len__(self):
-        return len(self._rows)
-
-    def read(self, numbers):
-        x, y = self._rows.read(numbers)
-        return self._described.x.apply(x).astype(numpy.float32), y
-
-    def fingerprint(self):
-        return self._rows.fingerprint()
+    def read(self, numbers, positions=None, part=None):
+        x, y = self._read(numbers, positions, part)
+        return self._described.x.scaled(x), y

@@ -24,6 +24,7 @@ from ..files.writing import write_whole
 from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
+from ..nn.on_parts import partwise
 from ..settings import fixed
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
@@ -247,6 +248,7 @@ class TableTask(Task):
             )
         return Scaled(rows, self.described) if has_targets else ScaledInputs(rows, self.described)
 
+    @partwise
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         if self.settings.data.kind == "regression":
             return {"prediction": self.described.y.invert(prediction)}

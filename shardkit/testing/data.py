@@ -11,6 +11,7 @@ NAMES = {
     "formats": "format_named",
     "hdf5_virtual": "lookup3",
     "language": "LanguageData",
+    "mapped": "FileMap",
     "mixture": "Mixture",
     "order": "ByPosition EpochOrder",
     "packed": "IGNORED PackedTokens TokenWindows",

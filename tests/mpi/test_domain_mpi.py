@@ -40,6 +40,8 @@ def trained(backend, policy, **sizes):
         sizes = {"data_parallel_size": 1, **sizes}
         model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
         mine = sk.split_batch(model.mesh, numpy.ascontiguousarray(x), targets)
+        if (part := sk.domain_part(model)) is not None:
+            mine = part.cut(*mine)
         losses = [model.train(*mine) for _ in range(STEPS)]
         found += [numpy.array(losses), model.get_parameters(), model.predict(x)]
         model.close()

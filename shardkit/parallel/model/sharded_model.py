@@ -25,6 +25,7 @@ from ...checkpoint.choice import NEWEST
 from ...checkpoint.saving import Retention
 from ...comm.mesh import Mesh
 from ...errors import CommunicationError
+from ...layout.part import SamplePart
 from ...nn.metrics import Metric
 from ...nn.module import Module
 from ...optim.rules import Rule
@@ -303,7 +304,8 @@ class ShardedModel:
         Parameters
         ----------
         x
-            [samples of this replica, ...].
+            [samples of this replica, ...]; on domain ranks also a Rows each: the prediction then is
+            one too.
 
         Raises
         ------
@@ -775,6 +777,19 @@ class ShardedModel:
 def parts_of(model: ShardedModel) -> Parts:
     """Return the parts of a sharded model, for what this package does with them."""
     return model._parts
+
+
+def domain_part(model: ShardedModel) -> SamplePart | None:
+    """Return which part of each sample this rank may read alone, and pass as Rows in place of whole
+    x and y (docs/parallel/domain.md); None: no ranks share samples. No communication.
+
+    Parameters
+    ----------
+    model
+        Whose ranks share samples, or do not.
+    """
+    engine = parts_of(model).engine
+    return engine.evaluation.domain_part(engine.config.loss or engine.model.loss)
 
 
 def strategy_of(kind: type[ShardedModel]) -> Strategy:
