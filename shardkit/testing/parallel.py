@@ -11,15 +11,15 @@ NAMES = {
     "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
-    "domain.attention": "attention_by_heads cut_attention ring_attention",
+    "domain.attention": "attention_by_heads balanced_ring cut_attention ring_attention",
     "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
-    "domain.rows": "rows_of",
+    "domain.rows": "exchange_rows rows_of",
     "domain.samples": "SampleParts",
     "domain.sequences": (
         "CutMultiheadAttention CutSelfAttention CutSpectralConv CutTokenEmbedding"
     ),
-    "domain.spans": "check_table even_spans positions_of",
+    "domain.spans": "check_table even_spans paired_spans positions_of",
     "domain.spectra": "cut_spectral_convolution cut_transform",
     "domain.transposition": "exchange_cut",
     "model.optimizing": "evaluate_set",

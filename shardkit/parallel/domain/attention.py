@@ -37,7 +37,17 @@ from ...comm.operations import Handle
 from ...errors import ShapeError
 from ...nn.autograd import Tensor, record
 from ...nn.ops.attention import check_window
-from .spans import Spans, Table, check_table, count_of, even_spans, length_of, placed_spans
+from .rows import exchange_rows
+from .spans import (
+    Spans,
+    Table,
+    check_table,
+    count_of,
+    even_spans,
+    length_of,
+    paired_spans,
+    placed_spans,
+)
 from .transposition import exchange_cut
 
 # tags of messages: keys and values, their gradients on the way, and on the way home
@@ -66,13 +76,12 @@ def cut_attention(
     """Return attention in the way that is quicker: by heads where ranks divide them, or the ring.
 
     Collective over `group`. Arguments as of ring_attention.
-    Measured on two cores (MPI, 4096 tokens, 8 heads of 64, forward and backward), seconds of CPU of
-    both: causal with even spans 0.74 by heads and 1.06 by the ring, whose first rank waits for the
-    last; with spans early and late 0.79 and 0.77; to all keys 1.35 and 1.40. By heads a rank sends
-    (2 H + 2 KV) S D (n-1) / n^2 elements, by the ring 2 KV S D (n-1) / n: less where
-    n < 1 + H / KV, but that is 1% of the time within a node.
+    Measured by benchmarks/domain.py: docs/parallel/domain.md. Where the busiest rank would compute
+    a head more than others, the ring is quicker, whose ranks compute the same.
+    By heads a rank sends (2 H + 2 KV) S D (n-1) / n^2 elements, by the ring 2 KV S D (n-1) / n, and
+    (H + KV) S D / n for pairs: that is 1% of the time within a node.
     """
-    attend = attention_by_heads if takes_heads(k.shape[HEADS], group.world_size) else ring_attention
+    attend = attention_by_heads if takes_heads(k.shape[HEADS], group.world_size) else balanced_ring
     return attend(q, k, v, group, *tables, **form)
 
 
@@ -99,6 +108,27 @@ def attention_by_heads(
     whole = [even_spans(length_of(each), 1) for each in (table, key_table)]
     y = _recorded(q, k, v, group, itinerary_of(*whole, sight, 0), scale)
     return exchange_cut(y, group, HEADS, TOKENS, of_queries, table)
+
+
+def balanced_ring(
+    q: Tensor, k: Tensor, v: Tensor, group: CommunicationBackend, *tables: Table, **form: Any
+) -> Tensor:
+    """Return what ring_attention does, in pairs of spans where even ones would not be as much work.
+
+    Collective over `group`, also to exchange halves of spans before it and after, with one other
+    rank. Arguments as of ring_attention. Under a causal mask the last of even spans sees all keys
+    and the first few; each pair sees half of the keys in each block. A window sees as many keys
+    from each span.
+    """
+    table, key_table = (*tables, *tables)[:2]
+    is_triangle = form.get("causal", True) and form.get("window") is None and table == key_table
+    if not is_triangle or table != even_spans(length_of(table), group.world_size):
+        return ring_attention(q, k, v, group, table, key_table, **form)
+    _checked(q, k, v, group, table, key_table, **form)
+    pairs = paired_spans(length_of(table), group.world_size)
+    q, k, v = [exchange_rows(x, group, TOKENS, table, pairs) for x in (q, k, v)]
+    y = ring_attention(q, k, v, group, pairs, **form)
+    return exchange_rows(y, group, TOKENS, pairs, table)
 
 
 def _times(table: Table, count: int) -> Table:

@@ -1,6 +1,9 @@
 """Spans: which elements of a dim each rank holds, by their numbers in the whole.
 
     even      rank 0 |######|        1 |######|        2 |######|        one run for each rank
+    paired    rank 0 |###|..................|###|   the first half of its even run, and the second
+                   1 .........|######|...........   half of the run that lies as far from the end
+                   2 ....|###|.........|###|.....
     any       rank 0 |#|............#|  1 ..|#|......|#|..  2 ....|##|....   several runs
 
 A table has the spans of every rank, and every rank has the same table: what a rank sends needs no
@@ -22,6 +25,24 @@ def even_spans(length: int, num_ranks: int) -> Table:
     """Return a run for each rank; none for one that has no element."""
     runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
     return tuple([_without_empty([run]) for run in runs])
+
+
+def paired_spans(length: int, num_ranks: int) -> Table:
+    """Return spans early and late for each rank, which see as many keys under a causal mask.
+
+    Source: the balance of arXiv 2311.09431, with halves of even spans, so that each rank exchanges
+    rows with one other rank at most.
+    """
+    runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
+    middles = [(start + stop + 1) // 2 for start, stop in runs]
+    pairs = zip(runs, middles, reversed(middles), reversed(runs))
+    spans = [((start, middle), (late, stop)) for (start, _), middle, late, (_, stop) in pairs]
+    return tuple([_without_empty(_joined(*sorted(pair))) for pair in spans])
+
+
+def _joined(first, second) -> Spans:
+    """Return two spans as one if they touch."""
+    return ((first[0], second[1]),) if first[1] == second[0] else (first, second)
 
 
 def _without_empty(spans) -> Spans:
