@@ -53,7 +53,7 @@ class Problem:
 
         return self.made_by(lambda name: getattr(sk.models, name))
 
-    def batch(self, number: int):
+    def step_batch(self, number: int):
         """Return the global batch of a step, which depends on its number alone."""
         rng = numpy.random.default_rng(number)
         x = rng.standard_normal(self.x, dtype="float32")
@@ -125,3 +125,11 @@ PROBLEMS = {
     )
 }
 SECOND = frozenset(list(PROBLEMS)[1::2])
+# whose samples domain.py cuts over ranks: in time, and in memory
+CUT = {
+    problem.name: problem
+    for problem in (
+        _unet("UNet 3-D of 16, 1 x 64 x 64 x 64", 1, (64, 64, 64), 16),
+        _unet("UNet 3-D of 8, 1 x 128 x 128 x 128", 1, (128, 128, 128), 8),
+    )
+}

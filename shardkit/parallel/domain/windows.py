@@ -114,9 +114,12 @@ def _steps(layer: ConvTransposeNd) -> tuple[int, int, int]:
 
 
 def _rows_under(span, length, stride, padding, far):
-    """Return the rows that outputs [first, stop) read, at least one."""
+    """Return the rows that outputs [first, stop) read, at least one, and from whose first output on
+    they lie.
+    """
     first, stop = span
-    begin = max((first + padding - far) // stride, 0)
+    lowest = -((far - padding - first) // stride)  # rounded up
+    begin = max(min(lowest, (first + padding) // stride), 0)
     begin = min(begin, length - 1)
     end = min((stop - 1 + padding) // stride + 1, length)
     return begin, max(end, begin + 1)
