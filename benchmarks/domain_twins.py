@@ -24,7 +24,7 @@ class Halo(torch.autograd.Function):
     @staticmethod
     def forward(x):
         first, last = x.narrow(ROWS, 0, 1), x.narrow(ROWS, -1, 1)
-        before, after = exchanged(first, last)
+        before, after = [each.contiguous(memory_format=form(x)) for each in exchanged(first, last)]
         return torch.cat([before, x, after], ROWS)
 
     @staticmethod
@@ -34,11 +34,17 @@ class Halo(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         before, own, after = gradient.split([1, gradient.shape[ROWS] - 2, 1], ROWS)
-        own = own.contiguous(memory_format=torch.preserve_format)
+        own = own.contiguous(memory_format=form(gradient))
         from_before, from_after = exchanged(before, after)
         own.narrow(ROWS, 0, 1).add_(from_before)
         own.narrow(ROWS, -1, 1).add_(from_after)
         return own
+
+
+def form(x):
+    """Return the form in memory of a grid."""
+    last = torch.channels_last_3d
+    return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
 
 
 def exchanged(to_before, to_after):
