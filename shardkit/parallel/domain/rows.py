@@ -159,7 +159,7 @@ def _fetched(array, group, dim, route):
     xp = xp_of(array)
     shape = [*array.shape]
     shape[dim] = route.count
-    result = empty(tuple(shape), array.dtype, xp)
+    result = fresh.ordered_as(array, shape)
     source, target = xp.moveaxis(array, dim, 0), xp.moveaxis(result, dim, 0)
     if route.blank is not None:
         target[route.blank] = 0
