@@ -14,7 +14,7 @@ NAMES = {
     "domain.attention": "attention_by_heads balanced_ring cut_attention ring_attention",
     "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
-    "domain.rows": "exchange_rows rows_of",
+    "domain.rows": "exchange_rows let_go rows_of",
     "domain.samples": "SampleParts",
     "domain.sequences": (
         "CutMultiheadAttention CutSelfAttention CutSpectralConv CutTokenEmbedding"

@@ -8,7 +8,6 @@ in the order of the ranks; sums over ranks are added as the tree over them. What
 backward is x.
 """
 
-
 import numpy
 
 from ...array import kernels

@@ -14,6 +14,7 @@ spreads them as any table says, and back.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy
 
@@ -56,12 +57,48 @@ def rows_of(
     if tuple([(span,) for span in spans]) == own:
         return x
     route = _route_to_windows(length, group.rank, spans, beyond)
-    shape = x.shape
+    return RowsRead(x, group, dim, route)
 
-    def backward(gradient, wanted):
-        return (_returned(gradient, group, dim, route, shape),)
 
-    return record(_fetched(x.array, group, dim, route), (x,), backward)
+class RowsRead(Tensor):
+    """The rows that a layer reads: own ones of x, and those of other ranks.
+
+    Once the layer has computed, let_go() leaves the rows of others alone: what a backward reads is
+    put together again, so that own rows are not kept twice.
+    """
+
+    __slots__ = ("_x", "_came", "_dim", "_route", "_whole")
+
+    def __init__(self, x: Tensor, group: CommunicationBackend, dim: int, route: "_Route"):
+        self._x, self._dim, self._route = x, dim, route
+        self._came = _received(x.array, group, dim, route)
+        self._whole: Any = None
+        self._whole = self.array
+        shape = x.shape
+
+        def backward(gradient, wanted):
+            return (_returned(gradient, group, dim, route, shape),)
+
+        made = record(self._whole, (x,), backward)
+        self._begin(made.requires_grad)
+        self._node, self._memory = made._node, x._memory  # changed in place with x
+
+    @property
+    def array(self) -> Any:
+        """The rows [..., count, ...]."""
+        if self._whole is not None:
+            return self._whole
+        return _put_together(self._x.array, self._came, self._dim, self._route)
+
+    def let_go(self) -> None:
+        """Keep the rows of other ranks, and no longer the own ones."""
+        self._whole = None
+
+
+def let_go(x: Tensor) -> None:
+    """Let the rows go that were read of x, if it is such: a layer has computed with them."""
+    if isinstance(x, RowsRead):
+        x.let_go()
 
 
 def exchange_rows(
@@ -96,7 +133,7 @@ class _Route:
     blank      places of zeros; None: there are none
     is_all     it wants each of its rows once
     given      {rank: own rows that it wants}
-    taken      {rank: the places of the rows that are its}
+    taken      {rank: the places of the rows that are its}, counts: how many these are
     """
 
     count: int
@@ -105,6 +142,7 @@ class _Route:
     is_all: bool
     given: dict[int, object]
     taken: dict[int, object]
+    counts: dict[int, int]
 
 
 @lru_cache(maxsize=1024)
@@ -121,22 +159,21 @@ def _route_to_table(rank, from_table, to_table) -> _Route:
 def _route(rank, table, wanted) -> _Route:
     """Return the route of one rank to rows of these numbers, of what ranks have by the table."""
     owned = [positions_of(spans) for spans in table]
-    given, taken = {}, {}
+    given, taken, counts = {}, {}, {}
     for other in range(len(table)):
         theirs = _places(wanted[other], owned[rank])
         if other != rank and theirs.size:
             given[other] = _as_slice(_rows_of(wanted[other][theirs], owned[rank]))
         mine = _places(wanted[rank], owned[other])
         if other != rank and mine.size:
-            taken[other] = _as_slice(mine)
+            taken[other], counts[other] = _as_slice(mine), mine.size
     here = _places(wanted[rank], owned[rank])
     rows = _rows_of(wanted[rank][here], owned[rank])
     blank = numpy.flatnonzero(wanted[rank] == ZEROS)
     is_all = numpy.array_equal(rows, numpy.arange(len(owned[rank])))
     own = _as_slice(here), _as_slice(rows)
-    return _Route(
-        len(wanted[rank]), own, _as_slice(blank) if blank.size else None, is_all, given, taken
-    )
+    zeros = _as_slice(blank) if blank.size else None
+    return _Route(len(wanted[rank]), own, zeros, is_all, given, taken, counts)
 
 
 def _places(wanted, owned):
@@ -156,6 +193,20 @@ def _as_slice(rows):
 
 def _fetched(array, group, dim, route):
     """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
+    return _put_together(array, _received(array, group, dim, route), dim, route)
+
+
+def _received(array, group, dim, route) -> dict:
+    """Return {rank: the wanted rows that are its, first}. Collective."""
+    xp = xp_of(array)
+    source = xp.moveaxis(array, dim, 0)
+    sent = {rank: source[rows] for rank, rows in route.given.items()}
+    came = {rank: (count, *source.shape[1:]) for rank, count in route.counts.items()}
+    return _exchanged(group, sent, came, array.dtype, xp)
+
+
+def _put_together(array, came, dim, route):
+    """Return the wanted rows of own ones and what came, a new array."""
     xp = xp_of(array)
     shape = [*array.shape]
     shape[dim] = route.count
@@ -165,9 +216,7 @@ def _fetched(array, group, dim, route):
         target[route.blank] = 0
     places, rows = route.own
     target[places] = source[rows]
-    sent = {rank: source[rows] for rank, rows in route.given.items()}
-    came = {rank: target[places].shape for rank, places in route.taken.items()}
-    for rank, received in _exchanged(group, sent, came, array.dtype, xp).items():
+    for rank, received in came.items():
         target[route.taken[rank]] = received
     return result
 
