@@ -701,7 +701,7 @@ def test_devices_and_sequence_parallelism_are_refused():
 
 def test_activations_fall_with_the_number_of_ranks():
     """Rows of others are read, not kept, so that parts of four ranks are not much over a fourth."""
-    x, y = [numpy.zeros((1, channels, 512, 32), "float32") for channels in (2, 1)]
+    x, y = [numpy.zeros((1, channels, 512, 128), "float32") for channels in (2, 1)]
 
     def peak(backend):
         config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
@@ -713,4 +713,4 @@ def test_activations_fall_with_the_number_of_ranks():
         return about["peak_bytes"] - sum(about[each] for each in lasting)
 
     (alone,), of_four = sk.run_ranks(1, peak), sk.run_ranks(4, peak)
-    assert max(of_four) <= 0.36 * alone
+    assert max(of_four) <= 0.3 * alone

@@ -342,6 +342,8 @@ def _sighting(rows, span, columns, key_span, sight) -> Sighting | None:
 
 def _attend(itinerary, group, q, k, v, scale):
     """Return y [B, H, own, D] and log_sums [B, H, own] of arrays."""
+    if (sight := _sight_of_all(itinerary, q)) is not None:
+        return kernels.causal_attention(q, k, v, scale, *sight)
     y = _by_position(q)
     log_sums = empty(q.shape[:3], y.dtype, xp_of(q))
     log_sums.fill(-numpy.inf)
@@ -361,6 +363,9 @@ def _attend(itinerary, group, q, k, v, scale):
 
 def _attend_backward(itinerary, group, gradient, q, k, v, y, log_sums, scale):
     """Return the gradients of q, k and v, for arrays of the forward."""
+    if (sight := _sight_of_all(itinerary, q)) is not None:
+        given = gradient, q, k, v, y, log_sums, scale
+        return kernels.causal_attention_backward(*given, *sight)
     for_q = _by_position(q)
     key_sums = _KeySums(itinerary, group, k)
 
@@ -384,6 +389,14 @@ def _attend_backward(itinerary, group, gradient, q, k, v, y, log_sums, scale):
     for_keys = key_sums.come_home()
     add((k, v), itinerary.closing, lambda: for_keys)
     return tuple([rounded(total, q.dtype) for total in (for_q, *for_keys)])
+
+
+def _sight_of_all(itinerary, q):
+    """Return the sight of all queries in all keys, in one piece; None: there are several."""
+    sightings = itinerary.stops[0].sightings + itinerary.closing
+    everything = slice(0, q.shape[2]), slice(0, itinerary.counts[0])
+    is_all = len(itinerary.ends) == 1 and [each[:2] for each in sightings] == [everything]
+    return sightings[0][2:] if is_all else None
 
 
 def _by_position(q):
