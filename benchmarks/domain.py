@@ -25,7 +25,7 @@ from problems import CUT
 from race import Race, mpiexec
 from report import Table, machine, machine_text, save
 
-UNET, LARGE_UNET = CUT.values()
+UNET, LARGE_UNET, SMALL_UNET = CUT.values()
 LLAMA = {"vocabulary": 256, "style": "llama", "batch": 1, "width": 128, "heads": 2}
 GPT = Sizes("GPT of 16,384 tokens", layers=1, sequence=16384, **LLAMA)
 LARGE_GPT = Sizes("GPT of 32,768 tokens", layers=2, sequence=32768, **LLAMA)
@@ -139,10 +139,10 @@ def memory_table(sizes) -> Table:
 
 def messages_table() -> Table:
     rows = []
-    for sizes, ranks in ((UNET, 2), (UNET, 4), (SMALL_GPT, 2), (SMALL_GPT, 4)):
+    for sizes, ranks in ((SMALL_UNET, 2), (SMALL_UNET, 4), (SMALL_GPT, 2), (SMALL_GPT, 4)):
         counted = sent_in_a_step(sizes, our_specs(ranks)[0])
         for rank, found in enumerate(counted):
-            wanted = (halos if sizes is UNET else attention_messages)(sizes, rank, ranks)
+            wanted = (halos if sizes is SMALL_UNET else attention_messages)(sizes, rank, ranks)
             rows.append([f"{sizes.name}, rank {rank} of {ranks}", *found, *wanted])
     columns = ["a step of", "messages", "bytes", "messages, formula", "bytes, formula"]
     return Table("Halos and attention, what a rank sends", columns, rows)
