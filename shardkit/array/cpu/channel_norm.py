@@ -23,7 +23,7 @@ FAR = 2.0**20  # square of a mean, in variances: what rounding takes from it sho
 @on_cpu
 def group_norm(x, weight, bias, groups, eps):
     y = empty_like(x, None)
-    mean, variance = [fresh.zeros((x.shape[0], groups), x.dtype) for _ in range(2)]
+    mean, variance = _no_moments(x, (x.shape[0], groups))
     _group_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
     return y, mean, variance
 
@@ -36,7 +36,7 @@ def group_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, 
 
 @on_cpu
 def group_moments(x, groups):
-    mean, variance = [fresh.zeros((x.shape[0], groups), x.dtype) for _ in range(2)]
+    mean, variance = _no_moments(x, (x.shape[0], groups))
     _group_moments(plain(x), mean, variance)
     return mean, variance
 
@@ -68,7 +68,7 @@ def group_gradient(gradient, x, weight, mean, variance, level, along, eps):
 @on_cpu
 def batch_norm(x, weight, bias, eps):
     y = empty_like(x, None)
-    mean, variance = [fresh.zeros(x.shape[1], x.dtype) for _ in range(2)]
+    mean, variance = _no_moments(x, x.shape[1])
     _batch_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
     return y, mean, variance
 
@@ -77,6 +77,10 @@ def batch_norm(x, weight, bias, eps):
 def batch_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, True, True)):
     given = (gradient, x, weight, mean, variance)
     return _gradients(_batch_norm_backward, given, eps, wanted)
+
+
+def _no_moments(x, shape):
+    return fresh.zeros(shape, x.dtype), fresh.zeros(shape, x.dtype)
 
 
 def _gradients(loop, given, eps, wanted):
@@ -183,10 +187,11 @@ def _inverse(variance, eps):
 
 @inlined
 def _group_mean(x, n, first, stop):
+    count = (stop - first) * x.shape[2]
     total = 0.0  # float64: of one line after another
     for c in range(first, stop):
         total += _line_sum(x, n, c)
-    return like(total / ((stop - first) * x.shape[2]), x[0, 0, 0])
+    return like(total / count, x[0, 0, 0])
 
 
 @inlined

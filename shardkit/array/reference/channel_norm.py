@@ -65,10 +65,11 @@ def group_gradient_sums(gradient, x, weight, mean, variance, eps):
     """
     gradient, x = _contiguous(gradient, x)
     groups = mean.shape[1]
-    n = _normalized(_grouped(x, groups), mean[..., None], variance[..., None], eps)
-    n = n.reshape(x.shape)
+    moments = mean[..., None], variance[..., None]
+    n = _normalized(_grouped(x, groups), *moments, eps).reshape(x.shape)
     h = gradient * weight[:, None]
-    level, along = [total(_grouped(each, groups), (2,)) for each in (h, h * n)]
+    level = total(_grouped(h, groups), (2,))
+    along = total(_grouped(h * n, groups), (2,))
     return level, along, total(gradient * n, (0, 2)), total(gradient, (0, 2))
 
 
@@ -80,7 +81,8 @@ def group_gradient(gradient, x, weight, mean, variance, level, along, eps):
     n = _normalized(parts, *moments, eps)
     h = (gradient * weight[:, None]).reshape(parts.shape)
     inverse = 1 / xp_of(x).sqrt(moments[1] + eps)
-    return ((h - level[..., None] - n * along[..., None]) * inverse).reshape(x.shape)
+    h = h - level[..., None] - n * along[..., None]
+    return (h * inverse).reshape(x.shape)
 
 
 @kernel(rounded=(True, False, False), has_cuda_twin=False)

@@ -66,7 +66,8 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     length = axis.length(x, layer.path_in_model)
     weight, bias = or_constant(whole.weight, 1, x), or_constant(whole.bias, 0, x)
     lines, eps = lines_of(x), whole.eps
-    per_row = lines.shape[2] // max(x.shape[axis.dim], 1) * x.shape[1] // num_groups
+    own_rows = max(x.shape[axis.dim], 1)
+    per_row = lines.shape[2] // own_rows * x.shape[1] // num_groups
     counts = [per_row * (stop - start) for start, stop in axis.spans(length)]
     moments, count = _moments_of_all(lines, num_groups, counts, dims, axis.group)
     places = lines.shape[0], num_groups

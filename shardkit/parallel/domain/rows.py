@@ -63,14 +63,16 @@ def rows_of(
 class RowsRead(Tensor):
     """The rows that a layer reads: own ones of x, and those of other ranks.
 
-    Once the layer has computed, let_go() leaves the rows of others alone: what a backward reads is
+    Once the layer has computed, let_go() keeps the rows of others alone: what a backward reads is
     put together again, so that own rows are not kept twice.
     """
 
     __slots__ = ("_x", "_came", "_dim", "_route", "_whole")
 
     def __init__(self, x: Tensor, group: CommunicationBackend, dim: int, route: "_Route"):
-        self._x, self._dim, self._route = x, dim, route
+        self._x = x
+        self._dim = dim
+        self._route = route
         self._came = _received(x.array, group, dim, route)
         self._whole: Any = None
         self._whole = self.array
@@ -81,24 +83,23 @@ class RowsRead(Tensor):
 
         made = record(self._whole, (x,), backward)
         self._begin(made.requires_grad)
-        self._node, self._memory = made._node, x._memory  # changed in place with x
+        self._node = made._node
+        self._memory = x._memory  # changed in place with x
 
-    @property
-    def array(self) -> Any:
-        """The rows [..., count, ...]."""
-        if self._whole is not None:
-            return self._whole
-        return _put_together(self._x.array, self._came, self._dim, self._route)
+    array = property(lambda self: _array_of(self))  # [..., count, ...]
 
-    def let_go(self) -> None:
-        """Keep the rows of other ranks, and no longer the own ones."""
-        self._whole = None
+
+def _array_of(rows: RowsRead):
+    """Return the rows [..., count, ...]."""
+    if rows._whole is not None:
+        return rows._whole
+    return _put_together(rows._x.array, rows._came, rows._dim, rows._route)
 
 
 def let_go(x: Tensor) -> None:
-    """Let the rows go that were read of x, if it is such: a layer has computed with them."""
+    """Keep of rows that were read those of other ranks alone: a layer has computed with them."""
     if isinstance(x, RowsRead):
-        x.let_go()
+        x._whole = None
 
 
 def exchange_rows(
@@ -159,14 +160,17 @@ def _route_to_table(rank, from_table, to_table) -> _Route:
 def _route(rank, table, wanted) -> _Route:
     """Return the route of one rank to rows of these numbers, of what ranks have by the table."""
     owned = [positions_of(spans) for spans in table]
-    given, taken, counts = {}, {}, {}
+    given: dict = {}
+    taken: dict = {}
+    counts: dict = {}
     for other in range(len(table)):
         theirs = _places(wanted[other], owned[rank])
         if other != rank and theirs.size:
             given[other] = _as_slice(_rows_of(wanted[other][theirs], owned[rank]))
         mine = _places(wanted[rank], owned[other])
         if other != rank and mine.size:
-            taken[other], counts[other] = _as_slice(mine), mine.size
+            taken[other] = _as_slice(mine)
+            counts[other] = mine.size
     here = _places(wanted[rank], owned[rank])
     rows = _rows_of(wanted[rank][here], owned[rank])
     blank = numpy.flatnonzero(wanted[rank] == ZEROS)
@@ -201,7 +205,8 @@ def _received(array, group, dim, route) -> dict:
     xp = xp_of(array)
     source = xp.moveaxis(array, dim, 0)
     sent = {rank: source[rows] for rank, rows in route.given.items()}
-    came = {rank: (count, *source.shape[1:]) for rank, count in route.counts.items()}
+    rest = source.shape[1:]
+    came = {rank: (count, *rest) for rank, count in route.counts.items()}
     return _exchanged(group, sent, came, array.dtype, xp)
 
 

@@ -35,14 +35,17 @@ def paired_spans(length: int, num_ranks: int) -> Table:
     """
     runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
     middles = [(start + stop + 1) // 2 for start, stop in runs]
-    pairs = zip(runs, middles, reversed(middles), reversed(runs))
-    spans = [((start, middle), (late, stop)) for (start, _), middle, late, (_, stop) in pairs]
-    return tuple([_without_empty(_joined(*sorted(pair))) for pair in spans])
+    first = [(start, middle) for (start, _), middle in zip(runs, middles)]
+    second = [(middle, stop) for (_, stop), middle in zip(runs, middles)]
+    pairs = map(sorted, zip(first, reversed(second)))
+    return tuple([_without_empty(_joined(*pair)) for pair in pairs])
 
 
 def _joined(first, second) -> Spans:
     """Return two spans as one if they touch."""
-    return ((first[0], second[1]),) if first[1] == second[0] else (first, second)
+    if first[1] == second[0]:
+        return ((first[0], second[1]),)
+    return first, second
 
 
 def _without_empty(spans) -> Spans:
