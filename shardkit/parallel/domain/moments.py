@@ -70,13 +70,16 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     per_row = lines.shape[2] // own_rows * x.shape[1] // num_groups
     counts = [per_row * (stop - start) for start, stop in axis.spans(length)]
     moments, count = _moments_of_all(lines, num_groups, counts, dims, axis.group)
-    places = lines.shape[0], num_groups
+    by_line, places = lines.shape, (lines.shape[0], num_groups)
     mean, variance = [numpy.broadcast_to(each, places).astype(each.dtype) for each in moments]
 
     def backward(gradient, wanted):
-        given = gradient.reshape(lines.shape), lines_of(x), weight.array, mean, variance
+        given = gradient.reshape(by_line), lines_of(x), weight.array, mean, variance
         *sums, for_weight, for_bias = kernels.group_gradient_sums(*given, eps)
-        of_parameters = [rounded(each, weight.gradient_dtype) for each in (for_weight, for_bias)]
+        of_parameters = [
+            rounded(each, weight.gradient_dtype) if is_wanted else None
+            for each, is_wanted in zip((for_weight, for_bias), wanted[1:])
+        ]
         if not wanted[0]:
             return None, *of_parameters
         means = _sums_of_all(sums, dims, axis.group) / max(count, 1)
@@ -84,8 +87,9 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
         return for_x.reshape(x.shape), *of_parameters
 
     y = kernels.scale_groups(lines, weight.array, bias.array, mean, variance, eps)
-    about = {"needs": (x, weight), "is_one_pass": True, "gives_new": True}
-    y = record(y.reshape(x.shape), (x, weight, bias), backward, **about)
+    y = y.reshape(x.shape)
+    parents, needs = (x, weight, bias), (x, weight)
+    y = record(y, parents, backward, needs=needs, is_one_pass=True, gives_new=True)
     return y, *moments, count
 
 

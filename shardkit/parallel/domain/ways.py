@@ -77,9 +77,10 @@ def balanced_ring(
         return ring_attention(q, k, v, group, table, key_table, **form)
     checked(q, k, v, group, table, key_table, **form)
     pairs = paired_spans(length_of(table), group.world_size)
-    there = group, TOKENS, table, pairs
-    swapped = [exchange_rows(x, *there) for x in (q, k, v)]
-    y = ring_attention(*swapped, group, pairs, **form)
+    q = exchange_rows(q, group, TOKENS, table, pairs)
+    k = exchange_rows(k, group, TOKENS, table, pairs)
+    v = exchange_rows(v, group, TOKENS, table, pairs)
+    y = ring_attention(q, k, v, group, pairs, **form)
     return exchange_rows(y, group, TOKENS, pairs, table)
 
 
