@@ -67,39 +67,44 @@ class RowsRead(Tensor):
     put together again, so that own rows are not kept twice.
     """
 
-    __slots__ = ("_x", "_came", "_dim", "_route", "_whole")
+    __slots__ = ("_parts",)
 
     def __init__(self, x: Tensor, group: CommunicationBackend, dim: int, route: "_Route"):
-        self._x = x
-        self._dim = dim
-        self._route = route
-        self._came = _received(x.array, group, dim, route)
-        self._whole: Any = None
-        self._whole = self.array
+        self._parts = _Parts(x, _received(x.array, group, dim, route), dim, route)
         shape = x.shape
 
         def backward(gradient, wanted):
             return (_returned(gradient, group, dim, route, shape),)
 
-        made = record(self._whole, (x,), backward)
+        made = record(self.array, (x,), backward)
         self._begin(made.requires_grad)
         self._node = made._node
         self._memory = x._memory  # changed in place with x
 
-    array = property(lambda self: _array_of(self))  # [..., count, ...]
+    array = property(lambda self: self._parts.together())  # [..., count, ...]
 
 
-def _array_of(rows: RowsRead):
-    """Return the rows [..., count, ...]."""
-    if rows._whole is not None:
-        return rows._whole
-    return _put_together(rows._x.array, rows._came, rows._dim, rows._route)
+class _Parts:
+    """Own rows of x and rows that came from others; both together until they are let go."""
+
+    def __init__(self, x: Tensor, came: dict, dim: int, route: "_Route"):
+        self._x = x
+        self._form = came, dim, route
+        self._whole: Any = _put_together(x.array, *self._form)
+
+    def together(self) -> Any:
+        """Return all of the rows: those that are kept, or a new array."""
+        return _put_together(self._x.array, *self._form) if self._whole is None else self._whole
+
+    def let_go(self) -> None:
+        """Keep the parts alone."""
+        self._whole = None
 
 
 def let_go(x: Tensor) -> None:
     """Keep of rows that were read those of other ranks alone: a layer has computed with them."""
     if isinstance(x, RowsRead):
-        x._whole = None
+        x._parts.let_go()
 
 
 def exchange_rows(
