@@ -697,3 +697,20 @@ def test_devices_and_sequence_parallelism_are_refused():
         sk.HybridShardedModel(wrapped, config, domain_parallel_size=2)
 
     refused("2 domain ranks with sequence_parallel", on_rank, error=sk.ConfigurationError)
+
+
+def test_activations_fall_with_the_number_of_ranks():
+    """Rows of others are read, not kept, so that parts of four ranks are not much over a fourth."""
+    x, y = [numpy.zeros((1, channels, 512, 128), "float32") for channels in (2, 1)]
+
+    def peak(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+        unet = models.UNet(2, 1, width=8, depth=2, groups=2)
+        model = sk.HybridShardedModel(unet, config, domain_parallel_size=backend.world_size)
+        model.train(x, y)
+        about = model.get_model_metadata()
+        lasting = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+        return about["peak_bytes"] - sum(about[each] for each in lasting)
+
+    (alone,), of_four = sk.run_ranks(1, peak), sk.run_ranks(4, peak)
+    assert max(of_four) <= 0.3 * alone
