@@ -212,7 +212,8 @@ def test_a_model_trains_as_on_one_rank(name, domain):
     check(name, 1, "ddp", domain=domain)
 
 
-@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
+@pytest.mark.strength(1)
+@pytest.mark.parametrize("policy", ["fsdp", "zero2", "zero1", "ddp"])
 @pytest.mark.parametrize(
     "name", ["UNet 2-D", "ResNet", "a net", "tokens", "GPT", "FNO 1-D", "mesh"]
 )
