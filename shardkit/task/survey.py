@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy
 
 from ..data.samples import Samples
+from ..data.scaling import Moments, in_columns
 from .form import RowForm
-from .scaling import Moments, in_columns
 
 _BLOCK_ELEMENTS = 1 << 22  # of work for one rank
 _PIECE_ELEMENTS = 1 << 17  # that are read at once, and stay in cache

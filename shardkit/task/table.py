@@ -9,6 +9,7 @@
 Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,10 @@ import numpy
 
 from ..annotations import FilePath
 from ..data.samples import TRAINING, VALIDATION, Samples
-from ..errors import ConfigurationError
+from ..data.scaling import Moments, Scaling
+from ..data.split import Selected
+from ..data.tables import RawSamples
+from ..errors import ConfigurationError, ShardingWarning
 from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.writing import write_whole
 from ..nn.loss import Weighted
@@ -27,8 +31,8 @@ from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
-from .scaling import Moments, Scaling
-from .survey import Findings, TableSurvey
+from .raw_survey import RawSurvey
+from .survey import TableSurvey
 from .table_files import LOSSES, TableData, TableFiles, rows_of
 from .task import Task
 
@@ -72,7 +76,17 @@ class OpenedRows:
     @cached_property
     def _samples(self) -> dict[str, Samples]:
         parts = zip((TRAINING, VALIDATION), self._files.parts(self._folder))
-        return {name: Scaled(rows, self._described) for name, rows in parts}
+        return {name: _as_model_takes(rows, self._described) for name, rows in parts}
+
+
+def _as_model_takes(rows: Any, described: Described, *, has_targets: bool = True) -> Samples:
+    """Return rows scaled or encoded."""
+    if isinstance(rows, Selected):
+        if isinstance(rows.whole, RawSamples):
+            return Selected(rows.whole.encoded(described.columns), rows.ranges)
+    elif isinstance(rows, RawSamples):
+        return rows.encoded(described.columns)
+    return Scaled(rows, described) if has_targets else ScaledInputs(rows, described)
 
 
 class TableTask(Task):
@@ -120,7 +134,8 @@ class TableTask(Task):
     def look(self) -> "Sizes":
         """Return what the file says of the model, without a run; nothing is written.
 
-        Opens the file, and reads all its rows where they have several classes, to count these.
+        Opens the file, and reads all its rows where they have several classes, or columns that are
+        fitted.
 
         Raises
         ------
@@ -129,12 +144,13 @@ class TableTask(Task):
         self._check()
         self._new = self._files.parts(None)
         rows = rows_of(self._new[0])
-        outputs = len(rows.target_names)
-        if self.settings.data.kind == "multiclass":
+        features, outputs = len(rows.feature_names), len(rows.target_names)
+        if self.settings.data.kind == "multiclass" or isinstance(rows, RawSamples):
             survey = self._survey()
-            found = survey.merged([survey.look(number) for number in range(len(survey))])
-            outputs = self._describe(*found).classes
-        return Sizes(len(rows.feature_names), outputs, len(self._new[0]))
+            found = self._describe([survey.look(number) for number in range(len(survey))])
+            features = found.looked_up_width
+            outputs = found.classes if self.settings.data.kind == "multiclass" else outputs
+        return Sizes(features, outputs, len(self._new[0]))
 
     # ---- before the model ------------------------------------------------------------------------
 
@@ -148,7 +164,9 @@ class TableTask(Task):
     def survey(self, number: int) -> Any:
         return self._survey().look(number)
 
-    def _survey(self) -> TableSurvey:
+    def _survey(self) -> "TableSurvey | RawSurvey":
+        if isinstance(rows_of(self._new[0]), RawSamples):
+            return RawSurvey(*self._new, self.settings.data)
         has_classes = self.settings.data.kind != "regression"
         data = self.settings.data
         form = self.rows.form(rows_of(self._new[0]), data)
@@ -159,7 +177,7 @@ class TableTask(Task):
         if self._new is None:
             self._files.check(folder / "data")
             return
-        described = self._describe(*self._survey().merged(self.surveyed))
+        described = self._describe(self.surveyed)
         self._files.store(self._new, folder)
         write_whole(folder / "data" / DESCRIPTION, described.to_json())
 
@@ -175,8 +193,12 @@ class TableTask(Task):
                 "data.class_weights is for classes, but data.kind = 'regression'; take it out"
             )
 
-    def _describe(self, training: Findings, validation: Findings) -> Described:
+    def _describe(self, findings: list) -> Described:
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
+        survey = self._survey()
+        if isinstance(survey, RawSurvey):
+            return self._describe_columns(survey, findings)
+        training, validation = survey.merged(findings)
         rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
         counts = training.class_counts
@@ -198,6 +220,33 @@ class TableTask(Task):
             tuple(counts.tolist()),
             form.x_shape,
             form.y_shape,
+        )
+
+    def _describe_columns(self, survey: RawSurvey, findings: list) -> Described:
+        total, rows = survey.merged(findings), rows_of(self._new[0])
+        fitted, data = survey.fitted(total), self.settings.data
+        names, encoder = fitted.encoder.class_names, fitted.encoder
+        if data.kind != "regression":
+            num_classes(data, len(names), -1, len(self._new[0]))
+            _check_held(data, total.held, names)
+        for name in fitted.telling:
+            warnings.warn(
+                f"{data.path}: column {name} alone tells {', '.join(data.target)}; if it is not "
+                "known before what is predicted, leave it out of data.features",
+                ShardingWarning,
+                stacklevel=2,
+            )
+        none = Scaling.none(0)
+        return Described(
+            tuple(each.name for each in encoder.features),
+            encoder.names,
+            rows.target_names,
+            none,
+            none,
+            len(names),
+            fitted.class_counts,
+            encoder=encoder,
+            left_out=fitted.left_out,
         )
 
     def open(self, folder: Path) -> None:
@@ -224,7 +273,7 @@ class TableTask(Task):
     def _metrics(self):
         if self.settings.data.kind == "regression":
             metrics = self.rows.metrics(self.described).items()
-            return {name: InUnits(metric, self.described.y) for name, metric in metrics}
+            return {name: InUnits(metric, self.described.units) for name, metric in metrics}
         metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(self.described.classes)}
         return {name: OfClasses(metric) for name, metric in metrics.items()}
 
@@ -237,26 +286,33 @@ class TableTask(Task):
         return self._opened.samples(part)
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
-        rows = self._files.rows(path, None, self.described.features, has_targets=has_targets)
-        names = self.described.feature_names
+        described = self.described
+        texts = [each.name for each in described.columns.features if each.kind == "categories"]
+        rows = self._files.rows(path, described.features, texts=texts, has_targets=has_targets)
+        if isinstance(rows, RawSamples):
+            return _as_model_takes(rows, described)
+        names = described.feature_names
         found = self.rows.form(rows, self.settings.data).x_names
         if found != names:
             raise ConfigurationError(
                 f"{path} has {len(found)} features, {_ends(found)}, but this run was trained on "
                 f"{len(names)}, {_ends(names)}"
             )
-        return Scaled(rows, self.described) if has_targets else ScaledInputs(rows, self.described)
+        return _as_model_takes(rows, described, has_targets=has_targets)
 
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         if self.settings.data.kind == "regression":
-            return {"prediction": self.described.y.invert(prediction)}
+            return {"prediction": self.described.units.invert(prediction)}
         wide = numpy.asarray(prediction, numpy.float64)
         if self.settings.data.kind == "binary":
             probability = 1 / (1 + numpy.exp(-numpy.clip(wide[:, 0], -700, 700)))
         else:
             probability = numpy.exp(wide - wide.max(1, keepdims=True))
             probability /= probability.sum(1, keepdims=True)
-        return {"class": classes_of(prediction), "probability": probability}
+        found = classes_of(prediction)
+        names = numpy.array([name.encode() for name in self.described.class_names], "S")
+        named = {"name": names[found]} if len(names) else {}
+        return {"class": found, **named, "probability": probability}
 
 
 class TableMLP(TableTask):
@@ -273,6 +329,7 @@ class TableMLP(TableTask):
             task="classification" if self.settings.data.kind == "multiclass" else "regression",
             seed=self.settings.run.seed,
             feature_names=self.described.feature_names,
+            embeddings=self.described.columns.embeddings,
         )
 
 
@@ -310,6 +367,16 @@ def num_classes(data: TableData, in_training: int, most_in_validation: int, num_
             f"{in_training} classes; wanted one each"
         )
     return in_training
+
+
+def _check_held(data: TableData, held: set[str], names: tuple[str, ...]) -> None:
+    """Raise ConfigurationError on a class that only rows held out have."""
+    unknown = sorted(held - set(names))
+    if unknown:
+        raise ConfigurationError(
+            f"{data.validation_path or data.path}: a held-out row is of class {unknown[0]!r:.100}, "
+            f"but the training rows have {', '.join(names)[:200]}; give rows of every class"
+        )
 
 
 def loss_of(data: TableData, described: Described) -> Any:

@@ -46,6 +46,14 @@ def head_of(path: Path, num_bytes: int) -> bytes:
     return _read(path, lambda file: file.read(num_bytes))
 
 
+def content_within(path: Path, most: int) -> bytes:
+    """Return all that a compressed file holds. Errors: CorpusError if it is more; as head_of."""
+    content = head_of(path, most + 1)
+    if len(content) > most:
+        raise CorpusError(f"{path} holds more than {most:,} bytes; unpack it first", path)
+    return content
+
+
 def mark_of(path: Path, work: Callable[[], None]) -> str:
     """Return the hash of what a compressed file holds, see content_of. Errors: as unpack."""
     return _read(path, lambda file: content_of_stream(file, work))

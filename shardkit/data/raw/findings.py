@@ -1,0 +1,243 @@
+"""What the groups of a table show of its columns, and the encodings that follow from it.
+
+    group 0 --ColumnFindings--> \\
+    group 1 --ColumnFindings-->  > merged in their order --fitted()--> Numbers, Times, Categories
+    group 2 --ColumnFindings--> /
+
+Moments and counts are of all training rows. What needs the values side by side (skew, ranks, one
+column that equals another) is told by a sample, which is the same rows for all columns: each row is
+in it or not by a number of its own, whoever reads it.
+"""
+
+from dataclasses import dataclass
+
+import numpy
+
+from ...array.random import key_of, uniform
+from ...errors import ConfigurationError
+from ..arrow import TEXT, TIME, Text
+from ..scaling import Moments
+from .csv_head import is_number
+from .encodings import (
+    TIME_PARTS,
+    Categories,
+    Classes,
+    Numbers,
+    Times,
+    as_numbers,
+    as_text,
+    time_parts,
+)
+
+SAMPLED_ROWS = 1 << 14  # about so many of all training rows
+_MOST_TEXTS = 1 << 20  # of one column
+_MOST_STRANGE = 3  # texts among numbers that are taken for a slip
+_SKEWED = 1.5
+_NUM_KNOTS = 257
+_FEWEST_KNOTS = 16  # different values below which ranks say nothing
+_ALMOST_ONE = 1 - 1e-9  # of a correlation
+SCALINGS = ("auto", "standard", "ranks")
+TARGET_SCALINGS = ("auto", "standard", "logarithm", "ranks")
+
+
+def sampled(num_rows: int, first: int, stop: int) -> numpy.ndarray:
+    """Return which rows [first, stop) of so many are in the sample: bool."""
+    share = min(1.0, SAMPLED_ROWS / max(num_rows, 1))
+    return uniform(key_of("sampled rows", num_rows), first, stop) < share
+
+
+@dataclass(eq=False)
+class ColumnFindings:
+    """What rows have shown of a column.
+
+    rows, missing  how many
+    moments        of numbers, or of the parts of times
+    counts         {text: rows}, of texts
+    sample         values of the rows of the sample: float64, NaN where missing; or texts and None
+    """
+
+    rows: int
+    missing: int
+    moments: Moments
+    counts: dict[str, int]
+    sample: list
+
+    @classmethod
+    def of(cls, column, dtype, name: str, is_sampled, where) -> "ColumnFindings":
+        """Return what the rows of a column of this dtype show. Errors: ConfigurationError."""
+        if dtype == TEXT:
+            return cls._of_text(as_text(column), is_sampled)
+        values = as_numbers(column, name, where)
+        is_there = ~numpy.isnan(values)
+        parts = time_parts(values)[1] if dtype == TIME else values[:, None]
+        moments = Moments(TIME_PARTS if dtype == TIME else 1)
+        moments.add(parts[is_there])
+        missing = len(values) - int(is_there.sum())
+        return cls(len(values), missing, moments, {}, values[is_sampled].tolist())
+
+    @classmethod
+    def _of_text(cls, text: Text, is_sampled) -> "ColumnFindings":
+        counts = numpy.bincount(text.codes[text.codes >= 0], minlength=len(text.values)).tolist()
+        known = {value: count for value, count in zip(text.values, counts) if count}
+        values = [*text.values, None]
+        sample = [values[code] for code in text.codes[is_sampled].tolist()]
+        missing = int((text.codes < 0).sum())
+        return cls(len(text), missing, Moments(1), known, sample)
+
+    def merge(self, other: "ColumnFindings") -> None:
+        """Add what other rows have shown."""
+        self.rows += other.rows
+        self.missing += other.missing
+        self.moments.merge(other.moments)
+        for value, count in other.counts.items():
+            self.counts[value] = self.counts.get(value, 0) + count
+        self.sample = self.sample + other.sample
+
+    def numbers(self) -> numpy.ndarray:
+        """Return the values of the sample that are there."""
+        values = numpy.array(self.sample, numpy.float64)
+        return values[~numpy.isnan(values)]
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How encodings are fitted.
+
+    rare            categories of fewer training rows share one
+    scaling         of features, among SCALINGS
+    target_scaling  among TARGET_SCALINGS
+    where           the file, for messages
+    """
+
+    rare: int
+    scaling: str
+    target_scaling: str
+    where: str
+
+    def feature(self, name: str, dtype, found: ColumnFindings):
+        """Return the encoding of a feature, or in words why there is none.
+
+        Errors: ConfigurationError on a number column with slips.
+        """
+        if found.missing == found.rows:
+            return "it is empty"
+        if dtype == TEXT:
+            return self._categories(name, found)
+        has_flag = found.missing > 0
+        if dtype == TIME:
+            return _times(name, found, has_flag)
+        return _numbers(name, found, has_flag, self._knots(found, self.scaling))
+
+    def _categories(self, name, found):
+        self._check_texts(name, found)
+        kept = {value: count for value, count in found.counts.items() if count >= self.rare}
+        values = tuple(sorted(kept, key=lambda value: (-kept[value], value)))
+        has_flag = found.missing >= self.rare
+        if len(values) + has_flag < 1 or len(found.counts) + bool(found.missing) < 2:
+            return (
+                f"each of its {len(found.counts):,} texts is rare"
+                if len(found.counts) > 1
+                else "it has one text"
+            )
+        return Categories(name, values, has_flag)
+
+    def _check_texts(self, name, found):
+        if len(found.counts) > _MOST_TEXTS:
+            raise ConfigurationError(
+                f"{self.where}: column {name} has more than {_MOST_TEXTS:,} different texts; leave "
+                "it out of data.features"
+            )
+        strange = [text for text in found.counts if not is_number(text)]
+        others = sum(found.counts[text] for text in strange)
+        if 0 < len(strange) <= _MOST_STRANGE and others < found.rows - found.missing - others:
+            raise SlipError(name, strange[0], self.where)
+
+    def _knots(self, found, scaling):
+        """Return the values of equal ranks if a column is scaled by them, else ()."""
+        values = found.numbers()
+        if scaling != "ranks" and (scaling != "auto" or abs(skew(values)) < _SKEWED):
+            return ()
+        if len(numpy.unique(values)) < _FEWEST_KNOTS:
+            return ()
+        return tuple(numpy.quantile(values, numpy.linspace(0, 1, _NUM_KNOTS)).tolist())
+
+    def target(self, name: str, found: ColumnFindings) -> Numbers:
+        """Return the encoding of a target that is a number. Errors: ConfigurationError."""
+        scaling, lowest = self.target_scaling, float(found.moments.lowest[0])
+        log_from = 0.0 if lowest > 0 else 1.0 if lowest >= 0 else None
+        values = found.numbers()
+        if scaling == "logarithm" and log_from is None:
+            raise ConfigurationError(
+                f"{self.where}: {lowest:g} in {name} has no logarithm; give another "
+                "data.target_scaling"
+            )
+        if scaling == "auto" and skew(values) > _SKEWED and log_from is not None:
+            is_less = abs(skew(numpy.log(values + log_from))) < skew(values) / 2
+            scaling = "logarithm" if is_less else "standard"
+        if scaling == "logarithm":
+            logs = numpy.log(values + log_from)
+            return Numbers(name, float(logs.mean()), float(logs.std()) or 1.0, log_from=log_from)
+        knots = self._knots(found, "ranks") if scaling == "ranks" else ()
+        return _numbers(name, found, False, knots)
+
+
+class SlipError(ConfigurationError):
+    """A column of numbers holds a text. Whoever has the rows says where it stands."""
+
+    def __init__(self, name: str, text: str, where: str):
+        self.name, self.text = name, text
+        super().__init__(
+            f"{where}, column {name}: {text!r:.100}; wanted a number as in most rows; name it in "
+            f"data.missing if it stands for nothing, or {name} in data.categories"
+        )
+
+
+def _numbers(name: str, found: ColumnFindings, has_flag: bool, knots) -> Numbers:
+    if knots:
+        return Numbers(name, knots=knots, has_flag=has_flag)
+    scaling = found.moments.scaling()
+    return Numbers(name, float(scaling.center[0]), float(scaling.scale[0]), has_flag=has_flag)
+
+
+def _times(name: str, found: ColumnFindings, has_flag: bool):
+    names, moments = time_parts(numpy.zeros(1))[0], found.moments
+    scaling = moments.scaling()
+    differ = (moments.highest > moments.lowest).tolist()
+    if not any(differ):
+        return "it has one time"
+    parts = [(n, c, s) for n, c, s, d in zip(names, scaling.center, scaling.scale, differ) if d]
+    kept, centers, scales = zip(*((n, float(c), float(s)) for n, c, s in parts))
+    return Times(name, kept, centers, scales, has_flag)
+
+
+def classes(name: str, found: ColumnFindings, most: int) -> Classes:
+    """Return the classes of a target: numbers in their order, texts in theirs."""
+    texts = sorted(found.counts, key=_order)[: most + 1]
+    return Classes(name, tuple(texts))
+
+
+def _order(text: str) -> tuple[bool, float, str]:
+    number = float(text) if is_number(text) else numpy.inf
+    return number == numpy.inf, number, text
+
+
+def skew(values) -> float:
+    """Return the third moment of these numbers, standardized; 0 of a constant."""
+    if len(values) < 2 or not values.std():
+        return 0.0
+    return float((((values - values.mean()) / values.std()) ** 3).mean())
+
+
+def tells(feature: ColumnFindings, target: ColumnFindings) -> bool:
+    """Return True if a feature alone says what the target is, in all rows of the sample."""
+    if target.counts:
+        pairs = set(zip(map(str, feature.sample), map(str, target.sample)))
+        sides = [set(side) for side in zip(*pairs)]
+        return bool(pairs) and 1 < len(sides[0]) == len(sides[1]) == len(pairs)
+    if feature.counts or len(feature.moments.mean) > 1:
+        return False
+    x, y = numpy.array([feature.sample, target.sample], numpy.float64)
+    both = ~numpy.isnan(x) & ~numpy.isnan(y)
+    if both.sum() < 3 or not x[both].std() or not y[both].std():
+        return False
+    return abs(float(numpy.corrcoef(x[both], y[both])[0, 1])) > _ALMOST_ONE

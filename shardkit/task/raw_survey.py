@@ -1,0 +1,219 @@
+"""One pass over a table of numbers, texts and times before training, which ranks share.
+
+group 0, 1, ... of data.path             each on some rank: findings of its training rows, and
+groups of data.validation_path           the classes of those that are held out
+   --merged in their order, on one rank--> Encoder, what was left out, what tells the target
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from ..data.arrow import TEXT
+from ..data.raw.encodings import Categories, Encoder, as_text
+from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
+from ..data.raw.samples import place_of
+from ..data.split import Selected
+from ..data.tables import MOST_CLASSES, RawSamples
+from ..errors import ConfigurationError
+from .table_files import TableData, rows_of
+
+
+@dataclass
+class RawFindings:
+    """What some rows have shown.
+
+    columns  of the training rows, {name: findings}
+    held     the texts of a target of classes, in the rows that are held out
+    """
+
+    columns: dict[str, ColumnFindings] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+
+    def merge(self, other: "RawFindings") -> None:
+        """Add what other rows have shown."""
+        for name, found in other.columns.items():
+            if name in self.columns:
+                self.columns[name].merge(found)
+            else:
+                self.columns[name] = found
+        self.held |= other.held
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What follows from all training rows.
+
+    class_counts  of each class
+    left_out      {feature: why it is no column of x}
+    telling       features that alone say what a target is
+    """
+
+    encoder: Encoder
+    class_counts: tuple[int, ...]
+    left_out: Mapping[str, str]
+    telling: tuple[str, ...]
+
+
+class RawSurvey:
+    """The groups of the rows of a run.
+
+    training, validation  RawSamples, or a selection of them
+    """
+
+    def __init__(self, training, validation, data: TableData):
+        self._data = data
+        self._training, self._validation = training, validation
+        self._rows: RawSamples = rows_of(training)
+        self._others: RawSamples | None = None
+        if rows_of(validation) is not self._rows:
+            self._others = rows_of(validation)
+
+    def __len__(self):
+        others = 0 if self._others is None else len(self._others.table.begins) - 1
+        return len(self._rows.table.begins) - 1 + others
+
+    def look(self, number: int) -> RawFindings:
+        """Return what a group shows. Errors: ConfigurationError, OSError."""
+        num_groups = len(self._rows.table.begins) - 1
+        if number < num_groups:
+            return self._look(self._rows, number)
+        assert self._others is not None
+        return RawFindings(held=self._classes(self._others, number - num_groups, None))
+
+    def _look(self, rows: RawSamples, group: int) -> RawFindings:
+        table, (first, stop) = rows.table, self._span(rows, group)
+        is_held = _is_in(self._validation, first, stop)
+        kept = numpy.flatnonzero(~is_held)
+        is_sampled = sampled(len(rows), first, stop)[kept]
+        names = [*rows.feature_names, *rows.target_names]
+        columns = table.group(group, names)
+        found = {}
+        for name in names:
+            column = self._typed(name, _rows_of(columns[name], kept))
+            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
+            where = _Place(table, first, kept)
+            found[name] = ColumnFindings.of(column, dtype, name, is_sampled, where)
+        return RawFindings(found, self._classes(rows, group, numpy.flatnonzero(is_held)))
+
+    def _span(self, rows, group: int) -> tuple[int, int]:
+        return int(rows.table.begins[group]), int(rows.table.begins[group + 1])
+
+    def _is_text(self, name: str) -> bool:
+        is_class = self._data.kind != "regression" and name in self._rows.target_names
+        return is_class or name in self._data.categories
+
+    def _typed(self, name: str, column):
+        return as_text(column) if self._is_text(name) else column
+
+    def _classes(self, rows: RawSamples, group: int, kept) -> set[str]:
+        if self._data.kind == "regression":
+            return set()
+        (name,) = rows.target_names
+        column = rows.table.group(group, (name,))[name]
+        text = as_text(column if kept is None else _rows_of(column, kept))
+        return {text.values[code] for code in numpy.unique(text.codes[text.codes >= 0])}
+
+    # ---- all of them -----------------------------------------------------------------------------
+
+    def merged(self, findings: list[RawFindings]) -> RawFindings:
+        """Return what all rows show."""
+        total = RawFindings()
+        for found in findings:
+            total.merge(found)
+        return total
+
+    def fitted(self, total: RawFindings) -> Fitted:
+        """Return what follows from what all rows show. Errors: ConfigurationError."""
+        data, table = self._data, self._rows.table
+        fitting = Fitting(data.rare, data.scaling, data.target_scaling, str(table.path))
+        made, left_out = {}, {}
+        for name in self._rows.feature_names:
+            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
+            encoding = self._feature(fitting, name, dtype, total.columns[name])
+            (left_out if isinstance(encoding, str) else made)[name] = encoding
+        if not made:
+            raise ConfigurationError(f"{table.path} has no feature that says something: {left_out}")
+        targets = self._targets(fitting, total)
+        counts = total.columns[targets[0].name].counts
+        class_counts = tuple(counts[value] for value in Encoder((), targets).class_names)
+        telling = tuple(
+            name
+            for name in made
+            if any(tells(total.columns[name], total.columns[each.name]) for each in targets)
+        )
+        return Fitted(Encoder(tuple(made.values()), targets), class_counts, left_out, telling)
+
+    def _feature(self, fitting: Fitting, name: str, dtype, found: ColumnFindings):
+        if not self._data.standardize and dtype != TEXT:
+            fitting = Fitting(fitting.rare, "standard", fitting.target_scaling, fitting.where)
+        try:
+            return fitting.feature(name, dtype, found)
+        except SlipError as slip:
+            if name in self._data.categories:
+                values = tuple(sorted(found.counts, key=lambda v: (-found.counts[v], v)))
+                return Categories(name, values, found.missing > 0)
+            raise ConfigurationError(
+                str(slip).replace(slip.args[0].partition(", column")[0], self._place(slip), 1)
+            ) from None
+
+    def _place(self, slip: SlipError) -> str:
+        """Return where the text of a slip stands."""
+        table = self._rows.table
+        for group in range(len(table.begins) - 1):
+            text = as_text(table.group(group, (slip.name,))[slip.name])
+            if slip.text in text.values:
+                row = numpy.flatnonzero(text.codes == text.values.index(slip.text))[0]
+                return place_of(table, int(table.begins[group] + row))
+        return str(table.path)
+
+    def _targets(self, fitting: Fitting, total: RawFindings) -> tuple[Any, ...]:
+        for name in self._rows.target_names:
+            self._check_target(name, total.columns[name])
+        if self._data.kind != "regression":
+            (name,) = self._rows.target_names
+            return (classes(name, total.columns[name], MOST_CLASSES),)
+        return tuple(fitting.target(name, total.columns[name]) for name in self._rows.target_names)
+
+    def _check_target(self, name: str, found: ColumnFindings):
+        where = f"{self._rows.table.path}, column {name} of data.target"
+        if found.missing:
+            raise ConfigurationError(
+                f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
+                "value in each: leave these rows out of the file"
+            )
+        if self._data.kind == "regression" and found.counts:
+            raise ConfigurationError(
+                f"{where} holds texts, {len(found.counts):,} different ones; wanted numbers, or "
+                "data.kind = 'multiclass' or 'binary'"
+            )
+
+
+class _Place:
+    """Where a row stands that is one of those of a group that are kept."""
+
+    def __init__(self, table, first: int, kept):
+        self._table, self._first, self._kept = table, first, kept
+
+    def __call__(self, row) -> str:
+        return place_of(self._table, self._first + int(self._kept[row]))
+
+
+def _rows_of(column, kept):
+    """Return some rows of a column."""
+    if isinstance(column, numpy.ndarray):
+        return column[kept]
+    return type(column)(column.codes[kept], column.values)
+
+
+def _is_in(samples, first: int, stop: int) -> numpy.ndarray:
+    """Return which of the rows [first, stop) are in a selection; of other samples none: bool."""
+    is_in = numpy.zeros(stop - first, bool)
+    if isinstance(samples, Selected):
+        ranges = samples.ranges
+        near = (ranges.stops > first) & (ranges.starts < stop)
+        for begin, end in zip(ranges.starts[near].tolist(), ranges.stops[near].tolist()):
+            is_in[max(begin - first, 0) : end - first] = True
+    return is_in
