@@ -19,6 +19,8 @@ from ..errors import InputError
 from ..files.reading import parsed_json, understood, wanted, wanted_count
 from ..nn.metrics import Metric
 
+DESCRIPTION = "table.json"
+
 
 @dataclass(frozen=True)
 class Described:

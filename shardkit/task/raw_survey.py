@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from ..data.arrow import TEXT
-from ..data.raw.encodings import Categories, Encoder, as_text
+from ..data.raw.encodings import Categories, Encoder, as_classes, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
 from ..data.split import Selected
@@ -92,20 +92,24 @@ class RawSurvey:
         columns = table.group(group, names)
         found = {}
         for name in names:
-            column = self._typed(name, _rows_of(columns[name], kept))
-            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
             where = _Place(table, first, kept)
+            column = self._typed(name, _rows_of(columns[name], kept), where)
+            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
             found[name] = ColumnFindings.of(column, dtype, name, is_sampled, where)
         return RawFindings(found, self._classes(rows, group, numpy.flatnonzero(is_held)))
 
     def _span(self, rows, group: int) -> tuple[int, int]:
         return int(rows.table.begins[group]), int(rows.table.begins[group + 1])
 
-    def _is_text(self, name: str) -> bool:
-        is_class = self._data.kind != "regression" and name in self._rows.target_names
-        return is_class or name in self._data.categories
+    def _is_class(self, name: str) -> bool:
+        return self._data.kind != "regression" and name in self._rows.target_names
 
-    def _typed(self, name: str, column):
+    def _is_text(self, name: str) -> bool:
+        return self._is_class(name) or name in self._data.categories
+
+    def _typed(self, name: str, column, where):
+        if self._is_class(name):
+            return as_classes(column, name, where)
         return as_text(column) if self._is_text(name) else column
 
     def _classes(self, rows: RawSamples, group: int, kept) -> set[str]:

@@ -29,14 +29,12 @@ from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed
-from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
+from .described import DESCRIPTION, Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .raw_survey import RawSurvey
 from .survey import TableSurvey
 from .table_files import LOSSES, TableData, TableFiles, rows_of
 from .task import Task
-
-DESCRIPTION = "table.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +225,7 @@ class TableTask(Task):
         fitted, data = survey.fitted(total), self.settings.data
         names, encoder = fitted.encoder.class_names, fitted.encoder
         if data.kind != "regression":
-            num_classes(data, len(names), -1, len(self._new[0]))
-            _check_held(data, total.held, names)
+            _check_named(data, names, total.held, len(self._new[0]))
         for name in fitted.telling:
             warnings.warn(
                 f"{data.path}: column {name} alone tells {', '.join(data.target)}; if it is not "
@@ -369,8 +366,22 @@ def num_classes(data: TableData, in_training: int, most_in_validation: int, num_
     return in_training
 
 
-def _check_held(data: TableData, held: set[str], names: tuple[str, ...]) -> None:
-    """Raise ConfigurationError on a class that only rows held out have."""
+def _check_named(data: TableData, names: tuple[str, ...], held: set[str], num_rows: int) -> None:
+    """Raise ConfigurationError on too few or too many classes, or one that only held rows have.
+
+    held   the names of those of the rows held out; num_rows: of training
+    """
+    if data.kind == "binary" and len(names) > 2:
+        raise ConfigurationError(
+            f"{data.path}: {len(names)} classes in {data.target[0]}; of data.kind = 'binary' there "
+            "are two, others are 'multiclass'"
+        )
+    if len(names) > max(num_rows // 2, 2):
+        raise ConfigurationError(
+            f"{data.path}: {len(names)} classes in {data.target[0]} of {num_rows} training rows; "
+            "wanted several rows of each: these are ids, or numbers of data.kind = 'regression'"
+        )
+    num_classes(data, len(names), -1, num_rows)
     unknown = sorted(held - set(names))
     if unknown:
         raise ConfigurationError(

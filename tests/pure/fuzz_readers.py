@@ -48,7 +48,6 @@ from shardkit.testing.data import (
     TextData,
     cut_into_blocks,
     find_inputs,
-    index_of,
     open_table,
     open_tokenizer,
     prepare_tokens,
@@ -130,7 +129,6 @@ def make_csv(folder):
     (folder / "quoted.tsv").write_text(
         "\n".join(['"a"\tb', *(f'"{a}"\t{b}' for a, b in zip(x[:, 0], y))])
     )
-    index_of(folder / "t.csv").tofile(folder / "t.rows")
 
 
 def make_parquet(folder):

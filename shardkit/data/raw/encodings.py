@@ -39,6 +39,18 @@ def as_text(column) -> Text:
     return Text(numpy.where(is_none[codes], -1, codes), tuple(texts))
 
 
+def as_classes(column, name: str, where) -> Text:
+    """Return a target of classes as texts. Errors: ConfigurationError on fractions."""
+    if not isinstance(column, Text):
+        wrong = numpy.flatnonzero(~numpy.isnan(column) & (column != numpy.floor(column)))
+        if wrong.size:
+            raise ConfigurationError(
+                f"{where(wrong[0])}, column {name}: {column[wrong[0]]}; wanted a class, a whole "
+                "number or a text; of other numbers data.kind is 'regression'"
+            )
+    return as_text(column)
+
+
 def as_numbers(column, name: str, where) -> numpy.ndarray:
     """Return a column of numbers or times: [n] float64.
 

@@ -58,6 +58,7 @@ class MLP(Module):
         self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)
         self.embedded = EmbeddedColumns(embeddings, dtype=self._dtype) if embeddings else None
         into = self._sizes[0] + sum(width - 1 for _, width in embeddings)
+        ends = zip((into, *self._sizes[1:]), self._sizes[1:])
         last = len(self._sizes) - 2
         self.layers = ModuleList(
             DenseLayer(
@@ -66,9 +67,7 @@ class MLP(Module):
                 activation=ACTIVATIONS[activation] if index < last else None,
                 dtype=self._dtype,
             )
-            for index, (num_in, num_out) in enumerate(
-                zip((into, *self._sizes[1:]), self._sizes[1:])
-            )
+            for index, (num_in, num_out) in enumerate(ends)
         )
         self.loss = TASKS[task]()
         self.metrics = self._own_metrics()
