@@ -119,7 +119,7 @@ class WindowRows:
         self._run = max(min(dataset.chunks[0] if dataset.chunks else most, most // row_bytes), 1)
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
-        """Return these rows of a part: see Table.read. One read for each chunk."""
+        """Return these rows of a part: see NumberTable.read. One read for each chunk."""
         shape = self._shape if part.is_whole else (part.width,)
         dtype = part.field.dtype.newbyteorder("=")
         values = numpy.empty((len(numbers), *shape), dtype)

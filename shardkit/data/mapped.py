@@ -165,6 +165,6 @@ class MappedRows:
         return found
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
-        """Return these rows of a part of this array: see Table.read."""
+        """Return these rows of a part of this array: see NumberTable.read."""
         values = self.read(numbers, part.start, part.stop)
         return values.reshape(len(numbers), *self._row_shape) if part.is_whole else values

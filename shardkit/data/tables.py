@@ -121,7 +121,8 @@ class TableSamples(Samples):
         dtype="float32",
         apart=(),
     ):
-        where, self.table = str(table.path), table
+        self.table = table
+        where = str(table.path)
         self.targets = chosen(table.fields, targets, where, "target")
         self.weights = chosen(table.fields, (weights,) if weights else (), where, "weights")
         self.features = chosen(table.fields, features, where, "features") or self._others(apart)
@@ -129,7 +130,7 @@ class TableSamples(Samples):
         self._classes, self._dtype = classes, dtype
         self._check()
         self._rows = self._parts[0].field.rows
-        self.run_length = table.run_length(self._parts)
+        self.run_length = self.table.run_length(self._parts)
 
     def _others(self, apart) -> tuple[Columns, ...]:
         """Return all columns that are neither target nor weight.
@@ -252,6 +253,7 @@ class RawSamples(TableSamples):
     """
 
     table: GroupedTable
+    _encoded: EncodedRows
 
     def encoded(self, encoder: Encoder) -> "RawSamples":
         """Return these rows with an encoder."""

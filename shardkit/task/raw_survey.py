@@ -133,7 +133,8 @@ class RawSurvey:
         """Return what follows from what all rows show. Errors: ConfigurationError."""
         data, table = self._data, self._rows.table
         fitting = Fitting(data.rare, data.scaling, data.target_scaling, str(table.path))
-        made, left_out = {}, {}
+        made: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
         for name in self._rows.feature_names:
             dtype = TEXT if self._is_text(name) else table.fields[name].dtype
             encoding = self._feature(fitting, name, dtype, total.columns[name])

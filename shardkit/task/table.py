@@ -164,7 +164,7 @@ class TableTask(Task):
 
     def _survey(self) -> "TableSurvey | RawSurvey":
         if isinstance(rows_of(self._new[0]), RawSamples):
-            return RawSurvey(*self._new, self.settings.data)
+            return RawSurvey(self._new[0], self._new[1], self.settings.data)
         has_classes = self.settings.data.kind != "regression"
         data = self.settings.data
         form = self.rows.form(rows_of(self._new[0]), data)

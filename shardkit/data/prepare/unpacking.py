@@ -48,10 +48,9 @@ def head_of(path: Path, num_bytes: int) -> bytes:
 
 def content_within(path: Path, most: int) -> bytes:
     """Return all that a compressed file holds. Errors: CorpusError if it is more; as head_of."""
-    content = head_of(path, most + 1)
-    if len(content) > most:
-        raise CorpusError(f"{path} holds more than {most:,} bytes; unpack it first", path)
-    return content
+    found, most = io.BytesIO(), min(most, max(_MOST_TIMES * path.stat().st_size, _SMALL))
+    _read(path, lambda file: _copy(path, file, found, most, lambda: None))
+    return found.getvalue()
 
 
 def mark_of(path: Path, work: Callable[[], None]) -> str:
@@ -81,8 +80,8 @@ def _copy(path: Path, file, out, most: int, work: Callable[[], None]) -> None:
         left -= len(content)
         if left < 0:
             raise CorpusError(
-                f"{path} holds more than {most:,} bytes, {_MOST_TIMES:,} times its size; no text "
-                "is compressed so well",
+                f"{path} holds more than {most:,} bytes, too many for its size of "
+                f"{path.stat().st_size:,}, or to be held; unpack it first",
                 path,
             )
         out.write(content)

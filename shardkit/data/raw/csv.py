@@ -24,7 +24,7 @@ from .groups import RowGroups
 _DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 1 << 22
 _HEAD_BYTES = 1 << 16  # that tell the dialect
-_MOST_ROW = 1 << 26  # bytes
+_MOST_ROW = 1 << 24  # bytes
 _MOST_UNPACKED = 1 << 32
 _NEAR_BLOCKS = 64  # of which all are kept
 _GROUPED = "grouped"
@@ -81,6 +81,8 @@ class CSVGroups(RowGroups):
         start, rest = self._style.first_row, b""
         while True:
             more = self._bytes(start + len(rest), start + len(rest) + _BLOCK_BYTES)
+            if b"\0" in more:
+                raise InputError(f"{self._path} is no text: it has bytes of zeros", self._path)
             content = rest + more
             end = len(content) if len(more) < _BLOCK_BYTES else _end_of_rows(content)
             if end:
@@ -140,7 +142,9 @@ class CSVGroups(RowGroups):
     def _column(self, column, name: str):
         if name in self._grouped:
             return self._style.ungrouped(column_of(column, TEXT))
-        return column_of(column, self.types[name])
+        dtype = self.types[name]
+        assert dtype is not None  # CSV has no others
+        return column_of(column, dtype)
 
     def _parsed(self, block: int, names):
         """Return a block as a table of Arrow; names None: all columns, whose types are not known.
@@ -155,6 +159,11 @@ class CSVGroups(RowGroups):
         if names is None:
             self._check_empty(content, start)
         wrong: list = []
+
+        def note(row):
+            wrong.append(row)
+            return "skip"
+
         wanted = self._style.names if names is None else list(names)
         types = {name: self._kinds[name] for name in wanted if name in self._kinds}
         with library(self._path):
@@ -169,7 +178,7 @@ class CSVGroups(RowGroups):
                     delimiter=self._style.delimiter,
                     newlines_in_values=True,
                     ignore_empty_lines=False,
-                    invalid_row_handler=lambda row: wrong.append(row) or "skip",
+                    invalid_row_handler=note,
                 ),
                 csv_.ConvertOptions(
                     column_types=types,  # of those that are known
@@ -239,7 +248,7 @@ def _end_of_rows(content: bytes) -> int:
 
 def _line_in(content: bytes, row: int) -> int:
     """Return the number, from 1, of the line where the row of a number from 1 begins."""
-    begin = 0 if row == 1 else int(_row_ends(content)[row - 2])
+    begin = int(_row_ends(content)[: max(row - 1, 0)].max(initial=0))
     return content[:begin].count(b"\n") + 1
 
 
