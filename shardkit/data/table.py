@@ -118,6 +118,9 @@ class GroupedTable(Table):
     def files(self):
         return self.groups.files
 
+    def fingerprint(self):
+        return self.groups.content or super().fingerprint()
+
     def run_length(self, parts: tuple[Columns, ...]) -> int:
         """Return the rows of the longest group; 1 where all are at hand."""
         return 1 if self.groups.is_in_memory else max(self.groups.sizes, default=1)

@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 
@@ -29,6 +29,7 @@ from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed
+from .class_checks import check_named, num_classes
 from .described import DESCRIPTION, Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .raw_survey import RawSurvey
@@ -110,6 +111,7 @@ class TableTask(Task):
     """
 
     rows = Vectors()
+    frame: ClassVar[Any] = None  # rows that a script has in memory, in place of data.path
 
     sections = {"data": TableData}
     defaults = {
@@ -125,7 +127,11 @@ class TableTask(Task):
 
     @property
     def _files(self) -> TableFiles:
-        return TableFiles(self.settings.data)
+        return TableFiles(self.settings.data, self.frame)
+
+    @classmethod
+    def on(cls, frame: Any) -> type["TableTask"]:
+        return type(cls.__name__, (cls,), {"frame": frame})
 
     # ---- before a run ----------------------------------------------------------------------------
 
@@ -181,7 +187,11 @@ class TableTask(Task):
 
     def _check(self):
         data = self.settings.data
-        if data.path is None:
+        if (data.path is None) == (self.frame is None):
+            if self.frame is not None:
+                raise ConfigurationError(
+                    f"data.path = {data.path!r} beside a frame; wanted one of them"
+                )
             raise ConfigurationError("data.path is not given; wanted a file of rows")
         if not data.target:
             raise ConfigurationError("data.target is not given; wanted the column to predict")
@@ -225,10 +235,10 @@ class TableTask(Task):
         fitted, data = survey.fitted(total), self.settings.data
         names, encoder = fitted.encoder.class_names, fitted.encoder
         if data.kind != "regression":
-            _check_named(data, names, total.held, len(self._new[0]))
+            check_named(data, names, total.held, len(self._new[0]))
         for name in fitted.telling:
             warnings.warn(
-                f"{data.path}: column {name} alone tells {', '.join(data.target)}; if it is not "
+                f"{data.place}: column {name} alone tells {', '.join(data.target)}; if it is not "
                 "known before what is predicted, leave it out of data.features",
                 ShardingWarning,
                 stacklevel=2,
@@ -327,66 +337,6 @@ class TableMLP(TableTask):
             seed=self.settings.run.seed,
             feature_names=self.described.feature_names,
             embeddings=self.described.columns.embeddings,
-        )
-
-
-def num_classes(data: TableData, in_training: int, most_in_validation: int, num_rows: int) -> int:
-    """Return how many classes there are. Errors: ConfigurationError.
-
-    in_training          of the training rows, of which there are num_rows
-    most_in_validation   the highest class of a row held out
-    """
-    if data.kind == "binary" and in_training > 2:
-        raise ConfigurationError(
-            f"{data.path}: classes up to {in_training - 1} in {data.target[0]}; of data.kind = "
-            "'binary' they are 0 and 1, others are 'multiclass'"
-        )
-    if in_training < 2:
-        raise ConfigurationError(
-            f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
-            "classes or more"
-        )
-    if in_training > num_rows:
-        raise ConfigurationError(
-            f"{data.path}: classes up to {in_training - 1} in {data.target[0]} of "
-            f"{num_rows} training rows, so that most have no row; number those that "
-            "are there 0, 1, 2, ..."
-        )
-    if most_in_validation >= in_training:
-        raise ConfigurationError(
-            f"{data.validation_path or data.path}: a held-out row is of class "
-            f"{most_in_validation}, but the training rows have classes up to "
-            f"{in_training - 1}; give rows of every class"
-        )
-    if isinstance(data.class_weights, tuple) and len(data.class_weights) != in_training:
-        raise ConfigurationError(
-            f"data.class_weights has {len(data.class_weights)} weights, but {data.path} has "
-            f"{in_training} classes; wanted one each"
-        )
-    return in_training
-
-
-def _check_named(data: TableData, names: tuple[str, ...], held: set[str], num_rows: int) -> None:
-    """Raise ConfigurationError on too few or too many classes, or one that only held rows have.
-
-    held   the names of those of the rows held out; num_rows: of training
-    """
-    if data.kind == "binary" and len(names) > 2:
-        raise ConfigurationError(
-            f"{data.path}: {len(names)} classes in {data.target[0]}; of data.kind = 'binary' there "
-            "are two, others are 'multiclass'"
-        )
-    if len(names) > max(num_rows // 2, 2):
-        raise ConfigurationError(
-            f"{data.path}: {len(names)} classes in {data.target[0]} of {num_rows} training rows; "
-            "wanted several rows of each: these are ids, or numbers of data.kind = 'regression'"
-        )
-    num_classes(data, len(names), -1, num_rows)
-    unknown = sorted(held - set(names))
-    if unknown:
-        raise ConfigurationError(
-            f"{data.validation_path or data.path}: a held-out row is of class {unknown[0]!r:.100}, "
-            f"but the training rows have {', '.join(names)[:200]}; give rows of every class"
         )
 
 

@@ -32,6 +32,7 @@ _OF_COLUMNS = (
     *("split_by", "split_in_time", "categories", "rare", "scaling", "target_scaling"),
     *("missing", "decimal", "dates"),
 )
+_FRAME = "the frame"
 _KEPT = "its scaling and the order of its rows follow from it"
 
 
@@ -96,15 +97,22 @@ class TableData:
         above=0.0,
     )
 
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages."""
+        return self.path or _FRAME
+
 
 @dataclass(frozen=True)
 class TableFiles:
     """The files of one run.
 
     data   which they are
+    frame  rows in memory, in place of data.path
     """
 
     data: TableData
+    frame: Any = None
 
     def rows(
         self, path, features=None, *, texts=(), contents=None, has_targets=True
@@ -135,6 +143,10 @@ class TableFiles:
             apart=() if data.split_by is None else (data.split_by,),
         )
 
+    @property
+    def _source(self):
+        return self.data.path if self.frame is None else self.frame
+
     def _check_columns(self, table):
         """Raise ConfigurationError on settings that this kind of file does not have."""
         if isinstance(table, GroupedTable):
@@ -153,7 +165,7 @@ class TableFiles:
         """
         data = self.data
         contents = None if folder is None else Contents.stored(folder / "data")
-        rows = self.rows(data.path, contents=contents)
+        rows = self.rows(self._source, contents=contents)
         if data.validation_path is not None:
             features = tuple(part.spec for part in rows.features)
             texts = [name for name, field in rows.table.fields.items() if field.is_text]
@@ -180,6 +192,8 @@ class TableFiles:
         contents, tables = Contents(), [rows_of(samples).table for samples in parts]
         for table in tables:
             table.note_contents(contents)
+        if self.frame is not None:
+            contents.check_given(_FRAME, tables[0].fingerprint())
         if held is not None and tables[0].fingerprint() == tables[1].fingerprint():
             raise ConfigurationError(
                 f"{held} of data.validation_path holds what {self.data.path} does; a model knows "
@@ -193,6 +207,8 @@ class TableFiles:
         for path in (self.data.path, self.data.validation_path):
             for file in () if path is None else files_of(path):
                 contents.check(file)
+        if self.frame is not None:
+            contents.check_given(_FRAME, open_table(self.frame).fingerprint())
         contents.store(folder)
 
 

@@ -233,7 +233,7 @@ def test_an_object_array_is_never_unpickled(tmp_path, monkeypatch):
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("something was unpickled"))
     numpy.savez(tmp_path / "x.npz", a=numpy.array([print, 1], object), b=numpy.ones(3))
     assert npz_arrays(tmp_path / "x.npz")["b"].shape == (3,)
-    with pytest.raises(ShardkitError, match="text or records"):
+    with pytest.raises(ShardkitError, match="records or lists"):
         TableSamples(open_table(tmp_path / "x.npz"), ["a"])
 
 

@@ -8,11 +8,14 @@ order has the same bits on any number of ranks.
 """
 
 from abc import ABC, abstractmethod
+from functools import cached_property
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 
 import numpy
 
+from ...checkpoint.format.files import checksum
 from ...errors import ConfigurationError, InputError
 from ...files.reading import library, size_of
 from ..arrow import (
@@ -42,6 +45,7 @@ class RowGroups(ABC):
     types: dict[str, numpy.dtype | None]
     sizes: list[int]
     files: tuple[Path, ...]
+    content = ""  # a hash of rows that are in no file
     is_in_memory = False  # rows of any group are at hand, so no neighbors are worth being kept
 
     @abstractmethod
@@ -105,8 +109,20 @@ class FrameGroups(RowGroups):
         self.sizes = [self._table.num_rows]
         self.types = {name: dtype_of(kind) for name, kind in flat_types(self._table.schema).items()}
 
+    @cached_property
+    def content(self):
+        parts, written = arrow("a frame"), BytesIO()
+        with parts.ipc.new_stream(written, self._table.schema) as stream:
+            stream.write_table(self._table.combine_chunks())
+        return checksum(written.getbuffer())
+
     def read(self, group, names):
         return {name: column_of(flat_column(self._table, name), self.types[name]) for name in names}
+
+
+def is_frame(value) -> bool:
+    """Return True for what as_arrow takes, but for {name: column}."""
+    return hasattr(value, "schema") or hasattr(value, "iloc") or hasattr(value, "to_dataframe")
 
 
 def as_arrow(frame, pa):
