@@ -1,4 +1,4 @@
-"""How many classes a target has, and whether its rows can be trained on."""
+"""How many classes a target has, and whether its rows can be trained on; and of categories."""
 
 from ..errors import ConfigurationError
 from .table_files import TableData
@@ -60,5 +60,17 @@ def check_named(data: TableData, names: tuple[str, ...], held: set[str], num_row
     if unknown:
         raise ConfigurationError(
             f"{data.validation_path or data.place}: a held-out row is of class "
-            f"{unknown[0]!r:.100}, but the training rows have {', '.join(names)[:200]}; give rows of every class"
+            f"{unknown[0]!r:.100}, but the training rows have {', '.join(names)[:200]}; give rows "
+            "of every class"
+        )
+
+
+def check_exact(compute_dtype: str | None, embeddings) -> None:
+    """Raise ConfigurationError if numbers of categories in x are not whole in this dtype."""
+    most = {"float16": 1 << 11, "bfloat16": 1 << 8}.get(str(compute_dtype), 1 << 24)
+    largest = max((rows for rows, _ in embeddings), default=0)
+    if largest > most:
+        raise ConfigurationError(
+            f"parallel.compute_dtype = {compute_dtype!r} with {largest:,} categories of a column, "
+            f"whose numbers it holds up to {most:,}; leave it out, or give a larger data.rare"
         )

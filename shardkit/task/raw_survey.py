@@ -184,15 +184,15 @@ class RawSurvey:
 
     def _check_target(self, name: str, found: ColumnFindings):
         where = f"{self._rows.table.path}, column {name} of data.target"
-        if found.missing:
-            raise ConfigurationError(
-                f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
-                "value in each: leave these rows out of the file"
-            )
         if self._data.kind == "regression" and found.counts:
             raise ConfigurationError(
                 f"{where} holds texts, {len(found.counts):,} different ones; wanted numbers, or "
                 "data.kind = 'multiclass' or 'binary'"
+            )
+        if found.missing:
+            raise ConfigurationError(
+                f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
+                "value in each: leave these rows out of the file"
             )
 
 

@@ -29,7 +29,7 @@ from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed
-from .class_checks import check_named, num_classes
+from .class_checks import check_exact, check_named, num_classes
 from .described import DESCRIPTION, Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
 from .raw_survey import RawSurvey
@@ -329,14 +329,15 @@ class TableMLP(TableTask):
     defaults = {"run.folder": "runs/table", **TableTask.defaults}
 
     def make_model(self):
-        model = self.settings.model
+        model, embeddings = self.settings.model, self.described.columns.embeddings
+        check_exact(self.settings.parallel.compute_dtype, embeddings)
         return MLP(
             [self.num_features, *model.hidden, self.num_outputs],
             activation=model.activation,
             task="classification" if self.settings.data.kind == "multiclass" else "regression",
             seed=self.settings.run.seed,
             feature_names=self.described.feature_names,
-            embeddings=self.described.columns.embeddings,
+            embeddings=embeddings,
         )
 
 

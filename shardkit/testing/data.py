@@ -14,7 +14,8 @@ NAMES = {
     "order": "ByPosition EpochOrder",
     "packed": "IGNORED PackedTokens TokenWindows",
     "position": "Position",
-    "raw.encodings": "Classes Encoder Numbers",
+    "raw.encodings": "Categories Classes Encoder Numbers Times from_json time_parts to_json",
+    "raw.findings": "ColumnFindings Fitting classes",
     "prepare.inputs": "cut_into_blocks find_inputs",
     "prepare.job": "Preparation prepare_tokens",
     "prepare.parts": "PartsFolder",
@@ -32,6 +33,7 @@ NAMES = {
 }
 MODULES = {
     "contents": "contents",
+    "csv": "raw.csv",
     "inputs": "prepare.inputs",
     "job": "prepare.job",
     "readers": "prepare.readers",

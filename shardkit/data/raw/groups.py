@@ -137,7 +137,7 @@ def as_arrow(frame, pa):
         if hasattr(frame, "iloc"):  # of pandas
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
-    except (TypeError, ValueError, pa.ArrowException) as error:
+    except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"a frame of type {type(frame).__name__} is no table: {str(error)[:200]}; wanted one "
             "of pandas, polars, xarray or pyarrow, or {name: column}"
