@@ -252,7 +252,8 @@ def test_settings_of_columns_are_refused_for_arrays(folder):
 def test_a_frame_trains_and_predicts_as_its_file(folder):
     import pyarrow.csv
 
-    frame = pyarrow.csv.read_csv(folder / "t.csv")
+    how = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+    frame = pyarrow.csv.read_csv(folder / "t.csv", convert_options=how)
     settings = {name: value for name, value in SMALL.items() if name != "run.task"}
     settings |= {"data.features": ["city:shop"], "data.target": ["price"], "batch.sequences": 16}
     run(settings_of(folder, batch__sequences=16))
