@@ -1,6 +1,13 @@
 """Rows of tables as numbers, as they stand in a file of any kind."""
 
-from shardkit.testing.data import Classes, Encoder, Numbers, RawSamples, TableSamples, open_table
+from shardkit.testing.data import (
+    Classes,
+    ColumnEncoder,
+    Numbers,
+    RawSamples,
+    TableSamples,
+    open_table,
+)
 
 
 def rows_in(table, features=(), targets=(), *, dtype="float32", classes=False, **more):
@@ -12,4 +19,4 @@ def rows_in(table, features=(), targets=(), *, dtype="float32", classes=False, *
     columns = [tuple(map(Numbers, names)) for names in (rows.feature_names, rows.target_names)]
     if classes:
         columns[1] = (Classes(targets[0], tuple(map(str, range(10)))),)
-    return rows.encoded(Encoder(*columns))
+    return rows.encoded(ColumnEncoder(*columns))

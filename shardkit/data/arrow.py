@@ -87,6 +87,13 @@ class Text:
     def __len__(self):
         return len(self.codes)
 
+    def through(self, of_values, missing) -> numpy.ndarray:
+        """Return what stands in the place of each row's text, or of nothing.
+
+        of_values   one for each of the values
+        """
+        return numpy.array([*of_values, missing])[self.codes]
+
 
 def dtype_of(kind) -> numpy.dtype | None:
     """Return what a column of this type of Arrow is in NumPy; None if it is none of a table."""
@@ -96,7 +103,8 @@ def dtype_of(kind) -> numpy.dtype | None:
     if types.is_date(kind) or types.is_timestamp(kind):
         return TIME
     numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
-    if any(is_one(kind) for is_one in (*numbers, types.is_time, types.is_duration, types.is_null)):
+    others = types.is_time, types.is_duration, types.is_null
+    if any(is_one(kind) for is_one in (*numbers, *others)):
         return NUMBER
     return TEXT if _is_text(types, kind) else None
 
@@ -105,12 +113,12 @@ def _is_text(types, kind) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view"
 
 
-def flat_types(schema) -> dict[str, Any]:
-    """Return {name: type} of the columns of a schema, nested ones taken apart."""
+def dtypes_of(schema) -> dict[str, numpy.dtype | None]:
+    """Return {name: dtype} of the columns of a schema, nested ones taken apart."""
     found: dict[str, Any] = {}
     for field in schema:
         found.update(_flat_types(field.name, field.type))
-    return found
+    return {name: dtype_of(kind) for name, kind in found.items()}
 
 
 def _flat_types(name: str, kind) -> dict[str, Any]:
@@ -169,23 +177,22 @@ def _without_twins(codes, places, values):
     """Return codes and values where each text is once, and None is -1."""
     kept = [value for value in values if value is not None]
     renumbered = [-1 if value is None else kept.index(value) for value in values]
-    of_place = numpy.array([*(renumbered[place] for place in places), -1], numpy.int64)
-    return of_place[codes], kept
+    return numpy.array([*map(renumbered.__getitem__, places), -1])[codes], kept
 
 
 def _numbers_of(pa, column) -> numpy.ndarray:
     types, kind = pa.types, column.type
-    scale = 1.0
-    if types.is_date(kind) or types.is_timestamp(kind):
-        column, scale = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()), 1e6
-    elif types.is_time(kind):
-        column, scale = column.cast(pa.time64("us"), safe=False).cast(pa.int64()), 1e6
-    elif types.is_duration(kind):
-        column, scale = column.cast(pa.duration("us"), safe=False).cast(pa.int64()), 1e6
-    elif types.is_boolean(kind):
+    if types.is_boolean(kind):
         column = column.cast(pa.int8())
+    in_microseconds = None
+    if types.is_date(kind) or types.is_timestamp(kind):
+        in_microseconds = pa.timestamp("us")
+    elif types.is_time(kind) or types.is_duration(kind):
+        in_microseconds = pa.time64("us") if types.is_time(kind) else pa.duration("us")
+    if in_microseconds is not None:
+        column = column.cast(in_microseconds, safe=False).cast(pa.int64())
     numbers = column.cast(pa.float64(), safe=False).to_numpy()
-    return numpy.array(numbers, numpy.float64) / scale
+    return numpy.array(numbers) / (1.0 if in_microseconds is None else 1e6)
 
 
 def checked_rows(column, rows: int, path, name: str):

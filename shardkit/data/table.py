@@ -9,7 +9,9 @@ columns are features and which are targets (tables.py).
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -111,6 +113,16 @@ class GroupedTable(Table):
         """Return {name: column} of a group. Threads take turns. Errors: as RowGroups.read."""
         with self._one_reader:
             return self.groups.read(number, tuple(dict.fromkeys(names)))
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are."""
+        return len(self.begins) - 1
+
+    def column(self, name: str) -> Iterator[Any]:
+        """Yield the part of a column in each group."""
+        for number in range(self.num_groups):
+            yield self.group(number, (name,))[name]
 
     def row_text(self, number):
         return self.groups.place(number)

@@ -1,7 +1,7 @@
 """Rows of a table as samples: x from the columns of features, y from those of targets.
 
     .npy .npz .h5                --NumberTable---> TableSamples   x [n, features], y [n, targets]
-    .csv .parquet .arrow, folder --GroupedTable--> RawSamples     the same, by an Encoder
+    .csv .parquet .arrow, folder --GroupedTable--> RawSamples     the same, encoded
 
 Nothing is copied: each rank reads the rows that it is asked for, where they lie.
 """
@@ -22,7 +22,7 @@ from .columns import Columns, chosen
 from .contents import Contents, stamp_of
 from .hdf5_table import HDF5Table
 from .raw.csv import CSVGroups
-from .raw.encodings import Encoder
+from .raw.encodings import ColumnEncoder
 from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, files_below, keys_of
 from .raw.samples import EncodedRows
 from .samples import Samples
@@ -247,7 +247,7 @@ class TableSamples(Samples):
 
 
 class RawSamples(TableSamples):
-    """Chosen columns of a GroupedTable: sample k is row k, as an Encoder has it.
+    """Chosen columns of a GroupedTable: sample k is row k, as a ColumnEncoder has it.
 
     encoder  known once a survey has fitted it, or from the run; before that no row can be read
     """
@@ -255,7 +255,7 @@ class RawSamples(TableSamples):
     table: GroupedTable
     _encoded: EncodedRows
 
-    def encoded(self, encoder: Encoder) -> "RawSamples":
+    def encoded(self, encoder: ColumnEncoder) -> "RawSamples":
         """Return these rows with an encoder."""
         made = copy.copy(self)
         made._encoded = EncodedRows(

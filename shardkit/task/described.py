@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from ..annotations import FilePath
-from ..data.raw.encodings import Classes, Encoder, Numbers, columns_of, from_json, to_json
+from ..data.raw.encodings import Classes, ColumnEncoder, Numbers, columns_of, from_json, to_json
 from ..data.samples import Samples, reader_of
 from ..data.scaling import Scaling
 from ..data.tables import MOST_CLASSES, TableSamples
@@ -43,44 +43,43 @@ class Described:
     class_counts: tuple[int, ...]
     x_shape: tuple[int, ...] = ()
     y_shape: tuple[int, ...] = ()
-    encoder: Encoder | None = None
+    encoder: ColumnEncoder | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def columns(self) -> Encoder:
+    def columns(self) -> ColumnEncoder:
         """How a table of columns is read: as it was fitted, or what runs of before had."""
         if self.encoder is not None:
             return self.encoder
         x = map(Numbers, self.feature_names, self.x.center.tolist(), self.x.scale.tolist())
         if self.classes:
             numbers = tuple(map(str, range(self.classes)))
-            return Encoder(tuple(x), (Classes(self.target_names[0], numbers),))
+            return ColumnEncoder(tuple(x), (Classes(self.target_names[0], numbers),))
         y = map(Numbers, self.target_names, self.y.center.tolist(), self.y.scale.tolist())
-        return Encoder(tuple(x), tuple(y))
+        return ColumnEncoder(tuple(x), tuple(y))
 
     @property
     def looked_up_width(self) -> int:
         """How many columns x has once ids have become vectors."""
-        return len(self.feature_names) + sum(width - 1 for _, width in self.columns.embeddings)
+        widths = [width - 1 for _, width in self.columns.embeddings]
+        return len(self.feature_names) + sum(widths)
 
     @property
-    def units(self) -> "Encoder | Scaling":
+    def units(self) -> "ColumnEncoder | Scaling":
         """What brings predictions back into the units of the file."""
         return self.encoder or self.y
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the classes, in the order of their numbers; () where they have none."""
+        """The names of the classes, in the order of their numbers; () where they have none."""
         return self.encoder.class_names if self.encoder else ()
 
     def __str__(self):
         if self.encoder is None:
             return f"{len(self.feature_names)} columns of x: {', '.join(self.feature_names)[:300]}"
-        left = "".join(f"\n  left out: {name}, since {why}" for name, why in self.left_out.items())
-        return (
-            f"features\n{columns_of(self.encoder.features)}{left}\n"
-            f"predicted\n{columns_of(self.encoder.targets)}"
-        )
+        lines = ["features", columns_of(self.encoder.features)]
+        lines += [f"  left out: {name}, since {why}" for name, why in self.left_out.items()]
+        return "\n".join([*lines, "predicted", columns_of(self.encoder.targets)])
 
     def to_json(self) -> bytes:
         """Return it as a file."""
@@ -105,7 +104,7 @@ class Described:
         return cls(**found, x=x, y=y, classes=classes, encoder=encoder, left_out=left_out)
 
 
-def _encoder(values: dict, path) -> Encoder | None:
+def _encoder(values: dict, path) -> ColumnEncoder | None:
     """Return the encoder in a file; None where there is none."""
     if "features_as" not in values:
         return None
@@ -113,7 +112,7 @@ def _encoder(values: dict, path) -> Encoder | None:
     features, targets = (tuple(from_json(each, path) for each in side) for side in sides)
     if not features or not targets:
         raise InputError(f"{path} has no columns of x or y", path, "features_as")
-    return Encoder(features, targets)
+    return ColumnEncoder(features, targets)
 
 
 _SIDES = ("features", "targets")
@@ -178,7 +177,7 @@ class Scaled(Samples):
 class InUnits(Metric):
     """A metric of scaled predictions, measured in the units of the file."""
 
-    def __init__(self, metric: Metric, scaling: "Encoder | Scaling"):
+    def __init__(self, metric: Metric, scaling: "ColumnEncoder | Scaling"):
         self._metric, self._scaling = metric, scaling
 
     def sums(self, prediction, y):

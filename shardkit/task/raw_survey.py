@@ -2,7 +2,7 @@
 
 group 0, 1, ... of data.path             each on some rank: findings of its training rows, and
 groups of data.validation_path           the classes of those that are held out
-   --merged in their order, on one rank--> Encoder, what was left out, what tells the target
+   --merged in their order, on one rank--> ColumnEncoder, what was left out, what tells the target
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from ..data.arrow import TEXT
-from ..data.raw.encodings import Categories, Encoder, as_classes, as_text
+from ..data.raw.encodings import ColumnEncoder, as_classes, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
 from ..data.split import Selected
@@ -51,7 +51,7 @@ class Fitted:
     telling       features that alone say what a target is
     """
 
-    encoder: Encoder
+    encoder: ColumnEncoder
     class_counts: tuple[int, ...]
     left_out: Mapping[str, str]
     telling: tuple[str, ...]
@@ -72,19 +72,20 @@ class RawSurvey:
             self._others = rows_of(validation)
 
     def __len__(self):
-        others = 0 if self._others is None else len(self._others.table.begins) - 1
-        return len(self._rows.table.begins) - 1 + others
+        others = 0 if self._others is None else self._others.table.num_groups
+        return self._rows.table.num_groups + others
 
     def look(self, number: int) -> RawFindings:
         """Return what a group shows. Errors: ConfigurationError, OSError."""
-        num_groups = len(self._rows.table.begins) - 1
+        num_groups = self._rows.table.num_groups
         if number < num_groups:
             return self._look(self._rows, number)
         assert self._others is not None
         return RawFindings(held=self._classes(self._others, number - num_groups, None))
 
     def _look(self, rows: RawSamples, group: int) -> RawFindings:
-        table, (first, stop) = rows.table, self._span(rows, group)
+        table = rows.table
+        first, stop = table.begins[group : group + 2].tolist()
         is_held = _is_in(self._validation, first, stop)
         kept = numpy.flatnonzero(~is_held)
         is_sampled = sampled(len(rows), first, stop)[kept]
@@ -97,9 +98,6 @@ class RawSurvey:
             dtype = TEXT if self._is_text(name) else table.fields[name].dtype
             found[name] = ColumnFindings.of(column, dtype, name, is_sampled, where)
         return RawFindings(found, self._classes(rows, group, numpy.flatnonzero(is_held)))
-
-    def _span(self, rows, group: int) -> tuple[int, int]:
-        return int(rows.table.begins[group]), int(rows.table.begins[group + 1])
 
     def _is_class(self, name: str) -> bool:
         return self._data.kind != "regression" and name in self._rows.target_names
@@ -118,7 +116,8 @@ class RawSurvey:
         (name,) = rows.target_names
         column = rows.table.group(group, (name,))[name]
         text = as_text(column if kept is None else _rows_of(column, kept))
-        return {text.values[code] for code in numpy.unique(text.codes[text.codes >= 0])}
+        there = set(text.codes.tolist())
+        return {value for code, value in enumerate(text.values) if code in there}
 
     # ---- all of them -----------------------------------------------------------------------------
 
@@ -143,35 +142,31 @@ class RawSurvey:
             raise ConfigurationError(f"{table.path} has no feature that says something: {left_out}")
         targets = self._targets(fitting, total)
         counts = total.columns[targets[0].name].counts
-        class_counts = tuple(counts[value] for value in Encoder((), targets).class_names)
+        class_counts = tuple(counts[value] for value in ColumnEncoder((), targets).class_names)
         telling = tuple(
             name
             for name in made
             if any(tells(total.columns[name], total.columns[each.name]) for each in targets)
         )
-        return Fitted(Encoder(tuple(made.values()), targets), class_counts, left_out, telling)
+        return Fitted(ColumnEncoder(tuple(made.values()), targets), class_counts, left_out, telling)
 
     def _feature(self, fitting: Fitting, name: str, dtype, found: ColumnFindings):
         if not self._data.standardize and dtype != TEXT:
             fitting = Fitting(fitting.rare, "standard", fitting.target_scaling, fitting.where)
         try:
-            return fitting.feature(name, dtype, found)
+            may_slip = name in self._data.categories
+            return fitting.feature(name, dtype, found, may_slip=may_slip)
         except SlipError as slip:
-            if name in self._data.categories:
-                values = tuple(sorted(found.counts, key=lambda v: (-found.counts[v], v)))
-                return Categories(name, values, found.missing > 0)
-            raise ConfigurationError(
-                str(slip).replace(slip.args[0].partition(", column")[0], self._place(slip), 1)
-            ) from None
+            raise slip.at(self._place(slip)) from None
 
     def _place(self, slip: SlipError) -> str:
         """Return where the text of a slip stands."""
         table = self._rows.table
-        for group in range(len(table.begins) - 1):
-            text = as_text(table.group(group, (slip.name,))[slip.name])
+        for first, column in zip(table.begins.tolist(), table.column(slip.name)):
+            text = as_text(column)
             if slip.text in text.values:
-                row = numpy.flatnonzero(text.codes == text.values.index(slip.text))[0]
-                return place_of(table, int(table.begins[group] + row))
+                rows = text.codes == text.values.index(slip.text)
+                return place_of(table, first + int(rows.argmax()))
         return str(table.path)
 
     def _targets(self, fitting: Fitting, total: RawFindings) -> tuple[Any, ...]:
@@ -200,10 +195,11 @@ class _Place:
     """Where a row stands that is one of those of a group that are kept."""
 
     def __init__(self, table, first: int, kept):
-        self._table, self._first, self._kept = table, first, kept
+        self._table = table
+        self._rows = kept + first
 
     def __call__(self, row) -> str:
-        return place_of(self._table, self._first + int(self._kept[row]))
+        return place_of(self._table, int(self._rows[row]))
 
 
 def _rows_of(column, kept):
@@ -219,6 +215,6 @@ def _is_in(samples, first: int, stop: int) -> numpy.ndarray:
     if isinstance(samples, Selected):
         ranges = samples.ranges
         near = (ranges.stops > first) & (ranges.starts < stop)
-        for begin, end in zip(ranges.starts[near].tolist(), ranges.stops[near].tolist()):
-            is_in[max(begin - first, 0) : end - first] = True
+        for begin, end in zip(ranges.starts[near] - first, ranges.stops[near] - first):
+            is_in[max(begin, 0) : end] = True
     return is_in

@@ -14,7 +14,7 @@ NAMES = {
     "order": "ByPosition EpochOrder",
     "packed": "IGNORED PackedTokens TokenWindows",
     "position": "Position",
-    "raw.encodings": "Categories Classes Encoder Numbers Times from_json time_parts to_json",
+    "raw.encodings": "Categories Classes ColumnEncoder Numbers Times from_json time_parts to_json",
     "raw.findings": "ColumnFindings Fitting classes",
     "prepare.inputs": "cut_into_blocks find_inputs",
     "prepare.job": "Preparation prepare_tokens",

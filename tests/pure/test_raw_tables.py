@@ -12,8 +12,8 @@ from shardkit import ConfigurationError
 from shardkit.testing.data import (
     Categories,
     Classes,
+    ColumnEncoder,
     ColumnFindings,
-    Encoder,
     Fitting,
     Numbers,
     Times,
@@ -271,7 +271,7 @@ def test_many_categories_are_looked_up():
     encoding, column = fitted(words)
     assert encoding.embedding == (41, 13) and encoding.names == ("x",)
     assert sorted(set(encoding.apply(column, str)[:, 0])) == [*range(40)]
-    whole = Encoder((encoding, Numbers("n")), ())
+    whole = ColumnEncoder((encoding, Numbers("n")), ())
     assert whole.names == ("n", "x") and whole.embeddings == ((41, 13),)
 
 

@@ -10,6 +10,7 @@ are texts. Numbers that are grouped (1,234,567.5 or 1.234.567,5) stand in a colu
 import csv
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -202,16 +203,18 @@ class CSVGroups(RowGroups):
 
     def _check_empty(self, content: bytes, start: int) -> None:
         """Raise ConfigurationError if a line among those of several columns is empty."""
-        lengths = numpy.diff(_row_ends(content), prepend=0)
-        for row in numpy.flatnonzero(lengths <= 2).tolist() if len(self._style.names) > 1 else ():
-            end = int(lengths[: row + 1].sum())
-            if not content[end - lengths[row] : end].strip():
+        if len(self._style.names) == 1:
+            return
+        ends = _row_ends(content)
+        lengths = numpy.diff(ends, prepend=0)
+        for row in numpy.flatnonzero(lengths <= 2).tolist():
+            if not content[ends[row] - lengths[row] : ends[row]].strip():
                 line = self._lines_before(start) + _line_in(content, row + 1)
                 raise ConfigurationError(f"{self._path}, line {line} is empty; delete it")
 
     def _lines_before(self, byte: int) -> int:
-        steps = range(0, byte, _BLOCK_BYTES)
-        return sum(self._bytes(at, min(at + _BLOCK_BYTES, byte)).count(b"\n") for at in steps)
+        steps = [*range(0, byte, _BLOCK_BYTES), byte]
+        return sum(self._bytes(*span).count(b"\n") for span in pairwise(steps))
 
     def place(self, row):
         block = int(numpy.searchsorted(numpy.cumsum(self.sizes), row, side="right"))
@@ -260,15 +263,16 @@ class _Style:
         if head.startswith(_WIDE_MARKS):
             raise ConfigurationError(f"{path} is no text in UTF-8; write it so")
         mark = len(_MARK) if head.startswith(_MARK) else 0
-        whole = head if len(head) < _HEAD_BYTES else head[: _end_of_rows(head) or len(head)]
-        text = self._decoded(whole[mark:])
+        end = len(head) if len(head) < _HEAD_BYTES else _end_of_rows(head)
+        text = self._decoded(head[mark : end or len(head)])
         first = text[: len(text) if not text else _end_of_first(text)]
         if not first.strip():
             raise ConfigurationError(f"{path} has no first line; wanted the names of its columns")
         self.delimiter = self._delimiter(first, text)
         rows = self._cells(text)
         cells = [cell.strip() for cell in rows[0]]
-        is_named = has_names(self._as_numbers(cells), [*map(self._as_numbers, rows[1:])], path)
+        first_row, *others = map(self._as_numbers, [cells, *rows[1:]])
+        is_named = has_names(first_row, others, path)
         self.names = cells if is_named else [str(column) for column in range(len(cells))]
         twice = first_twin(self.names)
         if twice is not None:
@@ -334,7 +338,7 @@ class _Style:
         """Return the numbers that these texts are, [n] float64."""
         table = str.maketrans(dict.fromkeys(self._marks, "") | {self.decimal: "."})
         values = [float(value.translate(table)) for value in column.values]
-        return numpy.array([*values, numpy.nan])[column.codes]
+        return column.through(values, numpy.nan)
 
 
 def _end_of_first(text: str) -> int:

@@ -68,7 +68,7 @@ def as_numbers(column, name: str, where) -> numpy.ndarray:
 
 
 def _parsed(column: Text, name: str, where) -> numpy.ndarray:
-    numbers = numpy.full(len(column.values) + 1, numpy.nan)
+    numbers = numpy.full(len(column.values), numpy.nan)
     for code, value in enumerate(column.values):
         try:
             numbers[code] = float(value)
@@ -77,7 +77,7 @@ def _parsed(column: Text, name: str, where) -> numpy.ndarray:
             raise ConfigurationError(
                 f"{where(row)}, column {name}: {value!r:.100}; wanted a number"
             ) from None
-    return numbers[column.codes]
+    return column.through(numbers, numpy.nan)
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,16 @@ class Numbers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its columns of x."""
+        """The names of its columns of x."""
         return (self.name, f"{self.name} is missing") if self.has_flag else (self.name,)
 
     @cached_property
     def _ranks(self) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Return knots, each once, and the mean deviate of those that were equal."""
         deviate = NormalDist().inv_cdf
-        last = len(self.knots) - 1
         least = NormalDist().cdf(-_MOST_Z)
-        places = [deviate(min(max(i / last, least), 1 - least)) for i in range(last + 1)]
+        ranks = numpy.linspace(0, 1, len(self.knots)).clip(least, 1 - least)
+        places = [*map(deviate, ranks.tolist())]
         knots, where = numpy.unique(self.knots, return_inverse=True)
         return knots, numpy.bincount(where, places) / numpy.bincount(where)
 
@@ -155,7 +155,8 @@ def time_parts(seconds) -> tuple[list[str], numpy.ndarray]:
             columns += [numpy.sin(angle), numpy.cos(angle)]
     days = numpy.floor(seconds / _DAY) % 7
     names += _WEEKDAYS
-    columns += [numpy.where(numpy.isnan(days), numpy.nan, days == day) for day in range(7)]
+    gaps = days * 0  # NaN where there is no time
+    columns += [(days == day) + gaps for day in range(7)]
     return names, numpy.stack(columns, 1)
 
 
@@ -179,7 +180,7 @@ class Times:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its columns of x."""
+        """The names of its columns of x."""
         parts = tuple(f"{self.name} {part}" for part in self.parts)
         return (*parts, f"{self.name} is missing") if self.has_flag else parts
 
@@ -221,15 +222,16 @@ class Categories:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its columns of x."""
-        return (self.name,) if self.embedding else tuple(f"{self.name} {x}" for x in self._labels)
+        """The names of its columns of x."""
+        if self.embedding:
+            return (self.name,)
+        return tuple(f"{self.name} {label}" for label in self._labels)
 
     def numbers(self, column) -> numpy.ndarray:
         """Return the number of each row's category, [n] int64; the last is that of all others."""
-        text, places = as_text(column), {value: place for place, value in enumerate(self.values)}
         other = len(self._labels) - 1
         missing = len(self.values) if self.has_flag else other
-        return numpy.array([*(places.get(v, other) for v in text.values), missing])[text.codes]
+        return _places(as_text(column), self.values, other, missing)
 
     def apply(self, column, where) -> numpy.ndarray:
         """Return its columns of x, [n, len(names)]."""
@@ -255,8 +257,8 @@ class Classes:
 
     def apply(self, column, where) -> numpy.ndarray:
         """Return class numbers, [n] int64. Errors: ConfigurationError on what is none."""
-        text, places = as_text(column), {value: place for place, value in enumerate(self.values)}
-        numbers = numpy.array([*(places.get(value, -1) for value in text.values), -1])[text.codes]
+        text = as_text(column)
+        numbers = _places(text, self.values, -1, -1)
         wrong = numpy.flatnonzero(numbers < 0)
         if wrong.size:
             code = text.codes[wrong[0]]
@@ -271,7 +273,14 @@ class Classes:
         return f"{len(self.values)} classes: {', '.join(self.values)[:300]}"
 
 
-_KINDS: dict[str, Any] = {each.kind: each for each in (Numbers, Times, Categories, Classes)}
+def _places(text: Text, values: tuple[str, ...], other: int, missing: int) -> numpy.ndarray:
+    """Return the place of each row's text among these values, or what other texts have."""
+    places = {value: place for place, value in enumerate(values)}
+    return text.through((places.get(value, other) for value in text.values), missing)
+
+
+_ALL: tuple[Any, ...] = (Numbers, Times, Categories, Classes)
+_KINDS = {each.kind: each for each in _ALL}
 
 
 def to_json(encoding) -> dict[str, Any]:
@@ -313,7 +322,7 @@ def _check(made, path) -> None:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class ColumnEncoder:
     """All columns of a table: those of x, and those of y.
 
     features  Numbers, Times and Categories; those to look up are last in x
@@ -330,7 +339,7 @@ class Encoder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns of x."""
+        """The names of the columns of x."""
         return tuple(name for each in self._ordered for name in each.names)
 
     @property
@@ -340,7 +349,7 @@ class Encoder:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the classes; () of regression."""
+        """The names of the classes; () of regression."""
         first = self.targets[0] if self.targets else None
         return first.values if isinstance(first, Classes) else ()
 
@@ -362,8 +371,9 @@ class Encoder:
 
     def invert(self, scaled) -> numpy.ndarray:
         """Return numbers [n, targets] in the units of the file, float64."""
-        scaled = numpy.asarray(scaled, numpy.float64)
-        return numpy.stack([t.invert(scaled[:, i]) for i, t in enumerate(self.targets)], 1)
+        columns = numpy.asarray(scaled, numpy.float64).T
+        found = [target.invert(column) for target, column in zip(self.targets, columns)]
+        return numpy.stack(found, 1)
 
 
 def known(column, name: str, where) -> numpy.ndarray:

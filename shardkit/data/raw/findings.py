@@ -10,6 +10,7 @@ in it or not by a number of its own, whoever reads it.
 """
 
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy
 
@@ -77,12 +78,12 @@ class ColumnFindings:
 
     @classmethod
     def _of_text(cls, text: Text, is_sampled) -> "ColumnFindings":
-        counts = numpy.bincount(text.codes[text.codes >= 0], minlength=len(text.values)).tolist()
+        there = text.codes[text.codes >= 0]
+        counts = numpy.bincount(there, minlength=len(text.values)).tolist()
         known = {value: count for value, count in zip(text.values, counts) if count}
         values = [*text.values, None]
         sample = [values[code] for code in text.codes[is_sampled].tolist()]
-        missing = int((text.codes < 0).sum())
-        return cls(len(text), missing, Moments(1), known, sample)
+        return cls(len(text), len(text) - len(there), Moments(1), known, sample)
 
     def merge(self, other: "ColumnFindings") -> None:
         """Add what other rows have shown."""
@@ -114,34 +115,33 @@ class Fitting:
     target_scaling: str
     where: str
 
-    def feature(self, name: str, dtype, found: ColumnFindings):
+    def feature(self, name: str, dtype, found: ColumnFindings, *, may_slip: bool = False):
         """Return the encoding of a feature, or in words why there is none.
 
-        Errors: ConfigurationError on a number column with slips.
+        may_slip   texts may stand among numbers: it was said that they are categories
+        Errors: SlipError.
         """
         if found.missing == found.rows:
             return "it is empty"
         if dtype == TEXT:
-            return self._categories(name, found)
+            return self._categories(name, found, may_slip)
         has_flag = found.missing > 0
         if dtype == TIME:
             return _times(name, found, has_flag)
         return _numbers(name, found, has_flag, self._knots(found, self.scaling))
 
-    def _categories(self, name, found):
-        self._check_texts(name, found)
+    def _categories(self, name, found, may_slip):
+        self._check_texts(name, found, may_slip)
         kept = {value: count for value, count in found.counts.items() if count >= self.rare}
         values = tuple(sorted(kept, key=lambda value: (-kept[value], value)))
         has_flag = found.missing >= self.rare
-        if len(values) + has_flag < 1 or len(found.counts) + bool(found.missing) < 2:
-            return (
-                f"each of its {len(found.counts):,} texts is rare"
-                if len(found.counts) > 1
-                else "it has one text"
-            )
+        if len(found.counts) < 2 and not found.missing:
+            return "it has one text"
+        if not values and not has_flag:
+            return f"each of its {len(found.counts):,} texts is rare"
         return Categories(name, values, has_flag)
 
-    def _check_texts(self, name, found):
+    def _check_texts(self, name, found, may_slip):
         if len(found.counts) > _MOST_TEXTS:
             raise ConfigurationError(
                 f"{self.where}: column {name} has more than {_MOST_TEXTS:,} different texts; leave "
@@ -149,7 +149,8 @@ class Fitting:
             )
         strange = [text for text in found.counts if not is_number(text)]
         others = sum(found.counts[text] for text in strange)
-        if 0 < len(strange) <= _MOST_STRANGE and others < found.rows - found.missing - others:
+        numbers = found.rows - found.missing - others
+        if 0 < len(strange) <= _MOST_STRANGE and others < numbers and not may_slip:
             raise SlipError(name, strange[0], self.where)
 
     def _knots(self, found, scaling):
@@ -191,6 +192,10 @@ class SlipError(ConfigurationError):
             f"data.missing if it stands for nothing, or {name} in data.categories"
         )
 
+    def at(self, where: str) -> "SlipError":
+        """Return this error where it is known where the text stands."""
+        return SlipError(self.name, self.text, where)
+
 
 def _numbers(name: str, found: ColumnFindings, has_flag: bool, knots) -> Numbers:
     if knots:
@@ -205,8 +210,8 @@ def _times(name: str, found: ColumnFindings, has_flag: bool):
     differ = (moments.highest > moments.lowest).tolist()
     if not any(differ):
         return "it has one time"
-    parts = [(n, c, s) for n, c, s, d in zip(names, scaling.center, scaling.scale, differ) if d]
-    kept, centers, scales = zip(*((n, float(c), float(s)) for n, c, s in parts))
+    columns = names, scaling.center.tolist(), scaling.scale.tolist()
+    kept, centers, scales = (tuple(compress(column, differ)) for column in columns)
     return Times(name, kept, centers, scales, has_flag)
 
 
@@ -232,12 +237,14 @@ def tells(feature: ColumnFindings, target: ColumnFindings) -> bool:
     """Return True if a feature alone says what the target is, in all rows of the sample."""
     if target.counts:
         pairs = set(zip(map(str, feature.sample), map(str, target.sample)))
-        sides = [set(side) for side in zip(*pairs)]
-        return bool(pairs) and 1 < len(sides[0]) == len(sides[1]) == len(pairs)
+        sizes = {len(pairs), *(len(set(side)) for side in zip(*pairs))}
+        return len(sizes) == 1 and len(pairs) > 1
     if feature.counts or len(feature.moments.mean) > 1:
         return False
     x, y = numpy.array([feature.sample, target.sample], numpy.float64)
     both = ~numpy.isnan(x) & ~numpy.isnan(y)
-    if both.sum() < 3 or not x[both].std() or not y[both].std():
+    x, y = x[both], y[both]
+    if len(x) < 3 or not x.std() or not y.std():
         return False
-    return abs(float(numpy.corrcoef(x[both], y[both])[0, 1])) > _ALMOST_ONE
+    (_, correlation), _ = numpy.corrcoef(x, y)
+    return bool(abs(correlation) > _ALMOST_ONE)

@@ -25,9 +25,8 @@ from ..arrow import (
     arrow,
     checked_rows,
     column_of,
-    dtype_of,
+    dtypes_of,
     flat_column,
-    flat_types,
     open_parquet,
 )
 
@@ -67,7 +66,7 @@ class ArrowGroups(RowGroups):
         else:
             self._open_row_groups()
         with library(path):
-            self.types = {name: dtype_of(kind) for name, kind in flat_types(self._schema).items()}
+            self.types = dtypes_of(self._schema)
 
     def _open_row_groups(self):
         file = open_parquet(self._path)
@@ -107,7 +106,7 @@ class FrameGroups(RowGroups):
         parts = arrow("a frame")
         self._table = as_arrow(frame, parts.pa)
         self.sizes = [self._table.num_rows]
-        self.types = {name: dtype_of(kind) for name, kind in flat_types(self._table.schema).items()}
+        self.types = dtypes_of(self._table.schema)
 
     @cached_property
     def content(self):
@@ -174,7 +173,8 @@ class JoinedGroups(RowGroups):
     def place(self, row):
         part = int(numpy.searchsorted(self._rows, row, side="right")) - 1
         (file,) = self._parts[part].files
-        return f"{file.name}, {self._parts[part].place(row - self._rows[part])}"
+        place = self._parts[part].place(row - self._rows[part])
+        return f"{file.name}, {place}"
 
 
 def _constant(value: str, dtype, rows: int):
@@ -194,8 +194,8 @@ def _joined_types(path: Path, parts) -> dict:
     """Return the columns of all parts. Errors: ConfigurationError where they have others."""
     types = dict(parts[0].types)
     for part in parts[1:]:
-        others = [name for name, dtype in types.items() if part.types.get(name) != dtype]
-        others += [name for name in part.types if name not in types]
+        names = dict.fromkeys([*types, *part.types])
+        others = [name for name in names if part.types.get(name) != types.get(name)]
         if others:
             raise ConfigurationError(
                 f"{path}: column {others[0]!r} of {part.files[0].name} is not as in "

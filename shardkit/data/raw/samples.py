@@ -12,7 +12,7 @@ from ...array.random import key_of
 from ...errors import ConfigurationError
 from ..split import Ranges
 from ..table import GroupedTable
-from .encodings import Encoder, as_numbers, as_text, known
+from .encodings import ColumnEncoder, as_numbers, as_text, known
 
 _MOST_KEPT_BYTES = 1 << 30  # of encoded groups
 _FEWEST_KEPT = 5  # that an order of samples comes back to, and one of validation
@@ -25,7 +25,7 @@ class EncodedRows:
     targets, weights   names of columns, () where they are not wanted
     """
 
-    def __init__(self, table: GroupedTable, encoder: Encoder, targets, weights):
+    def __init__(self, table: GroupedTable, encoder: ColumnEncoder, targets, weights):
         self._table, self._encoder = table, encoder
         self._targets, self._weights = targets, weights
         features = [each.name for each in encoder.features]
@@ -40,13 +40,12 @@ class EncodedRows:
         """
         with self._one_reader:
             groups = numpy.searchsorted(self._table.begins, numbers, side="right") - 1
-            order = numpy.argsort(groups, kind="stable")
-            parts = [self._of_group(g, numbers[groups == g]) for g in numpy.unique(groups).tolist()]
+            parts = []
+            for group in numpy.unique(groups).tolist():
+                parts.append(self._of_group(group, numbers[groups == group]))
             if not parts:
-                x, y = self._encoded({name: numpy.empty(0) for name in self._names}, 0)
-                return x[:0], y[:0]
-            places = numpy.empty(len(order), numpy.int64)
-            places[order] = numpy.arange(len(order))
+                return self._encoded({name: numpy.empty(0) for name in self._names}, 0)
+            places = numpy.argsort(numpy.argsort(groups, kind="stable"))
             x, y = (numpy.concatenate(side)[places] for side in zip(*parts))
             return x, y
 
@@ -92,7 +91,7 @@ def split_by(table: GroupedTable, name: str, percent: float, *, in_time: bool) -
     in_time  the rows of the highest values are held out
     Errors: ConfigurationError if one part has no row.
     """
-    found = [table.group(g, (name,))[name] for g in range(len(table.begins) - 1)]
+    found = [*table.column(name)]
     is_held = _latest(found, name, percent) if in_time else _some(found, percent)
     if is_held.all() or not is_held.any():
         raise ConfigurationError(
@@ -113,8 +112,7 @@ def _some(columns, percent: float) -> numpy.ndarray:
     names = sorted({value for text in texts for value in text.values})
     names.sort(key=lambda value: key_of("held out", value))
     held = set(names[: max(round(len(names) * percent / 100), 1)])
-    are_held = [numpy.array([*(v in held for v in text.values), False]) for text in texts]
-    return numpy.concatenate([held[text.codes] for held, text in zip(are_held, texts)])
+    return numpy.concatenate([t.through(map(held.__contains__, t.values), False) for t in texts])
 
 
 def _ranges(is_in) -> Ranges:
