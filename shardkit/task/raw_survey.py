@@ -5,6 +5,7 @@ groups of data.validation_path           the classes of those that are held out
    --merged in their order, on one rank--> ColumnEncoder, what was left out, what tells the target
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,12 @@ from ..data.arrow import TEXT
 from ..data.raw.encodings import ColumnEncoder, as_classes, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
+from ..data.scaling import Scaling
 from ..data.split import Selected
 from ..data.tables import MOST_CLASSES, RawSamples
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShardingWarning
+from .class_checks import check_named
+from .described import Described
 from .table_files import TableData, rows_of
 
 
@@ -74,6 +78,11 @@ class RawSurvey:
     def __len__(self):
         others = 0 if self._others is None else self._others.table.num_groups
         return self._rows.table.num_groups + others
+
+    @property
+    def training_rows(self) -> int:
+        """How many rows are trained on."""
+        return len(self._training)
 
     def look(self, number: int) -> RawFindings:
         """Return what a group shows. Errors: ConfigurationError, OSError."""
@@ -189,6 +198,36 @@ class RawSurvey:
                 f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
                 "value in each: leave these rows out of the file"
             )
+
+
+def described_by(survey: RawSurvey, findings: list[RawFindings], data: TableData) -> Described:
+    """Return what a pass over all rows has found. Errors: ConfigurationError.
+
+    Warns of a feature that alone says what the target is.
+    """
+    total = survey.merged(findings)
+    fitted = survey.fitted(total)
+    encoder, nothing = fitted.encoder, Scaling.none(0)
+    if data.kind != "regression":
+        check_named(data, encoder.class_names, total.held, survey.training_rows)
+    for name in fitted.telling:
+        warnings.warn(
+            f"{data.place}: column {name} alone tells {', '.join(data.target)}; if it is not known "
+            "before what is predicted, leave it out of data.features",
+            ShardingWarning,
+            stacklevel=2,
+        )
+    return Described(
+        tuple(each.name for each in encoder.features),
+        encoder.names,
+        tuple(each.name for each in encoder.targets),
+        nothing,
+        nothing,
+        len(encoder.class_names),
+        fitted.class_counts,
+        encoder=encoder,
+        left_out=fitted.left_out,
+    )
 
 
 class _Place:

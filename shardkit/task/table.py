@@ -9,11 +9,10 @@
 Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
 
-import warnings
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 
@@ -22,17 +21,17 @@ from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.scaling import Moments, Scaling
 from ..data.split import Selected
 from ..data.tables import RawSamples
-from ..errors import ConfigurationError, ShardingWarning
+from ..errors import ConfigurationError
 from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.writing import write_whole
 from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..settings import fixed
-from .class_checks import check_exact, check_named, num_classes
+from .class_checks import check_exact, num_classes
 from .described import DESCRIPTION, Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
-from .raw_survey import RawSurvey
+from .raw_survey import RawSurvey, described_by
 from .survey import TableSurvey
 from .table_files import LOSSES, TableData, TableFiles, rows_of
 from .task import Task
@@ -111,7 +110,6 @@ class TableTask(Task):
     """
 
     rows = Vectors()
-    frame: ClassVar[Any] = None  # rows that a script has in memory, in place of data.path
 
     sections = {"data": TableData}
     defaults = {
@@ -127,11 +125,7 @@ class TableTask(Task):
 
     @property
     def _files(self) -> TableFiles:
-        return TableFiles(self.settings.data, self.frame)
-
-    @classmethod
-    def on(cls, frame: Any) -> type["TableTask"]:
-        return type(cls.__name__, (cls,), {"frame": frame})
+        return TableFiles(self.settings.data)
 
     # ---- before a run ----------------------------------------------------------------------------
 
@@ -187,12 +181,7 @@ class TableTask(Task):
 
     def _check(self):
         data = self.settings.data
-        if (data.path is None) == (self.frame is None):
-            if self.frame is not None:
-                raise ConfigurationError(
-                    f"data.path = {data.path!r} beside a frame; wanted one of them"
-                )
-            raise ConfigurationError("data.path is not given; wanted a file of rows")
+        self._files.check_source()
         if not data.target:
             raise ConfigurationError("data.target is not given; wanted the column to predict")
         self.rows.check_settings(self.settings)
@@ -205,7 +194,7 @@ class TableTask(Task):
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
         survey = self._survey()
         if isinstance(survey, RawSurvey):
-            return self._describe_columns(survey, findings)
+            return described_by(survey, findings, self.settings.data)
         training, validation = survey.merged(findings)
         rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
@@ -228,32 +217,6 @@ class TableTask(Task):
             tuple(counts.tolist()),
             form.x_shape,
             form.y_shape,
-        )
-
-    def _describe_columns(self, survey: RawSurvey, findings: list) -> Described:
-        total, rows = survey.merged(findings), rows_of(self._new[0])
-        fitted, data = survey.fitted(total), self.settings.data
-        names, encoder = fitted.encoder.class_names, fitted.encoder
-        if data.kind != "regression":
-            check_named(data, names, total.held, len(self._new[0]))
-        for name in fitted.telling:
-            warnings.warn(
-                f"{data.place}: column {name} alone tells {', '.join(data.target)}; if it is not "
-                "known before what is predicted, leave it out of data.features",
-                ShardingWarning,
-                stacklevel=2,
-            )
-        none = Scaling.none(0)
-        return Described(
-            tuple(each.name for each in encoder.features),
-            encoder.names,
-            rows.target_names,
-            none,
-            none,
-            len(names),
-            fitted.class_counts,
-            encoder=encoder,
-            left_out=fitted.left_out,
         )
 
     def open(self, folder: Path) -> None:
@@ -320,6 +283,20 @@ class TableTask(Task):
         names = numpy.array([name.encode() for name in self.described.class_names], "S")
         named = {"name": names[found]} if len(names) else {}
         return {"class": found, **named, "probability": probability}
+
+
+def on_frame(task: type[Task], frame: Any) -> type[Task]:
+    """Return a task on the rows of a frame that a script has in memory, in place of data.path.
+
+    Errors: ConfigurationError if this task is not one of tables.
+    """
+    if not issubclass(task, TableTask):
+        raise ConfigurationError(
+            f"{task.__name__} takes no frame as data; pass a model and Samples or arrays, or a "
+            "task derived from TableTask"
+        )
+    files = property(lambda self: TableFiles(self.settings.data, frame))
+    return type(task.__name__, (task,), {"_files": files})
 
 
 class TableMLP(TableTask):

@@ -147,6 +147,13 @@ class TableFiles:
     def _source(self):
         return self.data.path if self.frame is None else self.frame
 
+    def check_source(self) -> None:
+        """Raise ConfigurationError unless there is either a file or a frame."""
+        if self.frame is not None and self.data.path is not None:
+            raise ConfigurationError(f"data.path = {self.data.path!r} beside a frame; give one")
+        if self._source is None:
+            raise ConfigurationError("data.path is not given; wanted a file of rows")
+
     def _check_columns(self, table):
         """Raise ConfigurationError on settings that this kind of file does not have."""
         if isinstance(table, GroupedTable):

@@ -131,25 +131,6 @@ class Task(ABC):
         """
         return f" with its weights: --{cls.initial}={path}" if cls.initial else ":"
 
-    @classmethod
-    def on(cls, frame: Any) -> type["Task"]:
-        """Return this task on the rows of a frame that a script has in memory.
-
-        Parameters
-        ----------
-        frame
-            Of pandas, polars, xarray or pyarrow, the same on all ranks.
-
-        Raises
-        ------
-        ConfigurationError
-            If this task is not one of tables.
-        """
-        raise ConfigurationError(
-            f"{cls.__name__} takes no frame as data; pass a model and Samples or arrays, or a task "
-            "derived from TableTask"
-        )
-
     def num_surveys(self, folder: Path, resume: bool) -> int:
         """Return in how many parts the data must be looked at before prepare(); ranks share them.
 

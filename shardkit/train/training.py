@@ -37,7 +37,7 @@ from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
 from ..refusal import check_made, check_usable
 from ..task.given import ArraySamples, as_samples, task_of
-from ..task.load import SCRIPT, load_task
+from ..task.load import SCRIPT, load_task, on_frame
 from ..task.task import Task
 from .agreement import SAME_SETTINGS, facts_of_place, samples_alike
 from .evaluation import Figures, TrainedRun, evaluate
@@ -106,7 +106,7 @@ class Training:
             self._given["run.task"], task = task, load_task(task)
         if isinstance(task, type) and issubclass(task, Task):
             if is_frame(own["data"]):
-                task = task.on(own.pop("data"))
+                task = on_frame(task, own.pop("data"))
             for name, value in own.items():
                 if value is not None:
                     raise ConfigurationError(
