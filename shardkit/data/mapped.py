@@ -58,13 +58,6 @@ class FileMap:
         self._give_back()
         return found
 
-    def lines(self, begins, ends) -> list[bytes]:
-        """Return the bytes [begin, end) of each pair."""
-        self._check_size()
-        found = [self._map[begin:end] for begin, end in zip(begins, ends)]
-        self._give_back()
-        return found
-
     def read_into(self, buffer, start: int) -> None:
         """Fill a buffer with the bytes from `start` on. Errors: OSError, also if there are less."""
         content = memoryview(buffer).cast("B")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..data.columns import chosen
 from ..data.contents import Contents
-from ..data.raw.findings import SCALINGS, TARGET_SCALINGS
+from ..data.raw.findings import SCALINGS
 from ..data.raw.samples import split_by
 from ..data.samples import Samples
 from ..data.split import Selected, split_rows
@@ -72,13 +72,13 @@ class TableData:
     )
     rare: int = fixed(_KEPT, 10, "categories of fewer training rows share one", "rows", minimum=1)
     scaling: str = fixed(
-        _KEPT, "auto", "of numbers; auto: by ranks where they are skewed", among=SCALINGS
+        _KEPT, "auto", "of numbers; auto: skewed ones by logarithms or ranks", among=SCALINGS
     )
     target_scaling: str = fixed(
         _KEPT,
         "auto",
         "of targets; auto: by logarithms where that makes them less skewed",
-        among=TARGET_SCALINGS,
+        among=SCALINGS,
     )
     missing: tuple[str, ...] = fixed(
         _KEPT, (), "texts of a CSV that stand for nothing, beside NA, NaN, null and such"

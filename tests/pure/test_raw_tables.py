@@ -126,7 +126,7 @@ def test_frames_in_memory_are_tables():
 def test_nested_columns_are_taken_apart_and_others_passed_over(tmp_path):
     rows = {
         "who": [{"name": "a", "born": {"year": 1}}, None, {"name": "c", "born": None}],
-        "two": pyarrow.array([[1, 2], [3, 4], None], pyarrow.list_(pyarrow.int8(), 2)),
+        "two": pyarrow.array([[1, 2], [3, 4], [None, 6]], pyarrow.list_(pyarrow.int8(), 2)),
         "many": [[1], [2, 3], []],
         "price": pyarrow.array(["1.25", "2.50", None]).cast(pyarrow.decimal128(10, 2)),
         "time": pyarrow.array([1, None, 2], pyarrow.time32("s")),
@@ -140,7 +140,7 @@ def test_nested_columns_are_taken_apart_and_others_passed_over(tmp_path):
         "who.name": ["a", None, "c"],
         "who.born.year": [1, None, None],
         "two[0]": [1, 3, None],
-        "two[1]": [2, 4, None],
+        "two[1]": [2, 4, 6],
         "price": [1.25, 2.5, None],
         "time": [1, None, 2],
     }
@@ -235,13 +235,16 @@ def test_numbers_are_of_mean_0_with_flags_where_none_stands():
 
 def test_skewed_numbers_are_scaled_by_ranks_and_come_back():
     values = numpy.exp(numpy.random.default_rng(0).normal(0, 2, 2000))
-    encoding, column = fitted(values)
+    encoding, column = fitted(values, scaling="ranks")
     scaled = encoding.apply(column, str)[:, 0]
     assert encoding.knots and abs(scaled.mean()) < 0.01 and 0.97 < scaled.std() < 1.01
     assert (numpy.diff(scaled[numpy.argsort(values)]) >= 0).all()
     inside = (values > numpy.quantile(values, 0.01)) & (values < numpy.quantile(values, 0.99))
     assert numpy.allclose(encoding.invert(scaled)[inside], values[inside], rtol=1e-9)
-    assert fitted(values, scaling="standard")[0].knots == ()
+    assert fitted(values, scaling="standard")[0].log_from is None
+    both_sides = fitted(numpy.concatenate([-values[:40], values]))[0]
+    assert both_sides.knots and fitted(values)[0].log_from == 0.0
+    assert fitted(values)[0].scaled(numpy.array([-1.0, 0.0])).tolist() == [-10.0, -10.0]
 
 
 def test_skewed_targets_are_scaled_by_logarithms():

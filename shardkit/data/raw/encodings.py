@@ -27,6 +27,7 @@ _DAY, _YEAR = 86400.0, 31556952.0  # seconds
 _TURNS = (("year", _YEAR, 2), ("day", _DAY, 2))  # period, harmonics
 _WEEKDAYS = ("Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed")  # as the days since 1970 go on
 _MOST_Z = 3.0  # deviations to which ranks reach
+_FARTHEST = 10.0  # deviations to which logarithms reach down
 
 
 def as_text(column) -> Text:
@@ -125,8 +126,8 @@ class Numbers:
         if self.knots:
             values = numpy.interp(values, *self._ranks)
         elif self.log_from is not None:
-            with numpy.errstate(invalid="ignore", divide="ignore"):
-                values = numpy.log(values + self.log_from)
+            least = numpy.exp(self.center - _FARTHEST * self.scale)  # of what has no logarithm
+            values = numpy.log(numpy.maximum(values + self.log_from, least))
         return (values - self.center) / self.scale
 
     def invert(self, scaled) -> numpy.ndarray:

@@ -37,8 +37,7 @@ _SKEWED = 1.5
 _NUM_KNOTS = 257
 _FEWEST_KNOTS = 16  # different values below which ranks say nothing
 _ALMOST_ONE = 1 - 1e-9  # of a correlation
-SCALINGS = ("auto", "standard", "ranks")
-TARGET_SCALINGS = ("auto", "standard", "logarithm", "ranks")
+SCALINGS = ("auto", "standard", "logarithm", "ranks")
 
 
 def sampled(num_rows: int, first: int, stop: int) -> numpy.ndarray:
@@ -106,7 +105,7 @@ class Fitting:
 
     rare            categories of fewer training rows share one
     scaling         of features, among SCALINGS
-    target_scaling  among TARGET_SCALINGS
+    target_scaling  likewise
     where           the file, for messages
     """
 
@@ -125,10 +124,9 @@ class Fitting:
             return "it is empty"
         if dtype == TEXT:
             return self._categories(name, found, may_slip)
-        has_flag = found.missing > 0
         if dtype == TIME:
-            return _times(name, found, has_flag)
-        return _numbers(name, found, has_flag, self._knots(found, self.scaling))
+            return _times(name, found, found.missing > 0)
+        return self._number(name, found, self.scaling, "ranks")
 
     def _categories(self, name, found, may_slip):
         self._check_texts(name, found, may_slip)
@@ -153,33 +151,38 @@ class Fitting:
         if 0 < len(strange) <= _MOST_STRANGE and others < numbers and not may_slip:
             raise SlipError(name, strange[0], self.where)
 
-    def _knots(self, found, scaling):
-        """Return the values of equal ranks if a column is scaled by them, else ()."""
-        values = found.numbers()
-        if scaling != "ranks" and (scaling != "auto" or abs(skew(values)) < _SKEWED):
-            return ()
-        if len(numpy.unique(values)) < _FEWEST_KNOTS:
-            return ()
-        return tuple(numpy.quantile(values, numpy.linspace(0, 1, _NUM_KNOTS)).tolist())
-
     def target(self, name: str, found: ColumnFindings) -> Numbers:
         """Return the encoding of a target that is a number. Errors: ConfigurationError."""
-        scaling, lowest = self.target_scaling, float(found.moments.lowest[0])
-        log_from = 0.0 if lowest > 0 else 1.0 if lowest >= 0 else None
-        values = found.numbers()
-        if scaling == "logarithm" and log_from is None:
-            raise ConfigurationError(
-                f"{self.where}: {lowest:g} in {name} has no logarithm; give another "
-                "data.target_scaling"
-            )
-        if scaling == "auto" and skew(values) > _SKEWED and log_from is not None:
-            is_less = abs(skew(numpy.log(values + log_from))) < skew(values) / 2
-            scaling = "logarithm" if is_less else "standard"
+        return self._number(name, found, self.target_scaling, "standard")
+
+    def _number(self, name, found, scaling, otherwise) -> Numbers:
+        """Return the encoding of numbers; otherwise: for skewed ones whose logarithms are too."""
+        values, lowest = found.numbers(), float(found.moments.lowest[0])
+        log_from = 0.0 if lowest > 0 else 1.0
+        if scaling == "auto":
+            scaling = _least_skewed(values, log_from, otherwise) if lowest >= 0 else otherwise
+            scaling = scaling if abs(skew(values)) >= _SKEWED else "standard"
+        has_flag = found.missing > 0
         if scaling == "logarithm":
+            if lowest < 0:
+                raise ConfigurationError(
+                    f"{self.where}: {lowest:g} in {name} has no logarithm; give another scaling"
+                )
             logs = numpy.log(values + log_from)
-            return Numbers(name, float(logs.mean()), float(logs.std()) or 1.0, log_from=log_from)
-        knots = self._knots(found, "ranks") if scaling == "ranks" else ()
-        return _numbers(name, found, False, knots)
+            center, scale = float(logs.mean()), float(logs.std()) or 1.0
+            return Numbers(name, center, scale, log_from=log_from, has_flag=has_flag)
+        if scaling == "ranks" and len(numpy.unique(values)) >= _FEWEST_KNOTS:
+            knots = numpy.quantile(values, numpy.linspace(0, 1, _NUM_KNOTS))
+            return Numbers(name, knots=tuple(knots.tolist()), has_flag=has_flag)
+        moments = found.moments.scaling()
+        center, scale = float(moments.center[0]), float(moments.scale[0])
+        return Numbers(name, center, scale, has_flag=has_flag)
+
+
+def _least_skewed(values, log_from: float, otherwise: str) -> str:
+    """Return "logarithm" where it halves the skew."""
+    is_less = abs(skew(numpy.log(values + log_from))) < abs(skew(values)) / 2
+    return "logarithm" if is_less else otherwise
 
 
 class SlipError(ConfigurationError):
@@ -195,13 +198,6 @@ class SlipError(ConfigurationError):
     def at(self, where: str) -> "SlipError":
         """Return this error where it is known where the text stands."""
         return SlipError(self.name, self.text, where)
-
-
-def _numbers(name: str, found: ColumnFindings, has_flag: bool, knots) -> Numbers:
-    if knots:
-        return Numbers(name, knots=knots, has_flag=has_flag)
-    scaling = found.moments.scaling()
-    return Numbers(name, float(scaling.center[0]), float(scaling.scale[0]), has_flag=has_flag)
 
 
 def _times(name: str, found: ColumnFindings, has_flag: bool):
