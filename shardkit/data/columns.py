@@ -27,7 +27,7 @@ class Field:
 
     rows   how many
     shape  of one row's value; () for a number
-    dtype  None if it is no number
+    dtype  None if it is no column of numbers, texts or times
     is_index  its name says that it numbers the rows, and is no value of them
     """
 
@@ -36,6 +36,11 @@ class Field:
     shape: tuple[int, ...]
     dtype: numpy.dtype | None
     is_index: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """True if its values are texts."""
+        return self.dtype is not None and self.dtype.kind == "O"
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,8 @@ def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[C
     for part in parts:
         if part.field.dtype is None:
             raise ConfigurationError(
-                f"{setting}: {part.field.name} of {where} holds text or records; wanted numbers"
+                f"{setting}: {part.field.name} of {where} holds records or lists; wanted numbers, "
+                "texts or times"
             )
     return tuple(parts)
 

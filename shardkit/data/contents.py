@@ -172,6 +172,15 @@ class Contents:
                 path,
             )
 
+    def check_given(self, name: str, content: str) -> None:
+        """Note the hash of what is no file; refuse it if another was noted. Errors: InputError."""
+        if self._known.setdefault(name, (None, content))[1] != content:
+            raise InputError(
+                f"{name} is not what this run was trained on; give the same rows, or start another "
+                "run",
+                name,
+            )
+
     def store(self, folder: Path) -> None:
         """Write it into the data folder of a run. Errors: OSError."""
         write_whole(folder / CONTENTS, json.dumps(self._known, indent=0).encode())

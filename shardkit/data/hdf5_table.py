@@ -24,7 +24,7 @@ from .hdf5_claims import check_claims
 from .hdf5_headers import VirtualMessages
 from .hdf5_virtual import rows_of, shape_of, sources_of
 from .mapped import FileMap, MappedRows
-from .table import Table
+from .table import NumberTable
 from .virtual_rows import VirtualRows, shape_read
 
 _INDEX = re.compile(r"axis\d+", re.ASCII)  # of pandas; in its tables the member "index"
@@ -34,7 +34,7 @@ _WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
 _MOST_CHUNK_ROWS_BYTES = 1 << 28  # of one read of whole rows, where a chunk has parts of them
 
 
-class HDF5Table(Table):
+class HDF5Table(NumberTable):
     """The datasets of an HDF5 file.
 
     is_source   of a virtual dataset: its own virtual ones are not read
@@ -121,7 +121,7 @@ class WindowRows:
         self._run = max(min(dataset.chunks[0] if dataset.chunks else most, most // row_bytes), 1)
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
-        """Return these rows of a part: see Table.read. One read for each chunk."""
+        """Return these rows of a part: see NumberTable.read. One read for each chunk."""
         shape = shape_read(self._shape, part)
         dtype = part.field.dtype.newbyteorder("=")
         values = numpy.empty((len(numbers), *shape), dtype)

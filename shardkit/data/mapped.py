@@ -65,13 +65,6 @@ class FileMap:
         self._give_back()
         return found
 
-    def lines(self, begins, ends) -> list[bytes]:
-        """Return the bytes [begin, end) of each pair."""
-        self._check_size()
-        found = [self._map[begin:end] for begin, end in zip(begins, ends)]
-        self._give_back()
-        return found
-
     def read_into(self, buffer, start: int) -> None:
         """Fill a buffer with the bytes from `start` on. Errors: OSError, also if there are less."""
         content = memoryview(buffer).cast("B")
@@ -191,7 +184,7 @@ class MappedRows:
         return found.astype(self._dtype.newbyteorder("="), copy=False)
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
-        """Return these rows of a part of this array: see Table.read."""
+        """Return these rows of a part of this array: see NumberTable.read."""
         if isinstance(part, RowBand):
             return self._bands(numbers, part)
         values = self.read(numbers, part.start, part.stop)

@@ -18,7 +18,7 @@ import numpy
 from ..errors import InputError
 from .columns import Columns, Field, RowBand
 from .hdf5_virtual import RowSource
-from .table import Table
+from .table import NumberTable
 
 _MOST_OPEN = 8  # sources, of three descriptors each
 
@@ -29,7 +29,7 @@ class VirtualRows:
     path    of the file that holds it
     field   of it
     parts   its sources, in the order of rows
-    opened  function (path) -> Table, of a file whose virtual datasets are not read
+    opened  function (path) -> NumberTable, of a file whose virtual datasets are not read
     Errors: InputError that names the source which is not what the mapping says.
     """
 
@@ -39,7 +39,7 @@ class VirtualRows:
         self._dtype = field.dtype.newbyteorder("=")
         self._opened = opened
         self._starts = numpy.array([part.start for part in parts], numpy.int64)
-        self._tables: OrderedDict[Path, Table] = OrderedDict()
+        self._tables: OrderedDict[Path, NumberTable] = OrderedDict()
         self._places = [self._place(part) for part in parts]
         self.run_length = max(map(self._look, range(len(parts))), default=1)
 
@@ -49,7 +49,7 @@ class VirtualRows:
         return tuple(dict.fromkeys(path for path in self._places if path != self._path))
 
     def read_shaped(self, numbers, part: Columns | RowBand) -> numpy.ndarray:
-        """Return these rows of a part: see Table.read."""
+        """Return these rows of a part: see NumberTable.read."""
         shape = shape_read(self._field.shape, part)
         values = numpy.empty((len(numbers), *shape), self._dtype)
         which = numpy.searchsorted(self._starts, numbers, side="right") - 1
@@ -72,7 +72,9 @@ class VirtualRows:
         asked = columns if part.is_whole else Columns(columns.field, part.start, part.stop)
         return table.read(numbers - source.start + source.first, (asked,))[0]
 
-    def _band(self, source: RowSource, table: Table, columns: Columns, numbers, band: RowBand):
+    def _band(
+        self, source: RowSource, table: NumberTable, columns: Columns, numbers, band: RowBand
+    ):
         """Return the band of these rows of one source."""
         first, stop = 0, columns.field.rows
         asked: Columns | RowBand = columns
@@ -86,7 +88,7 @@ class VirtualRows:
         (found,) = table.read(numpy.arange(first, stop), (asked,))
         return numpy.repeat(found[None], len(numbers), 0)
 
-    def _table(self, number: int) -> Table:
+    def _table(self, number: int) -> NumberTable:
         path = self._places[number]
         if path not in self._tables:
             try:

@@ -25,7 +25,7 @@ __getattr__, __dir__, __all__ = public_names(
             "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"
         ),
         "layers.derivatives": "Derivatives",
-        "layers.embedding": "EmbeddingBag",
+        "layers.embedding": "EmbeddedColumns EmbeddingBag",
         "layers.normalization": (
             "BatchNorm1d BatchNorm2d BatchNorm3d GroupNorm InstanceNorm1d InstanceNorm2d "
             "InstanceNorm3d"

@@ -60,7 +60,10 @@ from .layers.convolution import (
     ConvTranspose3d as ConvTranspose3d,
 )
 from .layers.derivatives import Derivatives as Derivatives
-from .layers.embedding import EmbeddingBag as EmbeddingBag
+from .layers.embedding import (
+    EmbeddedColumns as EmbeddedColumns,
+    EmbeddingBag as EmbeddingBag,
+)
 from .layers.normalization import (
     BatchNorm1d as BatchNorm1d,
     BatchNorm2d as BatchNorm2d,

@@ -65,6 +65,15 @@ def load_task(name: str) -> type[Task]:
     return _as_task(name, attribute, module)
 
 
+def on_frame(task: type[Task], frame) -> type[Task]:
+    """Return a task of tables on the rows of a frame that a script has in memory.
+
+    Errors: ConfigurationError on another task.
+    """
+    tables = importlib.import_module(".table", __package__)
+    return tables.on_frame(task, frame)
+
+
 def trusted_task(name: str, where: Path, trust: Trust) -> type[Task]:
     """Return the class of the task that a file in the folder `where` names.
 

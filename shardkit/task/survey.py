@@ -13,9 +13,9 @@ from itertools import product
 import numpy
 
 from ..data.samples import Samples, reader_of
+from ..data.scaling import Moments, in_columns
 from ..layout.part import Rows, SamplePart
 from .form import RowForm
-from .scaling import Moments, in_columns
 
 _BLOCK_ELEMENTS = 1 << 22  # of work for one rank
 _PIECE_ELEMENTS = 1 << 17  # that are read at once, and stay in cache

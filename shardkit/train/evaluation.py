@@ -7,6 +7,7 @@ The windows are the same for any number of ranks, so the figures are too (measur
 that has no window in the last round runs along, uncounted.
 """
 
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ class TrainedRun:
         made.chosen = ""
         return made
 
-    def samples(self, path: str | None, *, has_targets: bool = True) -> Samples:
+    def samples(self, path: Any, *, has_targets: bool = True) -> Samples:
         """Return the samples of a source; None: those that the run held out. Collective.
 
         Errors, on all ranks: ConfigurationError, OSError.
@@ -117,7 +118,8 @@ class TrainedRun:
             if path is None:
                 found = self.task.samples(VALIDATION)
             else:
-                found = self.task.samples_of(usable_path(path), has_targets=has_targets)
+                source = usable_path(path) if isinstance(path, (str, os.PathLike)) else path
+                found = self.task.samples_of(source, has_targets=has_targets)
             if not len(found):
                 raise ConfigurationError(f"{path} has no samples; wanted one or more")
         samples_alike(found, "measured", self.backend)

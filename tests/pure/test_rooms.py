@@ -51,7 +51,7 @@ DOORS = {
     "mpi4py": ("comm/",),
     "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
     "xxhash": ("checkpoint/format/files.py",),
-    "pyarrow": ("data/parquet_file.py",),
+    "pyarrow": ("data/arrow.py",),
     "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),
 }
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package

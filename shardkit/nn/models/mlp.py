@@ -7,6 +7,7 @@ from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
+from ..layers.embedding import EmbeddedColumns
 from ..loss import CrossEntropy, MeanSquaredError
 from ..metrics import MAE, R2, RMSE, Accuracy, MacroF1
 from ..module import Module, ModuleList, numbered
@@ -33,6 +34,9 @@ class MLP(Module):
         Of the initial weights: an integer, and a name such as "float32".
     feature_names
         Of the columns of x; None: feature_0, feature_1, ...
+    embeddings
+        Rows and width of what the last columns of x look up, whose values are ids; sizes[0] counts
+        such a column once.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class MLP(Module):
         seed: int = 0,
         dtype: DTypeLike = "float32",
         feature_names: Sequence[str] | None = None,
+        embeddings: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._sizes = tuple(sizes)
         self._activation = activation
@@ -51,6 +56,9 @@ class MLP(Module):
         self._dtype = checked_dtype("MLP", dtype)
         self._check()
         self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)
+        self.embedded = EmbeddedColumns(embeddings, dtype=self._dtype) if embeddings else None
+        into = self._sizes[0] + sum(width - 1 for _, width in embeddings)
+        ends = zip((into, *self._sizes[1:]), self._sizes[1:])
         last = len(self._sizes) - 2
         self.layers = ModuleList(
             DenseLayer(
@@ -59,7 +67,7 @@ class MLP(Module):
                 activation=ACTIVATIONS[activation] if index < last else None,
                 dtype=self._dtype,
             )
-            for index, (num_in, num_out) in enumerate(zip(self._sizes, self._sizes[1:]))
+            for index, (num_in, num_out) in enumerate(ends)
         )
         self.loss = TASKS[task]()
         self.metrics = self._own_metrics()
@@ -85,7 +93,8 @@ class MLP(Module):
         return {"accuracy": Accuracy(), "macro_f1": MacroF1(self._sizes[-1])}
 
     def blocks(self) -> list[tuple[str, Module]]:
-        return [("features", self.features), *numbered("layers", self.layers)]
+        embedded = [] if self.embedded is None else [("embedded", self.embedded)]
+        return [("features", self.features), *embedded, *numbered("layers", self.layers)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape[:-1], self._sizes[-1])
