@@ -38,6 +38,7 @@ NAMES = {
     "tensor.vocabulary": "VocabularyParallelCrossEntropy whole_outputs",
 }
 MODULES = {
+    "company": "step.company",
     "conjugate": "conjugate",
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",

@@ -13,7 +13,7 @@ from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
 from ...errors import ConfigurationError
-from ...layout.axes import COPIES
+from ...layout.axes import COPIES, TOGETHER
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
@@ -42,6 +42,7 @@ from ..tensor.default_plans import default_plan
 from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import AtCalls
+from .company import Company
 from .executor import Executor, Listening, Runtime
 from .flow import Flow
 from .gathering import ByProgram
@@ -297,7 +298,8 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
-    gathering = plan.gathering(units, stages, mesh)
+    company = Company(mesh.group(TOGETHER), mesh.rank, pools.device)
+    gathering = plan.gathering(units, stages, mesh, company)
     keeps = not config.activation_checkpointing
     work = Work(units, stages, pools.arena, gathering, keep_activations=keeps)
     flow = Flow(stages, transfers, work)
@@ -313,7 +315,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
             flow,
             pools.device,
             rank=mesh.rank,
-            can_go_on=gathering.can_go_on,
+            agrees_on=gathering.agrees_on,
         )
         return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics, program)
 

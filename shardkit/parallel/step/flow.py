@@ -14,7 +14,7 @@ from typing import Any
 from ...schedule.actions import Action, Kind
 from ..pipeline.form import key_of
 from ..pipeline.stages import Place, Stages
-from .inputs import Inputs
+from .inputs import Inputs, nothing
 
 
 class Flow:
@@ -163,8 +163,8 @@ class Flow:
 
     def _send_zeros_f(self, action, inputs, results):
         zeros = self.transfers.zeros(Kind.RECV_F, action.stage + 1, action.micro_batch)
-        if zeros is None:  # the next rank waits for a shape that nobody knows yet
-            raise results.failure
+        if zeros is None:  # nobody knows the shape yet
+            zeros = nothing()
         self.transfers.send_activation(action.stage, action.micro_batch, zeros)
 
     def _send_zeros_b(self, action, inputs, results):

@@ -6,12 +6,19 @@
 The others wait for its messages, so it goes through the rest of the program without computing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
 
 from ...array.device import Device
-from ...errors import CommunicationError, DeviceMemoryError, OutOfMemoryError, ShardkitError
+from ...errors import (
+    CommunicationError,
+    DeviceMemoryError,
+    OutOfMemoryError,
+    PeerError,
+    ShardkitError,
+)
 from ...schedule.actions import COMPUTE, Action, Kind
 from .inputs import Inputs, Results
 
@@ -25,7 +32,7 @@ class Shortage:
     executor        executes while all is well
     of_zeros        executes the rest after a failure: its table has rows of flow.table_of_zeros
     rank            in the mesh, for the message
-    can_go_on       False where others may be in the midst of any action with this rank
+    agrees_on       error -> whether no rank that computes with this one is in the midst of it
     """
 
     executor: Any
@@ -33,7 +40,7 @@ class Shortage:
     flow: Any
     device: Device
     rank: int
-    can_go_on: bool
+    agrees_on: Callable[[Exception], bool]
 
     def execute(self, actions: tuple[Action, ...], inputs: Inputs, results: Results) -> None:
         """Execute the actions; from a failure on, with zeros, and say so in results.failure.
@@ -46,41 +53,34 @@ class Shortage:
         while True:
             try:
                 return executor.execute(remaining, inputs, results)
-            except MemoryError as error:
+            except (MemoryError, *BLOCK_ERRORS) as error:
                 action = actions[len(actions) - length_hint(remaining) - 1]
-                self._go_on_without_memory(action, inputs, results, error)
-            except BLOCK_ERRORS as error:
-                action = actions[len(actions) - length_hint(remaining) - 1]
-                if isinstance(error, CommunicationError) or not self._is_alone(action, inputs):
-                    raise
-                self._go_on(results, error)
+                place = f"{action} of step {inputs.update.number}"
+                failure = described(error, self.rank, place, self.device)
+                if not self._can_go_on(action, error):
+                    raise failure
+                results.failure = failure
+                self.flow.clear()
             executor = self.of_zeros
 
-    def _go_on_without_memory(self, action, inputs, results, error):
-        if isinstance(error, OutOfMemoryError):
-            raise error
-        place = f"{action} of step {inputs.update.number}"
-        text = describe_shortage(self.rank, place, error, self.device)
-        if not self._is_alone(action, inputs):
-            raise OutOfMemoryError(text) from error
-        self._go_on(results, OutOfMemoryError(text))
-
-    def _go_on(self, results, failure):
-        results.failure = failure
-        self.flow.clear()
-
-    def _is_alone(self, action: Action, inputs: Inputs) -> bool:
+    def _can_go_on(self, action: Action, error: Exception) -> bool:
         """Return whether no other rank is in the midst of this action, and zeros will do for it.
 
         They will not for a WEIGHT whose gradient buffer could not be had.
         """
+        if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
+            return False
         is_unopened = action.kind is Kind.WEIGHT and action is not self.flow.opened
-        return (
-            self.can_go_on
-            and inputs.loss is not None
-            and action.kind in COMPUTE
-            and not is_unopened
-        )
+        return action.kind in COMPUTE and not is_unopened and self.agrees_on(error)
+
+
+def described(error: Exception, rank: int, place: str, device: Device) -> Exception:
+    """Return the error; a lack of memory as one that says where, and what to do."""
+    if not isinstance(error, MemoryError) or isinstance(error, OutOfMemoryError):
+        return error
+    told = OutOfMemoryError(describe_shortage(rank, place, error, device))
+    told.__cause__ = error
+    return told
 
 
 def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from ...array.arena import Arena
 from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
+from ...errors import PeerError
 from ...nn.autograd import Passage, Tensor, WeightGradients, no_grad
 from ...nn.buffer import unobserved
 from ...nn.context import begin_block, forward_context, late_logits
@@ -24,7 +25,7 @@ from ...nn.trees import arrays_of, as_tensors, gradients_of
 from ..data.unit import Unit, Units
 from ..pipeline.stages import Place, Stages
 from .gathering import Gathering
-from .inputs import Inputs
+from .inputs import Inputs, is_nothing
 
 
 @dataclass
@@ -88,6 +89,8 @@ class Work:
             return self._forward(place, m, x, inputs)
 
     def _forward(self, place, m, x, inputs):
+        if is_nothing(x):
+            raise PeerError("a stage before this one failed")
         context = inputs.micro_batches[m].context
         learns = inputs.loss is not None and place >= self._first_trained
         takes_gradient = place > self._first_trained
