@@ -103,6 +103,14 @@ MODELS = {
         lambda: models.ResNet(2, 5, (1, 1), width=8, seed=3, **F64),
         *(normal(2, 34, 9), numbers(5), None),
     ),
+    "ViT 2-D": (
+        lambda: models.ViT((10, 6), 2, 2, 5, width=8, depth=2, heads=2, dropout=0.2, **F64),
+        *(normal(2, 10, 6), numbers(5), None),
+    ),
+    "ViT 1-D": (
+        lambda: models.ViT((12,), 3, 1, 3, width=12, depth=1, heads=4, **F64),
+        *(normal(1, 12), numbers(3), None),
+    ),
     "a net": (net, normal(2, 23), normal(3, 23), nn.MSELoss()),
     "classes of rows": (net, normal(2, 23), numbers(3, 23), nn.CrossEntropyLoss()),
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
@@ -138,7 +146,7 @@ MODELS = {
     ),
 }
 SAMPLES = 8
-LOOKING = ["GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
+LOOKING = ["ViT 2-D", "GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
 
 
 def batch(name, step):

@@ -45,14 +45,27 @@ class PatchEmbedding(Module):
 
     def forward(self, x):
         self.check_input(x)
-        x = self.patches(self._cut(input_tensor(x, self.patches.weight.dtype)))
-        first = expand(self.class_token, (x.shape[0], 1, x.shape[2]))
-        return self.dropout(concatenate([first, x], 1) + self.positions)
+        return self.embedded(self.patches_of(x), self.positions)
 
-    def _cut(self, x):
-        """Return x [batch, channels, *image] as [batch, patches, channels * patch]."""
+    def embedded(self, patches, positions, *, begins=True):
+        """Return the tokens of patches [batch, patches, channels * patch], each at its position.
+
+        begins   the class token stands before them
+        """
+        x = self.patches(patches)
+        if begins:
+            first = expand(self.class_token, (x.shape[0], 1, x.shape[2]))
+            x = concatenate([first, x], 1)
+        return self.dropout(x + positions)
+
+    def patches_of(self, x):
+        """Return x [batch, channels, *image] as [batch, patches, channels * patch].
+
+        Of the first dim of the image it may have some rows of patches alone.
+        """
+        x = input_tensor(x, self.patches.weight.dtype)
         num_dims = len(self.image)
-        counts = [size // step for size, step in zip(self.image, self.patch)]
+        counts = [size // step for size, step in zip(x.shape[2:], self.patch)]
         pairs = [size for pair in zip(counts, self.patch) for size in pair]
         x = reshape(x, (*x.shape[:2], *pairs))
         order = [0, *range(2, 2 + 2 * num_dims, 2), 1, *range(3, 3 + 2 * num_dims, 2)]

@@ -1,0 +1,68 @@
+"""The ends of a ViT: from rows of images to tokens, and from the class token to logits.
+
+    image   rows of patches     0 0 0 0 | 1 1 1 1 | 2 2 2 2         class token first, then patches
+    tokens                    c 0 0 0 0   1 | 1 1 1 2 2 2 2         13 on 2 ranks: 7 and 6
+
+Parts of tokens are even, so they begin and end within a row of patches: that row goes to both.
+"""
+
+from ...nn.models.vit import PatchEmbedding, ViTHead
+from ...nn.ops.shape import getitem
+from ..conjugate import all_reduce
+from .axis import GRID_DIM, CutLayer, DomainAxis
+from .others import CutDropout
+from .rows import rows_of
+
+
+class CutPatchEmbedding(CutLayer):
+    """A PatchEmbedding of own rows of images [batch, channels, own, ...]: own tokens [batch, own,
+    width] of class token and patches.
+    """
+
+    _whole: PatchEmbedding
+
+    def __init__(self, axis: DomainAxis, whole: PatchEmbedding):
+        super().__init__(axis, whole)
+        self.behind = DomainAxis(axis.group, 1, follows=axis.made is not None)
+        self.dropout = CutDropout(self.behind, whole.dropout)
+
+    def forward(self, x):
+        axis, whole = self.axis, self._whole
+        height = axis.length(x, self.path_in_model)
+        num_tokens = whole.positions.global_shape[0]
+        tokens = self.behind.spans_of_output(num_tokens, height, self.path_in_model)
+        in_row = (num_tokens - 1) * whole.patch[0] // whole.image[0]
+        spans = tuple([_rows_of_patches(span, in_row, whole.patch[0]) for span in tokens])
+        x = rows_of(x, axis.group, GRID_DIM, height, spans)
+        first, stop = tokens[axis.group.rank]
+        patches = whole.patches_of(x)
+        begin = max(first - 1, 0) % in_row
+        own = slice(begin, begin + stop - max(first, 1))
+        return self.takes_place_of.embedded(
+            self,
+            getitem(patches, (slice(None), own)),
+            getitem(self.positions, slice(first, stop)),
+            begins=first == 0,
+        )
+
+
+def _rows_of_patches(tokens, in_row: int, height: int) -> tuple[int, int]:
+    """Return [start, stop) of the rows of the image that these tokens are of.
+
+    in_row   patches of a row of them; height: of one
+    """
+    first, stop = (max(token - 1, 0) for token in tokens)
+    return first // in_row * height, -(-stop // in_row) * height
+
+
+class CutViTHead(CutLayer):
+    """A ViTHead: the class token, which the first rank has, goes to all; logits are whole."""
+
+    _whole: ViTHead
+    leaves_parts = False
+
+    def forward(self, x):
+        self.axis.length(x, self.path_in_model)
+        group = self.axis.group
+        first = all_reduce(getitem(x, (slice(None), slice(1))) * float(group.rank == 0), group)
+        return self._whole.forward(first)
