@@ -194,6 +194,10 @@ class ModelShape(Shape):
         attention = 12 * self.layers * self.width * self.sequence_length
         return 6 * (self.parameter_count - tables) + attention
 
+    def goes_by_heads(self, tensor: int, domain: int) -> bool:
+        """Return whether domain ranks exchange heads of attention; else keys go round."""
+        return max(self.num_kv_heads // tensor, 1) % domain == 0
+
     def why_not_cut(self, tensor, is_sequence_parallel):
         for what, count in (("heads", self.heads), ("hidden units", self.num_hidden)):
             if count % tensor:

@@ -47,10 +47,12 @@ class Setting:
     tensor: int
     recomputation: str
     is_sequence_parallel: bool
+    domain: int = 1
 
     @property
     def tokens(self) -> int:
-        return self.micro_batch * self.shape.sequence_length
+        """Tokens of a micro-batch on this rank."""
+        return self.micro_batch * -(-self.shape.sequence_length // self.domain)
 
     @property
     def outside(self) -> float:
@@ -125,6 +127,7 @@ def _layer(at: Setting) -> BlockSeconds:
     hidden = shape.num_hidden / tensor
     products = _layer_products(at)
     core, core_backward = _attention(at)
+    cut, cut_backward = _from_other_parts(at, core, core_backward)
     norms = 2 * 2 * at.outside * shape.width
     adds = 2 * 3 * at.outside * shape.width
     masks = 2 * at.outside * shape.width * software.masks_dropout  # bytes
@@ -141,6 +144,7 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
         + ahead
+        + cut
     )
     share = software.recomputed_share
     selective = share * (forward - core - ahead) if share else core
@@ -153,6 +157,7 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer / 2)
         + back
+        + cut_backward
         + again
     )
     weight = (
@@ -214,7 +219,7 @@ def _attention(at: Setting) -> tuple[float, float]:
     shape = at.shape
     length = at.shape.sequence_length
     dim = at.shape.head_dim
-    heads = shape.heads / at.tensor * at.micro_batch
+    heads = shape.heads / at.tensor * at.micro_batch / at.domain  # or a part of the queries of each
     if not at.software.keeps_scores:  # a fused kernel, which skips what the causal mask hides
         forward, backward = at.cluster.device.attention_seconds(
             heads, length, dim, at.software.dtype, at.software.attention_kernel
@@ -231,6 +236,52 @@ def _attention(at: Setting) -> tuple[float, float]:
     forward = products + at.elements(2 * scores + dropout + values) + masks
     backward = 2 * products + at.elements(3 * scores + dropout + values) + masks
     return forward, backward
+
+
+def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[float, float]:
+    """Return the seconds that attention over parts of samples takes more: forward, backward.
+
+    By heads, ranks wait for what they exchange; in a ring all but the first block travel while the
+    one before is computed (parallel/domain/attention.py).
+    """
+    if at.domain == 1:
+        return 0.0, 0.0
+    ahead, back = [
+        at.micro_batch * count for count in elements_around(at.shape, at.tensor, at.domain)
+    ]
+    group = RankGroup(at.domain, at.tensor)
+
+    def travel(elements):
+        whole = elements * at.domain / (at.domain - 1) * at.software.activation_bytes
+        return collective_seconds(at.cluster, ALL_GATHER, whole, group)
+
+    lengths = collective_seconds(at.cluster, ALL_GATHER, 8 * at.domain, group)
+    both = travel(ahead), travel(back)
+    if not at.shape.goes_by_heads(at.tensor, at.domain):
+        contention, blocks = at.cluster.device.contention, at.domain - 1
+        both = [
+            exposed_seconds(beside, each, contention, each / blocks)
+            for beside, each in zip((core, core_backward), both)
+        ]
+    return lengths + both[0], both[1]
+
+
+def elements_around(shape: ModelShape, tensor: int, domain: int) -> tuple[float, float]:
+    """Return the elements that the busiest domain rank sends of a sample in an attention: forward,
+    backward.
+
+    By heads each rank sends all of its queries, keys, values and results but what is its own. In a
+    ring a rank sends on the blocks of keys and values of all ranks before it, backward with their
+    gradients.
+    """
+    own = -(-shape.sequence_length // domain)
+    if not shape.goes_by_heads(tensor, domain):
+        blocks = own * (domain - 1) * 2 * shape.kv_width / tensor
+        return blocks, 2 * blocks
+    mine = own * (domain - 1) / domain / tensor  # tokens, times the part of heads that others have
+    theirs = (shape.sequence_length - own) / domain / tensor
+    inputs = shape.width + 2 * shape.kv_width
+    return mine * inputs + theirs * shape.width, mine * shape.width + theirs * inputs
 
 
 def accumulation_seconds(at: Setting, block: str) -> float:

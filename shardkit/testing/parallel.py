@@ -11,7 +11,7 @@ NAMES = {
     "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
-    "domain.attention": "attention_by_heads cut_attention ring_attention",
+    "domain.attention": "attention_by_heads cut_attention ring_attention takes_heads",
     "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
     "domain.rows": "rows_of",
