@@ -350,5 +350,7 @@ def _stage_bytes(
 
 
 def _buffers(layout: RunLayout, shape: Shape, software: Software) -> float:
-    """Return the bytes of one message each way."""
-    return 2 * boundary_bytes(shape, software, layout) if layout.pipeline > 1 else 0.0
+    """Return the bytes of one message each way: between stages, and in a ring of keys."""
+    between = boundary_bytes(shape, software, layout) if layout.pipeline > 1 else 0.0
+    around = shape.ring_elements(layout.tensor, layout.domain) * layout.micro_batch
+    return 2 * (between + around * software.activation_bytes)

@@ -276,7 +276,7 @@ def elements_around(shape: ModelShape, tensor: int, domain: int) -> tuple[float,
     """
     own = -(-shape.sequence_length // domain)
     if not shape.goes_by_heads(tensor, domain):
-        blocks = own * (domain - 1) * 2 * shape.kv_width / tensor
+        blocks = (domain - 1) * shape.ring_elements(tensor, domain)
         return blocks, 2 * blocks
     mine = own * (domain - 1) / domain / tensor  # tokens, times the part of heads that others have
     theirs = (shape.sequence_length - own) / domain / tensor
