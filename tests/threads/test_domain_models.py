@@ -270,7 +270,7 @@ def swept():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name, policy, sizes", swept())
+@pytest.mark.parametrize("name, policy, sizes", list(swept()))
 def test_twenty_steps_beside_every_axis_equal_those_of_one_rank(name, policy, sizes):
     domain, data, pipeline, tensor = sizes
     check(name, data, policy, steps=20, domain=domain, pipeline=pipeline, tensor=tensor)

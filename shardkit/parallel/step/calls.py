@@ -31,6 +31,7 @@ from ..data.visits import Visits
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from .company import Company
+from .gathering import place_in, shares_samples
 from .inputs import Inputs
 from .shortage import described
 
@@ -65,7 +66,7 @@ class AtCalls:
             for number, unit in enumerate(self.parts)
             for parameter in unit.plan.parameters.values()
         }
-        self._rank = mesh.rank
+        self._rank, self._shares_samples = mesh.rank, shares_samples(mesh)
         self.turns = Turns(mesh.group(COPIES), self._describe)
         self.visits = Visits(self.parts, self.turns)
         self._visited_by = dict(self._own_visits())
@@ -134,16 +135,17 @@ class AtCalls:
         return []
 
     @contextmanager
-    def around(self, what: str, m: int, inputs: Inputs):
+    def around(self, what: str, at: Place, m: int, inputs: Inputs):
         """Gather what modules ask for inside the block; its end, or an error, is common to all.
 
         Errors: what a module raises on one rank is raised on all, unless ranks that compute with it
         wait for it in a layer; ShardingError if they call modules in different orders.
         """
-        place = f"{what} of micro-batch {m}, step {inputs.update.number}"
+        place = place_in(what, m, inputs)
+        tells = what == "forward" and self._shares_samples
         self.visits.begin()
         try:
-            with self._company.at(place), surrounded_by(self):
+            with self._company.at(place, tells=tells), surrounded_by(self):
                 yield
         except Exception as error:
             if not self._company.agrees_on(error) or self.turns.have_ended:

@@ -1,9 +1,11 @@
 """Errors of ranks that compute layers together, and may wait for each other in the midst of it.
 
-    rank 0   F of micro-batch 1, done  ---- 0 --->    at the end of each F and B every rank knows
-    rank 1   F of micro-batch 1, fails <--- 1 ----    of the others: an error of one is one of all
+    rank 0   F of micro-batch 1, done  ---- 0 --->    every rank knows of the others: an error of
+    rank 1   F of micro-batch 1, fails <--- 1 ----    one is one of all
 
-One message of a byte to each of the others, which no collective of a layer takes for its own.
+A rank that fails sends a byte to each of the others, and waits for theirs, which no collective of a
+layer takes for its own. Where ranks have other parts of samples, one may fail for what it alone has
+in its part: there all tell each other after the first unit of the model and after the loss.
 """
 
 import time
@@ -44,16 +46,17 @@ class Company:
         common, self._common = self._common, None
         return not self._others or error is common
 
-    def at(self, place: str) -> AbstractContextManager:
-        """Inside, what is computed; an error of one rank is raised on all at the end. Collective.
+    def at(self, place: str, *, tells: bool) -> AbstractContextManager:
+        """Inside, what is computed; an error of all ranks, or if they tell each other of one, is
+        raised on all at the end. Collective if they do.
 
-        Errors: as raise_together(). A rank raises its own alone if the others have not come to the
-        end for as long as it has patience: they wait for it in a layer.
+        Errors: as raise_together(). A rank raises its own alone if the others have not told theirs
+        for as long as it has patience: they wait for it in a layer.
         """
-        return self._together(place) if self._others else _NOTHING
+        return self._together(place, tells) if self._others else _NOTHING
 
     @contextmanager
-    def _together(self, place):
+    def _together(self, place, tells):
         error = None
         try:
             yield
@@ -61,6 +64,8 @@ class Company:
             if isinstance(caught, CommunicationError) and not isinstance(caught, PeerError):
                 raise
             error = described(caught, self._rank, place, self._device)
+        if error is None and not tells:
+            return
         if not self._tell(error is not None):
             raise error
         if not self._has_failed.any():

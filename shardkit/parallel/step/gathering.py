@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
+from ...layout.axes import Held, apart
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
@@ -22,6 +23,16 @@ from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from .company import Company
 from .inputs import Inputs
+
+
+def shares_samples(mesh: Mesh) -> bool:
+    """Return whether ranks that compute together have other parts of samples."""
+    return any(mesh.size(axis) > 1 for axis in apart(Held.PARTS))
+
+
+def place_in(what: str, m: int, inputs: Inputs) -> str:
+    """Return what is computed, in words."""
+    return f"{what} of micro-batch {m}, step {inputs.update.number}"
 
 
 class Gathering(Protocol):
@@ -49,11 +60,11 @@ class Gathering(Protocol):
     def leave(self) -> None:
         """End a program, also one that failed. No communication."""
 
-    def around(self, what: str, m: int, inputs: Inputs) -> AbstractContextManager:
+    def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
         """Inside, the parameters of what is computed are whole when they are read; an error is one
         of all ranks that compute it together.
 
-        what   "forward" or "backward", of micro-batch m
+        what   "forward" or "backward", of a unit and micro-batch m
         """
 
     def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
@@ -83,6 +94,7 @@ class ByProgram:
     def __init__(self, units: Units, stages: Stages, mesh: Mesh, company: Company):
         self._units = units.at
         self._company = company
+        self._told = (stages.first, stages.last) if shares_samples(mesh) else ()
         self._owners = {
             place: [units.at[at] for at in stages.uses.trained(place)]
             if place in stages.lenders
@@ -118,9 +130,10 @@ class ByProgram:
     def leave(self) -> None:
         """Do nothing: the actions have released."""
 
-    def around(self, what: str, m: int, inputs: Inputs) -> AbstractContextManager:
+    def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
         """Return where ranks that compute together agree on errors: GATHER has been there."""
-        return self._company.at(f"{what} of micro-batch {m}, step {inputs.update.number}")
+        tells = what == "forward" and at in self._told
+        return self._company.at(place_in(what, m, inputs), tells=tells)
 
     def agrees_on(self, error: Exception) -> bool:
         """Return whether all ranks that compute together know of the error."""

@@ -85,7 +85,7 @@ class Work:
 
     def forward(self, place: Place, m: int, x, inputs: Inputs):
         """Return the output of a unit for micro-batch m, or its loss, summed over the items."""
-        with self.gathering.around("forward", m, inputs):
+        with self.gathering.around("forward", place, m, inputs):
             return self._forward(place, m, x, inputs)
 
     def _forward(self, place, m, x, inputs):
@@ -127,7 +127,7 @@ class Work:
 
         gradient   of the unit's output, of a tree a list; None after the loss
         """
-        with self.gathering.around("backward", m, inputs):
+        with self.gathering.around("backward", place, m, inputs):
             return self._backward(place, m, gradient, inputs)
 
     def _backward(self, place, m, gradient, inputs):
