@@ -158,7 +158,8 @@ class Mesh:
         if axis == COPIES[-1]:
             joined += [group for groups in self._cuts.values() for group in groups]
         own = [self._groups[one] for one in AXES]
-        return self.group(axis), *(group for group in dict.fromkeys(joined) if group not in own)
+        others = [group for group in dict.fromkeys(joined) if group not in own]
+        return self.group(axis), *others
 
     def ranks_per_node(self, axis: str | tuple[str, ...]) -> int | None:
         """Return how many neighbors along the axis each node has; None if they differ.

@@ -68,7 +68,7 @@ class RunLayout:
 
     @property
     def sharing(self) -> int:
-        """Of these, the ranks that share one copy of what the policy shards."""
+        """Ranks that share one copy of what the policy shards."""
         return self.copies if self.shard_ranks is None else self.shard_ranks
 
     def items(self, shape: Shape) -> int:

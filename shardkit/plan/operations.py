@@ -246,9 +246,8 @@ def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[f
     """
     if at.domain == 1:
         return 0.0, 0.0
-    ahead, back = [
-        at.micro_batch * count for count in elements_around(at.shape, at.tensor, at.domain)
-    ]
+    of_sample = elements_around(at.shape, at.tensor, at.domain)
+    ahead, back = [at.micro_batch * count for count in of_sample]
     group = RankGroup(at.domain, at.tensor)
 
     def travel(elements):

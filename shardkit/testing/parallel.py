@@ -38,12 +38,12 @@ NAMES = {
     "tensor.vocabulary": "VocabularyParallelCrossEntropy whole_outputs",
 }
 MODULES = {
-    "company": "step.company",
     "conjugate": "conjugate",
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",
     "saves": "model.saves",
+    "shortage": "step.shortage",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }

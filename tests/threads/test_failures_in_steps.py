@@ -7,7 +7,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.testing.parallel import company
+from shardkit.testing.parallel import shortage
 
 F64 = {"dtype": "float64"}
 CLASSES, TOKENS, SAMPLES = 7, 11, 8
@@ -168,7 +168,7 @@ def test_an_error_of_a_block_is_one_of_all_ranks(mesh, call, place, error, is_fi
 
 def test_a_rank_that_others_wait_for_in_a_layer_raises_alone(monkeypatch):
     """Nobody can tell them there; its error ends the program on all."""
-    monkeypatch.setattr(company, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(shortage, "PATIENCE_SECONDS", 0.1)
 
     def run(backend):
         model, fails = made(backend, "domain x tensor", 0)

@@ -126,8 +126,9 @@ def raise_together(backend, error):
     notes = backend.all_gather_object(
         None if error is None else (describe_error(error), error if _is_shared(error) else None)
     )
-    raised = [(rank, note) for rank, note in enumerate(notes) if note is not None]
-    rank, (text, original) = min(raised, key=lambda told: isinstance(told[1][1], PeerError))
+    raised = [rank for rank, note in enumerate(notes) if note is not None]
+    rank = min(raised, key=lambda rank: isinstance(notes[rank][1], PeerError))
+    text, original = notes[rank]
     failed = [rank for rank, note in enumerate(notes) if note is not None and note[0] == text]
     if error is not None and not _is_shared(error):
         raise error

@@ -45,33 +45,36 @@ class PatchEmbedding(Module):
 
     def forward(self, x):
         self.check_input(x)
-        return self.embedded(self.patches_of(x), self.positions)
+        return tokens_of(self, cut_into_patches(self, x), self.positions)
 
-    def embedded(self, patches, positions, *, begins=True):
-        """Return the tokens of patches [batch, patches, channels * patch], each at its position.
 
-        begins   the class token stands before them
-        """
-        x = self.patches(patches)
-        if begins:
-            first = expand(self.class_token, (x.shape[0], 1, x.shape[2]))
-            x = concatenate([first, x], 1)
-        return self.dropout(x + positions)
+def tokens_of(embedding, patches, positions, *, begins: bool = True):
+    """Return the tokens of patches [batch, patches, channels * patch], each at its position.
 
-    def patches_of(self, x):
-        """Return x [batch, channels, *image] as [batch, patches, channels * patch].
+    begins   the class token stands before them
+    """
+    x = embedding.patches(patches)
+    if begins:
+        first = expand(embedding.class_token, (x.shape[0], 1, x.shape[2]))
+        x = concatenate([first, x], 1)
+    return embedding.dropout(x + positions)
 
-        Of the first dim of the image it may have some rows of patches alone.
-        """
-        x = input_tensor(x, self.patches.weight.dtype)
-        num_dims = len(self.image)
-        counts = [size // step for size, step in zip(x.shape[2:], self.patch)]
-        pairs = [size for pair in zip(counts, self.patch) for size in pair]
-        x = reshape(x, (*x.shape[:2], *pairs))
-        order = [0, *range(2, 2 + 2 * num_dims, 2), 1, *range(3, 3 + 2 * num_dims, 2)]
-        x = permute(x, order)  # [batch, *counts, channels, *patch]
-        features = self.channels * math.prod(self.patch)
-        return reshape(x, (x.shape[0], math.prod(counts), features))
+
+def cut_into_patches(embedding, x):
+    """Return x [batch, channels, *image] as [batch, patches, channels * patch].
+
+    Of the first dim of the image it may have some rows of patches alone.
+    """
+    x = input_tensor(x, embedding.patches.weight.dtype)
+    patch = embedding.patch
+    counts = [size // step for size, step in zip(x.shape[2:], patch)]
+    pairs = [size for pair in zip(counts, patch) for size in pair]
+    x = reshape(x, (*x.shape[:2], *pairs))
+    last = 2 + 2 * len(patch)
+    order = [0, *range(2, last, 2), 1, *range(3, last, 2)]
+    x = permute(x, order)  # [batch, *counts, channels, *patch]
+    features = embedding.channels * math.prod(patch)
+    return reshape(x, (x.shape[0], math.prod(counts), features))
 
 
 class ViTHead(Module):

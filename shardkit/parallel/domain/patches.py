@@ -6,7 +6,7 @@
 Parts of tokens are even, so they begin and end within a row of patches: that row goes to both.
 """
 
-from ...nn.models.vit import PatchEmbedding, ViTHead
+from ...nn.models.vit import PatchEmbedding, ViTHead, cut_into_patches, tokens_of
 from ...nn.ops.shape import getitem
 from ..conjugate import all_reduce
 from .axis import GRID_DIM, CutLayer, DomainAxis
@@ -35,15 +35,12 @@ class CutPatchEmbedding(CutLayer):
         spans = tuple([_rows_of_patches(span, in_row, whole.patch[0]) for span in tokens])
         x = rows_of(x, axis.group, GRID_DIM, height, spans)
         first, stop = tokens[axis.group.rank]
-        patches = whole.patches_of(x)
+        patches = cut_into_patches(whole, x)
         begin = max(first - 1, 0) % in_row
         own = slice(begin, begin + stop - max(first, 1))
-        return self.takes_place_of.embedded(
-            self,
-            getitem(patches, (slice(None), own)),
-            getitem(self.positions, slice(first, stop)),
-            begins=first == 0,
-        )
+        patches = getitem(patches, (slice(None), own))
+        positions = getitem(self.positions, slice(first, stop))
+        return tokens_of(self, patches, positions, begins=first == 0)
 
 
 def _rows_of_patches(tokens, in_row: int, height: int) -> tuple[int, int]:
@@ -64,5 +61,6 @@ class CutViTHead(CutLayer):
     def forward(self, x):
         self.axis.length(x, self.path_in_model)
         group = self.axis.group
-        first = all_reduce(getitem(x, (slice(None), slice(1))) * float(group.rank == 0), group)
+        own = getitem(x, (slice(None), slice(1)))
+        first = all_reduce(own * float(group.rank == 0), group)
         return self._whole.forward(first)

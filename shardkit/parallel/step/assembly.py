@@ -13,7 +13,7 @@ from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
 from ...errors import ConfigurationError
-from ...layout.axes import COPIES, TOGETHER
+from ...layout.axes import COPIES
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
@@ -42,13 +42,12 @@ from ..tensor.default_plans import default_plan
 from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import AtCalls
-from .company import Company
 from .executor import Executor, Listening, Runtime
 from .flow import Flow
 from .gathering import ByProgram
 from .numerics import LossScale, Numerics
 from .pump import Pumped
-from .shortage import Shortage
+from .shortage import Company, Shortage
 from .state import State
 from .updates import Updates
 from .weights import Weights
@@ -298,7 +297,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
-    company = Company(mesh.group(TOGETHER), mesh.rank, pools.device)
+    company = Company(mesh, pools.device)
     gathering = plan.gathering(units, stages, mesh, company)
     keeps = not config.activation_checkpointing
     work = Work(units, stages, pools.arena, gathering, keep_activations=keeps)

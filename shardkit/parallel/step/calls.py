@@ -30,10 +30,8 @@ from ..data.unit import Unit, Units
 from ..data.visits import Visits
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
-from .company import Company
-from .gathering import place_in, shares_samples
 from .inputs import Inputs
-from .shortage import described
+from .shortage import Company, described
 
 _BETWEEN = 0.25  # of a stop and the next operation, whose orders are whole numbers
 
@@ -66,7 +64,7 @@ class AtCalls:
             for number, unit in enumerate(self.parts)
             for parameter in unit.plan.parameters.values()
         }
-        self._rank, self._shares_samples = mesh.rank, shares_samples(mesh)
+        self._rank = mesh.rank
         self.turns = Turns(mesh.group(COPIES), self._describe)
         self.visits = Visits(self.parts, self.turns)
         self._visited_by = dict(self._own_visits())
@@ -141,17 +139,18 @@ class AtCalls:
         Errors: what a module raises on one rank is raised on all, unless ranks that compute with it
         wait for it in a layer; ShardingError if they call modules in different orders.
         """
-        place = place_in(what, m, inputs)
-        tells = what == "forward" and self._shares_samples
+        place = f"{what} of micro-batch {m}"
+        tells = what == "forward" and self._company.shares_samples
         self.visits.begin()
         try:
-            with self._company.at(place, tells=tells), surrounded_by(self):
+            with self._company.at(place, inputs, tells=tells), surrounded_by(self):
                 yield
         except Exception as error:
             if not self._company.agrees_on(error) or self.turns.have_ended:
                 raise
             if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
                 raise
+            place = f"{place} of step {inputs.update.number}"
             self.turns.fail(described(error, self._rank, place, self.parts[0].device))
         self.turns.end()
 

@@ -13,26 +13,13 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
-from ...comm.mesh import Mesh
-from ...layout.axes import Held, apart
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
 from ..data.unit import Unit, Units
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
-from .company import Company
 from .inputs import Inputs
-
-
-def shares_samples(mesh: Mesh) -> bool:
-    """Return whether ranks that compute together have other parts of samples."""
-    return any(mesh.size(axis) > 1 for axis in apart(Held.PARTS))
-
-
-def place_in(what: str, m: int, inputs: Inputs) -> str:
-    """Return what is computed, in words."""
-    return f"{what} of micro-batch {m}, step {inputs.update.number}"
 
 
 class Gathering(Protocol):
@@ -84,17 +71,17 @@ class ByProgram:
     """Units are gathered, released and reduced by actions of the program. A Gathering.
 
     units    of this rank
-    company  that computes with it
+    company  that computes with it (shortage.py)
     """
 
     buffers = BufferPool
     obstacle = None
     programs = staticmethod(Programs.of)
 
-    def __init__(self, units: Units, stages: Stages, mesh: Mesh, company: Company):
+    def __init__(self, units: Units, stages: Stages, mesh, company):
         self._units = units.at
         self._company = company
-        self._told = (stages.first, stages.last) if shares_samples(mesh) else ()
+        self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
             place: [units.at[at] for at in stages.uses.trained(place)]
             if place in stages.lenders
@@ -133,7 +120,7 @@ class ByProgram:
     def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
         """Return where ranks that compute together agree on errors: GATHER has been there."""
         tells = what == "forward" and at in self._told
-        return self._company.at(place_in(what, m, inputs), tells=tells)
+        return self._company.at(f"{what} of micro-batch {m}", inputs, tells=tells)
 
     def agrees_on(self, error: Exception) -> bool:
         """Return whether all ranks that compute together know of the error."""
