@@ -11,9 +11,10 @@ from ...annotations import DTypeLike, PerDim, Shape
 from ...arguments import is_integer
 from ...errors import ConfigurationError, ShapeError
 from ..init import Normal
-from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, input_tensor
+from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes
+from ..layers.patches import cut_into_patches, tokens_of
 from ..module import Module, ModuleList, Parameter, numbered
-from ..ops.shape import concatenate, expand, getitem, permute, reshape
+from ..ops.shape import getitem
 from ..transformer import WEIGHT_INIT, TransformerBlock, check_heads
 from .model import ReadyModel
 
@@ -46,35 +47,6 @@ class PatchEmbedding(Module):
     def forward(self, x):
         self.check_input(x)
         return tokens_of(self, cut_into_patches(self, x), self.positions)
-
-
-def tokens_of(embedding, patches, positions, *, begins: bool = True):
-    """Return the tokens of patches [batch, patches, channels * patch], each at its position.
-
-    begins   the class token stands before them
-    """
-    x = embedding.patches(patches)
-    if begins:
-        first = expand(embedding.class_token, (x.shape[0], 1, x.shape[2]))
-        x = concatenate([first, x], 1)
-    return embedding.dropout(x + positions)
-
-
-def cut_into_patches(embedding, x):
-    """Return x [batch, channels, *image] as [batch, patches, channels * patch].
-
-    Of the first dim of the image it may have some rows of patches alone.
-    """
-    x = input_tensor(x, embedding.patches.weight.dtype)
-    patch = embedding.patch
-    counts = [size // step for size, step in zip(x.shape[2:], patch)]
-    pairs = [size for pair in zip(counts, patch) for size in pair]
-    x = reshape(x, (*x.shape[:2], *pairs))
-    last = 2 + 2 * len(patch)
-    order = [0, *range(2, last, 2), 1, *range(3, last, 2)]
-    x = permute(x, order)  # [batch, *counts, channels, *patch]
-    features = embedding.channels * math.prod(patch)
-    return reshape(x, (x.shape[0], math.prod(counts), features))
 
 
 class ViTHead(Module):

@@ -6,7 +6,7 @@
 Parts of tokens are even, so they begin and end within a row of patches: that row goes to both.
 """
 
-from ...nn.models.vit import PatchEmbedding, ViTHead, cut_into_patches, tokens_of
+from ...nn.layers.patches import cut_into_patches, tokens_of
 from ...nn.ops.shape import getitem
 from ..conjugate import all_reduce
 from .axis import GRID_DIM, CutLayer, DomainAxis
@@ -19,15 +19,13 @@ class CutPatchEmbedding(CutLayer):
     width] of class token and patches.
     """
 
-    _whole: PatchEmbedding
-
-    def __init__(self, axis: DomainAxis, whole: PatchEmbedding):
+    def __init__(self, axis: DomainAxis, whole):
         super().__init__(axis, whole)
         self.behind = DomainAxis(axis.group, 1, follows=axis.made is not None)
         self.dropout = CutDropout(self.behind, whole.dropout)
 
     def forward(self, x):
-        axis, whole = self.axis, self._whole
+        axis, whole = self.axis, self._whole  # a PatchEmbedding
         height = axis.length(x, self.path_in_model)
         num_tokens = whole.positions.global_shape[0]
         tokens = self.behind.spans_of_output(num_tokens, height, self.path_in_model)
@@ -55,7 +53,6 @@ def _rows_of_patches(tokens, in_row: int, height: int) -> tuple[int, int]:
 class CutViTHead(CutLayer):
     """A ViTHead: the class token, which the first rank has, goes to all; logits are whole."""
 
-    _whole: ViTHead
     leaves_parts = False
 
     def forward(self, x):

@@ -14,7 +14,7 @@ from ...array.dtypes import is_floating
 from ...errors import ShapeError
 from ...tree import LEAF, Structure, is_tree, leaves, rebuild, structure
 
-NOTHING = (0,) * 5  # a shape that no activation has
+NOTHING = (0,) * 5  # the shape of what a stage sends that failed before it knew one
 
 
 class Form:

@@ -3,21 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy
-
-from ...array.backend import is_array
 from ...nn.context import ForwardContext
-from ..pipeline.form import NOTHING
-
-
-def nothing():
-    """Return what a stage sends that failed before it knew the shape of an activation."""
-    return numpy.zeros(NOTHING)
-
-
-def is_nothing(x) -> bool:
-    """Return whether x came from such a stage."""
-    return is_array(x) and x.shape == NOTHING
 
 
 class MicroBatch(NamedTuple):

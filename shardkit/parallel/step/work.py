@@ -23,9 +23,10 @@ from ...nn.context import begin_block, forward_context, late_logits
 from ...nn.module import Module
 from ...nn.trees import arrays_of, as_tensors, gradients_of
 from ..data.unit import Unit, Units
+from ..pipeline.form import NOTHING
 from ..pipeline.stages import Place, Stages
 from .gathering import Gathering
-from .inputs import Inputs, is_nothing
+from .inputs import Inputs
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Work:
             return self._forward(place, m, x, inputs)
 
     def _forward(self, place, m, x, inputs):
-        if is_nothing(x):
+        if is_array(x) and x.shape == NOTHING:
             raise PeerError("a stage before this one failed")
         context = inputs.micro_batches[m].context
         learns = inputs.loss is not None and place >= self._first_trained
