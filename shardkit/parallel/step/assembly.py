@@ -47,7 +47,7 @@ from .flow import Flow
 from .gathering import ByProgram
 from .numerics import LossScale, Numerics
 from .pump import Pumped
-from .shortage import Company, Shortage
+from .shortage import Shortage
 from .state import State
 from .updates import Updates
 from .weights import Weights
@@ -297,8 +297,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
-    company = Company(mesh, pools.device)
-    gathering = plan.gathering(units, stages, mesh, company)
+    gathering = plan.gathering(units, stages, mesh)
     keeps = not config.activation_checkpointing
     work = Work(units, stages, pools.arena, gathering, keep_activations=keeps)
     flow = Flow(stages, transfers, work)

@@ -52,13 +52,13 @@ class AtCalls:
         "it: give it a method blocks(), or train it with DDP or ZeRO"
     )
 
-    def __init__(self, units: Units, stages: Stages, mesh: Mesh, company: Company):
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         ((place, parts),) = stages.parts.items()
         self._places = place, *parts
         self.parts = [units.at[at] for at in self._places]
         self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
         self.user = stages.places.index(place)
-        self._company = company
+        self._company = Company(mesh, self.parts[0].device)
         self._numbers = {
             parameter: number
             for number, unit in enumerate(self.parts)

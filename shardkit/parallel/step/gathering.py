@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
+from ...comm.mesh import Mesh
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
@@ -20,6 +21,7 @@ from ..data.unit import Unit, Units
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
+from .shortage import Company
 
 
 class Gathering(Protocol):
@@ -71,16 +73,15 @@ class ByProgram:
     """Units are gathered, released and reduced by actions of the program. A Gathering.
 
     units    of this rank
-    company  that computes with it (shortage.py)
     """
 
     buffers = BufferPool
     obstacle = None
     programs = staticmethod(Programs.of)
 
-    def __init__(self, units: Units, stages: Stages, mesh, company):
+    def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         self._units = units.at
-        self._company = company
+        self._company = company = Company(mesh, units.all[0].device)
         self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
             place: [units.at[at] for at in stages.uses.trained(place)]
