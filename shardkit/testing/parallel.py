@@ -23,7 +23,7 @@ NAMES = {
     "domain.spans": "check_table even_spans paired_spans positions_of",
     "domain.spectra": "cut_spectral_convolution",
     "domain.transposition": "exchange_cut",
-    "domain.ways": "attention_by_heads balanced_ring cut_attention",
+    "domain.ways": "attention_by_heads balanced_ring cut_attention takes_heads",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
@@ -45,6 +45,7 @@ MODULES = {
     "optimizing": "model.optimizing",
     "profile": "model.profile",
     "saves": "model.saves",
+    "shortage": "step.shortage",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }

@@ -7,6 +7,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_rows import rows_in
 
 from shardkit import ConfigurationError, Rows, SamplePart, Samples, ShapeError
 from shardkit.testing.data import (
@@ -129,9 +130,9 @@ def test_a_value_that_is_no_number_is_named_by_its_place_in_the_whole_row(tmp_pa
 
 def test_a_text_file_is_read_whole_and_cut(tmp_path):
     (tmp_path / "a.csv").write_text("a,b,c\n" + "1,2,3\n" * 8)
-    samples = TableSamples(open_table(tmp_path / "a.csv"), ["a", "b"], ["c"])
+    samples = rows_in(tmp_path / "a.csv", ["a", "b"], ["c"])
     assert not samples.reads_parts
-    x, y = samples.read(NUMBERS, SamplePart(1, 2, 1, None))
+    x, y = reader_of(samples)(NUMBERS, None, SamplePart(1, 2, 1, None))
     assert x.array.tolist() == [[2]] * 4 and y.shape == (4, 1)
 
 

@@ -341,10 +341,10 @@ SEARCHED = {
     "parallel.activation_checkpointing": True,
     "mesh.pipeline": 5,
     "mesh.tensor": 5,
+    "mesh.domain": 2,
     "batch.micro_batch": 3,
 }
 SAID = {
-    "mesh.domain": 2,
     "parallel.overlap": True,
     "parallel.deterministic": False,
     "parallel.stage_balance": "uniform",

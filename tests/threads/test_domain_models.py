@@ -3,6 +3,7 @@ weights, predictions and figures to 1e-10 in float64.
 """
 
 from contextlib import nullcontext
+from itertools import product
 
 import numpy
 import pytest
@@ -103,6 +104,14 @@ MODELS = {
         lambda: models.ResNet(2, 5, (1, 1), width=8, seed=3, **F64),
         *(normal(2, 34, 9), numbers(5), None),
     ),
+    "ViT 2-D": (
+        lambda: models.ViT((10, 6), 2, 2, 5, width=8, depth=2, heads=2, dropout=0.2, **F64),
+        *(normal(2, 10, 6), numbers(5), None),
+    ),
+    "ViT 1-D": (
+        lambda: models.ViT((12,), 3, 1, 3, width=12, depth=1, heads=4, **F64),
+        *(normal(1, 12), numbers(3), None),
+    ),
     "a net": (net, normal(2, 23), normal(3, 23), nn.MSELoss()),
     "classes of rows": (net, normal(2, 23), numbers(3, 23), nn.CrossEntropyLoss()),
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
@@ -138,7 +147,7 @@ MODELS = {
     ),
 }
 SAMPLES = 8
-LOOKING = ["GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
+LOOKING = ["ViT 2-D", "GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
 
 
 def batch(name, step):
@@ -147,8 +156,8 @@ def batch(name, step):
     return x(rng, SAMPLES), y(rng, SAMPLES)
 
 
-def train(backend, name, policy="ddp", config=None, **sizes):
-    """Return what three steps leave: losses, weights, a prediction, figures, buffers."""
+def train(backend, name, policy="ddp", config=None, *, steps=STEPS, **sizes):
+    """Return what some steps leave: losses, weights, a prediction, figures, buffers."""
     make, _, _, loss = MODELS[name]
     wrapped = make()
     wrapped.finish(3)
@@ -163,8 +172,8 @@ def train(backend, name, policy="ddp", config=None, **sizes):
         **(config or {}),
     )
     model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
-    losses = [model.train(*sk.split_batch(model.mesh, *batch(name, step))) for step in range(STEPS)]
-    x, y = batch(name, STEPS)
+    losses = [model.train(*sk.split_batch(model.mesh, *batch(name, step))) for step in range(steps)]
+    x, y = batch(name, steps)
     mine, own_y = sk.split_batch(model.mesh, x, y)
     prediction = model.predict(mine)
     with model.evaluation({"rmse": RMSE()} if y.dtype.kind == "f" else {}) as measured:
@@ -183,21 +192,21 @@ def train(backend, name, policy="ddp", config=None, **sizes):
 ALONE: dict = {}
 
 
-def alone(name, data):
+def alone(name, data, steps):
     """Return what one rank computes, with as many micro-batches as `data` ranks have in all."""
-    key = name, data
+    key = name, data, steps
     if key not in ALONE:
-        ALONE[key] = sk.run_ranks(data, lambda backend: train(backend, name))
+        ALONE[key] = sk.run_ranks(data, lambda backend: train(backend, name, steps=steps))
     return ALONE[key]
 
 
-def check(name, data, policy, config=None, **sizes):
+def check(name, data, policy, config=None, *, steps=STEPS, **sizes):
     """Compare training with domain ranks to the same data ranks without them."""
     num_ranks = data * numpy.prod([*sizes.values()]).item()
     sizes = {f"{axis}_parallel_size": size for axis, size in sizes.items()}
-    wanted = alone(name, data)
+    wanted = alone(name, data, steps)
     for found, part, prediction in sk.run_ranks(
-        num_ranks, lambda backend: train(backend, name, policy, config, **sizes)
+        num_ranks, lambda backend: train(backend, name, policy, config, steps=steps, **sizes)
     ):
         for what, value in wanted[part][0].items():
             scale = max(numpy.abs(value).max(), 1e-3)
@@ -243,6 +252,29 @@ def test_data_and_stages_stand_beside_ranks_that_look_along_samples(name, domain
 @pytest.mark.parametrize("name", ["MLP of tokens", "GPT", "Llama"])
 def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
+
+
+SWEPT = ["UNet 2-D", "UNet 3-D", "ResNet", "ViT 2-D", "FNO 2-D", "GPT", "Llama", "mesh"]
+WITHOUT_STAGES = ("UNet 2-D", "UNet 3-D")  # skips go round their blocks
+WITH_TENSOR_PLANS = ("ViT 2-D", "GPT", "Llama")
+POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
+
+
+def swept():
+    """Yield (model, policy, sizes), each policy with some sizes of each model."""
+    for name in SWEPT:
+        stages = (1,) if name in WITHOUT_STAGES else (1, 2)
+        tensors = (1, 2) if name in WITH_TENSOR_PLANS else (1,)
+        sizes = product((2, 3, 4), (1, 2), stages, tensors)
+        for number, each in enumerate(sizes):
+            yield name, POLICIES[(number + number // 4) % 4], each
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name, policy, sizes", list(swept()))
+def test_twenty_steps_beside_every_axis_equal_those_of_one_rank(name, policy, sizes):
+    domain, data, pipeline, tensor = sizes
+    check(name, data, policy, steps=20, domain=domain, pipeline=pipeline, tensor=tensor)
 
 
 PLANS = {

@@ -121,14 +121,14 @@ def raise_together(backend, error):
     """Raise the error of the first rank that has one, on all ranks. Collective.
 
     Its message names the ranks that have it, unless all have. A rank whose own error callers do not
-    handle by its type raises that.
+    handle by its type raises that. A PeerError tells of another one, which counts if it is there.
     """
     notes = backend.all_gather_object(
         None if error is None else (describe_error(error), error if _is_shared(error) else None)
     )
-    rank, (text, original) = next(
-        (rank, note) for rank, note in enumerate(notes) if note is not None
-    )
+    raised = [rank for rank, note in enumerate(notes) if note is not None]
+    rank = min(raised, key=lambda rank: isinstance(notes[rank][1], PeerError))
+    text, original = notes[rank]
     failed = [rank for rank, note in enumerate(notes) if note is not None and note[0] == text]
     if error is not None and not _is_shared(error):
         raise error

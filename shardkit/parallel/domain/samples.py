@@ -58,7 +58,7 @@ class SampleParts:
     def __init__(
         self, model: Module, group: CommunicationBackend, loss: Any, *, follows: bool = True
     ):
-        self._axis, self._is_joined = cut_layers(model, group, follows=follows)
+        self._axis, self._behind, self._is_joined = cut_layers(model, group, follows=follows)
         self.counts_whole = group.rank == 0
         if loss is not None:
             self._dim_of_targets(counted.as_loss(loss))
@@ -94,7 +94,7 @@ class SampleParts:
             loss = OfWhole(loss, self._whole, self.counts_whole)
         else:
             _check_factors(loss, y, dim)
-            loss = CountedInParts(loss, self._axis, y.shape[dim])
+            loss = CountedInParts(loss, self._behind, y.shape[dim])
         return self.own(x), self._rows("y", y, dim), loss
 
     def check_same(self, *trees: Any) -> None:
@@ -174,13 +174,13 @@ class SampleParts:
         fewer = LOSSES.get(type(loss))
         if self._is_joined:
             return 0
-        if fewer is None or self._axis.dim <= fewer:
+        if fewer is None or self._behind.dim <= fewer:
             raise ShardingError(
-                f"{type(loss).__name__} of predictions that are cut along dim {self._axis.dim}: it "
-                "is not known as a sum over their parts; use one of "
+                f"{type(loss).__name__} of predictions that are cut along dim {self._behind.dim}: "
+                "it is not known as a sum over their parts; use one of "
                 f"{', '.join(kind.__name__ for kind in LOSSES)}, or leave domain at 1"
             )
-        return self._axis.dim - fewer
+        return self._behind.dim - fewer
 
     def adds_parts(self, loss: Loss, metrics: Iterable[Metric]) -> bool:
         """Return True if loss and metrics of whole samples are sums of those of their parts."""
@@ -237,7 +237,7 @@ class SampleParts:
 
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""
-        axis = self._axis
+        axis = self._behind
         length = axis.length(array, "the prediction")
         gather = all_gather if isinstance(array, Tensor) else gathered
         return gather(array, axis.group, axis.dim, length)

@@ -313,7 +313,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
             flow,
             pools.device,
             rank=mesh.rank,
-            can_go_on=gathering.can_go_on,
+            agrees_on=gathering.agrees_on,
         )
         return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics, program)
 

@@ -17,7 +17,7 @@ from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
-from .votes import StepLosses
+from .votes import StepLosses, raise_failure
 
 _FEW_ELEMENTS = (
     1 << 20
@@ -163,6 +163,7 @@ class Evaluation:
     def forward(self, x, texts=None):
         """Return the output of this replica's x on the last stage, None elsewhere.
 
+        Errors, on all ranks: what a block of one raised.
         texts   the pass over texts that are being continued (nn/texts.py)
         """
         is_cut = self._samples is not None
@@ -171,7 +172,9 @@ class Evaluation:
         x = self._numerics.entering(map_tree(self._device.from_host, x))
         context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
         part = MicroBatch(x, None, context)
-        return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)
+        results = self._runtime.run(self._program, Inputs((part,)))
+        raise_failure(self._mesh.world, results.failure)
+        return results.predictions.get(0)
 
 
 def _description(form: Form):
