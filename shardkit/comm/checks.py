@@ -34,6 +34,22 @@ def is_plain(array) -> bool:
     return type(array) is numpy.ndarray and array.dtype in PLAIN_DTYPES and array.flags.carray
 
 
+def meant(arguments: tuple) -> tuple:
+    """Return the arguments of a verb, an operation by its name ("sum") as that operation.
+
+    Errors: ValueError on a name of none.
+    """
+    return tuple([_operation(each) if isinstance(each, str) else each for each in arguments])
+
+
+def _operation(name):
+    try:
+        return ReductionOperation(name)
+    except ValueError:
+        known = ", ".join(each.value for each in ReductionOperation)
+        raise ValueError(f"op is {name!r}; wanted one of {known}") from None
+
+
 def is_carried(op) -> bool:
     """Return True for an operation that a channel does itself: an average is scaled afterwards."""
     return type(op) is ReductionOperation and op is not ReductionOperation.AVERAGE

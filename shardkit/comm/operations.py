@@ -26,6 +26,14 @@ class ReductionOperation(enum.Enum):
     MIN = "min"
     MAX = "max"
     AVERAGE = "average"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ReductionOperation | None":
+        """Return the one that is meant by its name in capitals, or by a short one."""
+        short = {"prod": "product", "avg": "average", "mean": "average"}
+        name = value.lower() if isinstance(value, str) else ""
+        return next((each for each in cls if each.value == short.get(name, name)), None)
+
     __hash__ = (
         object.__hash__
     )  # Enum's own is written in Python, and verbs look operations up in tables

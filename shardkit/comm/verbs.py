@@ -204,6 +204,8 @@ class Verbs:
             check_alive(self, verb)
         progress = self.progress
         site = progress.site(OF_VERB) if planned is None else planned.site
+        if str in map(type, arguments):
+            arguments = checks.meant(arguments)
         plain = checks.PLAIN[verb](self, *arguments)  # an array may be read-only now
         if plain is None:
             return self._make_through_ports(verb, arguments, site)
@@ -234,7 +236,7 @@ class Verbs:
         """Begin a collective. All ranks begin their collectives in the same order."""
         name, collective = f"i{verb}", COLLECTIVES[verb]
         with self.verb(name, site=self.progress.site(OF_VERB)):
-            parts = collective.ports(self, *arguments)
+            parts = collective.ports(self, *checks.meant(arguments))
             self.traffic.add(verb, collective.sent(self, *parts))
             return handle_of(self, *self.transport(name, parts).begin(verb, *parts))
 
@@ -245,13 +247,15 @@ class Verbs:
         if not self.noted.barrier():
             self.make("barrier")
 
-    def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
+    def all_reduce(self, array: Array, op: ReductionOperation | str = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
 
         Parameters
         ----------
         array
             Any shape, the same on all ranks. Half floats are summed as float32.
+        op
+            A ReductionOperation, or its name: "sum", "product", "min", "max", "average".
         """
         if not self.noted.all_reduce(array, op):
             self.make("all_reduce", array, op)
@@ -282,7 +286,7 @@ class Verbs:
         send: Array,
         receive: Array,
         counts: Sequence[int] | None = None,
-        op: ReductionOperation = SUM,
+        op: ReductionOperation | str = SUM,
         *,
         in_place: bool = False,
     ) -> None:
@@ -384,7 +388,7 @@ class Verbs:
 
     # ---- non-blocking collectives ----------------------------------------------------------------
 
-    def iall_reduce(self, array: Array, op: ReductionOperation = SUM) -> Handle:
+    def iall_reduce(self, array: Array, op: ReductionOperation | str = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
         return self._begin("all_reduce", array, op)
 
@@ -399,7 +403,7 @@ class Verbs:
         send: Array,
         receive: Array,
         counts: Sequence[int] | None = None,
-        op: ReductionOperation = SUM,
+        op: ReductionOperation | str = SUM,
     ) -> Handle:
         """Begin a reduce_scatter."""
         return self._begin("reduce_scatter", send, receive, counts, op, False)

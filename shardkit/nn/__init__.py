@@ -3,13 +3,16 @@
 It knows nothing of ranks.
 """
 
+from functools import partial
+
 from . import methods, operators, ops  # two of them: what they give to Tensor
+from ..habits import place_of
 from ..public import public_names
 
 __getattr__, __dir__, __all__ = public_names(
     __name__,
     {
-        ".": "init models ops",
+        ".": "functional=ops init models ops",
         "autograd": "Tensor backward_inputs enable_grad no_grad record",
         "buffer": "Buffer",
         "context": "ForwardContext current_context forward_context",
@@ -44,6 +47,7 @@ __getattr__, __dir__, __all__ = public_names(
             "BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss "
             "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss RelativeL2Loss SmoothL1Loss"
         ),
+        "containers": "ModuleDict ParameterDict ParameterList",
         "module": "Module ModuleList",
         "parameter": "Parameter",
         "on_parts": "partwise",
@@ -51,4 +55,5 @@ __getattr__, __dir__, __all__ = public_names(
         "transformer": "FeedForward GatedFeedForward SelfAttention TransformerBlock",
         "trees": "as_tensors",
     },
+    partial(place_of, "nn", lambda: {"nn.ops": ops.__all__}),
 )

@@ -116,6 +116,11 @@ from .losses import (
     RelativeL2Loss as RelativeL2Loss,
     SmoothL1Loss as SmoothL1Loss,
 )
+from .containers import (
+    ModuleDict as ModuleDict,
+    ParameterDict as ParameterDict,
+    ParameterList as ParameterList,
+)
 from .module import (
     Module as Module,
     ModuleList as ModuleList,
@@ -130,3 +135,5 @@ from .transformer import (
     TransformerBlock as TransformerBlock,
 )
 from .trees import as_tensors as as_tensors
+
+functional = ops

@@ -9,6 +9,7 @@ of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them t
 """
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy
 
 from ..annotations import Array, Shape
-from ..array.backend import is_device_array, to_host, xp_of
+from ..array.backend import is_array, is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
+from ..habits import refuse
 from .tape import (
     TapeNode,
     VersionCounter,
@@ -169,7 +171,7 @@ class Tensor(_Methods):
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
-            array = numpy.asarray(array)
+            array = numpy.asarray(array_of(array))
         if requires_grad and not is_floating(array.dtype):
             raise AutogradError(
                 f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast "
@@ -262,6 +264,11 @@ class Tensor(_Methods):
         copied.grad = copy.deepcopy(self.grad, memo)
         copied.grad_is_empty = self.grad_is_empty
         return copied
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse("Tensor", self, name)
 
     def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -404,6 +411,14 @@ def kept(tensor: Tensor):
 def array_of(value):
     """Return the array of a Tensor; any other value (a scalar, an array) as it is."""
     return value.array if isinstance(value, Tensor) else value
+
+
+def is_numbers(value: Any) -> bool:
+    """Return True for an array or a Tensor, of PyTorch too, and for one element of an array."""
+    if is_array(value) or isinstance(value, (Tensor, numpy.generic)):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def wants_gradient(value):

@@ -213,7 +213,7 @@ def test_a_transport_that_does_not_exist_is_refused():
 
 NAN, INF = math.nan, math.inf
 WRONG = {
-    "learning_rate": (0, -1.0, NAN, INF, "0.1", None, True),
+    "learning_rate": (0, -1.0, NAN, INF, "0.1", True),
     "optimizer": ("adam", sk.AdamW, 1e-3, {"name": "adam"}),
     "loss": ("mse", 3, sk.models.MLP),
     "max_gradient_norm": (0, -1.0, NAN, INF, "1", True),

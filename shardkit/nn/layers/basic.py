@@ -4,7 +4,7 @@ x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor 
 """
 
 from functools import singledispatch
-from typing import Any
+from typing import Any, Self
 
 from ...annotations import DTypeLike
 from ...arguments import is_integer, is_number, require
@@ -17,6 +17,7 @@ from ..ops.linear import embedding, linear
 from ..ops.normalization import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
 from ..ops.operands import check_ids
 from ..ops.shape import cast
+from ..recorded import record
 
 DTYPES = ("float32", "float64")
 
@@ -42,8 +43,8 @@ class Linear(Module):
         self,
         in_features: int,
         out_features: int,
-        *,
         bias: bool = True,
+        *,
         init: Initializer | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
@@ -193,7 +194,7 @@ class Dropout(Module):
     of the samples, or dim 1 has the length of the samples and dim 0 a multiple of it.
     """
 
-    def __init__(self, p: float, *, sample_dim: int | str | None = "rows") -> None:
+    def __init__(self, p: float = 0.5, *, sample_dim: int | str | None = "rows") -> None:
         require(is_number(p, at_least=0, below=1), "dropout with p", p, "0 <= p < 1")
         is_known = sample_dim in ("rows", None) or is_integer(sample_dim)
         wanted = "the number of a dim, 'rows' or None"
@@ -224,6 +225,12 @@ class Sequential(ModuleList):
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
+
+    def append(self, module: Module) -> Self:
+        super().append(module)
+        if type(self) is Sequential:
+            record(self, tuple(self), {})
+        return self
 
     def forward(self, x: Any) -> Any:  # as blocks() says, without making the list at each call
         for module in self:

@@ -8,6 +8,7 @@ ShapeError.
 """
 
 from ...public import import_names
+from ..doors import door
 
 __all__ = import_names(
     __name__,
@@ -51,9 +52,10 @@ __all__ = import_names(
         "scan": "cumprod cumsum",
         "segments": "segment_max segment_mean segment_sum",
         "shape": (
-            "cast concatenate expand gather getitem permute reshape split squeeze transpose "
-            "unsqueeze"
+            "cast cat=concatenate concatenate expand gather getitem permute reshape split squeeze "
+            "transpose unsqueeze"
         ),
         "statistics": "logsumexp norm prod std var",
     },
+    door,
 )

@@ -180,3 +180,5 @@ from .statistics import (
     std as std,
     var as var,
 )
+
+cat = concatenate
