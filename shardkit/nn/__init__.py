@@ -33,14 +33,24 @@ __getattr__, __dir__, __all__ = public_names(
             "BatchNorm1d BatchNorm2d BatchNorm3d GroupNorm InstanceNorm1d InstanceNorm2d "
             "InstanceNorm3d"
         ),
+        "layers.decoder": ("TransformerDecoder TransformerDecoderLayer TransformerEncoder"),
+        "layers.functions": (
+            "CELU CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d "
+            "ConstantPad3d CosineSimilarity Dropout1d Dropout2d Dropout3d Fold GLU Hardshrink "
+            "Hardsigmoid Hardswish LogSigmoid PReLU PairwiseDistance PixelShuffle PixelUnshuffle "
+            "ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d "
+            "ReplicationPad2d ReplicationPad3d SELU Softshrink Softsign Tanhshrink Threshold "
+            "Unfold ZeroPad1d ZeroPad2d ZeroPad3d"
+        ),
         "layers.pooling": (
             "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d "
             "AdaptiveMaxPool2d AdaptiveMaxPool3d AvgPool1d AvgPool2d AvgPool3d MaxPool1d "
             "MaxPool2d MaxPool3d"
         ),
-        "layers.recurrent": "GRU LSTM",
+        "layers.recurrent": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
         "layers.resampling": "Upsample",
         "layers.spectral": "SpectralConv",
+        "other_losses": "BCELoss CTCLoss PoissonNLLLoss TripletMarginLoss",
         "lora": "LoRALinear apply_lora merge_lora",
         "loss": "BinaryCrossEntropy CrossEntropy Loss MeanSquaredError Weighted as_loss",
         "losses": (

@@ -223,7 +223,8 @@ TABLE = {
     **{
         name: refused(op(name))
         for name in """
-        elu erf_gelu gelu hardtanh leaky_relu log_softmax mish silu softmax softplus
+        celu elu erf_gelu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_softmax
+        logsigmoid mish normalize relu6 selu silu softmax softplus softshrink softsign tanhshrink
         """.split()
     },
     **dict(pools()),
