@@ -89,6 +89,10 @@ ROOMS = {
         "utils": "max_gradient_norm= of sk.ShardingConfiguration, where clipping is meant",
         "F": "nn.functional, which is nn.ops",
         "DataParallel": "sk.DDPModel(model, config)",
+        "SyncBatchNorm": (
+            "nn.BatchNorm2d: by the moments of each micro-batch, with running moments of the global "
+            "batch; nn.GroupNorm depends on no batch"
+        ),
     },
 }
 

@@ -20,6 +20,8 @@ CHUNK = 1 << 18  # elements per pass: the float64 temporaries stay small beside 
 class Initializer:
     """Anything with `span`; two that are equal by value give equal parameters."""
 
+    needs_origin = True  # False: the values depend on neither seed nor name
+
     def span(self, seed: int, name: str, start: int, stop: int, dtype="float32"):
         """Return elements [start, stop) of the parameter: a new array [stop - start] of dtype."""
         values = numpy.empty(max(stop - start, 0), dtype)
@@ -75,6 +77,7 @@ class Fill(Initializer):
 class Copied(Initializer):
     """The values of an array, whatever seed and name are."""
 
+    needs_origin = False
     values: Array
 
     def __eq__(self, other):

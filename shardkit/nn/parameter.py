@@ -365,6 +365,8 @@ def origin_of(tensor) -> tuple[int, str]:
 
     Errors: ShardingError if it has none.
     """
+    if not getattr(tensor.init, "needs_origin", True):
+        return 0, ""
     if tensor.name is None or tensor.seed is None:
         raise ShardingError(
             f"{called(tensor)} has no name and seed yet, and its initial values depend on both; "

@@ -67,7 +67,8 @@ TABLE = [
 ]
 SIZED = {"RNN": (3, 4), "RNNCell": (3, 4), "LSTMCell": (3, 4), "GRUCell": (3, 4)}
 SIZED["TransformerDecoderLayer"] = (4,)
-ONCE = ("LSTMCell", "GRUCell", "TransformerDecoderLayer")  # whose ops have no second derivatives
+# without a second derivative, here or (Hardsigmoid) in PyTorch
+ONCE = ("LSTMCell", "GRUCell", "TransformerDecoderLayer", "Hardsigmoid")
 
 
 def random(shape, seed):
