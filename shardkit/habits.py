@@ -90,7 +90,7 @@ ROOMS = {
         "F": "nn.functional, which is nn.ops",
         "DataParallel": "sk.DDPModel(model, config)",
         "SyncBatchNorm": (
-            "nn.BatchNorm2d: by the moments of each micro-batch, with running moments of the global "
+            "nn.BatchNorm2d, by the moments of each micro-batch, which keeps those of the global "
             "batch; nn.GroupNorm depends on no batch"
         ),
     },

@@ -154,6 +154,13 @@ class Tensor(_Methods):
     -----
     A subclass may make its array late, by defining `array` as a property and calling `_begin`
     instead of `__init__`.
+
+    Examples
+    --------
+    >>> x = nn.Tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    array([2., 4., 6.])
     """
 
     __slots__ = (

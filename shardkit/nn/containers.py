@@ -21,6 +21,12 @@ class ModuleDict(Module):
     ----------
     modules
         {name: module}, or (name, module) pairs.
+
+    Examples
+    --------
+    >>> heads = nn.ModuleDict({"mean": nn.Linear(4, 1), "spread": nn.Linear(4, 1)})
+    >>> list(heads), heads["mean"]
+    (['mean', 'spread'], Linear(in_features=4, out_features=1))
     """
 
     _kind: type = Module

@@ -97,7 +97,13 @@ class L1Loss(PointwiseLoss):
 
 
 class MSELoss(PointwiseLoss):
-    """(prediction - y)^2 per element."""
+    """(prediction - y)^2 per element.
+
+    Examples
+    --------
+    >>> nn.MSELoss()(np.ones(3), np.zeros(3)).item()
+    1.0
+    """
 
     gives_targets_gradients = True
 
@@ -402,6 +408,12 @@ class CrossEntropyLoss(NLLLoss):
         As of NLLLoss.
     label_smoothing
         Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
+
+    Examples
+    --------
+    >>> loss = nn.CrossEntropyLoss()
+    >>> round(loss(np.zeros((2, 4)), np.array([0, 3])).item(), 4)
+    1.3863
     """
 
     def __init__(

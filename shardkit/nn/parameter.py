@@ -98,6 +98,14 @@ class Parameter(Tensor):
         How ranks share it on a mesh; None: not decided.
     requires_grad
         False: frozen; decided before the model is sharded.
+
+    Examples
+    --------
+    >>> scale = nn.Parameter((3,), nn.init.Fill(1.0))
+    >>> scale.shape, scale.requires_grad
+    ((3,), True)
+    >>> nn.Parameter(np.ones(3)).array
+    array([1., 1., 1.], dtype=float32)
     """
 
     __slots__ = (

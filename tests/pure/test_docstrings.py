@@ -10,7 +10,7 @@ import sources
 
 import shardkit as sk
 
-SECTIONS = ("Parameters", "Attributes", "Returns", "Raises", "Notes", "References")
+SECTIONS = ("Parameters", "Attributes", "Returns", "Raises", "Notes", "References", "Examples")
 NAMESPACES = (sk, sk.nn, sk.nn.ops, sk.models, sk.schedules)
 # Whose methods have all of their parameters documented, too.
 MAIN = (
@@ -232,7 +232,7 @@ def test_texts_are_sentences():
         f"{name}: {title}"
         for name, _, text in documented_things()
         for title, lines in sections_of(text).items()
-        if title in ("", "Notes", "References")
+        if title in ("", "Notes", "References", "Examples")
         if (said := [line for line in lines if line.strip() and not line.startswith(" ")])
         if not said[-1].rstrip().endswith((".", ":", ")", "`"))
     ]

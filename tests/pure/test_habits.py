@@ -274,7 +274,7 @@ def test_a_parameter_whose_values_are_elsewhere_is_not_pickled():
         pickle.dumps(layer)
 
 
-@pytest.mark.parametrize("key", ["model.vocab", "optimizer.lr", "batch_size", "model.seq_length"])
+@pytest.mark.parametrize("key", ["model.vocab", "optimizer.lr", "steps", "model.seq_length"])
 def test_a_short_name_of_a_setting_is_answered_with_the_whole_one(key):
     with pytest.raises(sk.ConfigurationError, match="did you mean"):
         configuration_of(Language).key(key)

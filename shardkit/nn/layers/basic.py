@@ -37,6 +37,14 @@ class Linear(Module):
         Of the weight; None: uniform.
     dtype
         Of the parameters, such as "float32".
+
+    Examples
+    --------
+    >>> layer = nn.Linear(4, 8)
+    >>> layer
+    Linear(in_features=4, out_features=8)
+    >>> layer(np.ones((2, 4))).shape
+    (2, 8)
     """
 
     def __init__(
@@ -97,6 +105,11 @@ class Embedding(Module):
         Of its values; None: Normal(1).
     dtype
         Of the parameters, such as "float32".
+
+    Examples
+    --------
+    >>> nn.Embedding(10, 4)([[1, 2, 3]]).shape
+    (1, 3, 4)
     """
 
     is_table = True
@@ -221,6 +234,18 @@ class Sequential(ModuleList):
     ----------
     *modules
         In their order.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> net
+    Sequential(
+      (0): Linear(in_features=4, out_features=8)
+      (1): ReLU()
+      (2): Linear(in_features=8, out_features=1)
+    )
+    >>> net.predict(np.ones((2, 4))).shape
+    (2, 1)
     """
 
     def __init__(self, *modules: Module) -> None:

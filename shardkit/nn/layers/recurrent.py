@@ -181,7 +181,7 @@ _NONLINEARITIES = {"tanh": tanh, "relu": relu}
 class RNN(Recurrent):
     """x -> (outputs, h): h = nonlinearity(x W_ih^T + b_ih + h W_hh^T + b_hh), step after step.
 
-    h is [num_layers * directions, batch, H]; h0 may be given, else it is 0
+    h is [num_layers * directions, batch, H]; h0 may be given, else it is 0.
 
     Parameters
     ----------
@@ -312,7 +312,16 @@ class GRUCell(Cell):
 
 
 class RNNCell(Cell):
-    __doc__ = Cell.__doc__
+    """One step: nonlinearity(x W_ih^T + b_ih + h W_hh^T + b_hh), as Cell.
+
+    Parameters
+    ----------
+    input_size, hidden_size, bias, dtype
+        As of Cell.
+    nonlinearity
+        "tanh" or "relu".
+    """
+
     num_gates = 1
 
     def __init__(

@@ -33,6 +33,14 @@ class MLP(Module):
         Of the initial weights: an integer, and a name such as "float32".
     feature_names
         Of the columns of x; None: feature_0, feature_1, ...
+
+    Examples
+    --------
+    >>> model = sk.models.MLP([4, 8, 1])
+    >>> model.parameter_count
+    49
+    >>> model.predict(np.ones((2, 4))).shape
+    (2, 1)
     """
 
     def __init__(
