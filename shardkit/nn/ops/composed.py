@@ -33,6 +33,7 @@ def selu(x: Tensor) -> Tensor:
 
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return max(x, 0) + min(alpha (exp(x / alpha) - 1), 0) (arXiv 1704.07483)."""
+    check_floating("celu", x)
     return multiply(elu(divide(x, alpha)), alpha)
 
 
@@ -43,6 +44,7 @@ def relu6(x: Tensor) -> Tensor:
 
 def hardsigmoid(x: Tensor) -> Tensor:
     """Return x / 6 + 1 / 2 between 0 and 1."""
+    check_floating("hardsigmoid", x)
     return divide(_between(add(x, 3.0), 0.0, 6.0), 6.0)
 
 
@@ -65,6 +67,7 @@ def logsigmoid(x: Tensor) -> Tensor:
 
 def softsign(x: Tensor) -> Tensor:
     """Return x / (1 + |x|)."""
+    check_floating("softsign", x)
     return divide(x, add(abs(x), 1.0))
 
 
@@ -81,6 +84,7 @@ def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
 
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """Return x moved by lambd towards 0, and 0 where it would pass it."""
+    check_floating("softshrink", x)
     moved = subtract(x, multiply(sign(x), lambd))
     return where((x.array > lambd) | (x.array < -lambd), moved, 0.0)
 
@@ -250,11 +254,13 @@ class _WindowsOf:
 
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Return x divided by its p-norm over dim, or by eps where that is larger."""
+    check_floating("normalize", x)
     return divide(x, maximum(norm(x, p, dim, keepdim=True), eps))
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angles between vectors along dim; lengths are at least eps."""
+    check_floating("cosine_similarity", x1, x2)
     sizes = [maximum(norm(x, 2, dim, keepdim=True), eps) for x in (x1, x2)]
     return sum(multiply(divide(x1, sizes[0]), divide(x2, sizes[1])), dim)
 
@@ -263,4 +269,5 @@ def pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
     """Return the p-norm of x1 - x2 + eps over the last dimension."""
+    check_floating("pairwise_distance", x1, x2)
     return norm(add(subtract(x1, x2), eps), p, -1, keepdim)
