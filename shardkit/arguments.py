@@ -65,7 +65,8 @@ def nearest(name: str, known) -> str | None:
 def _is_short_for(one: str, other: str) -> bool:
     """Return True for the beginning of a name, "vocab", and for the first letters of its words."""
     initials = "".join(word[:1] for word in other.split("_"))
-    return len(one) > 2 and other.startswith(one) or len(one) > 1 and one == initials
+    begins = len(one) > 2 and other.startswith(one)
+    return begins or len(one) > 1 and one == initials
 
 
 def _last_part(name: str) -> str:

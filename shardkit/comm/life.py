@@ -16,7 +16,9 @@ class Lifetime(metaclass=ABCMeta):
     if TYPE_CHECKING:
         rank: int
         world_size: int
-        is_initialized: bool
+
+        @property
+        def is_initialized(self) -> bool: ...
 
     @abstractmethod
     def initialize(self) -> None:

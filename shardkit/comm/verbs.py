@@ -204,8 +204,6 @@ class Verbs:
             check_alive(self, verb)
         progress = self.progress
         site = progress.site(OF_VERB) if planned is None else planned.site
-        if str in map(type, arguments):
-            arguments = checks.meant(arguments)
         plain = checks.PLAIN[verb](self, *arguments)  # an array may be read-only now
         if plain is None:
             return self._make_through_ports(verb, arguments, site)
@@ -228,7 +226,7 @@ class Verbs:
         """Make a call that a transport carries."""
         collective = COLLECTIVES[verb]
         with self.verb(verb, site=site):
-            parts = collective.ports(self, *arguments)
+            parts = collective.ports(self, *checks.meant(arguments))
             self.transport(verb, parts).make(verb, *parts).wait()
             self.traffic.add(verb, collective.sent(self, *parts))
 

@@ -22,6 +22,13 @@ class ModuleDict(Module):
     modules
         {name: module}, or (name, module) pairs.
 
+    Raises
+    ------
+    TypeError
+        On what is no Module.
+    KeyError
+        On a name with a dot, or of an attribute of the class.
+
     Examples
     --------
     >>> heads = nn.ModuleDict({"mean": nn.Linear(4, 1), "spread": nn.Linear(4, 1)})
@@ -32,23 +39,9 @@ class ModuleDict(Module):
     _kind: type = Module
 
     def __init__(self, modules: _Named = ()) -> None:
-        self.update(modules)
+        self._add(modules)
 
-    def update(self, modules: _Named) -> None:
-        """Add some, in their order, or put them in the place of others.
-
-        Parameters
-        ----------
-        modules
-            As of the class.
-
-        Raises
-        ------
-        TypeError
-            On what is of another kind.
-        KeyError
-            On a name with a dot, or of an attribute of the class.
-        """
+    def _add(self, modules: _Named) -> None:
         for name, member in dict(modules).items():
             self._check(name, member)
             setattr(self, name, member)
@@ -69,7 +62,7 @@ class ModuleDict(Module):
             )
 
     def __setitem__(self, name: str, module: Any) -> None:
-        self.update({name: module})
+        self._add({name: module})
 
     def __getitem__(self, name: str) -> Any:
         return members_of(self)[name]

@@ -62,7 +62,9 @@ class PoissonNLLLoss(PointwiseLoss):
     ) -> None:
         super().__init__(reduction)
         require(is_number(eps, above=0), "PoissonNLLLoss with eps", eps, "a number above 0")
-        self.log_input, self.full, self.eps = log_input, full, eps
+        self.log_input = log_input
+        self.full = full
+        self.eps = eps
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         check_equal(prediction, target)
@@ -77,7 +79,9 @@ def _log_factorial(y):
     """Return Stirling's approximation of log y!, 0 up to 1."""
     xp = xp_of(y)
     y = xp.maximum(y, 1)
-    return xp.where(y > 1, y * xp.log(y) - y + 0.5 * xp.log(2 * math.pi * y), 0).astype(y.dtype)
+    half = 0.5 * xp.log(2 * math.pi * y)
+    items = y * xp.log(y) - y + half
+    return xp.where(y > 1, items, 0).astype(y.dtype)
 
 
 class TripletMarginLoss(PointwiseLoss):
@@ -108,7 +112,10 @@ class TripletMarginLoss(PointwiseLoss):
     ) -> None:
         super().__init__(reduction)
         require(is_number(margin, above=0), "TripletMarginLoss with margin", margin, "above 0")
-        self.margin, self.p, self.eps, self.swap = margin, p, eps, swap
+        self.margin = margin
+        self.p = p
+        self.eps = eps
+        self.swap = swap
 
     def __call__(self, prediction: Any, y: Any, negative: Any = None) -> Tensor:
         if negative is None:

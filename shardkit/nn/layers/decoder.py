@@ -1,14 +1,13 @@
 """Stacks of Transformer layers, and the layer that reads a memory beside its own sequence."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...annotations import DTypeLike
 from ..autograd import Tensor
 from ..module import Module, ModuleList
 from ..ops.shape import transpose
 from .attention import MultiheadAttention, TransformerEncoderLayer
-from .basic import Dropout, LayerNorm, check_sizes, input_tensor
+from .basic import LayerNorm, check_sizes, input_tensor
 
 
 class TransformerDecoderLayer(TransformerEncoderLayer):
@@ -16,35 +15,30 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
 
     Parameters
     ----------
-    d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first
-        As of TransformerEncoderLayer.
-    dtype
-        Of the parameters, such as "float32".
+    d_model, nhead, *form, **more
+        As of TransformerEncoderLayer: dim_feedforward, dropout, activation, layer_norm_eps,
+        batch_first, norm_first, and dtype.
 
     Notes
     -----
     It takes (tgt, memory): [N, T, d_model] and [N, S, d_model] with batch_first.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: Any = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        *,
-        dtype: DTypeLike = "float32",
-    ) -> None:
-        form = (dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first)
-        super().__init__(d_model, nhead, *form, dtype=dtype)
-        attention = MultiheadAttention(d_model, nhead, dropout, batch_first=True, dtype=dtype)
-        self.multihead_attn = attention
-        self.norm3 = LayerNorm(d_model, eps=layer_norm_eps, dtype=dtype)
-        self.dropout3 = Dropout(dropout, sample_dim=0)
+    if TYPE_CHECKING:
+        multihead_attn: MultiheadAttention
+        norm3: LayerNorm
+
+    def __init__(self, d_model: int, nhead: int, *form: Any, **more: Any) -> None:
+        super().__init__(d_model, nhead, *form, **more)
+        dtype = self.linear1.weight.dtype
+        parts: dict[str, Module] = {
+            "multihead_attn": MultiheadAttention(
+                d_model, nhead, self.dropout.p, batch_first=True, dtype=dtype
+            ),
+            "norm3": LayerNorm(d_model, eps=self.norm1.eps, dtype=dtype),
+        }
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def forward(  # type: ignore[override]
         self,
@@ -77,11 +71,7 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
 
     def _read(self, x, memory, masks):
         y, _ = self.multihead_attn(x, memory, memory, need_weights=False, **masks)
-        return self.dropout2(y)
-
-    def _fed_forward(self, x):
-        hidden = self.dropout(self.linear1(x, self._activation))
-        return self.dropout3(self.linear2(hidden))
+        return self.dropout1(y)  # another call, and so another mask
 
 
 class _Stack(Module):
@@ -112,9 +102,11 @@ class _Stack(Module):
 class TransformerEncoder(_Stack):
     __doc__ = _Stack.__doc__
 
-    def forward(self, src: Tensor, mask: Any = None, **masks: Any) -> Tensor:
-        """Return the output for src [N, S, d_model]; each layer gets the masks."""
-        return super().forward(src, src_mask=mask, **masks)
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Any = None, **masks: Any
+    ) -> Tensor:
+        """Return the output for x [N, S, d_model]; each layer gets the masks."""
+        return super().forward(x, src_mask=mask, **masks)
 
 
 class TransformerDecoder(_Stack):

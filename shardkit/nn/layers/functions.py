@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from ...annotations import DTypeLike, PerDim
 from ...arguments import is_integer, is_number, require
+from ...array.backend import xp_of
 from ...errors import ShapeError, ShardingError
 from ..autograd import Tensor
 from ..context import current_context
@@ -15,13 +16,21 @@ from ..ops import composed
 from ..ops.elementwise import multiply
 from ..ops.normalization import dropout
 from ..ops.padding import pad
-from .activation import OutOfPlace
 
 
-class Function(OutOfPlace):
-    """A function of x alone; inplace=True is refused."""
+class Function(Module):
+    """A function of x alone.
+
+    Parameters
+    ----------
+    inplace
+        False; True is refused, since the backward of the layer before may need x.
+    """
 
     operation: Any  # of ops
+
+    def __init__(self, inplace: bool = False) -> None:
+        require(inplace is False, f"{type(self).__name__} with inplace", inplace, "False")
 
     def forward(self, x: Tensor) -> Tensor:
         return type(self).operation(x)
@@ -295,7 +304,10 @@ _Kind = TypeVar("_Kind", bound=Module)
 def _family(kind: type[_Kind], name: str, **of_all: Any) -> list[type[_Kind]]:
     """Return the classes NAME1d, NAME2d, NAME3d of a kind, with these attributes."""
     made = {"__doc__": kind.__doc__, "__module__": __name__, **of_all}
-    return [type(f"{name}{dims}d", (kind,), {**made, "num_dims": dims}) for dims in (1, 2, 3)]
+    kinds = []
+    for dims in (1, 2, 3):
+        kinds.append(type(f"{name}{dims}d", (kind,), {**made, "num_dims": dims}))
+    return kinds
 
 
 class ChannelDropout(Module):
@@ -327,7 +339,8 @@ class ChannelDropout(Module):
             raise ShapeError(f"{type(self).__name__} of x {x.shape}; wanted {wanted}")
         if self.path_in_model is None:
             raise ShardingError(f"a {type(self).__name__} without a path; call finish(seed) first")
-        ones = x.array[(slice(None), slice(None)) + (slice(0, 1),) * self.num_dims] * 0 + 1
+        points = (slice(0, 1),) * self.num_dims
+        ones = xp_of(x.array).ones_like(x.array[(..., *points)])  # one for each channel
         return multiply(x, dropout(Tensor(ones), self.p, self.path_in_model, context, 0))
 
 
@@ -370,7 +383,8 @@ class ConstantPadding(Padding):
 def _sides(owner, padding, dims) -> tuple[int, ...]:
     """Return the pairs (before, after) of all dimensions, one after the other."""
     sides = (padding,) * (2 * dims) if is_integer(padding) else tuple(padding)
-    require(len(sides) == 2 * dims, f"{owner} with padding", padding, f"1 or {2 * dims} integers")
+    wanted = f"1 or {2 * dims} integers"
+    require(len(sides) == 2 * dims, f"{owner} with padding", padding, wanted)
     return sides
 
 

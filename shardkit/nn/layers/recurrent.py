@@ -273,9 +273,13 @@ class Cell(Module):
         rows = unsqueeze(x, 0) if is_single else x
         states = [self._state(each, rows, is_single) for each in self._given(hx)]
         weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
-        ends = self._step(unsqueeze(rows, 0), states, weights)
-        ends = [squeeze(each, 0) if is_single else each for each in ends]
+        made = self._step(unsqueeze(rows, 0), states, weights)
+        ends = [squeeze(each, 0) if is_single else each for each in made]
         return tuple(ends) if len(ends) > 1 else ends[0]
+
+    def _step(self, x, states, weights) -> tuple[Tensor, ...]:
+        """Return the states [B, H] after x [1, B, in]."""
+        raise NotImplementedError
 
     def _given(self, hx):
         """Return the states that were given, one or two."""

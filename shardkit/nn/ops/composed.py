@@ -3,6 +3,8 @@ are PyTorch's.
 """
 
 import math
+import operator
+from typing import Any
 
 from ...annotations import PerDim
 from ...array import fresh
@@ -97,9 +99,10 @@ def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
     """Return the first half of x along dim, times sigmoid of the second (arXiv 1612.08083)."""
-    if x.shape[dim] % 2:
+    half, rest = divmod(x.shape[dim], 2)
+    if rest:
         raise ShapeError(f"glu of x {x.shape} along dim {dim}; wanted an even size there")
-    first, second = split(x, 2, dim)
+    first, second = split(x, [half, half], dim)
     return multiply(first, sigmoid(second))
 
 
@@ -112,11 +115,13 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
         [1], or one for each channel of x [samples, channels, ...].
     """
     check_floating("prelu", x, weight)
-    if weight.size > 1 and (x.ndim < 2 or weight.shape != x.shape[1:2]):
+    by_channel = x.ndim >= 2 and weight.shape == x.shape[1:2]
+    if weight.size > 1 and not by_channel:
         raise ShapeError(
             f"prelu of x {x.shape} and weight {weight.shape}; wanted [1] or [channels]"
         )
-    slopes = reshape(weight, (-1, *(1,) * max(x.ndim - 2, 0)))
+    behind = max(x.ndim - 2, 0)
+    slopes = reshape(weight, (-1, *(1,) * behind))
     return where(x.array > 0, x, multiply(x, slopes))
 
 
@@ -127,26 +132,29 @@ def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
     """Return [.., C, H r, W r] of x [.., C r r, H, W] (arXiv 1609.05158)."""
     *before, channels, height, width = _planes("pixel_shuffle", x, upscale_factor**2, 1)
     r, lead = upscale_factor, len(before)
-    parts = reshape(x, (*before, channels // r**2, r, r, height, width))
+    channels //= r**2
+    parts = reshape(x, (*before, channels, r, r, height, width))
     order = [lead + place for place in (0, 3, 1, 4, 2)]
     moved = permute(parts, (*range(lead), *order))
-    return reshape(moved, (*before, channels // r**2, height * r, width * r))
+    return reshape(moved, (*before, channels, height * r, width * r))
 
 
 def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
     """Return [.., C r r, H, W] of x [.., C, H r, W r]: pixel_shuffle, undone."""
     *before, channels, height, width = _planes("pixel_unshuffle", x, 1, downscale_factor)
     r, lead = downscale_factor, len(before)
-    parts = reshape(x, (*before, channels, height // r, r, width // r, r))
+    height, width = height // r, width // r
+    parts = reshape(x, (*before, channels, height, r, width, r))
     order = [lead + place for place in (0, 2, 4, 1, 3)]
     moved = permute(parts, (*range(lead), *order))
-    return reshape(moved, (*before, channels * r**2, height // r, width // r))
+    return reshape(moved, (*before, channels * r**2, height, width))
 
 
 def _planes(name, x, channels, size):
     """Return the shape of x [.., C, H, W]. Errors: ShapeError unless these numbers divide it."""
     is_grid = x.ndim >= 3 and channels > 0 and size > 0
-    if not is_grid or x.shape[-3] % channels or x.shape[-2] % size or x.shape[-1] % size:
+    divisors = channels, size, size
+    if not is_grid or any(map(operator.mod, x.shape[-3:], divisors)):
         wanted = f"[.., C, H, W] with C a multiple of {channels}, H and W of {size}"
         raise ShapeError(f"{name} of x {x.shape}; wanted {wanted}")
     return x.shape
@@ -170,7 +178,7 @@ def unfold(
     if x.ndim != 4:
         raise ShapeError(f"unfold of x {x.shape}; wanted [N, C, H, W]")
     padded = pad(x, form.pads)
-    taps = [padded[(..., *rows)] for rows in form.taps(x.shape[2:])]
+    taps = [padded[rows] for rows in form.taps(x.shape[2:])]
     return flatten(flatten(stack(taps, 2), 3), 1, 2)
 
 
@@ -195,13 +203,16 @@ def fold(
     size = per_dim("fold", "output_size", output_size, 2)
     counts, (height, width) = form.counts(size), form.padded(size)
     rows, places = math.prod(form.kernel), []
-    for down, right in form.taps(size):
+    for _, down, right in form.taps(size):
         lines = [line * width for line in range(height)[down]]
         places += [line + place for line in lines for place in range(width)[right]]
-    if x.ndim != 3 or x.shape[1] % rows or x.shape[2] != math.prod(counts):
-        wanted = f"[N, a multiple of {rows}, {math.prod(counts)}]"
+    num_windows = math.prod(counts)
+    fits = x.ndim == 3 and x.shape[2] == num_windows
+    if not fits or x.shape[1] % rows:
+        wanted = f"[N, a multiple of {rows}, {num_windows}]"
         raise ShapeError(f"fold of x {x.shape} to {size}; wanted {wanted}")
-    columns = reshape(x, (x.shape[0], x.shape[1] // rows, -1))
+    samples, channels, _ = x.shape
+    columns = reshape(x, (samples, channels // rows, -1))
     shape = (*columns.shape[:2], height * width)
     zeros = Tensor(fresh.zeros(shape, x.dtype, xp_of(x.array)))
     whole = index_add(zeros, 2, places, columns)
@@ -214,9 +225,9 @@ class _WindowsOf:
 
     def __init__(self, owner, kernel_size, dilation, padding, stride):
         self.kernel = per_dim(owner, "kernel_size", kernel_size, 2)
-        self._dilation = per_dim(owner, "dilation", dilation, 2)
         self._padding = per_dim(owner, "padding", padding, 2, at_least=0)
-        self._stride = per_dim(owner, "stride", stride, 2)
+        dilation = per_dim(owner, "dilation", dilation, 2)
+        self._form = self.kernel, dilation, per_dim(owner, "stride", stride, 2)
 
     @property
     def pads(self) -> list[int]:
@@ -233,20 +244,23 @@ class _WindowsOf:
 
         size   of images without padding
         """
-        forms = zip(self.padded(size), self.kernel, self._dilation, self._stride)
-        counts = [(whole - (taps - 1) * gap - 1) // step + 1 for whole, taps, gap, step in forms]
+        counts = []
+        for whole, taps, gap, step in zip(self.padded(size), *self._form):
+            reach = (taps - 1) * gap + 1
+            counts.append((whole - reach) // step + 1)
         if min(counts) < 1:
             raise ShapeError(f"windows {self.kernel} of images {tuple(size)}: there is none")
         return counts
 
-    def taps(self, size) -> list[tuple[slice, slice]]:
+    def taps(self, size) -> list[tuple[Any, slice, slice]]:
         """Return the slices of padded images that are the first, second, ... of all windows."""
         counts = self.counts(size)
-        along = [
-            [slice(at * gap, at * gap + (count - 1) * step + 1, step) for at in range(taps)]
-            for taps, gap, step, count in zip(self.kernel, self._dilation, self._stride, counts)
-        ]
-        return [(down, right) for down in along[0] for right in along[1]]
+        along = []
+        for taps, gap, step, count in zip(*self._form, counts):
+            length = (count - 1) * step + 1
+            starts = range(0, taps * gap, gap)
+            along.append([slice(start, start + length, step) for start in starts])
+        return [(..., down, right) for down in along[0] for right in along[1]]
 
 
 # ---- vectors -------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ et al. 2006).
 
 from typing import Any
 
+import numpy
+
 from ...array.backend import to_host, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
@@ -50,7 +52,8 @@ def ctc_loss(
         emitted = xp.maximum(ways.emitted(), _LOWEST)
         shares = before + ways.backward() - emitted
         shares -= xp.where(is_possible, total, 0)[:, None]
-        shares = xp.where(is_possible[:, None] & ways.counts[:, :, None], xp.exp(shares), 0)
+        counts = ways.counts & is_possible
+        shares = xp.where(counts[:, :, None], xp.exp(shares), 0)
         made = xp.zeros(log_probs.shape, "float64")
         rows = xp.arange(made.shape[1])[:, None]
         for step in range(len(made)):
@@ -73,16 +76,17 @@ def _checked(log_probs, targets, input_lengths, target_lengths, blank):
         )
     if targets.ndim == 1:
         ends = texts.cumsum()
-        spelled = [targets[end - count : end] for end, count in zip(ends, texts)]
-        width = max([len(each) for each in spelled], default=0)
-        padded = [[*each, *[blank] * (width - len(each))] for each in spelled]
-        targets = index_array(padded).reshape(num, width)
+        padded = numpy.full((num, texts.max(initial=0)), blank, "int64")
+        for row, end, count in zip(padded, ends, texts):
+            row[:count] = targets[end - count : end]
+        targets = padded
     fits = targets.ndim == 2 and len(targets) == num
-    if not fits or steps.max(initial=0) > num_steps or texts.max(initial=0) > targets.shape[1]:
+    longest = steps.max(initial=0), texts.max(initial=0)
+    if not fits or longest[0] > num_steps or longest[1] > targets.shape[1]:
         raise ShapeError(
             f"ctc_loss of log_probs {log_probs.shape}, targets {targets.shape}, up to "
-            f"{steps.max(initial=0)} steps and {texts.max(initial=0)} letters; wanted [T, N, "
-            "classes], [N, S], and lengths up to T and S"
+            f"{longest[0]} steps and {longest[1]} letters; wanted [T, N, classes], [N, S], and "
+            "lengths up to T and S"
         )
     check_ids("ctc_loss", targets, classes)
     return steps, texts, targets
@@ -98,20 +102,25 @@ class _Ways:
     def __init__(self, xp, log_probs, steps, texts, spelled, blank):
         self._xp, self._log_probs = xp, log_probs
         steps, texts, spelled = [xp.asarray(each) for each in (steps, texts, spelled)]
-        letters = xp.full((len(spelled), 2 * spelled.shape[1] + 1), blank, "int64")
+        num_samples, longest = spelled.shape
+        letters = xp.full((num_samples, 2 * longest + 1), blank, "int64")
         letters[:, 1::2] = spelled
         self.letters = letters
-        self.counts = xp.arange(len(log_probs))[:, None] < steps[None, :]
-        places = xp.arange(letters.shape[1])[None, :]
-        self._last = places == 2 * texts[:, None]  # the blank at the end, or the last letter
-        self._last |= (places == 2 * texts[:, None] - 1) & (texts[:, None] > 0)
-        self._is_last_step = xp.arange(len(log_probs))[:, None] == steps[None, :] - 1
+        numbers = xp.arange(len(log_probs))[:, None]
+        self.counts = numbers < steps
+        self._is_last_step = numbers == steps - 1
+        places = xp.arange(letters.shape[1])
+        ends = 2 * texts[:, None]
+        self._last = places == ends  # the blank at the end, or the last letter
+        self._last |= (places == ends - 1) & (ends > 0)
         self._skips = xp.zeros(letters.shape, bool)
-        self._skips[:, 2:] = (letters[:, 2:] != blank) & (letters[:, 2:] != letters[:, :-2])
+        after, before = letters[:, 2:], letters[:, :-2]
+        self._skips[:, 2:] = (after != blank) & (after != before)
 
     def emitted(self):
         """Return the log probability of the class of each state at each step: [T, N, states]."""
-        index = self._xp.broadcast_to(self.letters, (len(self._log_probs), *self.letters.shape))
+        shape = len(self._log_probs), *self.letters.shape
+        index = self._xp.broadcast_to(self.letters, shape)
         return self._xp.take_along_axis(self._log_probs, index, axis=2)
 
     def forward(self):
@@ -146,7 +155,8 @@ class _Ways:
     def total(self, before):
         """Return the log probability of each text, [N]."""
         xp = self._xp
-        ends = xp.where(self._last & self._is_last_step[:, :, None], before, -xp.inf)
+        is_end = self._last & self._is_last_step[:, :, None]
+        ends = xp.where(is_end, before, -xp.inf)
         return xp.logaddexp.reduce(ends, axis=(0, 2)) if len(ends) else ends.sum((0, 2))
 
     def _sum(self, *parts):

@@ -52,7 +52,9 @@ def grid_sample(
     require(is_known, "grid_sample with padding_mode", padding_mode, f"one of {PADDING_MODES}")
     check_floating("grid_sample", x, grid)
     sizes = x.shape[2:]
-    if len(sizes) not in (2, 3) or grid.ndim != x.ndim or grid.shape[-1] != len(sizes):
+    dims = len(sizes)
+    fits = grid.ndim == x.ndim and grid.shape[-1] == dims
+    if not fits or dims not in (2, 3):
         raise ShapeError(
             f"grid_sample of x {x.shape} and grid {grid.shape}; wanted [N, C, H, W] and [N, h, w, "
             "2], or [N, C, D, H, W] and [N, d, h, w, 3]"
@@ -64,7 +66,8 @@ def grid_sample(
         places.append(_kept_inside(place, size, padding_mode, bool(align_corners)))
     rows = reshape(x, (*x.shape[:2], -1))
     y = _nearest(rows, places, sizes) if mode == "nearest" else _between(rows, places, sizes)
-    return reshape(y, (*x.shape[:2], *grid.shape[1:-1]))
+    out = grid.shape[1:-1]
+    return reshape(y, (*x.shape[:2], *out))
 
 
 def _place(u, size, align_corners):
@@ -97,7 +100,8 @@ def _reflected(place, low, high):
     is_even = turns % 2 == 0
     # |way| - turns span, or the rest of the span
     slope = sign * xp.where(is_even, 1.0, -1.0)
-    start = low - slope * low + xp.where(is_even, -turns, turns + 1) * span
+    start = low - slope * low
+    start = start + xp.where(is_even, -turns, turns + 1) * span
     return add(multiply(place, slope.astype(place.dtype)), start.astype(place.dtype))
 
 
@@ -130,8 +134,10 @@ def _read(rows, at, sizes, weight):
     is_inside, index = True, 0
     for place, size in zip(at, sizes):
         is_inside = is_inside & (place >= 0) & (place < size)
-        index = index * size + xp.clip(xp.nan_to_num(place), 0, size - 1).astype("int64")
-    index = xp.broadcast_to(index[:, None], (*rows.shape[:2], index.shape[-1]))
+        nearest = xp.clip(xp.nan_to_num(place), 0, size - 1)
+        index = index * size + nearest.astype("int64")
+    shape = *rows.shape[:2], index.shape[-1]
+    index = xp.broadcast_to(index[:, None], shape)
     share = Tensor(is_inside.astype(rows.dtype))
     if weight is not None:
         share = where(is_inside, weight, 0.0)

@@ -165,7 +165,8 @@ def _of_powers(x, p, dim, keepdim):
     if p == -inf:
         return min(abs(x), dim, keepdim)
     is_zero = x.array == 0
-    powers = where(is_zero, 0.0 if p > 0 else inf, power(abs(where(is_zero, 1.0, x)), p))
+    powers = power(abs(where(is_zero, 1.0, x)), p)
+    powers = where(is_zero, 0.0 if p > 0 else inf, powers)
     total = sum(powers, dim, keepdim)
     is_none = (total.array == 0) | (total.array == inf)
     y = power(where(is_none, 1.0, total), 1.0 / p)
