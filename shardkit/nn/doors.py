@@ -23,7 +23,6 @@ OF_INTEGERS = frozenset(
 )
 _NUMPYS = {"axis": "dim", "keepdims": "keepdim"}  # names of arguments
 _MOST_OPERANDS = 64
-_OWN_DOORS = ("gelu",)  # which are told from others by identity
 COUNTED = "biu"  # kinds of dtypes, as in ops/operands.py
 
 
@@ -31,7 +30,7 @@ def door(room: str, function: Any) -> Any:
     """Return a function of the room that makes Tensors of its arguments first; anything else, and a
     function that wants none, as it is.
     """
-    if not inspect.isfunction(function) or function.__name__ in _OWN_DOORS:
+    if not inspect.isfunction(function):
         return function
     parameters = inspect.signature(function).parameters
     wanted = [(at, each) for at, each in enumerate(parameters.values()) if _wants_tensor(each)]
@@ -81,6 +80,11 @@ def _meant(name, value, parameters):
         return "", None
     here = _NUMPYS.get(name, name)
     return (here, value) if here in parameters else (name, value)
+
+
+def behind(function: Any) -> Any:
+    """Return the function of a file that stands behind a door: products know some of them."""
+    return getattr(function, "__wrapped__", function)
 
 
 def as_tensor(value: Any) -> Any:

@@ -109,10 +109,7 @@ class Module:
         return args[0]
 
     def __call__(self: _Returns[_Output], *args: Any, **kwargs: Any) -> _Output:
-        surroundings = current_surroundings()
-        if surroundings is None:
-            return _called_first(self, args, kwargs)
-        return surroundings.call(self, args, kwargs)
+        return (current_surroundings() or _FIRST).call(self, args, kwargs)
 
     def blocks(self) -> "list[tuple[str, Module]]":
         """Return (name, module) in the order of the forward pass.
@@ -301,19 +298,22 @@ class _Plain:
         """Do nothing: a parameter that is released stays so."""
 
 
-_PLAIN = _Plain()
+class _First(_Plain):
+    """The surroundings of a module that no other module called."""
+
+    def call(self, module, args: tuple, kwargs: dict):
+        """Return what it returns; arrays become Tensors before."""
+        if module.path_in_model is None:
+            module.finish()
+        if kwargs or not all([isinstance(each, Tensor) for each in args]):
+            first = next(iter(module.named_parameters().values()), None)
+            args, kwargs = given_tensors(args, kwargs, None if first is None else first.dtype)
+        note_input(args)
+        with surrounded_by(_PLAIN):
+            return module.forward(*args, **kwargs)
 
 
-def _called_first(module, args, kwargs):
-    """Return what a module returns that no other module called: arrays become Tensors before."""
-    if module.path_in_model is None:
-        module.finish()
-    if not all([isinstance(each, Tensor) for each in args]) or kwargs:
-        first = next(iter(module.named_parameters().values()), None)
-        args, kwargs = given_tensors(args, kwargs, None if first is None else first.dtype)
-    note_input(args)
-    with surrounded_by(_PLAIN):
-        return module.forward(*args, **kwargs)
+_PLAIN, _FIRST = _Plain(), _First()
 
 
 def _tree_of(module, path="", seen=None):

@@ -54,11 +54,7 @@ class PoissonNLLLoss(PointwiseLoss):
     """
 
     def __init__(
-        self,
-        log_input: bool = True,
-        full: bool = False,
-        eps: float = 1e-8,
-        reduction: str = "mean",
+        self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
     ) -> None:
         super().__init__(reduction)
         require(is_number(eps, above=0), "PoissonNLLLoss with eps", eps, "a number above 0")
@@ -96,10 +92,8 @@ class TripletMarginLoss(PointwiseLoss):
         That the negative is farther away.
     p, eps
         As of ops.pairwise_distance.
-    swap
-        Use |positive - negative|, where that is smaller.
-    reduction
-        "mean"; any other is refused.
+    swap, reduction
+        Use |positive - negative|, where that is smaller; "mean", any other is refused.
     """
 
     def __init__(

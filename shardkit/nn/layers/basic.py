@@ -11,6 +11,7 @@ from ...arguments import is_integer, is_number, require
 from ...errors import ConfigurationError, ShapeError, ShardingError
 from ..autograd import Tensor
 from ..context import current_context
+from ..doors import behind
 from ..init import Fill, Initializer, Normal, Uniform
 from ..module import Module, ModuleList, Parameter, members_of
 from ..ops.linear import embedding, linear
@@ -67,7 +68,7 @@ class Linear(Module):
 
     def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Apply the layer and then `activation`, an op; None: nothing."""
-        return linear(x, self.weight, self.bias, activation)
+        return linear(x, self.weight, self.bias, behind(activation))
 
 
 @singledispatch

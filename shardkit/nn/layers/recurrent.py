@@ -233,6 +233,9 @@ def _simple_steps(x, hidden, weights, function) -> list[Tensor]:
     return states
 
 
+_OF_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
 class Cell(Module):
     """One step of a recurrent layer: (x [B, in], state [B, H]) -> state; without B for one sample.
 
@@ -263,16 +266,19 @@ class Cell(Module):
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         self.hidden_size = hidden_size
         rows, init = self.num_gates * hidden_size, Uniform(hidden_size**-0.5)
-        self.weight_ih = Parameter((rows, input_size), init, dtype)
-        self.weight_hh = Parameter((rows, hidden_size), init, dtype)
-        self.bias_ih = Parameter((rows,), init, dtype) if bias else None
-        self.bias_hh = Parameter((rows,), init, dtype) if bias else None
+        shapes: dict[str, Shape] = {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, hidden_size),
+            **({"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}),
+        }
+        for name, shape in shapes.items():
+            setattr(self, name, Parameter(shape, init, dtype))
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
         is_single = x.ndim == 1
         rows = unsqueeze(x, 0) if is_single else x
         states = [self._state(each, rows, is_single) for each in self._given(hx)]
-        weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        weights = [getattr(self, name, None) for name in _OF_CELL]
         made = self._step(unsqueeze(rows, 0), states, weights)
         ends = [squeeze(each, 0) if is_single else each for each in made]
         return tuple(ends) if len(ends) > 1 else ends[0]

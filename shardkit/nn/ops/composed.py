@@ -161,11 +161,7 @@ def _planes(name, x, channels, size):
 
 
 def unfold(
-    x: Tensor,
-    kernel_size: PerDim,
-    dilation: PerDim = 1,
-    padding: PerDim = 0,
-    stride: PerDim = 1,
+    x: Tensor, kernel_size: PerDim, dilation: PerDim = 1, padding: PerDim = 0, stride: PerDim = 1
 ) -> Tensor:
     """Return the windows of x [N, C, H, W] as columns: [N, C kernel, windows].
 
