@@ -82,11 +82,6 @@ def _meant(name, value, parameters):
     return (here, value) if here in parameters else (name, value)
 
 
-def behind(function: Any) -> Any:
-    """Return the function of a file that stands behind a door: products know some of them."""
-    return getattr(function, "__wrapped__", function)
-
-
 def as_tensor(value: Any) -> Any:
     """Return an array, a number or lists of numbers as a Tensor; anything else as it is."""
     is_plain = isinstance(value, (bool, int, float)) or holds_numbers(value)
