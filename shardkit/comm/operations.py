@@ -8,6 +8,7 @@ backend.traffic.bytes_sent                     # bytes this rank has sent, by th
 
 import enum
 from abc import ABC, abstractmethod
+from typing import TypeAlias
 
 import numpy
 
@@ -37,6 +38,9 @@ class ReductionOperation(enum.Enum):
     __hash__ = (
         object.__hash__
     )  # Enum's own is written in Python, and verbs look operations up in tables
+
+
+Operation: TypeAlias = ReductionOperation | str  # str: its name
 
 
 class Handle(ABC):

@@ -36,7 +36,7 @@ from .alone import AloneTransport
 from .arguments import Arguments
 from .channel import NotedCalls
 from .collective import COLLECTIVES
-from .operations import Handle, ReductionOperation, Traffic
+from .operations import Handle, Operation, ReductionOperation, Traffic
 from .plans import PlannedVerbs
 from .transport import GpuTransport, StagedTransport, port_of
 from .under_way import check_alive, handle_of
@@ -245,7 +245,7 @@ class Verbs:
         if not self.noted.barrier():
             self.make("barrier")
 
-    def all_reduce(self, array: Array, op: ReductionOperation | str = SUM) -> None:
+    def all_reduce(self, array: Array, op: Operation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
 
         Parameters
@@ -284,7 +284,7 @@ class Verbs:
         send: Array,
         receive: Array,
         counts: Sequence[int] | None = None,
-        op: ReductionOperation | str = SUM,
+        op: Operation = SUM,
         *,
         in_place: bool = False,
     ) -> None:
@@ -386,7 +386,7 @@ class Verbs:
 
     # ---- non-blocking collectives ----------------------------------------------------------------
 
-    def iall_reduce(self, array: Array, op: ReductionOperation | str = SUM) -> Handle:
+    def iall_reduce(self, array: Array, op: Operation = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
         return self._begin("all_reduce", array, op)
 
@@ -401,7 +401,7 @@ class Verbs:
         send: Array,
         receive: Array,
         counts: Sequence[int] | None = None,
-        op: ReductionOperation | str = SUM,
+        op: Operation = SUM,
     ) -> Handle:
         """Begin a reduce_scatter."""
         return self._begin("reduce_scatter", send, receive, counts, op, False)

@@ -104,12 +104,12 @@ class TripletMarginLoss(PointwiseLoss):
         swap: bool = False,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction)
         require(is_number(margin, above=0), "TripletMarginLoss with margin", margin, "above 0")
         self.margin = margin
+        self.swap = swap
         self.p = p
         self.eps = eps
-        self.swap = swap
+        super().__init__(reduction)
 
     def __call__(self, prediction: Any, y: Any, negative: Any = None) -> Tensor:
         if negative is None:
