@@ -35,10 +35,7 @@ def is_plain(array) -> bool:
 
 
 def meant(arguments: tuple) -> tuple:
-    """Return the arguments of a verb, an operation by its name ("sum") as that operation.
-
-    Errors: ValueError on a name of none.
-    """
+    """Return the arguments of a verb, with an operation in place of its name ("sum")."""
     return tuple([_operation(each) if isinstance(each, str) else each for each in arguments])
 
 
@@ -46,8 +43,7 @@ def _operation(name):
     try:
         return ReductionOperation(name)
     except ValueError:
-        known = ", ".join(each.value for each in ReductionOperation)
-        raise ValueError(f"op is {name!r}; wanted one of {known}") from None
+        return name  # check_operation() refuses it
 
 
 def is_carried(op) -> bool:
@@ -214,7 +210,8 @@ def check_operation(op: ReductionOperation, dtype) -> None:
     """Raise if the operation cannot be done on values of this dtype."""
     if not isinstance(op, ReductionOperation):
         raise ValueError(
-            f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM"
+            f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM, or its "
+            f"name: {', '.join(each.value for each in ReductionOperation)}"
         )
     if dtype.kind not in "iuf" and dtype.name != "bfloat16":
         raise ValueError(f"arrays of {dtype} cannot be reduced; wanted integers or floats")

@@ -251,7 +251,7 @@ def test_a_with_block_opens_and_ends_a_backend_and_a_model():
                 loss = model.train(x, x[:, :1])
             with pytest.raises(sk.CommunicationError, match="closed"):
                 model.train(x, x[:, :1])
-            with pytest.raises(ValueError, match="op is 'plus'; wanted one of sum"):
+            with pytest.raises(ValueError, match="op is 'plus'; wanted a ReductionOperation"):
                 backend.all_reduce(total, op="plus")
         return total, largest, loss, backend.is_initialized
 
