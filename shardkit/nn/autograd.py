@@ -178,7 +178,7 @@ class Tensor(_Methods):
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
-            array = numpy.asarray(array_of(array))
+            array = numpy.asarray(array)
         if requires_grad and not is_floating(array.dtype):
             raise AutogradError(
                 f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast "

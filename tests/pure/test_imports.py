@@ -225,7 +225,8 @@ def test_a_room_has_what_its_table_lists(room):
     for name, (file, there) in table.items():
         home = import_module(room if file == "." else f".{file}", room)
         found = getattr(module, name)  # operations have doors
-        assert getattr(found, "__wrapped__", found) is getattr(home, there), name
+        behind = getattr(found, "__wrapped__", None)
+        assert getattr(home, there) in (found, behind), name
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)
