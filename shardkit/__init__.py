@@ -16,13 +16,20 @@ from .files.working_folder import leave_working_folder, look_for_other_systems
 leave_working_folder()
 look_for_other_systems()
 
+from .habits import place_of
 from .public import public_names
 
 
+def _rooms_of_names() -> dict[str, list[str]]:
+    from . import nn
+
+    return {"nn": nn.__all__, "nn.ops": nn.ops.__all__}
+
+
 def _hint(name: str) -> str:
-    """Return what to say of a learning-rate schedule that once stood here: its place."""
+    """Return what to say of a name that is looked for here and stands elsewhere: its place."""
     if name not in ("Constant", "Cosine", "Linear"):
-        return ""
+        return place_of("shardkit", _rooms_of_names, name)
     of_layer = ", the layer is shardkit.nn.Linear" if name == "Linear" else ""
     return f"; the learning-rate schedule is shardkit.schedules.{name}{of_layer}"
 

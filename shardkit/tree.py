@@ -65,7 +65,7 @@ def is_tree(value) -> bool:
     Lists and tuples of numbers alone are one array, as NumPy takes them.
     Errors: ShapeError on a set, or a dict whose keys are no strings.
     """
-    return _opened(value) is not None and not _holds_numbers(value)
+    return _opened(value) is not None and not holds_numbers(value)
 
 
 def leaves(tree) -> list:
@@ -159,7 +159,7 @@ def _opened(tree) -> tuple | None:
     return None
 
 
-def _holds_numbers(value) -> bool:
+def holds_numbers(value) -> bool:
     """Return True for a list or tuple, nested or not, whose first element is a number or text."""
     if not isinstance(value, _SEQUENCES) or hasattr(value, "_fields"):
         return False

@@ -33,12 +33,13 @@ import numpy
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
+from ..array.dtypes import named_dtype
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context
 from .init import Initializer
-from .parameter import called, filled, origin_of
+from .parameter import called, filled, given_values, origin_of, shape_of
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
 
@@ -68,9 +69,9 @@ class Buffer(Tensor):
     Parameters
     ----------
     shape
-        An integer or a tuple; dtype one of BUFFER_DTYPES.
+        An integer or a tuple; or its initial values, an array.
     init
-        Its values, as a function of seed, name and element index.
+        Its values, as a function of seed, name and element index; None: those given.
     dtype
         One of BUFFER_DTYPES.
 
@@ -101,11 +102,14 @@ class Buffer(Tensor):
         "_is_sharded",
     )
 
-    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
+    def __init__(
+        self, shape: PerDim | Array, init: Initializer | None = None, dtype: DTypeLike = "float32"
+    ) -> None:
         count_one()
         self._begin(requires_grad=False)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._dtype = numpy.dtype(dtype)
+        init = given_values("Buffer", shape) if init is None else init
+        self._shape = shape_of(shape)
+        self._dtype = named_dtype(dtype)
         if str(self._dtype) not in BUFFER_DTYPES:
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
@@ -280,12 +284,17 @@ class Buffer(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Buffer":
         """Return a copy in the same state, with memory of its own."""
         copied = Buffer(self._shape, self.init, self._dtype)
-        copied.name = self.name
-        copied.seed = self.seed
-        copied._array = copy.deepcopy(self._array, memo)
-        copied._is_released = self._is_released
-        copied._is_sharded = self._is_sharded
+        array = copy.deepcopy(self._array, memo)
+        copied.__setstate__((self.name, self.seed, array, self._is_released, self._is_sharded))
         return copied
+
+    def __reduce__(self) -> tuple:
+        making = self._shape, self.init, self._dtype
+        values = None if self.is_fresh else to_host(self.array).copy()
+        return Buffer, making, (self.name, self.seed, values, False, False)
+
+    def __setstate__(self, facts: tuple) -> None:
+        self.name, self.seed, self._array, self._is_released, self._is_sharded = facts
 
     def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"

@@ -13,14 +13,17 @@ whole matrices. A new rule is one such class and its test: settings, checkpoints
 learn from the class what it takes and keeps.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, fields
 from functools import partial
-from typing import Callable, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Protocol, Self, runtime_checkable
 
 from ..annotations import Array
 from ..arguments import is_number, require
 from ..array import kernels
 from ..errors import ConfigurationError
+from ..habits import refuse
+from ..plain import unboxed
 from ..refusal import check_made
 
 LearningRate = float | Callable[[int], float]
@@ -112,8 +115,38 @@ class Scheduled:
     state_names: ClassVar[tuple[str, ...]] = ()
     lr: LearningRate = 0.01
 
-    def __post_init__(self) -> None:
-        check_made(self, self.check)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Return a new one. Errors: TypeError on what PyTorch's optimizers take, with ours."""
+        if args and isinstance(args[0], (list, tuple, dict, Iterator)):
+            raise TypeError(
+                f"{cls.__name__} was given parameters; a rule has none: write {cls.__name__}(lr="
+                "1e-3), and give it to sk.ShardingConfiguration(backend, optimizer=...)"
+            )
+        if "learning_rate" in kwargs:
+            raise TypeError(f"{cls.__name__} has no argument 'learning_rate'; here it is lr")
+        return object.__new__(cls)
+
+    def __post_init__(self, betas: Sequence[float] | None = None) -> None:
+        def check() -> None:
+            if betas is not None:
+                self._take(betas)
+            self.check()
+
+        check_made(self, check)
+
+    def _take(self, betas) -> None:
+        """Set beta1 and beta2, of which PyTorch's betas are both."""
+        is_pair = isinstance(betas, (list, tuple)) and len(betas) == 2
+        require(is_pair, "betas", betas, "two numbers, in place of beta1 and beta2")
+        for name, beta in zip(("beta1", "beta2"), betas):
+            is_default = getattr(self, name) == getattr(type(self), name)
+            require(is_default, "betas", betas, f"either betas or {name}")
+            object.__setattr__(self, name, unboxed(beta))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse("Rule", self, name)
 
     def check(self) -> None:
         """Raise ConfigurationError on a constant that the rule does not take."""
@@ -256,6 +289,8 @@ class Adam(Scheduled):
         1.
     eps
         Added to the root of the second.
+    betas
+        (beta1, beta2), as in PyTorch.
     """
 
     lr: LearningRate = 1e-3
@@ -263,6 +298,7 @@ class Adam(Scheduled):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    betas: InitVar[Sequence[float] | None] = None
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
@@ -293,12 +329,15 @@ class Lion(Scheduled):
         Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     beta1, beta2
         Shares of the running mean that are kept: in the sign that is taken, and in the mean itself.
+    betas
+        (beta1, beta2), as in PyTorch.
     """
 
     lr: LearningRate = 1e-4
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.0
+    betas: InitVar[Sequence[float] | None] = None
     state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
 
     def _kernel(self, step):

@@ -24,6 +24,7 @@ from ..arguments import nearest
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
 from ..files.trust import Trust, find_also_in, import_file, is_class_of, known
+from ..nn.module import Module
 from ..settings import as_section
 from .task import OWN_SECTION, Task
 
@@ -170,6 +171,7 @@ def _as_task(name: str, attribute: str, module) -> type[Task]:
         raise ConfigurationError(
             f"run.task = {name!r}: {attribute} is {_described(found)}; wanted a class derived "
             "from shardkit.Task, or a function that returns a Task"
+            + ("; a model alone has no data: make_model() of a Task returns it" * _is_model(found))
         )
     missing = sorted(found.__abstractmethods__)
     if missing:
@@ -177,6 +179,10 @@ def _as_task(name: str, attribute: str, module) -> type[Task]:
             f"run.task = {name!r}: {attribute} does not define {', '.join(missing)}"
         )
     return found
+
+
+def _is_model(found) -> bool:
+    return isinstance(found, Module) or isinstance(found, type) and issubclass(found, Module)
 
 
 def _described(found) -> str:

@@ -22,6 +22,7 @@ LEVEL = {
     "environment": -1,
     "files": -0.5,
     "plain": -1,
+    "habits": -1,
     "tree": -1,
     "refusal": 0,
     "settings": 0,

@@ -46,6 +46,10 @@ ON_GRIDS = {
     "dilated": lambda d: convolution(d, dilation=2, padding=2, groups=2, bias=False),
     "same, even": lambda d: convolution(d, kernel_size=2, padding="same"),
     "of one": lambda d: convolution(d, kernel_size=1),
+    "functions": lambda d: nn.Sequential(
+        convolution(d),
+        *(nn.SELU(), nn.Hardswish(), nn.LogSigmoid(), nn.Softsign(), nn.CELU(0.3), nn.Softshrink()),
+    ),
     "circular": lambda d: convolution(d, padding=2, padding_mode="circular"),
     "circular, wide": lambda d: convolution(
         d,

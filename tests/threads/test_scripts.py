@@ -1,5 +1,6 @@
 """sk.Training, the road of a script of one's own, with its callbacks and trackers."""
 
+import logging
 import sys
 import types
 
@@ -250,3 +251,27 @@ def test_a_tracker_that_is_not_installed_is_refused_on_all_ranks(tmp_path, monke
     monkeypatch.setitem(sys.modules, CURVES[name][0], None)
     with pytest.raises(ConfigurationError, match=rf'install "shardkit\[{name}\]", or leave'):
         on_ranks(2, tmp_path, settings={"run.track": name})
+
+
+class Kept(logging.Handler):
+    """A handler that keeps what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def test_lines_of_a_run_reach_logging_once_whatever_the_number_of_ranks(tmp_path):
+    kept, logger = Kept(), logging.getLogger("shardkit")
+    before = logger.level
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    try:
+        on_ranks(2, tmp_path / "run")
+    finally:
+        logger.removeHandler(kept)
+        logger.setLevel(before)
+    assert sum("step 6/6" in line and "checkpoint" in line for line in kept.lines) == 1

@@ -1,10 +1,12 @@
 """MLP: layers of units, each fully connected to the one before."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
+from ..autograd import Tensor
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
 from ..layers.embedding import EmbeddedColumns
@@ -37,7 +39,19 @@ class MLP(Module):
     embeddings
         Rows and width of what the last columns of x look up, whose values are ids; sizes[0] counts
         such a column once.
+
+    Examples
+    --------
+    >>> model = sk.models.MLP([4, 8, 1])
+    >>> model.parameter_count
+    49
+    >>> model.predict(np.ones((2, 4))).shape
+    (2, 1)
     """
+
+    if TYPE_CHECKING:
+
+        def forward(self, x: Any) -> Tensor: ...
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ One table says what becomes of what is not floating; every operation asks it:
     largest, sorted, rearranged   as x          as x          as x
     powers                        int64         as x          as x        counted_power
     negative, abs, relu, round    refused       as x          as x        check_numbers
-    functions, layers, losses     refused       refused       as x        check_floating
+    exp, sqrt, sin, ...           float32       float32       as x        doors.OF_INTEGERS
+    other functions, layers       refused       refused       as x        check_floating
     comparisons                   bool          bool          bool
 
     x with y                      booleans      integers      floats      matched

@@ -24,6 +24,7 @@ from ...nn.layers import (
     attention,
     basic,
     convolution,
+    functions,
     normalization,
     pooling,
     recurrent,
@@ -110,6 +111,9 @@ POINTWISE = (
     *(activation.ReLU, activation.GELU, activation.SiLU, activation.Mish, activation.Tanh),
     *(activation.Sigmoid, activation.Softplus, activation.ELU, activation.LeakyReLU),
     *(activation.Hardtanh, activation.Identity, basic.Embedding, spectral.ChannelLinear),
+    *(functions.SELU, functions.CELU, functions.ReLU6, functions.Hardswish, functions.Hardsigmoid),
+    *(functions.LogSigmoid, functions.Softsign, functions.Tanhshrink, functions.Hardshrink),
+    *(functions.Softshrink, functions.Threshold),
 )
 ALONG_LAST = (
     *(InputFeatures, LoRALinear, basic.Linear, basic.DenseLayer),
