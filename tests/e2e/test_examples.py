@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -15,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
-from test_command_line import MPIEXEC
+from test_command_line import MPIEXEC, in_one_job
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -33,9 +34,8 @@ def run(folder, name, *arguments, ranks=None, limit=None, code=0):
     if limit is not None:
         launcher = ["bash", "-c", f'ulimit -v {limit}; exec "$@"', "bash", *launcher]
     threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
-    program = ["-m", "shardkit"] if name == "shardkit" else [str(EXAMPLES / name)]
     done = subprocess.run(
-        [*launcher, sys.executable, *program, *arguments],
+        [*launcher, sys.executable, str(EXAMPLES / name), *arguments],
         cwd=folder,
         env={**os.environ, **threads},
         capture_output=True,
@@ -80,6 +80,7 @@ def test_an_elastic_loop_ends_and_is_done_when_it_is_started_again(tmp_path):
 def test_a_pretrained_model_is_fine_tuned_and_opens_in_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
+    runpy.run_path(str(EXAMPLES / "finetune.py"))["make_base"](tmp_path / "here/base")
     losses = re.findall(r"loss ([\d.]+)", run(tmp_path, "finetune.py", "here", ranks=2))
     assert float(losses[1]) < 0.2 * float(losses[0])
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "here/tuned")
@@ -92,16 +93,16 @@ def test_a_plan_is_made_for_each_number_of_devices(tmp_path):
 
 
 def test_four_ranks_train_on_a_volume_that_one_may_not_hold(tmp_path):
-    run(tmp_path, "volumes.py", "write", "volumes.h5", "128", "2")
-    limits = {"limit": 1_900_000, "code": 0}
+    run(tmp_path, "volumes.py", "write", "volumes.h5", "96", "2")
+    limits = {"limit": 1_120_000, "code": 0}
     alone = ["train", "volumes.h5", "alone", "1", "1"]
     told = run(tmp_path, "volumes.py", *alone, ranks=1, **{**limits, "code": 1})
     assert "rank 0 ran out of memory" in told
     shared = ["train", "volumes.h5", "shared", "4", "1"]
     assert "step 1/1  loss" in run(tmp_path, "volumes.py", *shared, ranks=4, **limits)
     with h5py.File(tmp_path / "shared/cleaned.h5") as file:
-        assert file["prediction"].shape == (2, 1, 128, 128, 128)
-        assert all(file["prediction"][1, 0, row].any() for row in range(128))
+        assert file["prediction"].shape == (2, 1, 96, 96, 96)
+        assert all(file["prediction"][1, 0, row].any() for row in range(96))
 
 
 def test_ranks_share_a_long_text(tmp_path):
@@ -134,11 +135,11 @@ def test_a_brain_is_trained_on_and_predicted_in_parts(tmp_path):
     found = []
     for ranks in (1, 3):
         own = [f"--mesh.domain={ranks}", "--batch.sequences=1", "--batch.micro_batch=1"]
-        run(tmp_path, "shardkit", "train", *f"{given}run{ranks}".split(), *own, ranks=ranks)
         about = [f"run{ranks}", own[0], "--data=brain.h5"]
-        line = run(tmp_path, "shardkit", "evaluate", *about, ranks=ranks)
+        commands = [["train", *f"{given}run{ranks}".split(), *own], ["evaluate", *about]]
+        commands += [["predict", *about, f"--output=out{ranks}.h5"]]
+        _, line, _ = in_one_job(tmp_path, *commands, ranks=ranks)
         found.append([float(x) for x in re.findall(r"(?:loss|rmse|mae) ([\d.]+)", line)])
-        run(tmp_path, "shardkit", "predict", *about, f"--output=out{ranks}.h5", ranks=ranks)
     assert found[0] == pytest.approx(found[1], rel=1e-3) and len(found[0]) >= 3
     alone, cut = (h5py.File(tmp_path / f"out{ranks}.h5")["prediction"][:] for ranks in (1, 3))
     numpy.testing.assert_allclose(cut, alone, atol=2e-3 * abs(alone).max())
