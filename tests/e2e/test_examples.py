@@ -93,16 +93,16 @@ def test_a_plan_is_made_for_each_number_of_devices(tmp_path):
 
 
 def test_four_ranks_train_on_a_volume_that_one_may_not_hold(tmp_path):
-    run(tmp_path, "volumes.py", "write", "volumes.h5", "96", "2")
-    limits = {"limit": 1_120_000, "code": 0}
+    run(tmp_path, "volumes.py", "write", "volumes.h5", "128", "2")
+    limits = {"limit": 1_900_000, "code": 0}
     alone = ["train", "volumes.h5", "alone", "1", "1"]
     told = run(tmp_path, "volumes.py", *alone, ranks=1, **{**limits, "code": 1})
     assert "rank 0 ran out of memory" in told
     shared = ["train", "volumes.h5", "shared", "4", "1"]
     assert "step 1/1  loss" in run(tmp_path, "volumes.py", *shared, ranks=4, **limits)
     with h5py.File(tmp_path / "shared/cleaned.h5") as file:
-        assert file["prediction"].shape == (2, 1, 96, 96, 96)
-        assert all(file["prediction"][1, 0, row].any() for row in range(96))
+        assert file["prediction"].shape == (2, 1, 128, 128, 128)
+        assert all(file["prediction"][1, 0, row].any() for row in range(128))
 
 
 def test_ranks_share_a_long_text(tmp_path):
