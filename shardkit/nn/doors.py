@@ -85,5 +85,7 @@ def _meant(name, value, parameters):
 
 def as_tensor(value: Any) -> Any:
     """Return an array, a number or lists of numbers as a Tensor; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value  # itself, which gradients go to
     is_plain = isinstance(value, (bool, int, float)) or holds_numbers(value)
     return Tensor(value) if is_plain or is_numbers(value) else value

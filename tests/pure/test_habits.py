@@ -83,6 +83,9 @@ GIVES = {
     "F is ops and nn.functional is ops": "True",
     "nn.CrossEntropyLoss()(np.zeros((2, 3)), np.array([0, 1])).item()": "1.09861",
     "nn.MSELoss()(np.ones(3), np.zeros(3))": "Tensor(array(1.))",
+    "nn.MSELoss()([1.0, 2.0], [1, 3])": "Tensor(array(0.5))",
+    "nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item()": "0.693147",
+    "shape(net(np.asmatrix(x)))": "(2, 2)",
     "np.sum(t)": "Tensor(array(6.))",
     "np.mean(t)": "Tensor(array(2.))",
     "t.sum(axis=0)": "Tensor(array(6.))",
@@ -161,6 +164,7 @@ OF_TORCH = {
     "nn.Linear(4, 8).load_state_dict(torch.nn.Linear(4, 8).state_dict())['missing_names']": "[]",
     "nn.Linear(4, 8, dtype=torch.float64).weight.dtype": "dtype('float64')",
     "shape(nn.Parameter(torch.ones(3)))": "(3,)",
+    "nn.MSELoss()(torch.ones(2), torch.zeros(2))": "Tensor(array(1., dtype=float32))",
     "t + torch.ones(3)": "Tensor(array([2., 3., 4.]))",
     "torch.ones(3) - t": "Tensor(array([ 0., -1., -2.]))",
     "t > torch.ones(3)": "Tensor(array([False,  True,  True]))",
@@ -181,6 +185,7 @@ NAMES = {
     "nn.Embedding(num_embeddings=3, embedding_dim=4)": (TypeError, "here it is"),
     "nn.Linear(4, 4)(np.ones((2, 4), int))": (sk.ShapeError, "use ops.cast"),
     "nn.Linear(4, 4)(np.ones((2, 5)))": (sk.ShapeError, "wanted x [..., in]"),
+    "net(np.ma.masked_array(x))": (sk.ShapeError, "x.filled(0.0)"),
     "nn.Parameter((3, 2))": (TypeError, "nn.init.Normal"),
     "nn.Parameter(np.ones(3), False)": (TypeError, "wanted an initializer"),
     "nn.Parameter((2.5,), nn.init.Fill(1.0))": (TypeError, "integer"),
@@ -218,6 +223,22 @@ NAMES = {
     "model.no_sync()": (AttributeError, "auto_synchronize_gradients"),
     "model.fit(x, x)": (AttributeError, "sk.Training"),
 }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda x: ops.linear(x, np.ones((2, 3))),
+        lambda x: ops.softmax(x=x),
+        lambda x: ops.pairwise_distance(x, np.zeros((2, 3))),
+        lambda x: nn.Linear(3, 2, dtype="float64")(x=x),
+        lambda x: nn.MSELoss()(x, [[0, 0, 0], [0, 0, 0]]),
+    ],
+)
+def test_a_tensor_beside_an_array_keeps_its_gradient(line):
+    x = nn.Tensor(np.ones((2, 3)), requires_grad=True)
+    line(x).sum().backward()
+    assert x.grad is not None and x.grad.shape == (2, 3)
 
 
 class Broken:
