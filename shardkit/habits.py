@@ -97,8 +97,17 @@ ROOMS = {
 }
 
 
+def raise_own_error(thing: object, name: str) -> None:
+    """Raise the AttributeError that a property of this name raises in its own lines, if it is one:
+    Python asks __getattr__ after it, and forgets it.
+    """
+    if hasattr(type(thing), name):
+        object.__getattribute__(thing, name)
+
+
 def refuse(kind: str, thing: object, name: str) -> NoReturn:
     """Raise the AttributeError for a name that this thing lacks: with what it is called here."""
+    raise_own_error(thing, name)
     text = f"{type(thing).__name__!r} object has no attribute {name!r}"
     here = None if name.startswith("_") else _found(TABLE[kind], name)
     if here is not None:

@@ -28,7 +28,8 @@ def is_half(dtype) -> bool:
 def named_dtype(dtype) -> numpy.dtype:
     """Return the dtype that NumPy's, a string, or one of PyTorch names."""
     is_of_torch = type(dtype).__module__ == "torch"
-    return numpy.dtype(str(dtype).removeprefix("torch.") if is_of_torch else dtype)
+    name = str(dtype).removeprefix("torch.") if is_of_torch else dtype
+    return dtype_named(name) if isinstance(name, str) else numpy.dtype(name)
 
 
 def is_floating(dtype) -> bool:

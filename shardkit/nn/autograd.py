@@ -177,8 +177,8 @@ class Tensor(_Methods):
     _hands_on = False
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
-        if not isinstance(array, numpy.ndarray) and not is_device_array(array):
-            array = numpy.asarray(array)
+        if type(array) is not numpy.ndarray and not is_device_array(array):
+            array = plain_array(array)
         if requires_grad and not is_floating(array.dtype):
             raise AutogradError(
                 f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast "
@@ -413,6 +413,13 @@ def kept(tensor: Tensor):
     if isinstance(tensor, CheapTensor):
         return tensor.again, tensor.needs
     return (lambda: tensor), (tensor,)
+
+
+def plain_array(values: Any) -> numpy.ndarray:
+    """Return an array of NumPy's own class. Errors: ShapeError on one with a mask."""
+    if isinstance(values, numpy.ma.MaskedArray):
+        raise ShapeError("a masked array, whose mask would be lost; fill it: x.filled(0.0)")
+    return numpy.asarray(values)
 
 
 def array_of(value):

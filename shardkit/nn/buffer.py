@@ -38,8 +38,8 @@ from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context
-from .init import Initializer
-from .parameter import called, filled, given_values, origin_of, shape_of
+from .init import Copied, Initializer
+from .parameter import called, filled, origin_of, shape_and_init
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
 
@@ -73,7 +73,7 @@ class Buffer(Tensor):
     init
         Its values, as a function of seed, name and element index; None: those given.
     dtype
-        One of BUFFER_DTYPES.
+        One of BUFFER_DTYPES; None: int64 of integers that are given, else float32.
 
     Attributes
     ----------
@@ -103,13 +103,15 @@ class Buffer(Tensor):
     )
 
     def __init__(
-        self, shape: PerDim | Array, init: Initializer | None = None, dtype: DTypeLike = "float32"
+        self,
+        shape: PerDim | Array,
+        init: Initializer | None = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
         count_one()
         self._begin(requires_grad=False)
-        init = given_values("Buffer", shape) if init is None else init
-        self._shape = shape_of(shape)
-        self._dtype = named_dtype(dtype)
+        self._shape, init = shape_and_init("Buffer", shape, init)
+        self._dtype = named_dtype(_usual_dtype(init) if dtype is None else dtype)
         if str(self._dtype) not in BUFFER_DTYPES:
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
@@ -311,3 +313,9 @@ def weight_of(observation: Observation) -> float:
         return float(observation.momentum)
     assert observation.count is not None
     return 1.0 / max(to_host(observation.count.array).item(), 1)
+
+
+def _usual_dtype(init):
+    """Return int64 for integers that are given, else float32."""
+    is_counted = isinstance(init, Copied) and init.values.dtype.kind in "biu"
+    return "int64" if is_counted else "float32"

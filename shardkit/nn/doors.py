@@ -21,26 +21,27 @@ from .autograd import Tensor, is_numbers
 OF_INTEGERS = frozenset(
     "arctan cos erf exp expm1 log log1p rsqrt reciprocal sigmoid sin sqrt tan tanh".split()
 )
-_NUMPYS = {"axis": "dim", "keepdims": "keepdim"}  # names of arguments
+# Names of arguments in NumPy, and one of PyTorch's that is True or False for 1 or 0.
+_ELSEWHERE = {"axis": "dim", "keepdims": "keepdim", "ddof": "correction", "unbiased": "correction"}
 _MOST_OPERANDS = 64
 COUNTED = "biu"  # kinds of dtypes, as in ops/operands.py
 
 
 def door(room: str, function: Any) -> Any:
     """Return a function of the room that makes Tensors of its arguments first; anything else, and a
-    function that wants none, as it is.
+    function that wants none and knows no dim, as it is.
     """
     if not inspect.isfunction(function):
         return function
     parameters = inspect.signature(function).parameters
     wanted = [(at, each) for at, each in enumerate(parameters.values()) if _wants_tensor(each)]
-    if not wanted:
+    if not wanted and "dim" not in parameters:
         return function
     names = {each.name for _, each in wanted}
     places = {at for at, _ in wanted}
-    last, ending = wanted[-1]
-    if ending.kind is ending.VAR_POSITIONAL:  # as of einsum
-        places |= set(range(last, _MOST_OPERANDS))
+    for at, ending in wanted[-1:]:
+        if ending.kind is ending.VAR_POSITIONAL:  # as of einsum
+            places |= set(range(at, _MOST_OPERANDS))
     floats = function.__name__ in OF_INTEGERS
 
     def operation(*args: Any, **kwargs: Any) -> Any:
@@ -78,11 +79,13 @@ def _meant(name, value, parameters):
         return name, value
     if name in ("dtype", "out") and value is None:
         return "", None
-    here = _NUMPYS.get(name, name)
+    here = _ELSEWHERE.get(name, name)
     return (here, value) if here in parameters else (name, value)
 
 
 def as_tensor(value: Any) -> Any:
     """Return an array, a number or lists of numbers as a Tensor; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value  # itself, which gradients go to
     is_plain = isinstance(value, (bool, int, float)) or holds_numbers(value)
     return Tensor(value) if is_plain or is_numbers(value) else value

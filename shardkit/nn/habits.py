@@ -6,10 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..array.dtypes import is_floating
 from ..errors import ConfigurationError
-from ..habits import refuse
-from .autograd import Tensor
+from ..habits import raise_own_error, refuse
 from .buffer import Buffer
 from .context import current_context
 from .freezing import set_trained
@@ -45,7 +43,7 @@ def _requires_grad(module, requires_grad: bool = True):
 def _register_buffer(module, name: str, value: Any, persistent: bool = True) -> None:
     """Keep an array as a Buffer; persistent=False: as an array, in no checkpoint."""
     if persistent and value is not None:
-        value = Buffer(value, None, "float32" if is_floating(Tensor(value).dtype) else "int64")
+        value = Buffer(value)
     setattr(module, name, value)
 
 
@@ -68,6 +66,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 def habit_of(module: Any, name: str, children: Callable[[Any], dict]) -> Any:
     """Return what PyTorch's name of a module's attribute means. Errors: AttributeError."""
+    raise_own_error(module, name)
     if name == "training":
         return current_context().training
     if name == "named_children":

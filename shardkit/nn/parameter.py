@@ -23,6 +23,7 @@ import copy
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy
@@ -97,7 +98,7 @@ class Parameter(Tensor):
     claim
         How ranks share it on a mesh; None: not decided.
     requires_grad
-        False: frozen; decided before the model is sharded.
+        False: frozen; given, or decided before the model is sharded.
 
     Examples
     --------
@@ -122,10 +123,16 @@ class Parameter(Tensor):
     is_parameter = True
 
     def __init__(
-        self, shape: PerDim | Array, init: Initializer | None = None, dtype: DTypeLike = "float32"
+        self,
+        shape: PerDim | Array,
+        init: Initializer | None = None,
+        dtype: DTypeLike = "float32",
+        *,
+        requires_grad: bool = True,
     ) -> None:
-        init = given_values("Parameter", shape) if init is None else init
-        self._set_up(Extent.of_whole(shape_of(shape)), init, dtype)
+        shape, init = shape_and_init("Parameter", shape, init)
+        self._set_up(Extent.of_whole(shape), init, dtype)
+        self.requires_grad = requires_grad
 
     def _set_up(self, extent: Extent, init: Initializer, dtype: DTypeLike) -> None:
         count_one()
@@ -333,21 +340,20 @@ class Parameter(Tensor):
         return f"{type(self).__name__}({self.name!r}, {self.shape}, {self._dtype}, {state})"
 
 
-def shape_of(shape) -> Shape:
-    """Return the shape that was given, or that of the values that were."""
-    if is_numbers(shape):
-        return numpy.shape(array_of(shape))
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+def shape_and_init(kind: str, given, init) -> tuple[Shape, Initializer]:
+    """Return both: of a shape and its initializer, or of values, for which init is None.
 
-
-def given_values(kind: str, values) -> Initializer:
-    """Return the initializer of these values. Errors: TypeError if they are a shape."""
-    if not is_numbers(values):
-        raise TypeError(
-            f"{kind}({values!r}) has a shape and no values; wanted init=, as nn.init.Normal(0.02), "
-            "or an array in place of the shape"
-        )
-    return Copied(to_host(Tensor(array_of(values)).array).copy())
+    Errors: TypeError on a shape alone, and on what is no initializer.
+    """
+    wanted = "an initializer, as nn.init.Normal(0.02), or values in place of the shape"
+    if init is None:
+        if not is_numbers(given):
+            raise TypeError(f"{kind}({given!r}) has a shape and no values; wanted init=: {wanted}")
+        values = to_host(Tensor(array_of(given)).array).copy()
+        return values.shape, Copied(values)
+    if not hasattr(init, "span"):
+        raise TypeError(f"{kind} with init = {init!r}; wanted {wanted}")
+    return tuple(map(index, (given,) if numpy.ndim(given) == 0 else given)), init
 
 
 def _borrow(parameter):

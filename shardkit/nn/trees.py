@@ -23,6 +23,7 @@ from .autograd import (
     first_gradient,
     is_numbers,
     origin_of,
+    plain_array,
 )
 from .tape import walk
 
@@ -32,7 +33,7 @@ def given_arrays(x):
 
     def array(leaf):
         leaf = array_of(leaf)
-        return leaf if is_device_array(leaf) else numpy.asarray(leaf)
+        return leaf if is_device_array(leaf) else plain_array(leaf)
 
     return map_tree(array, x) if is_tree(x) else array(x)
 

@@ -83,9 +83,19 @@ GIVES = {
     "F is ops and nn.functional is ops": "True",
     "nn.CrossEntropyLoss()(np.zeros((2, 3)), np.array([0, 1])).item()": "1.09861",
     "nn.MSELoss()(np.ones(3), np.zeros(3))": "Tensor(array(1.))",
+    "nn.MSELoss()([1.0, 2.0], [1, 3])": "Tensor(array(0.5))",
+    "nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item()": "0.693147",
+    "shape(net(np.asmatrix(x)))": "(2, 2)",
     "np.sum(t)": "Tensor(array(6.))",
     "np.mean(t)": "Tensor(array(2.))",
     "t.sum(axis=0)": "Tensor(array(6.))",
+    "np.max(t)": "Tensor(array(3.))",
+    "t.max(axis=0).values": "Tensor(array(3.))",
+    "np.std(t)": "Tensor(array(0.81649658))",
+    "t.var(unbiased=False)": "Tensor(array(0.66666667))",
+    "shape(nn.Tensor(np.ones((1, 2))).squeeze(axis=0))": "(2,)",
+    "shape(ops.cat([image, image], axis=1))": "(2, 6, 8, 8)",
+    "f'{t.mean():.2f} {t.mean()}'": "'2.00 Tensor(array(2.))'",
     # what things print
     "nn.Linear(4, 8)": "Linear(in_features=4, out_features=8)",
     "nn.Linear(4, 8, bias=False, dtype=np.float64)": (
@@ -123,6 +133,12 @@ GIVES = {
     "len(nn.ModuleList().append(nn.Tanh()))": "1",
     "shape(nn.Parameter(np.ones((3, 2))))": "(3, 2)",
     "nn.Parameter(np.ones(3)).array": "array([1., 1., 1.], dtype=float32)",
+    "shape(nn.Parameter(np.int64(3), nn.init.Fill(1.0)))": "(3,)",
+    "shape(nn.Parameter(np.array([3, 2]), nn.init.Fill(1.0)))": "(3, 2)",
+    "nn.Parameter(np.ones(3), requires_grad=False).requires_grad": "False",
+    "nn.Buffer(np.arange(3)).dtype": "dtype('int64')",
+    "nn.Buffer(np.ones(3)).dtype": "dtype('float32')",
+    "nn.Linear(2, 2, dtype='bfloat16').weight.dtype.name": "'bfloat16'",
     "hasattr(net, 'to') or hasattr(t, 'device')": "False",
     # copies
     "type(copy.deepcopy(net)).__name__": "'Sequential'",
@@ -148,6 +164,12 @@ OF_TORCH = {
     "nn.Linear(4, 8).load_state_dict(torch.nn.Linear(4, 8).state_dict())['missing_names']": "[]",
     "nn.Linear(4, 8, dtype=torch.float64).weight.dtype": "dtype('float64')",
     "shape(nn.Parameter(torch.ones(3)))": "(3,)",
+    "nn.MSELoss()(torch.ones(2), torch.zeros(2))": "Tensor(array(1., dtype=float32))",
+    "t + torch.ones(3)": "Tensor(array([2., 3., 4.]))",
+    "torch.ones(3) - t": "Tensor(array([ 0., -1., -2.]))",
+    "t > torch.ones(3)": "Tensor(array([False,  True,  True]))",
+    "ops.where(t > 1, t, torch.zeros(3))": "Tensor(array([0., 2., 3.]))",
+    "nn.Linear(2, 2, dtype=torch.bfloat16).weight.dtype.name": "'bfloat16'",
 }
 
 # What is typed: the error, and words of what it is here.
@@ -163,7 +185,10 @@ NAMES = {
     "nn.Embedding(num_embeddings=3, embedding_dim=4)": (TypeError, "here it is"),
     "nn.Linear(4, 4)(np.ones((2, 4), int))": (sk.ShapeError, "use ops.cast"),
     "nn.Linear(4, 4)(np.ones((2, 5)))": (sk.ShapeError, "wanted x [..., in]"),
+    "net(np.ma.masked_array(x))": (sk.ShapeError, "x.filled(0.0)"),
     "nn.Parameter((3, 2))": (TypeError, "nn.init.Normal"),
+    "nn.Parameter(np.ones(3), False)": (TypeError, "wanted an initializer"),
+    "nn.Parameter((2.5,), nn.init.Fill(1.0))": (TypeError, "integer"),
     "nn.ModuleDict({'a.b': nn.ReLU()})": (KeyError, "without dots"),
     "nn.ModuleDict({'a': 3})": (TypeError, "wanted a Module"),
     "nn.ParameterList([3])": (TypeError, "wanted a Parameter"),
@@ -198,6 +223,51 @@ NAMES = {
     "model.no_sync()": (AttributeError, "auto_synchronize_gradients"),
     "model.fit(x, x)": (AttributeError, "sk.Training"),
 }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda x: ops.linear(x, np.ones((2, 3))),
+        lambda x: ops.softmax(x=x),
+        lambda x: ops.pairwise_distance(x, np.zeros((2, 3))),
+        lambda x: nn.Linear(3, 2, dtype="float64")(x=x),
+        lambda x: nn.MSELoss()(x, [[0, 0, 0], [0, 0, 0]]),
+    ],
+)
+def test_a_tensor_beside_an_array_keeps_its_gradient(line):
+    x = nn.Tensor(np.ones((2, 3)), requires_grad=True)
+    line(x).sum().backward()
+    assert x.grad is not None and x.grad.shape == (2, 3)
+
+
+class Broken:
+    """Members whose own lines lack an attribute, by names that mean something else and nothing."""
+
+    @property
+    def children(self):
+        return self.inner
+
+    @property
+    def training(self):
+        return np.ones(3).inner
+
+    device = eval = scale = children
+
+
+BROKEN = {
+    kind.__name__: type(f"Broken{kind.__name__}", (Broken, kind), {})
+    for kind in (nn.Module, nn.Tensor, sk.SGD, sk.InMemoryCommunicationBackend)
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("name", ["children", "training", "device", "eval", "scale"])
+def test_a_property_that_lacks_something_says_what(kind, name):
+    made = BROKEN[kind].__new__(BROKEN[kind])
+    with pytest.raises(AttributeError, match="no attribute 'inner'"):
+        getattr(made, name)
+    assert not hasattr(made, name)
 
 
 @pytest.fixture(scope="module")

@@ -218,6 +218,10 @@ def test_stacks_are_layers_one_after_the_other_with_values_of_their_own():
         (lambda: nn.Fold(4, 2)(numpy.ones((2, 4, 8))), ShapeError),
         (lambda: nn.GRUCell(2, 3)(numpy.ones((4, 2)), Tensor(numpy.ones((3, 3)))), ShapeError),
         (lambda: ops.grid_sample(numpy.ones((1, 1, 3)), numpy.ones((1, 1, 1))), ShapeError),
+        (
+            lambda: ops.grid_sample(numpy.ones((2, 1, 3, 3)), numpy.ones((1, 2, 2, 2))),
+            ShapeError,
+        ),
         (lambda: nn.SELU(inplace=True), ConfigurationError),
     ],
 )

@@ -307,3 +307,31 @@ def test_a_text_that_does_not_fit_is_infinite_or_costs_nothing():
         nn.CTCLoss()(logits, TEXTS, steps + 1, LENGTHS)
     with pytest.raises(ShapeError, match="ids"):
         nn.CTCLoss()(logits, TEXTS + 2, steps, LENGTHS)
+
+
+def test_no_letters_in_no_steps_are_certain():
+    logits = RNG.standard_normal((3, 2, 5))
+    given = numpy.array([[1], [1]]), numpy.array([0, 0]), numpy.array([0, 1])
+    ours, theirs = Tensor(logits, requires_grad=True), both(logits)
+    found = ops.ctc_loss(ours, *given)
+    expected = torch.nn.functional.ctc_loss(theirs, *map(both, given), reduction="none")
+    assert found.detach().numpy().tolist() == expected.tolist() == [0.0, numpy.inf]
+    found.sum().backward()
+    assert not ours.grad.any()
+
+
+@pytest.mark.parametrize(
+    "targets, steps, lengths, blank",
+    [
+        (TEXTS, STEPS - 4, LENGTHS, 0),
+        (TEXTS, STEPS, LENGTHS - 1, 0),
+        (TEXTS, STEPS + 0.5, LENGTHS, 0),
+        (TEXTS[0], STEPS, LENGTHS, 0),
+        (numpy.ones(11, int), STEPS, LENGTHS, 0),
+        (TEXTS, STEPS, LENGTHS, 5),
+        (TEXTS, STEPS, LENGTHS, -1),
+    ],
+)
+def test_lengths_letters_and_blanks_that_mean_nothing_are_refused(targets, steps, lengths, blank):
+    with pytest.raises(ShapeError, match="wanted"):
+        ops.ctc_loss(numpy.zeros((7, 4, 5)), targets, steps, lengths, blank)

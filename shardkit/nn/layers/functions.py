@@ -16,24 +16,7 @@ from ..ops import composed
 from ..ops.elementwise import multiply
 from ..ops.normalization import dropout
 from ..ops.padding import pad
-
-
-class Function(Module):
-    """A function of x alone.
-
-    Parameters
-    ----------
-    inplace
-        False; True is refused, since the backward of the layer before may need x.
-    """
-
-    operation: Any  # of ops
-
-    def __init__(self, inplace: bool = False) -> None:
-        require(inplace is False, f"{type(self).__name__} with inplace", inplace, "False")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return type(self).operation(x)
+from .activation import OutOfPlace
 
 
 class Applied(Module):
@@ -48,43 +31,43 @@ class Applied(Module):
         return type(self).operation(*inputs, *self.form)
 
 
-class SELU(Function):
+class SELU(OutOfPlace):
     """elu(x) with the scale and alpha that keep mean 0 and variance 1 (arXiv 1706.02515)."""
 
     operation = staticmethod(composed.selu)
 
 
-class ReLU6(Function):
+class ReLU6(OutOfPlace):
     """x between 0 and 6, and the nearer one elsewhere."""
 
     operation = staticmethod(composed.relu6)
 
 
-class Hardswish(Function):
+class Hardswish(OutOfPlace):
     """x times hardsigmoid(x) (arXiv 1905.02244)."""
 
     operation = staticmethod(composed.hardswish)
 
 
-class Hardsigmoid(Function):
+class Hardsigmoid(OutOfPlace):
     """x / 6 + 1 / 2 between 0 and 1."""
 
     operation = staticmethod(composed.hardsigmoid)
 
 
-class LogSigmoid(Function):
+class LogSigmoid(OutOfPlace):
     """The logarithm of sigmoid(x), without overflow for any x."""
 
     operation = staticmethod(composed.logsigmoid)
 
 
-class Softsign(Function):
+class Softsign(OutOfPlace):
     """x / (1 + |x|)."""
 
     operation = staticmethod(composed.softsign)
 
 
-class Tanhshrink(Function):
+class Tanhshrink(OutOfPlace):
     """x - tanh(x)."""
 
     operation = staticmethod(composed.tanhshrink)

@@ -38,7 +38,7 @@ class MLP(Module):
         Of the columns of x; None: feature_0, feature_1, ...
     embeddings
         Rows and width of what the last columns of x look up, whose values are ids; sizes[0] counts
-        such a column once.
+        such a column once; None: nothing.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class MLP(Module):
         seed: int = 0,
         dtype: DTypeLike = "float32",
         feature_names: Sequence[str] | None = None,
-        embeddings: Sequence[tuple[int, int]] = (),
+        embeddings: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self._sizes = tuple(sizes)
         self._activation = activation
@@ -71,7 +71,7 @@ class MLP(Module):
         self._check()
         self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)
         self.embedded = EmbeddedColumns(embeddings, dtype=self._dtype) if embeddings else None
-        into = self._sizes[0] + sum(width - 1 for _, width in embeddings)
+        into = self._sizes[0] + sum(width - 1 for _, width in embeddings or ())
         ends = zip((into, *self._sizes[1:]), self._sizes[1:])
         last = len(self._sizes) - 2
         self.layers = ModuleList(

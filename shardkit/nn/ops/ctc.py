@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from ...arguments import is_integer
 from ...array.backend import to_host, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
@@ -74,12 +75,15 @@ def _checked(log_probs, targets, input_lengths, target_lengths, blank):
         raise ShapeError(
             f"ctc_loss with lengths {steps.shape}, {texts.shape}; wanted ({num},) each"
         )
+    for counts in (steps, texts):
+        if counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
+            raise ShapeError(
+                f"ctc_loss with lengths {counts.tolist()}; wanted integers of at least 0"
+            )
+    if not is_integer(blank) or not 0 <= blank < classes:
+        raise ShapeError(f"ctc_loss with blank {blank!r}; wanted a class, 0 to {classes - 1}")
     if targets.ndim == 1:
-        ends = texts.cumsum()
-        padded = numpy.full((num, texts.max(initial=0)), blank, "int64")
-        for row, end, count in zip(padded, ends, texts):
-            row[:count] = targets[end - count : end]
-        targets = padded
+        targets = _padded(targets, texts, blank)
     fits = targets.ndim == 2 and len(targets) == num
     longest = steps.max(initial=0), texts.max(initial=0)
     if not fits or longest[0] > num_steps or longest[1] > targets.shape[1]:
@@ -90,6 +94,19 @@ def _checked(log_probs, targets, input_lengths, target_lengths, blank):
         )
     check_ids("ctc_loss", targets, classes)
     return steps, texts, targets
+
+
+def _padded(letters, counts, blank):
+    """Return texts that stand one after the other as rows [N, S]."""
+    if counts.sum() != letters.size:
+        raise ShapeError(
+            f"ctc_loss of {letters.size} letters in a row; wanted {counts.sum()}, as many as "
+            "target_lengths add up to"
+        )
+    rows = numpy.full((len(counts), counts.max(initial=0)), blank, "int64")
+    for row, end, count in zip(rows, counts.cumsum(), counts):
+        row[:count] = letters[end - count : end]
+    return rows
 
 
 class _Ways:
@@ -109,6 +126,7 @@ class _Ways:
         numbers = xp.arange(len(log_probs))[:, None]
         self.counts = numbers < steps
         self._is_last_step = numbers == steps - 1
+        self._is_nothing = (steps == 0) & (texts == 0)  # no letters in no steps: certain
         places = xp.arange(letters.shape[1])
         ends = 2 * texts[:, None]
         self._last = places == ends  # the blank at the end, or the last letter
@@ -157,7 +175,8 @@ class _Ways:
         xp = self._xp
         is_end = self._last & self._is_last_step[:, :, None]
         ends = xp.where(is_end, before, -xp.inf)
-        return xp.logaddexp.reduce(ends, axis=(0, 2)) if len(ends) else ends.sum((0, 2))
+        total = xp.logaddexp.reduce(ends, axis=(0, 2)) if len(ends) else ends.sum((0, 2))
+        return xp.where(self._is_nothing, 0.0, total)
 
     def _sum(self, *parts):
         total, *others = parts

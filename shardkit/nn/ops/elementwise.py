@@ -21,7 +21,7 @@ from ...array.reference.pointwise import (
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .broadcast import record_broadcast, takes_gradient
-from .operands import check_floating, check_numbers, counted_power, divided, matched
+from .operands import check_floating, check_numbers, counted_power, divided, matched, of_numpy
 
 
 def _compute(name, *operands, function=None):
@@ -318,4 +318,5 @@ def compare(name: str, x: TensorLike, y: TensorLike) -> Tensor:
     name
         Of the function in `operator`.
     """
-    return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))
+    arrays = of_numpy(array_of(x)), of_numpy(array_of(y))
+    return Tensor(_compute(name, *arrays, function=getattr(operator, name)))

@@ -53,7 +53,7 @@ def grid_sample(
     check_floating("grid_sample", x, grid)
     sizes = x.shape[2:]
     dims = len(sizes)
-    fits = grid.ndim == x.ndim and grid.shape[-1] == dims
+    fits = grid.ndim == x.ndim and (grid.shape[0], grid.shape[-1]) == (x.shape[0], dims)
     if not fits or dims not in (2, 3):
         raise ShapeError(
             f"grid_sample of x {x.shape} and grid {grid.shape}; wanted [N, C, H, W] and [N, h, w, "
