@@ -182,6 +182,20 @@ WRONG = {
     "infinity": ("a,b\n1,2\ninf,2\n", {}, None),
     "Latin 1": ("a,b\n1,\xe9\n".encode("latin1"), {}, "no text in UTF-8"),
     "binary": (b"a,b\n1,\0\n", {}, "has bytes of zeros"),
+    "a sign that is another further below": (
+        "a;b\n" + "5;1\n" * 20000 + "1,5;2\n2,5;2\n",
+        {},
+        "column a: its numbers have another decimal sign than '.'; give data.decimal",
+    ),
+    "points and commas": ("a;b\n1,5;1.25\n", {}, "'1,5' may be .* data.decimal"),
+    "Latin 1 further below": (
+        b"a,b\n" + b"x,1\n" * 20000 + b"\xfc,1\n",
+        {},
+        "line 20002, is no text in UTF-8",
+    ),
+    "a quote that is open": ('a,b\n1,x\n2,"y\n3,z\n', {}, "line 3: a quote that nothing closes"),
+    "lines of old": ("a,b\r1,2\r", {}, r"lines end in \\r alone"),
+    "years of two digits": ("a,b\n31.12.24,1\n", {}, "column a: dates of years below 100"),
     "a ragged line behind a text of two": ('a,b\n"x\ny",2\n3\n', {}, "line 4: 1 cells, but 2"),
 }
 
@@ -195,6 +209,33 @@ def test_what_is_no_csv_is_refused_with_its_line(case, tmp_path):
         return
     with pytest.raises(ConfigurationError, match=words):
         open_table(tmp_path / "t.csv", **how)
+
+
+NUMBERS = {
+    "thousands without decimals": (["1.234", "2,5"], [1234.0, 2.5]),
+    "thousands with decimals": (["1.234,50", "12.345.678,25"], [1234.5, 12345678.25]),
+    "spaces": (["1\u00a0234,5", "2\u202f000"], [1234.5, 2000.0]),
+    "exponents": (["1,5e3", "2"], [1500.0, 2.0]),
+    "points": (["1,234.5", "1,234"], [1234.5, 1234.0]),
+    "three decimals": (["1.234", "5.125"], [1.234, 5.125]),
+    "a short year": (["31.12.24", "01.01.25"], [1735603200.0, 1735689600.0]),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_are_what_the_rows_together_say(case, tmp_path):
+    cells, values = NUMBERS[case]
+    (tmp_path / "t.csv").write_text("\n".join(["a;b", *(f"{cell};x" for cell in cells)]) + "\n")
+    assert columns_in(open_table(tmp_path / "t.csv", dates="%d.%m.%y"))["a"] == values
+
+
+def test_a_line_of_names_may_be_long_and_a_text_have_an_inch_or_a_line_of_unicode(tmp_path):
+    names = [f"column{i}" for i in range(20000)]
+    cells = ['5" pipe', "x\u2028y", *["1"] * 19998]
+    (tmp_path / "t.csv").write_text(f"{','.join(names)}\n{','.join(cells)}\n")
+    table = open_table(tmp_path / "t.csv")
+    assert [*table.fields] == names and table.begins[-1] == 1
+    assert [plain(table.group(0, names[:2])[name])[0] for name in names[:2]] == cells[:2]
 
 
 def test_what_is_said_of_a_dialect_is_taken(tmp_path):
