@@ -119,8 +119,44 @@ def test_columns_of_arrow_are_those_of_a_csv(suffix, tmp_path):
 
 def test_frames_in_memory_are_tables():
     assert columns_in(open_table(arrow_table())) == EXPECTED
-    with pytest.raises(ConfigurationError, match="a frame of type Unknown is no table"):
-        open_table(type("Unknown", (), {"iloc": 1})())
+    series = type("Series", (), {"to_arrow": lambda self: pyarrow.array([1])})
+    for unknown in (type("Unknown", (), {"iloc": 1}), series):
+        with pytest.raises(ConfigurationError, match=f"type {unknown.__name__} is no table"):
+            open_table(unknown())
+
+
+def frame_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(
+        {
+            "i": pandas.array([1, None, 3], "Int64"),
+            "c": pandas.Categorical(["x", None, "y"]),
+            "b": pandas.array([True, None, False], "boolean"),
+            "t": pandas.to_datetime(["1970-01-02", None, "1970-01-01"]).tz_localize("UTC"),
+        }
+    )
+
+
+def frame_of_polars():
+    polars = pytest.importorskip("polars")
+    times = polars.Series([86400000000, None, 0]).cast(polars.Datetime("us"))
+    columns = {"i": [1, None, 3], "c": ["x", None, "y"], "b": [True, None, False]}
+    frame = polars.DataFrame({**columns, "t": times})
+    return frame.with_columns(polars.col("c").cast(polars.Categorical))
+
+
+def frame_of_xarray():
+    xarray = pytest.importorskip("xarray")
+    columns = {name: ("row", column.astype(object)) for name, column in frame_of_pandas().items()}
+    return xarray.Dataset(columns).drop_vars("row", errors="ignore")
+
+
+@pytest.mark.parametrize("frame", [frame_of_pandas, frame_of_polars, frame_of_xarray])
+def test_frames_of_libraries_hold_the_same_columns(frame):
+    found = columns_in(open_table(frame()))
+    found.pop("row", None)
+    expected = {"i": [1, None, 3], "c": ["x", None, "y"], "b": [1, None, 0], "t": [DAY, None, 0]}
+    assert found == expected
 
 
 def test_nested_columns_are_taken_apart_and_others_passed_over(tmp_path):
@@ -162,6 +198,43 @@ def test_a_folder_of_files_has_the_columns_that_its_folders_say(tmp_path):
     write(pyarrow.table({"a": ["text"]}), tmp_path / "other.parquet")
     with pytest.raises(ConfigurationError, match="column 'a' of .* is not as in .*same columns"):
         open_table(tmp_path)
+
+
+def test_folders_may_say_nothing_and_have_names_of_addresses(tmp_path):
+    for folder in ("at=New%20York", "at=__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / folder).mkdir()
+        write(pyarrow.table({"a": [1.0]}), tmp_path / folder / "part.parquet")
+    assert columns_in(open_table(tmp_path)) == {"a": [1.0, 1.0], "at": ["New York", None]}
+
+
+WRONG_FOLDERS = {
+    "other keys": (["k=1", "l=1"], r"say \['k'\], but also \['l'\]"),
+    "a file outside": (["k=1", "."], "wanted the same name=value above all files"),
+    "a key that is a column": (["a=1", "a=2"], "'a' is a folder and a column"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FOLDERS)
+def test_folders_that_disagree_are_refused(case, tmp_path):
+    folders, words = WRONG_FOLDERS[case]
+    for folder in folders:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        write(pyarrow.table({"a": [1.0]}), tmp_path / folder / "part.parquet")
+    with pytest.raises(ConfigurationError, match=words):
+        open_table(tmp_path)
+
+
+def test_names_of_columns_may_have_brackets_but_no_twin(tmp_path):
+    pairs = pyarrow.array([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int8(), 2))
+    columns = {"t [C]": [1.5, 2.5], "p [m]": pairs, "a.b": [1, 2]}
+    write(pyarrow.table(columns), tmp_path / "t.parquet")
+    expected = {"t [C]": [1.5, 2.5], "p [m][0]": [1, 3], "p [m][1]": [2, 4], "a.b": [1, 2]}
+    assert columns_in(open_table(tmp_path / "t.parquet")) == expected
+    table = pyarrow.table({**columns, "a": [{"b": 1}, {"b": 2}]})
+    write(table, tmp_path / "t.parquet")
+    for source in (table, tmp_path / "t.parquet"):
+        with pytest.raises(ConfigurationError, match="two columns are named 'a.b'"):
+            open_table(source)
 
 
 @pytest.mark.parametrize("block", [40, 64, 1 << 22])
