@@ -131,10 +131,15 @@ class RawSurvey:
     # ---- all of them -----------------------------------------------------------------------------
 
     def merged(self, findings: list[RawFindings]) -> RawFindings:
-        """Return what all rows show."""
+        """Return what all rows show. Errors: ConfigurationError if ranks have other columns."""
         total = RawFindings()
         for found in findings:
             total.merge(found)
+        own = (*self._rows.feature_names, *self._rows.target_names)
+        for name in sorted(total.columns.keys() ^ {*own}):
+            raise ConfigurationError(
+                f"{self._data.place}: not all ranks have a column {name}; pass the same data on all"
+            )
         return total
 
     def fitted(self, total: RawFindings) -> Fitted:

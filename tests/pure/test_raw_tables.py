@@ -17,6 +17,7 @@ from shardkit.testing.data import (
     Fitting,
     Numbers,
     Times,
+    as_names,
     classes,
     csv,
     from_json,
@@ -395,6 +396,16 @@ def test_many_categories_are_looked_up():
 def test_numbers_that_are_categories_have_no_point():
     encoding = Categories("x", ("7", "1.5"))
     assert encoding.numbers(numpy.array([7.0, 1.5, NAN, 8.0])).tolist() == [0, 1, 2, 2]
+
+
+def test_categories_of_numbers_are_as_they_are_written():
+    column = open_table(pyarrow.table({"x": [0.1, 7.0]})).group(0, ["x"])["x"]
+    assert Categories("x", ("7", "0.1")).numbers(column).tolist() == [1, 0]
+    _, _, texts = found_in(["7.0", "007", "7", "0.10"])
+    assert Categories("x", ("7", "007")).numbers(texts).tolist() == [0, 1, 0, 2]
+    assert Categories("x", ("0.1",)).numbers(texts).tolist() == [1, 1, 1, 0]
+    with pytest.raises(ConfigurationError, match="5, column x: 9007199254740992; wanted names"):
+        as_names(numpy.array([0.0] * 5 + [2.0**53]), "x", str)
 
 
 def test_times_become_the_parts_that_differ():
