@@ -237,8 +237,14 @@ def test_a_slip_is_named_with_its_line(folder):
     lines = (folder / "t.csv").read_text().splitlines()
     lines[100] = lines[100].replace(lines[100].split(",")[1], "l2.5", 1)
     (folder / "t.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(ConfigurationError, match=r"t.csv, line 101, column size: 'l2.5'; wanted"):
-        run(settings_of(folder))
+
+    def refused(backend):
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            train_run(settings_of(folder), backend)
+        assert type(caught.value) is ConfigurationError
+
+    words = r"t.csv, line 101, column size: 'l2.5'; wanted"
+    sk.run_ranks(2, refused)
 
 
 def test_a_file_that_does_not_fit_the_run_is_refused(folder):

@@ -172,8 +172,8 @@ class JoinedGroups(RowGroups):
         self.types = _joined_types(path, parts)
         _check_keys(path, keys, self.types)
         for name in keys[0]:
-            values = {each[name] for each in keys} - {None}
-            is_number = all(map(_is_number, values))
+            values = (each[name] for each in keys)
+            is_number = all(_is_number(value) for value in values if value is not None)
             self.types[name] = NUMBER if is_number else TEXT
 
     def read(self, group, names):
