@@ -17,7 +17,7 @@ from ...errors import ConfigurationError, InputError
 from ...files.reading import library, opened
 from ..arrow import NUMBER, TEXT, TIME, arrow, column_of, dtype_of
 from ..prepare.unpacking import content_within, is_compressed
-from .dialect import NO_UTF8, Style, row_ends
+from .dialect import NO_UTF8, Dialect, row_ends
 from .groups import RowGroups
 
 _BLOCK_BYTES = 1 << 22
@@ -47,10 +47,10 @@ class CSVGroups(RowGroups):
         self._path, self.files = path, (path,)
         self._parts = arrow(path)
         self._content = content_within(path, _MOST_UNPACKED) if is_compressed(path) else None
-        self._style = Style(path, self._head(), decimal)
+        self._dialect = Dialect(path, self._head(), decimal)
         self._missing = [*MISSING, *missing]
         self._dates = [self._parts.csv.ISO8601, *((dates,) if dates else ()), *_DATES]
-        texts = [name for name in texts if name in self._style.names]
+        texts = [name for name in texts if name in self._dialect.names]
         self._kinds = dict.fromkeys(texts, self._parts.pa.string())
         self._grouped: set[str] = set()
         self._blocks = list(self._cut())
@@ -81,7 +81,7 @@ class CSVGroups(RowGroups):
 
     def _cut(self) -> Iterator[tuple[int, int]]:
         """Yield the first and the last byte of blocks of whole rows."""
-        start, rest = self._style.first_row, b""
+        start, rest = self._dialect.first_row, b""
         while True:
             more = self._bytes(start + len(rest), start + len(rest) + _BLOCK_BYTES)
             if b"\0" in more:
@@ -109,7 +109,7 @@ class CSVGroups(RowGroups):
 
     def _find_types(self):
         """Find the rows of each block and the types of all columns."""
-        found: dict[str, set] = {name: set() for name in self._style.names}
+        found: dict[str, set] = {name: set() for name in self._dialect.names}
         for block in range(len(self._blocks)):
             table = self._parsed(block, None)
             self.sizes.append(table.num_rows)
@@ -122,7 +122,7 @@ class CSVGroups(RowGroups):
             self._kinds.setdefault(name, self._parts.pa.string() if joined == _GROUPED else joined)
         self.types = {
             name: NUMBER if name in self._grouped else dtype_of(self._kinds[name])
-            for name in self._style.names
+            for name in self._dialect.names
         }
 
     def _kind(self, name: str, column):
@@ -143,12 +143,12 @@ class CSVGroups(RowGroups):
         return column.type
 
     def _kind_of_texts(self, name: str, values):
-        if self._style.are_grouped(values):
+        if self._dialect.are_grouped(values):
             return _GROUPED
-        if name not in self._kinds and self._style.are_of_other_sign(values):
+        if name not in self._kinds and self._dialect.are_of_other_sign(values):
             raise ConfigurationError(
                 f"{self._path}, column {name}: its numbers have another decimal sign than "
-                f"{self._style.decimal!r}; give data.decimal, or {name} in data.categories"
+                f"{self._dialect.decimal!r}; give data.decimal, or {name} in data.categories"
             )
         return self._parts.pa.string()
 
@@ -162,7 +162,7 @@ class CSVGroups(RowGroups):
 
     def _column(self, column, name: str):
         if name in self._grouped:
-            return self._style.ungrouped(column_of(column, TEXT))
+            return self._dialect.ungrouped(column_of(column, TEXT))
         dtype = self.types[name]
         assert dtype is not None  # CSV has no others
         return column_of(column, dtype)
@@ -186,7 +186,7 @@ class CSVGroups(RowGroups):
             wrong.append(row)
             return "skip"
 
-        wanted = self._style.names if names is None else list(names)
+        wanted = self._dialect.names if names is None else list(names)
         types = {name: self._kinds[name] for name in wanted if name in self._kinds}
         with library(self._path):
             table = csv_.read_csv(
@@ -194,10 +194,10 @@ class CSVGroups(RowGroups):
                 csv_.ReadOptions(
                     use_threads=False,
                     block_size=len(content) + 1,
-                    column_names=self._style.names,
+                    column_names=self._dialect.names,
                 ),
                 csv_.ParseOptions(
-                    delimiter=self._style.delimiter,
+                    delimiter=self._dialect.delimiter,
                     newlines_in_values=True,
                     ignore_empty_lines=False,
                     invalid_row_handler=note,
@@ -207,7 +207,7 @@ class CSVGroups(RowGroups):
                     include_columns=wanted,
                     null_values=self._missing,
                     strings_can_be_null=True,
-                    decimal_point=self._style.decimal,
+                    decimal_point=self._dialect.decimal,
                     timestamp_parsers=self._dates,
                 ),
             )
@@ -242,7 +242,7 @@ class CSVGroups(RowGroups):
 
     def _check_empty(self, content: bytes, start: int) -> None:
         """Raise ConfigurationError if a line among those of several columns is empty."""
-        if len(self._style.names) == 1:
+        if len(self._dialect.names) == 1:
             return
         ends = row_ends(content)
         lengths = numpy.diff(ends, prepend=0)

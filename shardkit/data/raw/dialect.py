@@ -37,7 +37,7 @@ def row_ends(content: bytes) -> numpy.ndarray:
     return ends + 1
 
 
-class Style:
+class Dialect:
     """How a CSV file is written: delimiter, decimal sign, names, the byte where rows begin."""
 
     def __init__(self, path: Path, head: bytes, decimal: str | None):
