@@ -114,10 +114,17 @@ def _is_text(types, kind) -> bool:
 
 
 def dtypes_of(schema) -> dict[str, numpy.dtype | None]:
-    """Return {name: dtype} of the columns of a schema, nested ones taken apart."""
+    """Return {name: dtype} of the columns of a schema, nested ones taken apart.
+
+    Errors: ConfigurationError if two have one name.
+    """
     found: dict[str, Any] = {}
     for field in schema:
-        found.update(_flat_types(field.name, field.type))
+        flat = _flat_types(field.name, field.type)
+        twins = flat.keys() & found.keys()
+        if twins:
+            raise ConfigurationError(f"two columns are named {min(twins)!r:.100}; rename one")
+        found.update(flat)
     return {name: dtype_of(kind) for name, kind in found.items()}
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import InputError
-from ..files.reading import open_regular, understood
+from ..files.reading import library, open_regular
 from .columns import RowBand
 from .kept_runs import KeptRuns
 
@@ -44,7 +44,7 @@ class FileMap:
     @cached_property
     def _map(self) -> mmap.mmap:
         """The map, made when it is first read: a rank may have less memory than the file."""
-        with understood(self.path):
+        with library(self.path):
             return mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ)
 
     def gather(self, addresses, row_bytes: int) -> numpy.ndarray:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy
 
-from ..data.arrow import TEXT
-from ..data.raw.encodings import ColumnEncoder, as_classes, as_text
+from ..data.arrow import TEXT, TIME
+from ..data.raw.encodings import ColumnEncoder, as_classes, as_names, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
 from ..data.scaling import Scaling
@@ -117,7 +117,7 @@ class RawSurvey:
     def _typed(self, name: str, column, where):
         if self._is_class(name):
             return as_classes(column, name, where)
-        return as_text(column) if self._is_text(name) else column
+        return as_names(column, name, where) if self._is_text(name) else column
 
     def _classes(self, rows: RawSamples, group: int, kept) -> set[str]:
         if self._data.kind == "regression":
@@ -131,10 +131,15 @@ class RawSurvey:
     # ---- all of them -----------------------------------------------------------------------------
 
     def merged(self, findings: list[RawFindings]) -> RawFindings:
-        """Return what all rows show."""
+        """Return what all rows show. Errors: ConfigurationError if ranks have other columns."""
         total = RawFindings()
         for found in findings:
             total.merge(found)
+        own = (*self._rows.feature_names, *self._rows.target_names)
+        for name in sorted(total.columns.keys() ^ {*own}):
+            raise ConfigurationError(
+                f"{self._data.place}: not all ranks have a column {name}; pass the same data on all"
+            )
         return total
 
     def fitted(self, total: RawFindings) -> Fitted:
@@ -160,6 +165,10 @@ class RawSurvey:
         return Fitted(ColumnEncoder(tuple(made.values()), targets), class_counts, left_out, telling)
 
     def _feature(self, fitting: Fitting, name: str, dtype, found: ColumnFindings):
+        if dtype == TEXT and self._rows.table.fields[name].dtype == TIME:
+            raise ConfigurationError(
+                f"{self._rows.table.path}: {name} of data.categories holds times; leave it out"
+            )
         if not self._data.standardize and dtype != TEXT:
             fitting = Fitting(fitting.rare, "standard", fitting.target_scaling, fitting.where)
         try:
@@ -188,6 +197,10 @@ class RawSurvey:
 
     def _check_target(self, name: str, found: ColumnFindings):
         where = f"{self._rows.table.path}, column {name} of data.target"
+        if self._rows.table.fields[name].dtype == TIME:
+            raise ConfigurationError(
+                f"{where} holds times; wanted numbers or classes, such as the days since a date"
+            )
         if self._data.kind == "regression" and found.counts:
             raise ConfigurationError(
                 f"{where} holds texts, {len(found.counts):,} different ones; wanted numbers, or "
@@ -203,13 +216,20 @@ class RawSurvey:
 def described_by(survey: RawSurvey, findings: list[RawFindings], data: TableData) -> Described:
     """Return what a pass over all rows has found. Errors: ConfigurationError.
 
-    Warns of a feature that alone says what the target is.
+    Warns of features that are left out, and of one that alone says what the target is.
     """
     total = survey.merged(findings)
     fitted = survey.fitted(total)
     encoder, nothing = fitted.encoder, Scaling.none(0)
     if data.kind != "regression":
         check_named(data, encoder.class_names, total.held, survey.training_rows)
+    if fitted.left_out:
+        reasons = "; ".join(f"{name}: {why}" for name, why in fitted.left_out.items())
+        warnings.warn(
+            f"{data.place}: columns are left out, since they say nothing ({reasons:.500})",
+            ShardingWarning,
+            stacklevel=2,
+        )
     for name in fitted.telling:
         warnings.warn(
             f"{data.place}: column {name} alone tells {', '.join(data.target)}; if it is not known "

@@ -183,6 +183,7 @@ class TableTask(Task):
     def _check(self):
         data = self.settings.data
         self._files.check_source()
+        data.check_split()
         if not data.target:
             raise ConfigurationError("data.target is not given; wanted the column to predict")
         self.rows.check_settings(self.settings)

@@ -97,6 +97,15 @@ class TableData:
         above=0.0,
     )
 
+    def check_split(self) -> None:
+        """Raise ConfigurationError if more than one setting says which rows are held out."""
+        names = "validation_path", "split_by", "split_in_time"
+        given = [f"data.{name}" for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(given)} both say which rows are held out; give one of them"
+            )
+
     @property
     def place(self) -> str:
         """Where the rows are, for messages."""
@@ -185,8 +194,9 @@ class TableFiles:
         name = data.split_by or data.split_in_time
         if name is None:
             return split_rows(len(rows), data.validation_percent, rows.run_length)
-        (part,) = chosen(rows.table.fields, (name,), str(rows.table.path), "data.split_by")
         in_time = data.split_by is None
+        setting_name = "data.split_in_time" if in_time else "data.split_by"
+        (part,) = chosen(rows.table.fields, (name,), str(rows.table.path), setting_name)
         return split_by(rows.table, part.field.name, data.validation_percent, in_time=in_time)
 
     def store(self, parts: tuple[Samples, Samples], folder: Path) -> None:

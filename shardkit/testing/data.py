@@ -15,7 +15,9 @@ NAMES = {
     "order": "ByPosition EpochOrder",
     "packed": "IGNORED PackedTokens TokenWindows",
     "position": "Position",
-    "raw.encodings": "Categories Classes ColumnEncoder Numbers Times from_json time_parts to_json",
+    "raw.encodings": (
+        "Categories Classes ColumnEncoder Numbers Times as_names from_json time_parts to_json"
+    ),
     "raw.findings": "ColumnFindings Fitting classes",
     "prepare.inputs": "cut_into_blocks find_inputs",
     "prepare.job": "Preparation prepare_tokens",

@@ -17,6 +17,7 @@ from shardkit.testing.data import (
     Fitting,
     Numbers,
     Times,
+    as_names,
     classes,
     csv,
     from_json,
@@ -119,8 +120,44 @@ def test_columns_of_arrow_are_those_of_a_csv(suffix, tmp_path):
 
 def test_frames_in_memory_are_tables():
     assert columns_in(open_table(arrow_table())) == EXPECTED
-    with pytest.raises(ConfigurationError, match="a frame of type Unknown is no table"):
-        open_table(type("Unknown", (), {"iloc": 1})())
+    series = type("Series", (), {"to_arrow": lambda self: pyarrow.array([1])})
+    for unknown in (type("Unknown", (), {"iloc": 1}), series):
+        with pytest.raises(ConfigurationError, match=f"type {unknown.__name__} is no table"):
+            open_table(unknown())
+
+
+def frame_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(
+        {
+            "i": pandas.array([1, None, 3], "Int64"),
+            "c": pandas.Categorical(["x", None, "y"]),
+            "b": pandas.array([True, None, False], "boolean"),
+            "t": pandas.to_datetime(["1970-01-02", None, "1970-01-01"]).tz_localize("UTC"),
+        }
+    )
+
+
+def frame_of_polars():
+    polars = pytest.importorskip("polars")
+    times = polars.Series([86400000000, None, 0]).cast(polars.Datetime("us"))
+    columns = {"i": [1, None, 3], "c": ["x", None, "y"], "b": [True, None, False]}
+    frame = polars.DataFrame({**columns, "t": times})
+    return frame.with_columns(polars.col("c").cast(polars.Categorical))
+
+
+def frame_of_xarray():
+    xarray = pytest.importorskip("xarray")
+    columns = {name: ("row", column.astype(object)) for name, column in frame_of_pandas().items()}
+    return xarray.Dataset(columns).drop_vars("row", errors="ignore")
+
+
+@pytest.mark.parametrize("frame", [frame_of_pandas, frame_of_polars, frame_of_xarray])
+def test_frames_of_libraries_hold_the_same_columns(frame):
+    found = columns_in(open_table(frame()))
+    found.pop("row", None)
+    expected = {"i": [1, None, 3], "c": ["x", None, "y"], "b": [1, None, 0], "t": [DAY, None, 0]}
+    assert found == expected
 
 
 def test_nested_columns_are_taken_apart_and_others_passed_over(tmp_path):
@@ -164,6 +201,43 @@ def test_a_folder_of_files_has_the_columns_that_its_folders_say(tmp_path):
         open_table(tmp_path)
 
 
+def test_folders_may_say_nothing_and_have_names_of_addresses(tmp_path):
+    for folder in ("at=New%20York", "at=__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / folder).mkdir()
+        write(pyarrow.table({"a": [1.0]}), tmp_path / folder / "part.parquet")
+    assert columns_in(open_table(tmp_path)) == {"a": [1.0, 1.0], "at": ["New York", None]}
+
+
+WRONG_FOLDERS = {
+    "other keys": (["k=1", "l=1"], r"say \['k'\], but also \['l'\]"),
+    "a file outside": (["k=1", "."], "wanted the same name=value above all files"),
+    "a key that is a column": (["a=1", "a=2"], "'a' is a folder and a column"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FOLDERS)
+def test_folders_that_disagree_are_refused(case, tmp_path):
+    folders, words = WRONG_FOLDERS[case]
+    for folder in folders:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        write(pyarrow.table({"a": [1.0]}), tmp_path / folder / "part.parquet")
+    with pytest.raises(ConfigurationError, match=words):
+        open_table(tmp_path)
+
+
+def test_names_of_columns_may_have_brackets_but_no_twin(tmp_path):
+    pairs = pyarrow.array([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int8(), 2))
+    columns = {"t [C]": [1.5, 2.5], "p [m]": pairs, "a.b": [1, 2]}
+    write(pyarrow.table(columns), tmp_path / "t.parquet")
+    expected = {"t [C]": [1.5, 2.5], "p [m][0]": [1, 3], "p [m][1]": [2, 4], "a.b": [1, 2]}
+    assert columns_in(open_table(tmp_path / "t.parquet")) == expected
+    table = pyarrow.table({**columns, "a": [{"b": 1}, {"b": 2}]})
+    write(table, tmp_path / "t.parquet")
+    for source in (table, tmp_path / "t.parquet"):
+        with pytest.raises(ConfigurationError, match="two columns are named 'a.b'"):
+            open_table(source)
+
+
 @pytest.mark.parametrize("block", [40, 64, 1 << 22])
 def test_blocks_of_a_csv_are_joined_whatever_their_size(block, tmp_path, monkeypatch):
     monkeypatch.setattr(csv, "_BLOCK_BYTES", block)
@@ -182,6 +256,20 @@ WRONG = {
     "infinity": ("a,b\n1,2\ninf,2\n", {}, None),
     "Latin 1": ("a,b\n1,\xe9\n".encode("latin1"), {}, "no text in UTF-8"),
     "binary": (b"a,b\n1,\0\n", {}, "has bytes of zeros"),
+    "a sign that is another further below": (
+        "a;b\n" + "5;1\n" * 20000 + "1,5;2\n2,5;2\n",
+        {},
+        "column a: its numbers have another decimal sign than '.'; give data.decimal",
+    ),
+    "points and commas": ("a;b\n1,5;1.25\n", {}, "'1,5' may be .* data.decimal"),
+    "Latin 1 further below": (
+        b"a,b\n" + b"x,1\n" * 20000 + b"\xfc,1\n",
+        {},
+        "line 20002, is no text in UTF-8",
+    ),
+    "a quote that is open": ('a,b\n1,x\n2,"y\n3,z\n', {}, "line 3: a quote that nothing closes"),
+    "lines of old": ("a,b\r1,2\r", {}, r"lines end in \\r alone"),
+    "years of two digits": ("a,b\n31.12.24,1\n", {}, "column a: dates of years below 100"),
     "a ragged line behind a text of two": ('a,b\n"x\ny",2\n3\n', {}, "line 4: 1 cells, but 2"),
 }
 
@@ -195,6 +283,33 @@ def test_what_is_no_csv_is_refused_with_its_line(case, tmp_path):
         return
     with pytest.raises(ConfigurationError, match=words):
         open_table(tmp_path / "t.csv", **how)
+
+
+NUMBERS = {
+    "thousands without decimals": (["1.234", "2,5"], [1234.0, 2.5]),
+    "thousands with decimals": (["1.234,50", "12.345.678,25"], [1234.5, 12345678.25]),
+    "spaces": (["1\u00a0234,5", "2\u202f000"], [1234.5, 2000.0]),
+    "exponents": (["1,5e3", "2"], [1500.0, 2.0]),
+    "points": (["1,234.5", "1,234"], [1234.5, 1234.0]),
+    "three decimals": (["1.234", "5.125"], [1.234, 5.125]),
+    "a short year": (["31.12.24", "01.01.25"], [1735603200.0, 1735689600.0]),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_are_what_the_rows_together_say(case, tmp_path):
+    cells, values = NUMBERS[case]
+    (tmp_path / "t.csv").write_text("\n".join(["a;b", *(f"{cell};x" for cell in cells)]) + "\n")
+    assert columns_in(open_table(tmp_path / "t.csv", dates="%d.%m.%y"))["a"] == values
+
+
+def test_a_line_of_names_may_be_long_and_a_text_have_an_inch_or_a_line_of_unicode(tmp_path):
+    names = [f"column{i}" for i in range(20000)]
+    cells = ['5" pipe', "x\u2028y", *["1"] * 19998]
+    (tmp_path / "t.csv").write_text(f"{','.join(names)}\n{','.join(cells)}\n")
+    table = open_table(tmp_path / "t.csv")
+    assert [*table.fields] == names and table.begins[-1] == 1
+    assert [plain(table.group(0, names[:2])[name])[0] for name in names[:2]] == cells[:2]
 
 
 def test_what_is_said_of_a_dialect_is_taken(tmp_path):
@@ -281,6 +396,16 @@ def test_many_categories_are_looked_up():
 def test_numbers_that_are_categories_have_no_point():
     encoding = Categories("x", ("7", "1.5"))
     assert encoding.numbers(numpy.array([7.0, 1.5, NAN, 8.0])).tolist() == [0, 1, 2, 2]
+
+
+def test_categories_of_numbers_are_as_they_are_written():
+    column = open_table(pyarrow.table({"x": [0.1, 7.0]})).group(0, ["x"])["x"]
+    assert Categories("x", ("7", "0.1")).numbers(column).tolist() == [1, 0]
+    _, _, texts = found_in(["7.0", "007", "7", "0.10"])
+    assert Categories("x", ("7", "007")).numbers(texts).tolist() == [0, 1, 0, 2]
+    assert Categories("x", ("0.1",)).numbers(texts).tolist() == [1, 1, 1, 0]
+    with pytest.raises(ConfigurationError, match="5, column x: 9007199254740992; wanted names"):
+        as_names(numpy.array([0.0] * 5 + [2.0**53]), "x", str)
 
 
 def test_times_become_the_parts_that_differ():

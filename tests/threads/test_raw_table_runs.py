@@ -197,7 +197,24 @@ WRONG = {
         r"t.csv, line \d+, column price: .*; wanted a class",
     ),
     "five classes as two": ({**CLASSES, "data__kind": "binary"}, "5 classes in grade"),
-    "a column that is not there": ({"data__split_by": "cod"}, "did you mean code"),
+    "a column that is not there": ({"data__split_by": "cod"}, "data.split_by.*did you mean code"),
+    "a text as a time": ({"data__split_in_time": "code"}, r"t.csv, line 2, column code: 'k\d+'"),
+    "two ways to hold out": (
+        {"data__split_in_time": "day", "data__split_by": "code"},
+        "data.split_by and data.split_in_time both say",
+    ),
+    "a way beside rows held out": (
+        {"data__split_by": "code", "data__validation_path": "other.csv"},
+        "data.validation_path and data.split_by both say",
+    ),
+    "times to predict": (
+        {"data__target": ["day"], "data__features": ["size"]},
+        "column day of data.target holds times",
+    ),
+    "weights below 0": (
+        {"data__weights": "shop_", "data__features": ["size"]},
+        r"line \d+, column shop_: -1.0; wanted a weight of 0 or more",
+    ),
 }
 
 
@@ -205,6 +222,9 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_table_is_refused_on_all_ranks(case, ranks, folder):
     changes, words = WRONG[case]
+    lines = (folder / "t.csv").read_text().splitlines()
+    below = ["shop_", *(str(i % 3 - 1) for i in range(ROWS))]
+    (folder / "t.csv").write_text("\n".join(map(",".join, zip(lines, below))) + "\n")
 
     def refused(backend):
         with pytest.raises(ConfigurationError, match=words):
@@ -217,8 +237,14 @@ def test_a_slip_is_named_with_its_line(folder):
     lines = (folder / "t.csv").read_text().splitlines()
     lines[100] = lines[100].replace(lines[100].split(",")[1], "l2.5", 1)
     (folder / "t.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(ConfigurationError, match=r"t.csv, line 101, column size: 'l2.5'; wanted"):
-        run(settings_of(folder))
+
+    def refused(backend):
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            train_run(settings_of(folder), backend)
+        assert type(caught.value) is ConfigurationError
+
+    words = r"t.csv, line 101, column size: 'l2.5'; wanted"
+    sk.run_ranks(2, refused)
 
 
 def test_a_file_that_does_not_fit_the_run_is_refused(folder):
@@ -232,6 +258,59 @@ def test_a_file_that_does_not_fit_the_run_is_refused(folder):
         (folder / "bad.csv").write_text(content)
         with pytest.raises(ConfigurationError, match=words):
             predicted(folder, str(folder / "bad.csv"))
+
+
+FRAMES = {
+    "numbers for times": ({"day": [5.0, 6.0]}, "row 0, column day: no time; wanted one"),
+    "times for numbers": ({"size": ["M8[s]", 5, 6]}, "column size: a time; wanted none"),
+    "times for texts": ({"city": ["M8[s]", 5, 6]}, "column city: a time; wanted none"),
+    "nothing for times": ({"day": [None, None]}, None),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_values_of_another_kind_than_in_training_are_refused(case, folder):
+    import pyarrow
+
+    run(settings_of(folder, data__features=["city:day"]))
+    changes, words = FRAMES[case]
+    columns = {"city": ["Rome", "Bari"], "size": [1.5, 2.5], "day": numpy.array([5, 6], "M8[s]")}
+    for name, values in changes.items():
+        is_time = values[0] == "M8[s]"
+        columns[name] = numpy.array(values[1:], "M8[s]") if is_time else values
+    frame = pyarrow.table(columns)
+    if words is None:
+        assert numpy.isfinite(predicted(folder, frame)["prediction"]).all()
+        return
+    with pytest.raises(ConfigurationError, match=words):
+        predicted(folder, frame, num_ranks=2)
+
+
+def test_categories_are_the_same_with_and_without_zeros_behind_a_point(folder):
+    run(settings_of(folder, data__categories=["shop"]))
+    lines = [line.split(",") for line in (folder / "new.csv").read_text().splitlines()]
+    for cells in lines[1:]:
+        cells[4] += ".0"
+    (folder / "points.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    found = [
+        predicted(folder, str(folder / name))["prediction"] for name in ("new.csv", "points.csv")
+    ]
+    assert numpy.array_equal(*found)
+
+
+def test_ranks_with_frames_of_other_columns_are_told(folder):
+    import pyarrow
+
+    columns = {"a": [*range(40)], "b": [*range(40)], "y": [*range(40)]}
+    frames = [pyarrow.table(columns), pyarrow.table(columns).drop(["b"])]
+    settings = {"data.target": ["y"], "batch.sequences": 4, "batch.micro_batch": 2, "run.steps": 1}
+
+    def train(backend):
+        frame = frames[backend.rank]
+        sk.Training("table", frame, folder=folder / "f", settings=settings, backend=backend).run()
+
+    with pytest.raises(ConfigurationError, match="the frame: not all ranks have a column b"):
+        sk.run_ranks(2, train)
 
 
 def test_a_feature_that_tells_the_target_is_warned_of(folder):

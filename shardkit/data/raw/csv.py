@@ -7,8 +7,6 @@ of a column in its blocks, which are joined: whole numbers and others are number
 are texts. Numbers that are grouped (1,234,567.5 or 1.234.567,5) stand in a column of texts first.
 """
 
-import csv
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,24 +14,19 @@ from pathlib import Path
 import numpy
 
 from ...errors import ConfigurationError, InputError
-from ...files.reading import first_twin, library, opened
-from ..arrow import NUMBER, TEXT, Text, arrow, column_of, dtype_of
+from ...files.reading import library, opened
+from ..arrow import NUMBER, TEXT, TIME, arrow, column_of, dtype_of
 from ..prepare.unpacking import content_within, is_compressed
-from .csv_head import has_names, is_number
+from .dialect import NO_UTF8, Dialect, row_ends
 from .groups import RowGroups
 
-_DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 1 << 22
 _HEAD_BYTES = 1 << 16  # that tell the dialect
 _MOST_ROW = 1 << 24  # bytes
 _MOST_UNPACKED = 1 << 32
 _NEAR_BLOCKS = 64  # of which all are kept
 _GROUPED = "grouped"
-_MARK = b"\xef\xbb\xbf"
-_WIDE_MARKS = b"\xff\xfe", b"\xfe\xff"  # of UTF-16
-_WITH_COMMA = re.compile(r"[+-]?\d*,\d+", re.ASCII)
-_IN_THREES = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
-_WITH_POINT = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
+_YEAR_100 = float(numpy.datetime64("0100-01-01", "s").astype(numpy.int64))
 _DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")
 MISSING = (
     *("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None"),
@@ -54,10 +47,10 @@ class CSVGroups(RowGroups):
         self._path, self.files = path, (path,)
         self._parts = arrow(path)
         self._content = content_within(path, _MOST_UNPACKED) if is_compressed(path) else None
-        self._style = _Style(path, self._head(), decimal)
+        self._dialect = Dialect(path, self._head(), decimal)
         self._missing = [*MISSING, *missing]
         self._dates = [self._parts.csv.ISO8601, *((dates,) if dates else ()), *_DATES]
-        texts = [name for name in texts if name in self._style.names]
+        texts = [name for name in texts if name in self._dialect.names]
         self._kinds = dict.fromkeys(texts, self._parts.pa.string())
         self._grouped: set[str] = set()
         self._blocks = list(self._cut())
@@ -68,7 +61,16 @@ class CSVGroups(RowGroups):
     # ---- bytes -----------------------------------------------------------------------------------
 
     def _head(self) -> bytes:
-        return self._bytes(0, _HEAD_BYTES)
+        """Return whole rows: that of names, and some below it."""
+        size = _HEAD_BYTES
+        while True:
+            head = self._bytes(0, size)
+            if len(head) < size:
+                return head
+            ends = row_ends(head)
+            if len(ends) > 1 or size > _MOST_ROW:
+                return head[: int(ends[-1]) if len(ends) else size]
+            size *= 4
 
     def _bytes(self, start: int, stop: int) -> bytes:
         if self._content is not None:
@@ -79,7 +81,7 @@ class CSVGroups(RowGroups):
 
     def _cut(self) -> Iterator[tuple[int, int]]:
         """Yield the first and the last byte of blocks of whole rows."""
-        start, rest = self._style.first_row, b""
+        start, rest = self._dialect.first_row, b""
         while True:
             more = self._bytes(start + len(rest), start + len(rest) + _BLOCK_BYTES)
             if b"\0" in more:
@@ -107,12 +109,12 @@ class CSVGroups(RowGroups):
 
     def _find_types(self):
         """Find the rows of each block and the types of all columns."""
-        found: dict[str, set] = {name: set() for name in self._style.names}
+        found: dict[str, set] = {name: set() for name in self._dialect.names}
         for block in range(len(self._blocks)):
             table = self._parsed(block, None)
             self.sizes.append(table.num_rows)
             for name, column in zip(table.column_names, table.columns):
-                found[name].add(self._kind(column))
+                found[name].add(self._kind(name, column))
         for name, kinds in found.items():
             joined = _joined_kind(self._parts.pa, kinds - {None})
             if joined == _GROUPED and name not in self._kinds:
@@ -120,17 +122,35 @@ class CSVGroups(RowGroups):
             self._kinds.setdefault(name, self._parts.pa.string() if joined == _GROUPED else joined)
         self.types = {
             name: NUMBER if name in self._grouped else dtype_of(self._kinds[name])
-            for name in self._style.names
+            for name in self._dialect.names
         }
 
-    def _kind(self, column):
-        """Return the type of a column of a block; _GROUPED for marked numbers; None: empty."""
+    def _kind(self, name: str, column):
+        """Return the type of a column of a block; _GROUPED for marked numbers; None: empty.
+
+        Errors: ConfigurationError on numbers with the other decimal sign, and on short years.
+        """
         if column.null_count == len(column):
             return None
-        if dtype_of(column.type) == TEXT:
-            values = column_of(column, TEXT).values
-            return _GROUPED if self._style.are_grouped(values) else self._parts.pa.string()
+        dtype = dtype_of(column.type)
+        if dtype == TEXT:
+            return self._kind_of_texts(name, column_of(column, TEXT).values)
+        if dtype == TIME and numpy.nanmin(column_of(column, TIME)) < _YEAR_100:
+            raise ConfigurationError(
+                f"{self._path}, column {name}: dates of years below 100; give their form, "
+                f"data.dates = '%d.%m.%y' say, or {name} in data.categories"
+            )
         return column.type
+
+    def _kind_of_texts(self, name: str, values):
+        if self._dialect.are_grouped(values):
+            return _GROUPED
+        if name not in self._kinds and self._dialect.are_of_other_sign(values):
+            raise ConfigurationError(
+                f"{self._path}, column {name}: its numbers have another decimal sign than "
+                f"{self._dialect.decimal!r}; give data.decimal, or {name} in data.categories"
+            )
+        return self._parts.pa.string()
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -142,7 +162,7 @@ class CSVGroups(RowGroups):
 
     def _column(self, column, name: str):
         if name in self._grouped:
-            return self._style.ungrouped(column_of(column, TEXT))
+            return self._dialect.ungrouped(column_of(column, TEXT))
         dtype = self.types[name]
         assert dtype is not None  # CSV has no others
         return column_of(column, dtype)
@@ -158,6 +178,7 @@ class CSVGroups(RowGroups):
         if block == len(self._blocks) - 1:
             content = content.rstrip(b"\r\n") + b"\n"
         if names is None:
+            self._check_text(content, start)
             self._check_empty(content, start)
         wrong: list = []
 
@@ -165,7 +186,7 @@ class CSVGroups(RowGroups):
             wrong.append(row)
             return "skip"
 
-        wanted = self._style.names if names is None else list(names)
+        wanted = self._dialect.names if names is None else list(names)
         types = {name: self._kinds[name] for name in wanted if name in self._kinds}
         with library(self._path):
             table = csv_.read_csv(
@@ -173,10 +194,10 @@ class CSVGroups(RowGroups):
                 csv_.ReadOptions(
                     use_threads=False,
                     block_size=len(content) + 1,
-                    column_names=self._style.names,
+                    column_names=self._dialect.names,
                 ),
                 csv_.ParseOptions(
-                    delimiter=self._style.delimiter,
+                    delimiter=self._dialect.delimiter,
                     newlines_in_values=True,
                     ignore_empty_lines=False,
                     invalid_row_handler=note,
@@ -186,12 +207,13 @@ class CSVGroups(RowGroups):
                     include_columns=wanted,
                     null_values=self._missing,
                     strings_can_be_null=True,
-                    decimal_point=self._style.decimal,
+                    decimal_point=self._dialect.decimal,
                     timestamp_parsers=self._dates,
                 ),
             )
         if wrong:
             self._refuse(wrong[0], content, start)
+        self._check_quotes(table, content, start)
         return table
 
     def _refuse(self, row, content: bytes, start: int):
@@ -201,11 +223,28 @@ class CSVGroups(RowGroups):
             "columns; every line needs as many cells as the first"
         )
 
+    def _check_quotes(self, table, content: bytes, start: int) -> None:
+        """Raise ConfigurationError if a quote is open at the end, where all is one text."""
+        if content.count(b'"') % 2 == 0 or not table.num_rows:
+            return
+        last = table.columns[-1][-1].as_py()
+        if isinstance(last, str) and last.endswith("\n"):
+            line = self._lines_before(start) + _line_in(content, table.num_rows)
+            raise ConfigurationError(f"{self._path}, line {line}: a quote that nothing closes")
+
+    def _check_text(self, content: bytes, start: int) -> None:
+        """Raise ConfigurationError with the line of what is no UTF-8."""
+        try:
+            content.decode()
+        except UnicodeDecodeError as fault:
+            line = self._lines_before(start) + content[: fault.start].count(b"\n") + 1
+            raise ConfigurationError(f"{self._path}, line {line}, {NO_UTF8}") from None
+
     def _check_empty(self, content: bytes, start: int) -> None:
         """Raise ConfigurationError if a line among those of several columns is empty."""
-        if len(self._style.names) == 1:
+        if len(self._dialect.names) == 1:
             return
-        ends = _row_ends(content)
+        ends = row_ends(content)
         lengths = numpy.diff(ends, prepend=0)
         for row in numpy.flatnonzero(lengths <= 2).tolist():
             if not content[ends[row] - lengths[row] : ends[row]].strip():
@@ -234,115 +273,12 @@ def _joined_kind(pa, kinds: set):
     return pa.timestamp("us") if is_time and found == kinds else pa.string()
 
 
-def _row_ends(content: bytes) -> numpy.ndarray:
-    """Return the bytes behind the line ends that are outside of quotes."""
-    characters = numpy.frombuffer(content, numpy.uint8)
-    ends = numpy.flatnonzero(characters == ord("\n"))
-    if b'"' in content:
-        is_outside = numpy.cumsum(characters == ord('"'))[ends] % 2 == 0
-        ends = ends[is_outside]
-    return ends + 1
-
-
 def _end_of_rows(content: bytes) -> int:
     """Return the byte behind the last row that ends here; 0 if none does."""
-    return int(_row_ends(content)[-1:].sum())
+    return int(row_ends(content)[-1:].sum())
 
 
 def _line_in(content: bytes, row: int) -> int:
     """Return the number, from 1, of the line where the row of a number from 1 begins."""
-    begin = int(_row_ends(content)[: max(row - 1, 0)].max(initial=0))
+    begin = int(row_ends(content)[: max(row - 1, 0)].max(initial=0))
     return content[:begin].count(b"\n") + 1
-
-
-class _Style:
-    """How a CSV file is written: delimiter, decimal sign, names, the byte where rows begin."""
-
-    def __init__(self, path: Path, head: bytes, decimal: str | None):
-        self._path = path
-        if head.startswith(_WIDE_MARKS):
-            raise ConfigurationError(f"{path} is no text in UTF-8; write it so")
-        mark = len(_MARK) if head.startswith(_MARK) else 0
-        end = len(head) if len(head) < _HEAD_BYTES else _end_of_rows(head)
-        text = self._decoded(head[mark : end or len(head)])
-        first = text[: len(text) if not text else _end_of_first(text)]
-        if not first.strip():
-            raise ConfigurationError(f"{path} has no first line; wanted the names of its columns")
-        self.delimiter = self._delimiter(first, text)
-        rows = self._cells(text)
-        cells = [cell.strip() for cell in rows[0]]
-        first_row, *others = map(self._as_numbers, [cells, *rows[1:]])
-        is_named = has_names(first_row, others, path)
-        self.names = cells if is_named else [str(column) for column in range(len(cells))]
-        twice = first_twin(self.names)
-        if twice is not None:
-            raise ConfigurationError(f"{path} has two columns named {twice!r:.100}; rename one")
-        self.first_row = mark + len(first.encode()) if is_named else mark
-        self.decimal = decimal or self._decimal(rows[1:])
-        marks = ",_' " if self.decimal == "." else "._' "
-        number = rf"[+-]?\d{{1,3}}(?:[{marks}\u00a0\u202f]\d{{3}})+(?:\{self.decimal}\d*)?"
-        self._marks, self._number = marks + "\u00a0\u202f", re.compile(number, re.ASCII)
-
-    def _delimiter(self, first: str, text: str) -> str:
-        """Return what cuts all rows into as many cells, two or more; else what the first has."""
-        widths: dict[str, int] = {}
-        for self.delimiter in _DELIMITERS:
-            found = {len(row) for row in self._cells(text)}
-            widths[self.delimiter] = found.pop() if len(found) == 1 else 1
-        best = max(widths, key=lambda delimiter: widths[delimiter])
-        return best if widths[best] > 1 else max(_DELIMITERS, key=first.count)
-
-    def _as_numbers(self, cells: list[str]) -> list[str]:
-        """Return cells with points for commas, where these are not the delimiter."""
-        if self.delimiter == ",":
-            return cells
-        return [re.sub(r"(?<=\d),(?=\d)", ".", cell) for cell in cells]
-
-    def _decoded(self, content: bytes) -> str:
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise ConfigurationError(
-                f"{self._path} is no text in UTF-8; write it so (iconv -f latin1 -t utf8)"
-            ) from None
-
-    def _cells(self, text: str) -> list[list[str]]:
-        try:
-            lines = text.splitlines(keepends=True)
-            return [row for row in csv.reader(lines, delimiter=self.delimiter) if row]
-        except csv.Error as fault:
-            raise InputError(f"{self._path} holds a line that is none of CSV: {fault}") from None
-
-    def _decimal(self, rows) -> str:
-        """Return the decimal sign of these rows. Errors: ConfigurationError if it may be either."""
-        cells = [cell.strip() for row in rows for cell in row]
-        commas = [cell for cell in cells if _WITH_COMMA.fullmatch(cell)]
-        if not commas or any(map(_WITH_POINT.fullmatch, cells)):
-            return "."
-        if all(map(_IN_THREES.fullmatch, commas)):
-            raise ConfigurationError(
-                f"{self._path}: {commas[0]!r} may be a number with three decimals or one above a "
-                "thousand; give data.decimal = ',' or '.'"
-            )
-        return ","
-
-    def are_grouped(self, values) -> bool:
-        """Return True if all of these texts are numbers, and some have marks of thousands."""
-        others = [value.strip() for value in values if not self._is_plain(value)]
-        return bool(others) and all(map(self._number.fullmatch, others))
-
-    def _is_plain(self, value: str) -> bool:
-        return is_number(value.replace(self.decimal, "."))
-
-    def ungrouped(self, column: Text) -> numpy.ndarray:
-        """Return the numbers that these texts are, [n] float64."""
-        table = str.maketrans(dict.fromkeys(self._marks, "") | {self.decimal: "."})
-        values = [float(value.translate(table)) for value in column.values]
-        return column.through(values, numpy.nan)
-
-
-def _end_of_first(text: str) -> int:
-    """Return the place behind the first line, whose quotes may have line ends in them."""
-    content = text.encode()
-    ends = _row_ends(content)
-    return len(content[: ends[0]].decode()) if len(ends) else len(text)

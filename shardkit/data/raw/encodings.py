@@ -10,6 +10,7 @@
 All of it is plain NumPy on what arrow.py makes of a column, and a value of JSON.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ from ...files.reading import wanted, wanted_count
 from ..arrow import Text
 
 _MOST_ONE_HOT = 16
+_MOST_EXACT = 2.0**53  # up to which all whole numbers are exact
+_PLAIN = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?", re.ASCII)
 _DAY, _YEAR = 86400.0, 31556952.0  # seconds
 _TURNS = (("year", _YEAR, 2), ("day", _DAY, 2))  # period, harmonics
 _WEEKDAYS = ("Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed")  # as the days since 1970 go on
@@ -36,8 +39,29 @@ def as_text(column) -> Text:
         return column
     values, codes = numpy.unique(column, return_inverse=True)
     is_none = numpy.isnan(values)
-    texts = [f"{value:.17g}" for value in values[~is_none].tolist()]
+    texts = map(_shortest, values[~is_none].tolist())
     return Text(numpy.where(is_none[codes], -1, codes), tuple(texts))
+
+
+def _shortest(number: float) -> str:
+    """Return the number as text: 7, 0.1."""
+    is_whole = abs(number) < _MOST_EXACT and number == int(number)
+    return str(int(number)) if is_whole else repr(number)
+
+
+def as_names(column, name: str, where) -> Text:
+    """Return a column of categories as texts.
+
+    Errors: ConfigurationError on numbers so large that two of them may have become one.
+    """
+    if not isinstance(column, Text):
+        wrong = numpy.flatnonzero(numpy.abs(column) >= _MOST_EXACT)
+        if wrong.size:
+            raise ConfigurationError(
+                f"{where(wrong[0])}, column {name}: {column[wrong[0]]:.0f}; wanted names that are "
+                "texts, or numbers below 2^53, which are told from each other"
+            )
+    return as_text(column)
 
 
 def as_classes(column, name: str, where) -> Text:
@@ -49,7 +73,7 @@ def as_classes(column, name: str, where) -> Text:
                 f"{where(wrong[0])}, column {name}: {column[wrong[0]]}; wanted a class, a whole "
                 "number or a text; of other numbers data.kind is 'regression'"
             )
-    return as_text(column)
+    return as_names(column, name, where)
 
 
 def as_numbers(column, name: str, where) -> numpy.ndarray:
@@ -277,7 +301,18 @@ class Classes:
 def _places(text: Text, values: tuple[str, ...], other: int, missing: int) -> numpy.ndarray:
     """Return the place of each row's text among these values, or what other texts have."""
     places = {value: place for place, value in enumerate(values)}
-    return text.through((places.get(value, other) for value in text.values), missing)
+    of_numbers = {_plain(value): place for value, place in places.items()}
+
+    def place_of(value):
+        found = places.get(value)
+        return of_numbers.get(_plain(value), other) if found is None else found
+
+    return text.through(map(place_of, text.values), missing)
+
+
+def _plain(text: str) -> str:
+    """Return a number without its zeros behind the point: 7.0 is 7; 007 stays."""
+    return _shortest(float(text)) if _PLAIN.fullmatch(text) else text
 
 
 _ALL: tuple[Any, ...] = (Numbers, Times, Categories, Classes)

@@ -12,6 +12,7 @@ from functools import cached_property
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy
 
@@ -31,6 +32,7 @@ from ..arrow import (
 )
 
 _MOST_FILES = 1 << 16  # of a folder
+_NOTHING = "__HIVE_DEFAULT_PARTITION__"  # as the value in the name of a folder
 
 
 class RowGroups(ABC):
@@ -73,8 +75,13 @@ class ArrowGroups(RowGroups):
         self._schema, about = file.schema_arrow, file.metadata
         self.sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
         self._table = lambda group, names: file.read_row_group(
-            group, [name.partition("[")[0] for name in names], use_threads=False
+            group, [self._whole_name(name) for name in names], use_threads=False
         )
+
+    def _whole_name(self, name: str) -> str:
+        """Return a column without the place in its lists; `t [C]` may be a name."""
+        is_place = name.endswith("]") and name not in self._schema.names
+        return name.rpartition("[")[0] if is_place else name
 
     def _open_batches(self):
         parts = arrow(self._path)
@@ -126,16 +133,11 @@ def is_frame(value) -> bool:
 
 def as_arrow(frame, pa):
     """Return a frame as a pyarrow.Table. Errors: ConfigurationError."""
-    if hasattr(frame, "to_dataframe") and not hasattr(frame, "to_arrow"):  # of xarray
-        frame = frame.to_dataframe().reset_index()
     try:
-        if isinstance(frame, pa.Table):
-            return frame
-        if hasattr(frame, "to_arrow"):  # of polars
-            return frame.to_arrow()
-        if hasattr(frame, "iloc"):  # of pandas
-            return pa.Table.from_pandas(frame, preserve_index=False)
-        return pa.table(frame)
+        table = _arrow_of(frame, pa)
+        if not isinstance(table, pa.Table):
+            raise TypeError("it has no columns")
+        return table
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"a frame of type {type(frame).__name__} is no table: {str(error)[:200]}; wanted one "
@@ -143,21 +145,35 @@ def as_arrow(frame, pa):
         ) from None
 
 
+def _arrow_of(frame, pa):
+    if isinstance(frame, pa.Table):
+        return frame
+    if hasattr(frame, "to_arrow"):  # of polars
+        return frame.to_arrow()
+    if hasattr(frame, "to_dataframe"):  # of xarray
+        frame = frame.to_dataframe().reset_index()
+    if hasattr(frame, "iloc"):  # of pandas
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    return pa.table(frame)
+
+
 class JoinedGroups(RowGroups):
     """The groups of several files of one kind, one behind the other.
 
-    keys   of each file: {name: value} that its folders say (`year=2025`)
+    keys   of each file: {name: value} that its folders say (`year=2025`); None: nothing
     """
 
-    def __init__(self, path: Path, parts: list[RowGroups], keys: list[dict[str, str]]):
+    def __init__(self, path: Path, parts: list[RowGroups], keys: list[dict[str, str | None]]):
         self._parts, self._keys = parts, keys
         self.files = tuple(file for part in parts for file in part.files)
         self.sizes = [size for part in parts for size in part.sizes]
         self._begins = [0, *accumulate(len(part.sizes) for part in parts)]
         self._rows = [0, *accumulate(sum(part.sizes) for part in parts)]
         self.types = _joined_types(path, parts)
+        _check_keys(path, keys, self.types)
         for name in keys[0]:
-            is_number = all(_is_number(each[name]) for each in keys)
+            values = (each[name] for each in keys)
+            is_number = all(_is_number(value) for value in values if value is not None)
             self.types[name] = NUMBER if is_number else TEXT
 
     def read(self, group, names):
@@ -177,9 +193,23 @@ class JoinedGroups(RowGroups):
         return f"{file.name}, {place}"
 
 
-def _constant(value: str, dtype, rows: int):
+def _check_keys(path: Path, keys, columns) -> None:
+    """Raise ConfigurationError unless all folders say as much, and no file has it too."""
+    for each in keys:
+        if each.keys() != keys[0].keys():
+            raise ConfigurationError(
+                f"{path}: the folders of its files say {list(keys[0])}, but also {list(each)}; "
+                "wanted the same name=value above all files"
+            )
+    for name in keys[0].keys() & columns.keys():
+        raise ConfigurationError(f"{path}: {name!r} is a folder and a column; rename one")
+
+
+def _constant(value: str | None, dtype, rows: int):
     if dtype == NUMBER:
-        return numpy.full(rows, float(value))
+        return numpy.full(rows, numpy.nan if value is None else float(value))
+    if value is None:
+        return Text(numpy.full(rows, -1), ())
     return Text(numpy.zeros(rows, numpy.int64), (value,))
 
 
@@ -225,8 +255,13 @@ def files_below(path: Path, suffixes) -> list[Path]:
     return found
 
 
-def keys_of(file: Path, folder: Path) -> dict[str, str]:
+def keys_of(file: Path, folder: Path) -> dict[str, str | None]:
     """Return what the folders of a file say of it: year=2025/month=3 -> {year: 2025, month: 3}."""
     parts = file.relative_to(folder).parts[:-1]
     pairs = [part.partition("=") for part in parts]
-    return {name: value for name, is_key, value in pairs if is_key}
+    return {name: _value_of(value) for name, is_key, value in pairs if is_key}
+
+
+def _value_of(text: str) -> str | None:
+    """Return the value that a folder has in its name, which is written as in an address."""
+    return None if text == _NOTHING else unquote(text)

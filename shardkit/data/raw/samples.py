@@ -10,6 +10,7 @@ import numpy
 
 from ...array.random import key_of
 from ...errors import ConfigurationError
+from ..arrow import TIME, Text
 from ..split import Ranges
 from ..table import GroupedTable
 from .encodings import ColumnEncoder, as_numbers, as_text, known
@@ -30,8 +31,27 @@ class EncodedRows:
         self._targets, self._weights = targets, weights
         features = [each.name for each in encoder.features]
         self._names = tuple(dict.fromkeys([*features, *targets, *weights]))
+        encodings = [*encoder.features, *(encoder.targets if targets else ())]
+        self._others = [each.name for each in encodings if self._is_other(each)]
         self._kept: OrderedDict[int, EncodedGroup] = OrderedDict()
         self._one_reader = threading.Lock()
+
+    def _is_other(self, encoding) -> bool:
+        """Return True for times where there were none in training, or the reverse."""
+        return (self._table.fields[encoding.name].dtype == TIME) != (encoding.kind == "times")
+
+    def _check_kinds(self, columns: dict, where) -> None:
+        """Raise ConfigurationError on a value of another kind than in training."""
+        for name in self._others:
+            column = columns[name]
+            gaps = column.codes < 0 if isinstance(column, Text) else numpy.isnan(column)
+            if not gaps.all():
+                is_time = self._table.fields[name].dtype == TIME
+                got, expected = ("a time", "none") if is_time else ("no time", "one")
+                raise ConfigurationError(
+                    f"{where(gaps.argmin())}, column {name}: {got}; wanted {expected}, as in the "
+                    "rows that this run was trained on"
+                )
 
     def read(self, numbers) -> EncodedGroup:
         """Return x [n, columns] float32 and y of these rows. Threads take turns.
@@ -69,14 +89,26 @@ class EncodedRows:
         def where(row):
             return place_of(self._table, first + int(row))
 
+        self._check_kinds(columns, where)
         x = self._encoder.x(columns, where)
         if not self._targets:
             return x, numpy.empty((len(x), 0), numpy.float32)
         y = self._encoder.y(columns, where)
         for name in self._weights:
-            weights = known(columns[name], name, where)
+            weights = _weights(columns[name], name, where)
             y = numpy.column_stack([y, weights]).astype(numpy.result_type(y, numpy.float32))
         return x, y
+
+
+def _weights(column, name: str, where) -> numpy.ndarray:
+    """Return the weights of rows. Errors: ConfigurationError on one below 0."""
+    weights = known(column, name, where)
+    wrong = numpy.flatnonzero(weights < 0)
+    if wrong.size:
+        raise ConfigurationError(
+            f"{where(wrong[0])}, column {name}: {weights[wrong[0]]}; wanted a weight of 0 or more"
+        )
+    return weights
 
 
 def place_of(table: GroupedTable, row: int) -> str:
@@ -91,8 +123,7 @@ def split_by(table: GroupedTable, name: str, percent: float, *, in_time: bool) -
     in_time  the rows of the highest values are held out
     Errors: ConfigurationError if one part has no row.
     """
-    found = [*table.column(name)]
-    is_held = _latest(found, name, percent) if in_time else _some(found, percent)
+    is_held = _latest(table, name, percent) if in_time else _some(table.column(name), percent)
     if is_held.all() or not is_held.any():
         raise ConfigurationError(
             f"{table.path}: by column {name}, {int(is_held.sum())} of {len(is_held)} rows are held "
@@ -101,8 +132,12 @@ def split_by(table: GroupedTable, name: str, percent: float, *, in_time: bool) -
     return _ranges(~is_held), _ranges(is_held)
 
 
-def _latest(columns, name: str, percent: float) -> numpy.ndarray:
-    values = numpy.concatenate([as_numbers(column, name, lambda row: name) for column in columns])
+def _latest(table: GroupedTable, name: str, percent: float) -> numpy.ndarray:
+    parts = [
+        as_numbers(column, name, lambda row, first=first: place_of(table, first + int(row)))
+        for first, column in zip(table.begins.tolist(), table.column(name))
+    ]
+    values = numpy.concatenate(parts)
     return values > numpy.nanquantile(values, 1 - percent / 100)
 
 
