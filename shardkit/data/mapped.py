@@ -171,7 +171,8 @@ class MappedRows:
         inner = self._dtype.itemsize * prod(self._row_shape[band.dim + 1 :])
         stride = self._row_shape[band.dim] * inner
         begin = band.start * inner
-        runs = found.view(numpy.uint8).reshape(len(numbers), before, -1)
+        run_bytes = (band.stop - band.start) * inner
+        runs = found.view(numpy.uint8).reshape(len(numbers), before, run_bytes)
         for number, row, runs_of_row in zip(numbers.tolist(), found, runs):
             run, within = divmod(number, self._rows_per_place)
             place = int(self._places[run])

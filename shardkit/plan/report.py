@@ -116,7 +116,7 @@ def _batch(found: Search) -> str:
 def _table(training: PlannedTraining, count: int):
     table = table_of(
         "#",
-        "pipeline x data x tensor",
+        " x ".join(training.found.best.layout.mesh.shown),
         "policy",
         "schedule",
         "micro-batches",

@@ -101,6 +101,7 @@ def test_a_table_reads_the_rows_of_whole_samples(kind, tmp_path):
             assert (ours.dim, ours.start, ours.length) == (theirs.dim, theirs.start, theirs.length)
             assert ours.dtype == "f4" and ours.shape == theirs.shape
             assert numpy.array_equal(ours.array, theirs.array)
+        assert samples.read(NUMBERS[:0], part)[0].array.shape == found[0][:0].array.shape
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "chunks of rows", "npz"])

@@ -59,6 +59,12 @@ def texts():
     return nn.Sequential(gpt.embedding, nn.FeedForward(12, 24, dropout=0.1, **F64), gpt.head)
 
 
+def patches():
+    """Return a ViT that says something of each token: ranks share rows of x, and tokens of y."""
+    vit = models.ViT((10, 6), 2, 2, 5, width=8, depth=1, heads=2, dropout=0.2, **F64)
+    return nn.Sequential(vit.embedding, *vit.layers, nn.Linear(8, 3, **F64))
+
+
 def normal(*shape):
     return lambda rng, n: rng.normal(size=(n, *shape))
 
@@ -112,6 +118,7 @@ MODELS = {
         lambda: models.ViT((12,), 3, 1, 3, width=12, depth=1, heads=4, **F64),
         *(normal(1, 12), numbers(3), None),
     ),
+    "patches": (patches, normal(2, 10, 6), normal(16, 3), nn.MSELoss()),
     "a net": (net, normal(2, 23), normal(3, 23), nn.MSELoss()),
     "classes of rows": (net, normal(2, 23), numbers(3, 23), nn.CrossEntropyLoss()),
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),

@@ -46,9 +46,12 @@ def figures(backend, name, in_parts, **sizes):
     return losses, weights, prediction
 
 
-@pytest.mark.parametrize("name", ["UNet 3-D", "ResNet", "classes of rows", "texts", "mesh"])
+WITH_PARTS = ["patches", "UNet 3-D", "ResNet", "ViT 2-D", "classes of rows", "texts", "mesh"]
+
+
+@pytest.mark.parametrize("name", WITH_PARTS)
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=3)
 def test_parts_train_to_the_bits_of_whole_samples(name, ranks):
     def both(backend):
         return [figures(backend, name, way, domain_parallel_size=ranks) for way in (False, True)]

@@ -154,17 +154,17 @@ class SampleParts:
             raise ShapeError(
                 f"y is {y!r}, but this model joins the parts of samples; wanted y of whole samples"
             )
-        shape, dim = prediction_shape, self._axis.dim
+        shape, dim = prediction_shape, self._behind.dim
         if shape is not None and len(shape) > dim and shape[dim] == y.length:
             shape = with_length(shape, dim, y.array.shape[y.dim])
         return y.array, shape
 
     def part(self, loss: Any) -> SamplePart:
         """Return which part of each sample this rank needs; loss: a Loss, or None."""
-        group, dim = self._axis.group, self._axis.dim
+        group, dim = self._axis.group, self._behind.dim
         of_targets = dim if loss is None else self._dim_of_targets(counted.as_loss(loss))
         y_dim = None if self._is_joined else of_targets
-        return SamplePart(group.rank, group.world_size, dim, y_dim)
+        return SamplePart(group.rank, group.world_size, self._axis.dim, y_dim)
 
     def _dim_of_targets(self, loss: Loss) -> int:
         """Return the dim of y that is cut.
@@ -185,7 +185,7 @@ class SampleParts:
     def adds_parts(self, loss: Loss, metrics: Iterable[Metric]) -> bool:
         """Return True if loss and metrics of whole samples are sums of those of their parts."""
         fewer = LOSSES.get(type(loss))
-        is_sum = fewer is not None and self._axis.dim > fewer and type(loss) not in OF_WHOLE
+        is_sum = fewer is not None and self._behind.dim > fewer and type(loss) not in OF_WHOLE
         return is_sum and not self._is_joined and all(metric.adds_parts for metric in metrics)
 
     def pair(self, prediction: Any, y: Any, loss: Loss, *, in_parts: bool) -> tuple[Any, Any]:
@@ -232,8 +232,9 @@ class SampleParts:
         return gathered(leaf.array, self._axis.group, leaf.dim, leaf.length)
 
     def _slab(self, array):
-        length = self._axis.length(array, "the prediction")
-        return Rows(array, self._axis.dim, self._axis.own_span(length)[0], length)
+        axis = self._behind
+        length = axis.length(array, "the prediction")
+        return Rows(array, axis.dim, axis.own_span(length)[0], length)
 
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""
