@@ -202,7 +202,7 @@ def _warn_of_unwatched(reasons) -> None:
 def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
-        comparison = CallComparison(messages.members, messages.communicator.allgather)
+        comparison = CallComparison(messages.members, messages.allgather)
         under_way = ComparedUnderWay(group.progress, comparison)
         group.use(ComparedChannel(carrier, comparison.compare), under_way)
     else:

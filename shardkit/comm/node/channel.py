@@ -25,6 +25,7 @@ class NodeMemory(ArrayMemory):
 
     def common(self, size, dtype):
         messages = self._messages
+        messages.meet()
         ranks = messages.members.world_ranks
         return self._node.common(messages.communicator, ranks, size, dtype)
 

@@ -79,6 +79,7 @@ class Node:
         mailboxes = [heap + offset for heap, offset in zip(heaps, offsets)]
 
         def forget():
+            messages.meet()
             messages.communicator.Barrier()
             del self._mailboxes[own]
 
