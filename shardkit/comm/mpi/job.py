@@ -132,7 +132,8 @@ class Job:
             attendance().be_guest(+1)
 
     def close(self) -> None:
-        """Note that a guest leaves the job of another program. No communication."""
+        """Let go of the node's memory; a guest leaves the job. No communication."""
+        self._node = None
         if not self.is_guarded:
             attendance().be_guest(-1)
 

@@ -70,6 +70,7 @@ class SharedMemoryChannel(WrappedChannel):
 
     def close(self):
         self._forget()
+        self._forget, self.memory = None, self.inside.memory  # the heap goes at once, if unused
         super().close()
 
     def plan(self, verb, *arguments):
