@@ -10,7 +10,7 @@ from ..channel import ArrayMemory, Channel
 from ..compared import Members
 from .collectives import COLLECTIVES
 from .comparing import MPIComparison
-from .requests import MPIErrors, RequestsHandle, spans_of, wait_all
+from .requests import MPIErrors, RequestsHandle, spans_of
 
 INT_MAX = 2**31 - 1
 
@@ -65,23 +65,10 @@ class MPIChannel(Channel):
             count_limit=self.count_limit,
         )
 
-    def meet(self) -> None:
-        """Wait until all ranks have come, where they look for lost ones. Collective.
-
-        To be called before what waits inside of the library.
-        """
-        if self.look is not None:
-            with self.errors:
-                wait_all(self, [self.communicator.Ibarrier()])
-
-    def allgather(self, note) -> list:
-        """Return the notes of all ranks. Collective."""
-        self.meet()
-        return self.communicator.allgather(note)
-
     def split(self, color, key):
         """Return a communicator, or None."""
-        self.meet()
+        if self.look is not None:  # the library waits for ranks that never come
+            self.plan("barrier")()
         part = self.communicator.Split(self.mpi.UNDEFINED if color is None else color, key)
         return None if part == self.mpi.COMM_NULL else part
 

@@ -12,7 +12,7 @@ from functools import partial
 from ..channel import ChannelCall, bytes_of
 from ..checks import PIECE_TAG, pieces_of
 from ..operations import ReductionOperation
-from .requests import RequestsHandle, spans_of
+from .requests import RequestsHandle, spans_of, wait_all
 
 LARGE_BYTES = 65536
 _OPERATIONS = {  # names in mpi4py
@@ -69,7 +69,8 @@ class InterruptibleCall(ChannelCall):
     def __call__(self):
         if not self._is_large:
             return self.begin().wait()
-        self._channel.meet()
+        with self._channel.errors:
+            wait_all(self._channel, [self._channel.communicator.Ibarrier()])
         self._inside()
 
     def begin(self):

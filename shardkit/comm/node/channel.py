@@ -25,7 +25,7 @@ class NodeMemory(ArrayMemory):
 
     def common(self, size, dtype):
         messages = self._messages
-        messages.meet()
+        messages.plan("barrier")()  # a guest does not wait for a lost rank there, but below
         ranks = messages.members.world_ranks
         return self._node.common(messages.communicator, ranks, size, dtype)
 
