@@ -10,6 +10,7 @@ shutdown   yes or no: the backend is left as it is
 end        return, exit, or abort: how the last rank ends
 fails      no, ready, trained, or finalize: where the last rank is lost
 how        kill; or how its program ends: exit, error; or sleep, beyond the limit of a call
+others     barrier, split, close, common, or shutdown: what the others call meanwhile
 go_on      yes: the others train again without it
 """
 
@@ -17,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import numpy
 
@@ -30,6 +32,7 @@ DEFAULTS = {
     "end": "return",
     "fails": "no",
     "how": "kill",
+    "others": "barrier",
     "go_on": "no",
 }
 PLOT_SECONDS = 3.0  # more than a warden leaves a rank of a job that is ending
@@ -108,9 +111,16 @@ def train(form, comm, reach):
     losses = [model.train(*sk.split_batch(model.mesh, x, y)) for _ in range(3)]
     assert losses[2] < losses[0]
     backend.timeout = CALL_SECONDS  # from here on: what comes before compiles
+    calls = {
+        "barrier": backend.barrier,
+        "split": partial(backend.split, 0, backend.rank),
+        "close": backend.split(0, backend.rank).shutdown,
+        "common": partial(backend.common, 100, "float32"),
+        "shutdown": backend.shutdown,
+    }
     reach("trained")
     if form["fails"] != "no":
-        backend.barrier()
+        calls[form["others"]]()
     if form["shutdown"] == "yes":
         backend.shutdown()
 

@@ -67,6 +67,8 @@ class MPIChannel(Channel):
 
     def split(self, color, key):
         """Return a communicator, or None."""
+        if self.look is not None:  # the library waits for ranks that never come
+            self.plan("barrier")()
         part = self.communicator.Split(self.mpi.UNDEFINED if color is None else color, key)
         return None if part == self.mpi.COMM_NULL else part
 

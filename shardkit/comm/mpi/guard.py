@@ -19,6 +19,7 @@ with less, a rank that leaves early aborts the job itself after `LONELY_EXIT_SEC
 import pickle
 import threading
 import time
+from functools import partial
 from math import inf
 
 import numpy
@@ -30,6 +31,7 @@ from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from .ending import ending
+from .requests import MPIErrors
 
 LEFT_TAG = 1
 POLL_SECONDS = 0.25  # between two looks at who has left
@@ -110,10 +112,15 @@ class JobGuard:
         if self._is_active:
             self._comm.Barrier()
             return
+        look = partial(self._peers.look, doing="shutdown()")
+        with MPIErrors(self._mpi, self._backend.progress, look):
+            self._meet_looking(look)
+
+    def _meet_looking(self, look):
         request = self._comm.Ibarrier()
         tell_at = time.monotonic() + self._backend.timeout
         while not self._is_complete(request, POLL_SECONDS):
-            self._peers.look(doing="shutdown()")
+            look()
             if time.monotonic() > tell_at:
                 tell_at = inf
                 self._tell_of_wait()

@@ -132,7 +132,8 @@ class Job:
             attendance().be_guest(+1)
 
     def close(self) -> None:
-        """Note that a guest leaves the job of another program. No communication."""
+        """Let go of the node's memory; a guest leaves the job. No communication."""
+        self._node = None
         if not self.is_guarded:
             attendance().be_guest(-1)
 
@@ -199,10 +200,17 @@ def _warn_of_unwatched(reasons) -> None:
         warnings.warn(unwatched_text(found), RuntimeWarning, stacklevel=2)
 
 
+def _gathered(messages: MPIChannel, note) -> list:
+    """Return the notes of all ranks, once all have come. Collective."""
+    if messages.look is not None:
+        messages.plan("barrier")()
+    return messages.communicator.allgather(note)
+
+
 def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
-        comparison = CallComparison(messages.members, messages.communicator.allgather)
+        comparison = CallComparison(messages.members, partial(_gathered, messages))
         under_way = ComparedUnderWay(group.progress, comparison)
         group.use(ComparedChannel(carrier, comparison.compare), under_way)
     else:

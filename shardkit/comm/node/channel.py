@@ -25,6 +25,7 @@ class NodeMemory(ArrayMemory):
 
     def common(self, size, dtype):
         messages = self._messages
+        messages.plan("barrier")()  # a guest does not wait for a lost rank there, but below
         ranks = messages.members.world_ranks
         return self._node.common(messages.communicator, ranks, size, dtype)
 
@@ -69,6 +70,7 @@ class SharedMemoryChannel(WrappedChannel):
 
     def close(self):
         self._forget()
+        self._forget, self.memory = None, self.inside.memory  # the heap goes at once, if unused
         super().close()
 
     def plan(self, verb, *arguments):
