@@ -219,7 +219,8 @@ def test_who_waits_while_it_is_killed_asks_again(opened, others, whom, monkeypat
 
 @pytest.mark.parametrize("program", ["/dev/null/python", "/bin/true"])
 def test_where_none_can_be_started_there_is_no_code(opened, program, monkeypatch):
-    monkeypatch.setattr(sys, "executable", program)
+    for name in ("executable", "prefix", "base_prefix"):  # where a program embeds Python: beside it
+        monkeypatch.setattr(sys, name, program)
     assert code(opened) is None
 
 
