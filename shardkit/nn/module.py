@@ -290,6 +290,8 @@ def _kept_by(module) -> "dict[str, Parameter | Buffer]":
 class _Plain:
     """The surroundings of modules below the first that is called, where nobody lends parameters."""
 
+    lends = False
+
     def call(self, module, args: tuple, kwargs: dict):
         note_input(args)
         return module.forward(*args, **kwargs)

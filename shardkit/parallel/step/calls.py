@@ -47,6 +47,7 @@ class AtCalls:
     """
 
     buffers = OwnBuffers
+    lends = True
     obstacle = (
         "its modules gather their parameters when they are called, and a graph has no messages in "
         "it: give it a method blocks(), or train it with DDP or ZeRO"
