@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy
-from problems import PROBLEMS, Problem
+from problems import CUT, PROBLEMS, Problem
 
 LEARNING_RATE = 3e-4
 CLIP_NORM = 1.0
@@ -50,14 +50,14 @@ class Sizes:
     def our_model(self):
         return shardkit_gpt(self)
 
-    def batch(self, number: int):
+    def step_batch(self, number: int):
         return token_batch(self, number)
 
 
 def sizes_from(text: str) -> "Sizes | Problem":
     """Return what to_json wrote."""
     fields = json.loads(text)
-    return PROBLEMS[fields["problem"]] if "problem" in fields else Sizes(**fields)
+    return (PROBLEMS | CUT)[fields["problem"]] if "problem" in fields else Sizes(**fields)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Spec:
     """Who runs, on how many ranks.
 
     library    "shardkit" or "torch"
-    strategy   shardkit: ddp, zero1, zero2, fsdp, hsdp, tensor, pipeline; torch: the same without
-               zero1, zero2, hsdp
+    strategy   shardkit: ddp, zero1, zero2, fsdp, hsdp, tensor, pipeline, domain; torch: the same
+               without zero1, zero2, hsdp
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     compiled   torch only: torch.compile
     blas       shardkit only: "numpy", "mkl" or "onednn"; PyTorch's wheels hold the last two
@@ -141,6 +141,7 @@ class Shardkit:
             "hsdp": partial(sk.HybridShardedModel, policy="hsdp"),
             "tensor": sk.TensorParallelModel,
             "pipeline": sk.PipelineParallelModel,
+            "domain": partial(sk.HybridShardedModel, policy="ddp", domain_parallel_size=spec.ranks),
         }
         self.backend = sk.MPICommunicationBackend()
         self.spec = spec
@@ -210,15 +211,17 @@ class Shardkit:
         )
 
     def step(self, number: int) -> float:
-        return self.model.train(*self.split_batch(self.model.mesh, *self.sizes.batch(number)))
+        return self.model.train(*self.split_batch(self.model.mesh, *self.sizes.step_batch(number)))
 
     def facts(self) -> dict:
-        """Return the bytes on this rank that the library itself accounts for."""
+        """Return the bytes on this rank that the library itself accounts for, and what its domain
+        axis has sent.
+        """
         about = self.model.get_model_metadata()
-        return {
-            key: about[key]
-            for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")
-        }
+        kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")
+        traffic = self.model.mesh.group("domain").traffic
+        sent = {"messages": traffic.calls, "message_bytes": traffic.by_verb}
+        return {**{key: about[key] for key in kept}, **sent}
 
     def close(self) -> None:
         self.model.close()

@@ -146,7 +146,7 @@ def _in_calls(contestant) -> dict[str, float]:
     """Return {what: seconds} of kernels and products, in the step of median length."""
     from shardkit.testing.parallel import profile_steps
 
-    step = profile_steps(contestant.model, *contestant.sizes.batch(0), PROFILED_STEPS)[0]
+    step = profile_steps(contestant.model, *contestant.sizes.step_batch(0), PROFILED_STEPS)[0]
     found = {f"kernel {name}": seconds for name, (seconds, _) in step.kernels.items()}
     return {"products": step.parts["products"], **found}
 

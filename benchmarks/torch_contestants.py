@@ -1,5 +1,5 @@
 """PyTorch's side of a training race, on CPUs over gloo: alone, DDP, FSDP2, DTensor tensor parallel,
-and pipelining.
+pipelining, and samples cut over ranks.
 
 Each follows the tutorial of its technique: pytorch.org/tutorials, "DDP", "FSDP2 (fully_shard)",
 "Tensor Parallel", "Pipeline Parallelism". Gradients of replicated parameters are counted once in
@@ -9,6 +9,7 @@ the norm that clips.
 import torch
 import torch.distributed as dist
 from contestants import CLIP_NORM, LEARNING_RATE, Problem, Sizes, Spec, blocks_of_stages
+from domain_twins import cut
 from science_twins import TWINS
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from twins import GPT, mean_loss
@@ -51,7 +52,7 @@ class Alone:
 
     def batch(self, number):
         """Return this rank's rows of the global batch."""
-        x, y = self.sizes.batch(number)
+        x, y = self.sizes.step_batch(number)
         part = slice(len(x) * self.rank // self.ranks, len(x) * (self.rank + 1) // self.ranks)
         x, y = torch.from_numpy(x[part]), torch.from_numpy(y[part])
         return x.contiguous(memory_format=self.channels_last) if self.channels_last else x, y
@@ -98,6 +99,20 @@ class DDP(Alone):
 
     def parallel(self, twin):
         return torch.nn.parallel.DistributedDataParallel(twin)
+
+
+class Domain(DDP):
+    """Each rank has its part of each sample; DDP averages over parts, which are even."""
+
+    def twin(self, spec, weights):
+        return cut(super().twin(spec, weights))
+
+    def batch(self, number):
+        x, y = self.sizes.step_batch(number)
+        dim = 2 if isinstance(self.sizes, Problem) else 1
+        own = [torch.from_numpy(each).chunk(self.ranks, dim)[self.rank] for each in (x, y)]
+        memory_format = self.channels_last or torch.contiguous_format
+        return own[0].contiguous(memory_format=memory_format), own[1].contiguous()
 
 
 class FSDP2(Alone):
@@ -155,7 +170,7 @@ class Tensor(Alone):
         return [{"params": self.cut}, {"params": self.plain}]
 
     def batch(self, number):
-        return tuple(map(torch.from_numpy, self.sizes.batch(number)))
+        return tuple(map(torch.from_numpy, self.sizes.step_batch(number)))
 
     def backward(self, x, y):
         from torch.distributed.tensor import DTensor
@@ -214,7 +229,7 @@ class Pipeline(Alone):
         return twin
 
     def batch(self, number):
-        return tuple(map(torch.from_numpy, self.sizes.batch(number)))
+        return tuple(map(torch.from_numpy, self.sizes.step_batch(number)))
 
     def backward(self, x, y):
         losses = []
@@ -231,7 +246,10 @@ class Pipeline(Alone):
         self.scale_to(float(square) ** 0.5)
 
 
-STRATEGIES = {"ddp": DDP, "fsdp": FSDP2, "tensor": Tensor, "pipeline": Pipeline}
+STRATEGIES = {
+    **{"ddp": DDP, "fsdp": FSDP2, "tensor": Tensor},
+    **{"pipeline": Pipeline, "domain": Domain},
+}
 
 
 def make_torch_contestant(spec: Spec, sizes: Sizes, weights_path: str, rank: int) -> Alone:

@@ -28,8 +28,9 @@ class Attention(nn.Module):
         self.head_dim = width // heads
         self.kind = kind
         self.rotary = rotary
-        later = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
-        self.register_buffer("later", later, persistent=False)
+        if kind == "eager":
+            later = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
+            self.register_buffer("later", later, persistent=False)
         if rotary:
             cos, sin = rotary_tables(sequence, self.head_dim)
             self.register_buffer("cos", cos, persistent=False)

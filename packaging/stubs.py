@@ -42,7 +42,7 @@ def _imports(table):
         places = places_of({file: names})
         same = [there for name, (_, there) in places.items() if name == there]
         others = {name: there for name, (_, there) in places.items() if name != there}
-        listed = ["{0} as {0}".format(name) for name in same] + [*others.values()]
+        listed = ["{0} as {0}".format(name) for name in same] + [there for there in others.values() if there not in same]
         text = listed[0] if len(listed) == 1 else _lines(listed)
         yield f"from {'.' if file == '.' else '.' + file} import {text}\n"
         renamed += "".join(f"\n{name} = {there}\n" for name, there in others.items())

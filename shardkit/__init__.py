@@ -16,13 +16,20 @@ from .files.working_folder import leave_working_folder, look_for_other_systems
 leave_working_folder()
 look_for_other_systems()
 
+from .habits import place_of
 from .public import public_names
 
 
+def _rooms_of_names() -> dict[str, list[str]]:
+    from . import nn
+
+    return {"nn": nn.__all__, "nn.ops": nn.ops.__all__}
+
+
 def _hint(name: str) -> str:
-    """Return what to say of a learning-rate schedule that once stood here: its place."""
+    """Return what to say of a name that is looked for here and stands elsewhere: its place."""
     if name not in ("Constant", "Cosine", "Linear"):
-        return ""
+        return place_of("shardkit", _rooms_of_names, name)
     of_layer = ", the layer is shardkit.nn.Linear" if name == "Linear" else ""
     return f"; the learning-rate schedule is shardkit.schedules.{name}{of_layer}"
 
@@ -38,6 +45,7 @@ __getattr__, __dir__, __all__ = public_names(
             "ReductionOperation run_ranks"
         ),
         "data.samples": "Samples",
+        "layout.part": "Rows SamplePart",
         "errors": (
             "AutogradError CheckpointError CommunicationError CommunicationTimeout "
             "ConfigurationError DeviceError FeatureError FileError LayoutError MeshError "
@@ -53,7 +61,7 @@ __getattr__, __dir__, __all__ = public_names(
             "OptimizationResult PipelineParallelModel PipelineParallelOptimizer "
             "ShardedModel ShardedOptimizer StateDrift TensorParallelModel "
             "TensorParallelOptimizer ZeRO1Model ZeRO1Optimizer ZeRO2Model ZeRO2Optimizer "
-            "ZeRO3Model measure_blocks split_batch"
+            "ZeRO3Model domain_part measure_blocks split_batch"
         ),
         "parallel.settings": "ShardingConfiguration",
         "task": "Task",

@@ -17,6 +17,10 @@ from .comm import (
     run_ranks as run_ranks,
 )
 from .data.samples import Samples as Samples
+from .layout.part import (
+    Rows as Rows,
+    SamplePart as SamplePart,
+)
 from .errors import (
     AutogradError as AutogradError,
     CheckpointError as CheckpointError,
@@ -72,6 +76,7 @@ from .parallel import (
     ZeRO2Model as ZeRO2Model,
     ZeRO2Optimizer as ZeRO2Optimizer,
     ZeRO3Model as ZeRO3Model,
+    domain_part as domain_part,
     measure_blocks as measure_blocks,
     split_batch as split_batch,
 )

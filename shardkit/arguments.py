@@ -53,10 +53,20 @@ def nearest(name: str, known) -> str | None:
     """
 
     def likeness(candidate: str) -> tuple[float, float]:
-        return _likeness(_last_part(name), _last_part(candidate)), _likeness(name, candidate)
+        last = _last_part(name), _last_part(candidate)
+        is_same = name.replace("_", ".") == candidate.replace("_", ".")
+        of_last = 1.0 if is_same or _is_short_for(*last) else _likeness(*last)
+        return of_last, _likeness(name, candidate)
 
     best = max(known, key=likeness, default=None)
     return best if best is not None and likeness(best)[0] >= _CLOSE else None
+
+
+def _is_short_for(one: str, other: str) -> bool:
+    """Return True for the beginning of a name, "vocab", and for the first letters of its words."""
+    initials = "".join(word[:1] for word in other.split("_"))
+    begins = len(one) > 2 and other.startswith(one)
+    return begins or len(one) > 1 and one == initials
 
 
 def _last_part(name: str) -> str:

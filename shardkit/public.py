@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 _IMPORTING = threading.RLock()  # before the locks of modules
 
@@ -96,11 +97,15 @@ def resting() -> Iterator[None]:
                 gc.enable()
 
 
-def import_names(room: str, table: dict[str, str]) -> list[str]:
-    """Import all names of a table, as places_of() reads it, into a room; return its __all__."""
+def import_names(room: str, table: dict[str, str], opened: Any = None) -> list[str]:
+    """Import all names of a table, as places_of() reads it, into a room; return its __all__.
+
+    opened   (room, value) -> what stands in the room for the value; None: itself
+    """
     places = places_of(table)
     for name, place in places.items():
-        setattr(sys.modules[room], name, _imported(room, *place))
+        value = _imported(room, *place)
+        setattr(sys.modules[room], name, value if opened is None else opened(room, value))
     return sorted(places)
 
 

@@ -4,9 +4,10 @@
                                   structure   {grid: *, time: (*, *)}
 
 A tree is an array (or Tensor), or a tuple, named tuple, list, dict or dataclass instance of trees;
-None is a tree without leaves. Leaves stand in the order in which they are written: that of the
-keys of a dict, of the fields of a class. Structures are equal by value and can be pickled, so a
-rank can tell another what a message holds. Nothing here knows what an array is.
+None is a tree without leaves; what converts to an array, such as one of Zarr, is a leaf. Leaves
+stand in the order in which they are written: that of the keys of a dict, of the fields of a class.
+Structures are equal by value and can be pickled, so a rank can tell another what a message holds.
+Nothing here knows what an array is.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -64,7 +65,7 @@ def is_tree(value) -> bool:
     Lists and tuples of numbers alone are one array, as NumPy takes them.
     Errors: ShapeError on a set, or a dict whose keys are no strings.
     """
-    return _opened(value) is not None and not _holds_numbers(value)
+    return _opened(value) is not None and not holds_numbers(value)
 
 
 def leaves(tree) -> list:
@@ -152,13 +153,13 @@ def _opened(tree) -> tuple | None:
             f"a {type(tree).__name__} of arrays, which has no order; wanted a tuple, list, dict or "
             "dataclass of them"
         )
-    if hasattr(type(tree), "__dataclass_fields__"):
+    if hasattr(type(tree), "__dataclass_fields__") and not hasattr(type(tree), "__array__"):
         names = tuple([field.name for field in fields(tree)])
         return type(tree), names, [getattr(tree, name) for name in names]
     return None
 
 
-def _holds_numbers(value) -> bool:
+def holds_numbers(value) -> bool:
     """Return True for a list or tuple, nested or not, whose first element is a number or text."""
     if not isinstance(value, _SEQUENCES) or hasattr(value, "_fields"):
         return False

@@ -7,6 +7,7 @@ pytest --all -m sweep             what takes minutes, and whole products of para
 mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; other folders are not
                                   even collected; all of tests/mpi with --all
 mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
+    --host mpi4py, --host guest   the same where mpi4py is imported first, and as a guest
 """
 
 import faulthandler
@@ -18,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from mpi_run import MPIRun
+from mpi_run import HOSTS, MPIRun
 from quick import QuickTests, asked_for
 
 from shardkit.testing.array import MACHINE_CODE
@@ -37,6 +38,13 @@ LIMIT_METHODS = {"e2e": "signal"}  # of a folder; setup.cfg has that of the othe
 def pytest_addoption(parser):
     parser.addoption(
         "--all", action="store_true", dest="run_all", help="run the thorough tests too"
+    )
+    parser.addoption(
+        "--host",
+        choices=HOSTS,
+        default=HOSTS[0],
+        help="whose MPI job it is: shardkit starts MPI; mpi4py is imported first; or shardkit is a "
+        "guest on the communicator of a program",
     )
 
 

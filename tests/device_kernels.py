@@ -270,8 +270,11 @@ def check_alone(xp, name, dtype):
         assert got[alone].get().tobytes() == together[alone].get().tobytes()
 
 
-def check_sums_of_rows(xp, dtype):
-    """Check sums over rows of many pieces, with gaps between rows, and of several matrices."""
+def check_sums_of_rows(xp, dtype, many_rows=(1, 65)):
+    """Check sums over rows of many pieces, with gaps between rows, and of several matrices.
+
+    many_rows  of each of 65,537 matrices: one piece, and two
+    """
     wide = numpy.random.default_rng(0).standard_normal((3, 150, 90)).astype(dtype)
     there = xp.asarray(wide)
     for rows, wanted in (
@@ -284,7 +287,7 @@ def check_sums_of_rows(xp, dtype):
         numpy.testing.assert_allclose(out.get(), wanted, rtol=0, atol=1e-4)
         assert cuda.sum_of_rows(rows).get().tobytes() == out.get().tobytes()
     many = numpy.arange(65_537 * 2, dtype=dtype).reshape(65_537, 1, 2)  # beyond one grid's side
-    for rows in (1, 65):  # one piece, and two
+    for rows in many_rows:
         got = cuda.sum_of_rows(xp.asarray(numpy.repeat(many, rows, axis=1)))
         assert got.get().tobytes() == (rows * many[:, 0]).tobytes()
     for x in (there, there[0], there[0, 0]):

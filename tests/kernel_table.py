@@ -292,6 +292,18 @@ TABLE = {
     "from_half": [Line(VECTORS, lambda n, s: ((3 * n(s)).astype("float16"), n(1).dtype))],
     "gelu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "gelu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "group_gradient": [
+        Line(
+            LINES,
+            lambda n, s: (
+                (n(s), n(s), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, *[n((s[0], 2))] * 2) + (1e-5,)
+            ),
+        )
+    ],
+    "group_gradient_sums": [
+        Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, 1e-5))
+    ],
+    "group_moments": [Line(LINES, lambda n, s: (n(s), s[1] // 2))],
     "group_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), s[1] // 2, 1e-5))],
     "group_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, 1e-5))
@@ -352,6 +364,9 @@ TABLE = {
     "rows_kept": [Line([(0, 3), (1, 1), (5, 7), (300, 128), (1025, 800)], kept_rows)],
     "rsqrt": [Line(ANY, lambda n, s: (abs(n(s)) + 0.1,), in_place=(0,))],
     "rsqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "scale_groups": [
+        Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, 1e-5))
+    ],
     "segment_max": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
     "sgd": [
         Line(
@@ -468,6 +483,9 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "erf_backward",
     "expm1_backward",
     "extreme_backward",
+    "group_gradient",
+    "group_gradient_sums",
+    "group_moments",
     "group_norm",
     "group_norm_backward",
     "gru_step",
@@ -491,6 +509,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "rotary_tables",
     "rsqrt",
     "rsqrt_backward",
+    "scale_groups",
     "sigmoid_backward",
     "sign",
     "softplus",

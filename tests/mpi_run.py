@@ -17,6 +17,7 @@ import pytest
 from shardkit import MPICommunicationBackend, ShardkitError
 from shardkit.testing.base import launcher
 
+HOSTS = ("shardkit", "mpi4py", "guest")
 MEETING_SECONDS = 30  # beyond the longest limit of a test, which a late rank may still be in
 
 BROKEN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
@@ -49,7 +50,7 @@ class MPIRun:
             )
             raise pytest.UsageError(reason) if launcher().rank == 0 else pytest.UsageError()
         try:
-            backend = MPICommunicationBackend()
+            backend = MPICommunicationBackend(_communicator(config.option.host))
             backend.initialize()
         except ShardkitError as error:
             raise pytest.UsageError(str(error)) from None
@@ -156,6 +157,15 @@ class MPIRun:
         terminalreporter.write_line(
             f"{self._num_ran} MPI tests ran on {self.backend.world_size} ranks"
         )
+
+
+def _communicator(host):
+    """Return what the backend of the run is given, where the job is this host's."""
+    if host == "shardkit":
+        return None
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD if host == "guest" else None
 
 
 def _limit_of(item) -> float:

@@ -50,9 +50,8 @@ def sharded(backend, layout: RunLayout, shape, software=SHARDKIT, **settings):
         blocks_per_stage=blocks_per_stage(shape, software, layout.num_stages, layout.tensor),
         **settings,
     )
-    return sk.HybridShardedModel(
-        model_of(shape), config, layout.pipeline, layout.tensor, layout.data, policy=layout.policy
-    )
+    sizes = {f"{axis}_parallel_size": size for axis, size in layout.mesh.sizes.items()}
+    return sk.HybridShardedModel(model_of(shape), config, policy=layout.policy, **sizes)
 
 
 def train_steps(model, layout: RunLayout, shape, steps=1):

@@ -8,6 +8,8 @@ thorough(but=3)   of those, 3 run, spread over them: where more of them show not
 all pairs         of a product of three and more parameters --all runs the cases in which each
                   pair of values occurs, those of each choice first; the others are of the sweep:
                   --all -m sweep
+strength(1)       of the products of this test --all runs the cases in which each value occurs:
+                  where the parameters are known not to meet, as schedules and kinds of file
 named             a file or test that the command line names is run whole; and with --all what -k
                   names
 """
@@ -124,17 +126,18 @@ def beyond_pairs(items, first) -> set:
     """Return the cases of products of three and more parameters without which each pair of values
     occurs still: all but `first` and the fewest others, found greedily.
 
-    What pytest.mark.parametrize lists in one go is one parameter, however many names it has.
+    What pytest.mark.parametrize lists in one go is one parameter, however many names it has. Of a
+    test of another strength n, it is the values of each n parameters that occur together.
     Sources: Kuhn, Kacker and Lei, Practical Combinatorial Testing, NIST SP 800-142 (most faults
     are found by pairs); Cohen et al., The AETG system, IEEE TSE 23(7), 1997 (greedy arrays).
     """
     beyond = set()
     for cases in _by_test(items):
-        lists = _lists(cases[0])
-        if len(_lines(cases[0], lists)) < 3:  # of two parameters all pairs are the product
+        lists, strength = _lists(cases[0]), _strength_of(cases[0])
+        if len(_lines(cases[0], lists)) <= strength:  # of two parameters all pairs are the product
             continue
-        pairs = {case: set(combinations(_lines(case, lists), 2)) for case in cases}
-        chosen = covering(pairs, [case for case in cases if case in first])
+        found = {case: set(combinations(_lines(case, lists), strength)) for case in cases}
+        chosen = covering(found, [case for case in cases if case in first])
         if len(cases) > WORTH * len(chosen):
             beyond |= set(cases).difference(chosen)
     return beyond
@@ -159,6 +162,10 @@ def _few_of(cases) -> list:
 
 def _most_of(case) -> float:
     return min((mark.kwargs["but"] for mark in case.iter_markers("thorough")), default=math.inf)
+
+
+def _strength_of(case) -> int:
+    return next((mark.args[0] for mark in case.iter_markers("strength")), 2)
 
 
 def covering(found, first=()) -> list:

@@ -112,7 +112,7 @@ def all_rules() -> list[sk.optim.Rule]:
         sk.SGD(lr=0.1, momentum=0.9, nesterov=True),
         sk.Momentum(lr=sk.schedules.Constant(1e-2)),
         sk.Adam(lr=sk.schedules.Linear(1e-3, warmup_steps=2, decay_steps=10)),
-        sk.AdamW(lr=sk.schedules.Cosine(1e-3, decay_steps=10), weight_decay=0.1),
+        sk.AdamW(lr=sk.schedules.Cosine(1e-3, decay_steps=10), betas=(0.9, 0.95), weight_decay=0.1),
         sk.Lion(lr=lambda step: 1e-4 / (step + 1)),
         sk.Muon(lr=1e-2),
         sk.EMA(sk.AdamW(lr=1e-3), decay=0.9),
@@ -141,6 +141,8 @@ def train(backend: sk.CommunicationBackend, folder: Path) -> float:
     config = configured(backend)
     model: sk.ShardedModel = sk.FSDPModel(Surrogate(), config)
     x, y = sk.split_batch(model.mesh, *batch(4 * backend.world_size))
+    part: sk.SamplePart | None = sk.domain_part(model)
+    assert part is None and len(sk.Rows(x, 1, 0, x.shape[1])) == len(x)
     loss = model.train(x, y)
     gradients = model.compute_gradients(x, y)
     model.apply_gradients(gradients, 0.01)
@@ -310,8 +312,19 @@ def on_a_rank(backend: sk.InMemoryCommunicationBackend) -> float:
     return loss
 
 
+def calls() -> list[float]:
+    """Call modules with arrays: what a call returns has the type that forward() says."""
+    x: Floats = np.ones((2, 4), np.float32)
+    layer: sk.nn.Tensor = sk.nn.Linear(4, 1)(x)
+    own = Surrogate()(x)
+    ready = sk.models.MLP([4, 8, 1])(x)
+    outputs, (hidden, cell) = sk.nn.LSTM(4, 8)(x[None])
+    return [float(y.mean().item()) for y in (layer, own, ready, outputs, hidden, cell)]
+
+
 def main() -> None:
     """Run on one rank and on two."""
+    assert len(calls()) == 6
     assert len(all_models()) == 9 and len(all_rules()) == 7 and classes() and ERRORS
     losses: list[float] = sk.run_ranks(1, on_a_rank) + sk.run_ranks(2, on_a_rank)
     print(losses)

@@ -98,7 +98,7 @@ IN_CHECKED_MODE = {  # and by threads
     "split: verb": lambda b, odd: b.split(0) if odd else b.barrier(),
 }
 REFUSED = {  # on the odd rank, which has its own error
-    "all_reduce: op": lambda b, odd: b.all_reduce(ones(), "sum" if odd else SUM),
+    "all_reduce: op": lambda b, odd: b.all_reduce(ones(), "plus" if odd else SUM),
     "all_reduce: strided": lambda b, odd: b.all_reduce(ones(2 * SIZE)[::2] if odd else ones()),
     "all_reduce: complex": lambda b, odd: b.all_reduce(
         ones(dtype="complex64" if odd else "float32")

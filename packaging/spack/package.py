@@ -15,7 +15,7 @@ class PyShardkit(PythonPackage):
 
     variant("cuda", default=False, description="Compute on GPUs with CuPy")
     variant("bfloat16", default=False, description="Half floats in bfloat16 on CPUs")
-    variant("parquet", default=False, description="Read Parquet files")
+    variant("tables", default=False, description="Read tables: CSV, Parquet, Arrow")
 
     depends_on("python@3.11:", type=("build", "run"))
     depends_on("py-setuptools@77.0.1:", type="build")
@@ -31,4 +31,4 @@ class PyShardkit(PythonPackage):
     depends_on("py-threadpoolctl@3:", type=("build", "run"))
     depends_on("py-cupy@13:", when="+cuda", type=("build", "run"))
     depends_on("py-ml-dtypes@0.5:", when="+bfloat16", type=("build", "run"))
-    depends_on("py-pyarrow@15:", when="+parquet", type=("build", "run"))
+    depends_on("py-pyarrow@17:", when="+tables", type=("build", "run"))

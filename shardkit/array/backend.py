@@ -16,12 +16,12 @@ _NUMBERS = (int, float)
 def is_device_array(array) -> bool:
     """Return True for an array in GPU memory, one with `__cuda_array_interface__`."""
     if isinstance(array, numpy.ndarray):
-        return (
-            False  # of the class first: for an array itself, CuPy would put the interface together
-        )
-    return hasattr(type(array), "__cuda_array_interface__") or hasattr(
-        array, "__cuda_array_interface__"
-    )
+        return False
+    # Of the class first: for an array itself, CuPy would put the interface together. Tensors of
+    # PyTorch on the host have it in their class alone.
+    is_known = hasattr(type(array), "__cuda_array_interface__")
+    is_of_torch = type(array).__module__.startswith("torch")
+    return is_known and not is_of_torch or hasattr(array, "__cuda_array_interface__")
 
 
 def is_array(value) -> bool:

@@ -25,6 +25,13 @@ def is_half(dtype) -> bool:
     return dtype.char == "e" or dtype.kind == "V" and dtype.name == "bfloat16"
 
 
+def named_dtype(dtype) -> numpy.dtype:
+    """Return the dtype that NumPy's, a string, or one of PyTorch names."""
+    is_of_torch = type(dtype).__module__ == "torch"
+    name = str(dtype).removeprefix("torch.") if is_of_torch else dtype
+    return dtype_named(name) if isinstance(name, str) else numpy.dtype(name)
+
+
 def is_floating(dtype) -> bool:
     """Return True for a dtype that a gradient can have."""
     return dtype.kind == "f" or is_half(dtype)

@@ -31,6 +31,15 @@ def empty_like(x):
     return empty(x.shape, x.dtype, xp_of(x))
 
 
+def ordered_as(x, shape):
+    """Return a new array of this shape and the dtype of x, with its dims in the same order in
+    memory.
+    """
+    order = sorted(range(x.ndim), key=lambda dim: -x.strides[dim])
+    lying = empty([shape[dim] for dim in order], x.dtype, xp_of(x))
+    return lying.transpose([order.index(dim) for dim in range(x.ndim)])
+
+
 def zeros(shape, dtype, xp=numpy):
     """Return a new array of xp, filled with zero."""
     out = empty(shape, dtype, xp)

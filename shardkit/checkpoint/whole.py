@@ -66,8 +66,7 @@ def load(
 
     Raises
     ------
-    FileNotFoundError
-    PermissionError
+    FileNotFoundError, PermissionError
     ConfigurationError
         On a `trust` that is none of these.
     CheckpointError

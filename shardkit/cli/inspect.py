@@ -4,11 +4,13 @@ from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
 from ..comm.watch.hang import hang_report
+from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.shown import shown
 from ..files.writing import write_whole
 from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
+from ..task.described import DESCRIPTION, Described
 from .arguments import local_path
 
 _INSPECT = """show what a checkpoint or run folder holds
@@ -61,8 +63,16 @@ def _add_schedule(add_command) -> None:
 
 def _inspect(known, overrides) -> int:
     found = describe(known.path, verify=known.verify)
-    print(shown(f"{describe_run(known.path)}{found}"))
+    print(shown(f"{describe_run(known.path)}{found}{_columns(Path(known.path))}"))
     return 1 if found.num_damaged else 0
+
+
+def _columns(path: Path) -> str:
+    """Return how a run, or a checkpoint, of a table reads its columns; "" of others."""
+    for file in (path / DESCRIPTION, path / "data" / DESCRIPTION):
+        if file.is_file():
+            return f"\n\n{Described.from_json(read_bytes(file, MOST_TABLE_BYTES), file)}"
+    return ""
 
 
 def _inspect_schedule(known, overrides) -> int:

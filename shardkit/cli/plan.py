@@ -12,6 +12,7 @@ from operator import attrgetter
 from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
+from ..layout.axes import AXES
 from ..plan.hardware import Cluster
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
@@ -36,6 +37,8 @@ _PLAN = """find the best layout for a model, a cluster and a batch
 Rank all layouts by the predicted time of a step:
   shardkit plan model.toml cluster.toml --devices 512 --batch 1536
 Exit code 1 if none fits. shardkit/plan/VALIDATION.md shows how close predictions are."""
+
+_TACIT = {f"mesh.{axis}" for axis, entry in AXES.items() if entry.is_tacit}
 
 
 def add_commands(add_command) -> None:
@@ -128,8 +131,7 @@ def _plan(known, overrides) -> int:
     if is_own and named is not own:
         dtype = next(dtype for dtype, ours in OWN.items() if ours is named)
         given["parallel.compute_dtype"] = "none" if dtype is None else dtype
-    # none is the default: said where the settings have another value
-    said = {k: v for k, v in chosen.items() if v is not None or attrgetter(k)(settings) is not None}
+    said = {key: value for key, value in chosen.items() if _is_said(key, value, settings)}
     arguments = _train_arguments(known.model, {**given, **said})
     if is_own and not known.json:
         print(_how_to_run(best, arguments, run))
@@ -145,6 +147,14 @@ def _plan(known, overrides) -> int:
     if known.explain is not None:
         _explain(known, training)
     return 0
+
+
+def _is_said(key: str, value, settings) -> bool:
+    """Return False of none, and of one rank of an axis that texts leave out, where the settings
+    have no other value.
+    """
+    is_usual = value is None or value == 1 and key in _TACIT
+    return not is_usual or attrgetter(key)(settings) != value
 
 
 def _tell(known, text: str) -> None:

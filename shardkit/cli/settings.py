@@ -4,12 +4,14 @@ What type a value has depends on the task, and the task is a setting too: so the
 is kept until the task is known.
 """
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..arguments import nearest
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
 from ..files.reading import named
@@ -58,6 +60,19 @@ def texts_of(arguments: list[str]) -> dict[str, str]:
     return settings
 
 
+def _check_is_file(path: str, arguments: list[str]) -> None:
+    """Raise ConfigurationError if what stands where a file of settings may is meant otherwise."""
+    if re.search(r"\.py:\w+$", path):
+        raise ConfigurationError(f"{path} is a task and no file of settings; write --task {path}")
+    bare = next((name for name in arguments if re.fullmatch(r"--\w+", name)), None)
+    if bare is not None:
+        near = nearest(bare[2:], RunConfiguration.keys()) or "section.key"
+        raise ConfigurationError(
+            f"{bare} {os.path.basename(path)} is no setting; settings have a section: "
+            f"--{near}={os.path.basename(path)}"
+        )
+
+
 def parsed(
     arguments: list[str], configuration: type[RunConfiguration] = RunConfiguration
 ) -> dict[str, object]:
@@ -94,6 +109,8 @@ class Given:
     @classmethod
     def read(cls, path: str | None, arguments: list[str]) -> "Given":
         """Read a TOML file, if one is named, and arguments. Errors: ConfigurationError."""
+        if path is not None and not os.path.exists(path):
+            _check_is_file(path, arguments)
         return cls(read_toml(path) if path else {}, texts_of(arguments), path)
 
     def _named(self) -> AbstractContextManager:

@@ -9,7 +9,7 @@ A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 """
 
 import sys
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -21,6 +21,7 @@ from ..annotations import Array, DTypeLike, FilePath
 from ..files.notes import tell
 from . import checks, objects
 from .channel import Channel, NotedCalls
+from .life import Lifetime
 from .staging import Staging
 from .under_way import check_alive
 from .verbs import Verbs
@@ -30,7 +31,7 @@ from .watch.progress import Awaited, Progress, UnderWay
 WORLD = "world"  # the key of a group that is split from no other
 
 
-class CommunicationBackend(Verbs, metaclass=ABCMeta):
+class CommunicationBackend(Verbs, Lifetime):
     """One rank's end of a group of ranks.
 
     Parameters
@@ -82,14 +83,6 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def is_initialized(self) -> bool:
         """True between initialize() and shutdown()."""
         return self.channel is not None
-
-    @abstractmethod
-    def initialize(self) -> None:
-        """Make the verbs usable; a second call does nothing. Collective."""
-
-    @abstractmethod
-    def shutdown(self) -> None:
-        """Free what initialize() or split() made; a second call does nothing. Collective."""
 
     def close(self) -> None:
         """Do what shutdown() does; the usual name for a group that split() made. Collective."""

@@ -27,6 +27,8 @@ roots, tags and counts have been checked. AVERAGE is a SUM for a channel; the ba
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 
+import numpy
+
 from .operations import Handle, SeveralHandles
 
 
@@ -194,6 +196,11 @@ class ShortCall(ChannelCall):
 
     def begin(self):
         return self._inside.plan(self._verb, *self._arguments).begin()
+
+
+def bytes_of(arguments) -> int:
+    """Return the bytes of the largest array among the arguments of a verb; 0 if there is none."""
+    return max((a.nbytes for a in arguments if isinstance(a, numpy.ndarray)), default=0)
 
 
 def counts_text(counts) -> str:

@@ -34,6 +34,18 @@ def is_plain(array) -> bool:
     return type(array) is numpy.ndarray and array.dtype in PLAIN_DTYPES and array.flags.carray
 
 
+def meant(arguments: tuple) -> tuple:
+    """Return the arguments of a verb, with an operation in place of its name ("sum")."""
+    return tuple([_operation(each) if isinstance(each, str) else each for each in arguments])
+
+
+def _operation(name):
+    try:
+        return ReductionOperation(name)
+    except ValueError:
+        return name  # check_operation() refuses it
+
+
 def is_carried(op) -> bool:
     """Return True for an operation that a channel does itself: an average is scaled afterwards."""
     return type(op) is ReductionOperation and op is not ReductionOperation.AVERAGE
@@ -198,7 +210,8 @@ def check_operation(op: ReductionOperation, dtype) -> None:
     """Raise if the operation cannot be done on values of this dtype."""
     if not isinstance(op, ReductionOperation):
         raise ValueError(
-            f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM"
+            f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM, or its "
+            f"name: {', '.join(each.value for each in ReductionOperation)}"
         )
     if dtype.kind not in "iuf" and dtype.name != "bfloat16":
         raise ValueError(f"arrays of {dtype} cannot be reduced; wanted integers or floats")

@@ -12,10 +12,12 @@ from typing import Any
 
 from ..environment import checked_mode
 from ..errors import MeshError
-from ..layout.axes import AXES, COPIES, ORDER
+from ..layout.axes import AXES, COPIES, ORDER, TOGETHER
 from ..layout.mesh_shape import Coordinates, MeshShape, axes_of
 from .backend import CommunicationBackend
 from .failure.agreement import collectively
+
+_JOINED = COPIES, TOGETHER  # several axes, whose ranks make one group
 
 
 class Mesh:
@@ -63,7 +65,7 @@ class Mesh:
         self._groups: dict[str | tuple[str, ...], CommunicationBackend] = {
             axis: self._split(axis) for axis in AXES
         }
-        self._groups[COPIES] = self._joined(COPIES)
+        self._groups |= {axes: self._joined(axes) for axes in _JOINED}
         self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
         self._transport: tuple[str, bool] | None = "staged", True
         self._num_users = 1
@@ -76,9 +78,9 @@ class Mesh:
     @property
     def names(self) -> dict[str, str]:
         """{key of a group: its axis, or "world"}, for people."""
-        of_copies = {self._groups[COPIES].group_key: " x ".join(COPIES)}
+        of_joined = {self._groups[axes].group_key: " x ".join(axes) for axes in _JOINED}
         of_axes = {self._groups[axis].group_key: axis for axis in AXES}
-        return {self.world.group_key: "world", **of_copies, **of_axes}
+        return {self.world.group_key: "world", **of_joined, **of_axes}
 
     @property
     def rank(self) -> int:
@@ -111,8 +113,9 @@ class Mesh:
         Parameters
         ----------
         axis
-            "pipeline", "data", "domain" or "tensor"; or layout.axes.COPIES, which is data and
-            domain together: the ranks that hold the same parameters.
+            "pipeline", "data", "domain" or "tensor"; or of layout.axes COPIES, data and domain
+            together: the ranks that hold the same parameters; or TOGETHER, domain and tensor: those
+            that compute each layer together.
 
         Raises
         ------
@@ -151,12 +154,12 @@ class Mesh:
         axis
             As of group, with its errors.
         """
-        if axis != COPIES[-1]:
-            return (self.group(axis),)
-        cuts = (group for groups in self._cuts.values() for group in groups)
-        both = dict.fromkeys((self.group(COPIES), *cuts))
+        joined = [self._groups[axes] for axes in _JOINED if axes[-1] == axis]
+        if axis == COPIES[-1]:
+            joined += [group for groups in self._cuts.values() for group in groups]
         own = [self._groups[one] for one in AXES]
-        return self.group(axis), *(group for group in both if group not in own)
+        others = [group for group in dict.fromkeys(joined) if group not in own]
+        return self.group(axis), *others
 
     def ranks_per_node(self, axis: str | tuple[str, ...]) -> int | None:
         """Return how many neighbors along the axis each node has; None if they differ.

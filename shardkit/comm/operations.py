@@ -8,6 +8,7 @@ backend.traffic.bytes_sent                     # bytes this rank has sent, by th
 
 import enum
 from abc import ABC, abstractmethod
+from typing import TypeAlias
 
 import numpy
 
@@ -26,9 +27,20 @@ class ReductionOperation(enum.Enum):
     MIN = "min"
     MAX = "max"
     AVERAGE = "average"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ReductionOperation | None":
+        """Return the one that is meant by its name in capitals, or by a short one."""
+        short = {"prod": "product", "avg": "average", "mean": "average"}
+        name = value.lower() if isinstance(value, str) else ""
+        return next((each for each in cls if each.value == short.get(name, name)), None)
+
     __hash__ = (
         object.__hash__
     )  # Enum's own is written in Python, and verbs look operations up in tables
+
+
+Operation: TypeAlias = ReductionOperation | str  # str: its name
 
 
 class Handle(ABC):

@@ -36,7 +36,7 @@ from .alone import AloneTransport
 from .arguments import Arguments
 from .channel import NotedCalls
 from .collective import COLLECTIVES
-from .operations import Handle, ReductionOperation, Traffic
+from .operations import Handle, Operation, ReductionOperation, Traffic
 from .plans import PlannedVerbs
 from .transport import GpuTransport, StagedTransport, port_of
 from .under_way import check_alive, handle_of
@@ -226,7 +226,7 @@ class Verbs:
         """Make a call that a transport carries."""
         collective = COLLECTIVES[verb]
         with self.verb(verb, site=site):
-            parts = collective.ports(self, *arguments)
+            parts = collective.ports(self, *checks.meant(arguments))
             self.transport(verb, parts).make(verb, *parts).wait()
             self.traffic.add(verb, collective.sent(self, *parts))
 
@@ -234,7 +234,7 @@ class Verbs:
         """Begin a collective. All ranks begin their collectives in the same order."""
         name, collective = f"i{verb}", COLLECTIVES[verb]
         with self.verb(name, site=self.progress.site(OF_VERB)):
-            parts = collective.ports(self, *arguments)
+            parts = collective.ports(self, *checks.meant(arguments))
             self.traffic.add(verb, collective.sent(self, *parts))
             return handle_of(self, *self.transport(name, parts).begin(verb, *parts))
 
@@ -245,13 +245,15 @@ class Verbs:
         if not self.noted.barrier():
             self.make("barrier")
 
-    def all_reduce(self, array: Array, op: ReductionOperation = SUM) -> None:
+    def all_reduce(self, array: Array, op: Operation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
 
         Parameters
         ----------
         array
             Any shape, the same on all ranks. Half floats are summed as float32.
+        op
+            A ReductionOperation, or its name: "sum", "product", "min", "max", "average".
         """
         if not self.noted.all_reduce(array, op):
             self.make("all_reduce", array, op)
@@ -282,7 +284,7 @@ class Verbs:
         send: Array,
         receive: Array,
         counts: Sequence[int] | None = None,
-        op: ReductionOperation = SUM,
+        op: Operation = SUM,
         *,
         in_place: bool = False,
     ) -> None:
@@ -384,7 +386,7 @@ class Verbs:
 
     # ---- non-blocking collectives ----------------------------------------------------------------
 
-    def iall_reduce(self, array: Array, op: ReductionOperation = SUM) -> Handle:
+    def iall_reduce(self, array: Array, op: Operation = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
         return self._begin("all_reduce", array, op)
 
@@ -399,7 +401,7 @@ class Verbs:
         send: Array,
         receive: Array,
         counts: Sequence[int] | None = None,
-        op: ReductionOperation = SUM,
+        op: Operation = SUM,
     ) -> Handle:
         """Begin a reduce_scatter."""
         return self._begin("reduce_scatter", send, receive, counts, op, False)

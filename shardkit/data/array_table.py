@@ -11,11 +11,13 @@ from ..files.arrays import npy_array, npz_arrays
 from ..files.reading import is_plain
 from .columns import Field
 from .mapped import FileMap, MappedRows
-from .table import Table
+from .table import NumberTable
 
 
-class ArrayTable(Table):
+class ArrayTable(NumberTable):
     """Arrays of a .npy or .npz file, mapped into memory."""
+
+    reads_bands = True
 
     def __init__(self, path: Path):
         self._file = FileMap(path)

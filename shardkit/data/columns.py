@@ -15,6 +15,7 @@ import numpy
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
+from ..layout.part import with_length
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d*)(?P<colon>:?)(?P<stop>\d*)\]", re.S)
 _SHOWN = 8  # names in a message
@@ -26,7 +27,7 @@ class Field:
 
     rows   how many
     shape  of one row's value; () for a number
-    dtype  None if it is no number
+    dtype  None if it is no column of numbers, texts or times
     is_index  its name says that it numbers the rows, and is no value of them
     """
 
@@ -35,6 +36,11 @@ class Field:
     shape: tuple[int, ...]
     dtype: numpy.dtype | None
     is_index: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """True if its values are texts."""
+        return self.dtype is not None and self.dtype.kind == "O"
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,44 @@ class Columns:
         every = [f"{self.field.name}[{','.join(map(str, index))}]" for index in indices]
         return tuple(every[self.start : self.stop])
 
+    def name_of(self, column: int) -> str:
+        """Return the name of one of the columns."""
+        return _name_of(self.field, numpy.unravel_index(self.start + column, self.field.shape))
+
     def overlaps(self, other: "Columns") -> bool:
         """Return True if a column is in both."""
         is_apart = self.stop <= other.start or other.stop <= self.start
         return self.field.name == other.field.name and not is_apart
+
+
+@dataclass(frozen=True)
+class RowBand:
+    """The part [start, stop) of each row of a field, along a dim of its rows."""
+
+    field: Field
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part of a row."""
+        return with_length(self.field.shape, self.dim, self.stop - self.start)
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Where the part is in a row."""
+        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+
+    def name_of(self, column: int) -> str:
+        """Return the name of one of the columns."""
+        index = list(numpy.unravel_index(column, self.shape))
+        index[self.dim] += self.start
+        return _name_of(self.field, index)
+
+
+def _name_of(field: Field, index) -> str:
+    return f"{field.name}[{','.join(map(str, index))}]" if field.shape else field.name
 
 
 def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[Columns, ...]:
@@ -94,7 +134,8 @@ def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[C
     for part in parts:
         if part.field.dtype is None:
             raise ConfigurationError(
-                f"{setting}: {part.field.name} of {where} holds text or records; wanted numbers"
+                f"{setting}: {part.field.name} of {where} holds records or lists; wanted numbers, "
+                "texts or times"
             )
     return tuple(parts)
 

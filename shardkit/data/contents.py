@@ -14,6 +14,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from itertools import product
+from math import prod
 from pathlib import Path
 
 import numpy
@@ -111,14 +113,26 @@ def content_of_array(array) -> str:
     equal steps between them.
     """
     digest = blake2b(f"{tuple(array.shape)} {array.dtype}".encode(), digest_size=16)
-    for first, stop in _blocks_of(array):
-        block = numpy.ascontiguousarray(array[first:stop])
+    pieces = list(_pieces(array.shape[1:], array.dtype.itemsize))
+    for (first, stop), inside in product(_blocks_of(array), pieces):
+        block = numpy.ascontiguousarray(array[(slice(first, stop), *inside)])
         digest.update(checksum(block.reshape(-1).view(numpy.uint8)).encode())
     return digest.hexdigest()
 
 
+def _pieces(shape, item_bytes: int) -> Iterator[tuple[slice, ...]]:
+    """Yield where the pieces of a row of this shape are, of at most the bytes of a block each."""
+    if prod(shape) * item_bytes <= _BLOCK_BYTES or not shape:
+        yield ()
+        return
+    step = max(_BLOCK_BYTES // (prod(shape[1:]) * item_bytes), 1)
+    for first in range(0, shape[0], step):
+        for inside in _pieces(shape[1:] if step == 1 else (), item_bytes):
+            yield (slice(first, first + step), *inside)
+
+
 def _blocks_of(array) -> Iterator[tuple[int, int]]:
-    rows = len(array)
+    rows = array.shape[0]
     row_bytes = max(array.dtype.itemsize * numpy.prod(array.shape[1:], dtype=object), 1)
     step = max(_BLOCK_BYTES // row_bytes, 1)
     count = -(-rows // step)
@@ -156,6 +170,15 @@ class Contents:
                 f"{path} is not what this run was trained on, since it was changed; restore it, or "
                 "start another run",
                 path,
+            )
+
+    def check_given(self, name: str, content: str) -> None:
+        """Note the hash of what is no file; refuse it if another was noted. Errors: InputError."""
+        if self._known.setdefault(name, (None, content))[1] != content:
+            raise InputError(
+                f"{name} is not what this run was trained on; give the same rows, or start another "
+                "run",
+                name,
             )
 
     def store(self, folder: Path) -> None:

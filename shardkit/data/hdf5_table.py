@@ -19,13 +19,13 @@ import numpy
 
 from ..files.reading import is_plain, library
 from . import hdf5
-from .columns import Field
+from .columns import Field, RowBand
 from .hdf5_claims import check_claims
 from .hdf5_headers import VirtualMessages
 from .hdf5_virtual import rows_of, shape_of, sources_of
 from .mapped import FileMap, MappedRows
-from .table import Table
-from .virtual_rows import VirtualRows
+from .table import NumberTable
+from .virtual_rows import VirtualRows, shape_read
 
 _INDEX = re.compile(r"axis\d+", re.ASCII)  # of pandas; in its tables the member "index"
 _CACHED_CHUNKS = 8
@@ -34,11 +34,13 @@ _WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
 _MOST_CHUNK_ROWS_BYTES = 1 << 28  # of one read of whole rows, where a chunk has parts of them
 
 
-class HDF5Table(Table):
+class HDF5Table(NumberTable):
     """The datasets of an HDF5 file.
 
     is_source   of a virtual dataset: its own virtual ones are not read
     """
+
+    reads_bands = True
 
     def __init__(self, path: Path, *, is_source: bool = False):
         self._file = hdf5.open_to_read(path, _cache_bytes(path))
@@ -119,8 +121,8 @@ class WindowRows:
         self._run = max(min(dataset.chunks[0] if dataset.chunks else most, most // row_bytes), 1)
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
-        """Return these rows of a part: see Table.read. One read for each chunk."""
-        shape = self._shape if part.is_whole else (part.width,)
+        """Return these rows of a part: see NumberTable.read. One read for each chunk."""
+        shape = shape_read(self._shape, part)
         dtype = part.field.dtype.newbyteorder("=")
         values = numpy.empty((len(numbers), *shape), dtype)
         order = numpy.argsort(numbers, kind="stable")
@@ -135,6 +137,9 @@ class WindowRows:
 
     def _window(self, first: int, stop: int, part):
         with library(self._path, self._name):
+            if isinstance(part, RowBand):
+                source = self._dataset.fields(self._member) if self._member else self._dataset
+                return source[(slice(first, stop), *part.index)]
             if self._member:
                 return self._dataset.fields(self._member)[first:stop]
             if part.is_whole:

@@ -8,6 +8,7 @@ dataset that is not compressed. There is no sorting and no library lock:
     one place         rows are taken from the map
     several places    whole runs are read into a buffer, rows taken from there (kept_runs.py)
     where that fails  rows are gathered from the map by address
+    bands of rows     each is read at its place, and nothing is mapped
 
 Pages of a map count as memory of the process once they are touched, so they are given back when 32
 MiB have come together; they stay in the cache of the system.
@@ -16,13 +17,15 @@ MiB have come together; they stay in the cache of the system.
 import mmap
 import os
 import weakref
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
 import numpy
 
 from ..errors import InputError
-from ..files.reading import open_regular, understood
+from ..files.reading import library, open_regular
+from .columns import RowBand
 from .kept_runs import KeptRuns
 
 _MOST_MAPPED_BYTES = 1 << 25  # of files in memory, before pages are given back
@@ -35,10 +38,14 @@ class FileMap:
     def __init__(self, path: Path):
         self._file = open_regular(path)
         weakref.finalize(self, os.close, self._file)
-        with understood(path):
-            self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
-        self.path, self.size = path, len(self._map)
+        self.path, self.size = path, os.fstat(self._file).st_size
         self._mapped_bytes = _mapped_bytes()  # of all files, after the last release
+
+    @cached_property
+    def _map(self) -> mmap.mmap:
+        """The map, made when it is first read: a rank may have less memory than the file."""
+        with library(self.path):
+            return mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ)
 
     def gather(self, addresses, row_bytes: int) -> numpy.ndarray:
         """Return the bytes at these addresses: [n, row_bytes] uint8."""
@@ -55,13 +62,6 @@ class FileMap:
         self._check_size()
         rows = numpy.ndarray((num_rows, row_bytes), numpy.uint8, self._map, start)
         found = rows.take(numbers, axis=0)
-        self._give_back()
-        return found
-
-    def lines(self, begins, ends) -> list[bytes]:
-        """Return the bytes [begin, end) of each pair."""
-        self._check_size()
-        found = [self._map[begin:end] for begin, end in zip(begins, ends)]
         self._give_back()
         return found
 
@@ -164,7 +164,29 @@ class MappedRows:
             found.view(self._dtype)[~is_there] = self._fill
         return found
 
+    def _bands(self, numbers, band: RowBand) -> numpy.ndarray:
+        """Return the band of each of these rows, and read no more: [n, *shape of the band]."""
+        found = numpy.empty((len(numbers), *band.shape), self._dtype)
+        before = prod(self._row_shape[: band.dim])
+        inner = self._dtype.itemsize * prod(self._row_shape[band.dim + 1 :])
+        stride = self._row_shape[band.dim] * inner
+        begin = band.start * inner
+        run_bytes = (band.stop - band.start) * inner
+        runs = found.view(numpy.uint8).reshape(len(numbers), before, run_bytes)
+        for number, row, runs_of_row in zip(numbers.tolist(), found, runs):
+            run, within = divmod(number, self._rows_per_place)
+            place = int(self._places[run])
+            if place == MISSING:
+                row[...] = self._fill
+                continue
+            at = place + within * self._row_bytes + begin
+            for each, bytes_of_run in enumerate(runs_of_row):
+                self._file.read_into(bytes_of_run, at + each * stride)
+        return found.astype(self._dtype.newbyteorder("="), copy=False)
+
     def read_shaped(self, numbers, part) -> numpy.ndarray:
-        """Return these rows of a part of this array: see Table.read."""
+        """Return these rows of a part of this array: see NumberTable.read."""
+        if isinstance(part, RowBand):
+            return self._bands(numbers, part)
         values = self.read(numbers, part.start, part.stop)
         return values.reshape(len(numbers), *self._row_shape) if part.is_whole else values

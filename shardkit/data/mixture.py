@@ -17,6 +17,7 @@ from hashlib import blake2b
 import numpy
 
 from ..errors import ConfigurationError
+from ..layout.part import Rows
 from .samples import Samples, reader_of
 
 _MOST_SAMPLES = 1 << 62
@@ -51,7 +52,11 @@ class Mixture(Samples):
         """Return how many samples of each source an epoch has."""
         return numpy.diff(self._stops, prepend=0).tolist()
 
-    def read(self, numbers, positions=None):
+    @property
+    def reads_parts(self):
+        return all(source.reads_parts for source in self.sources)
+
+    def read(self, numbers, positions=None, part=None):
         """Return x, y of these samples, in their order."""
         numbers = numpy.asarray(numbers)
         which = numpy.searchsorted(self._stops, numbers, side="right")
@@ -61,8 +66,9 @@ class Mixture(Samples):
             if len(rows):
                 start = int(self._stops[index - 1]) if index else 0
                 own = (numbers[rows] - start) % len(source)
-                found.append((rows, read(own, None if positions is None else positions[rows])))
-        return tuple(_interleaved(len(numbers), found, part) for part in range(2))
+                at = None if positions is None else positions[rows]
+                found.append((rows, read(own, at, part)))
+        return tuple(_interleaved(len(numbers), found, which) for which in range(2))
 
     def fingerprint(self):
         """Return a hash of the sources and their weights."""
@@ -70,10 +76,14 @@ class Mixture(Samples):
         return blake2b(f"{text} {self.weights}".encode(), digest_size=16).hexdigest()
 
 
-def _interleaved(num: int, found, part: int) -> numpy.ndarray:
-    """Return x (part 0) or y (part 1) of all sources, each sample in its row."""
-    first = found[0][1][part]
+def _interleaved(num: int, found, which: int):
+    """Return x (0) or y (1) of all sources, each sample in its row."""
+    pairs = [(rows, arrays[which]) for rows, arrays in found]
+    first = pairs[0][1]
+    if isinstance(first, Rows):
+        inside = [(rows, (slab.array,)) for rows, slab in pairs]
+        return first.map(lambda array: _interleaved(num, inside, 0))
     whole = numpy.empty((num, *first.shape[1:]), first.dtype)
-    for rows, arrays in found:
-        whole[rows] = arrays[part]
+    for rows, array in pairs:
+        whole[rows] = array
     return whole

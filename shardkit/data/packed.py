@@ -120,13 +120,14 @@ class TokenWindows(Samples):
     def __len__(self):
         return (len(self.tokens) - 1) // self.length
 
-    def read(self, numbers):
-        """Return x, y of these windows.
+    def read(self, numbers, part=None):
+        """Return x, y of these windows, or of their tokens of a part.
 
         Errors: CorpusError on a token beyond the vocabulary, and on a NUL byte in text.
         """
-        starts = numbers * self.length
-        windows = self.tokens.gather(starts, self.length + 1)
+        first, stop = (0, self.length) if part is None else part.span(self.length)
+        starts = numbers * self.length + first
+        windows = self.tokens.gather(starts, stop - first + 1)
         if self.tokens.is_text and not windows.all():
             row, column = numpy.argwhere(windows == 0)[0].tolist()
             path, byte = self.tokens.place(int(starts[row]) + column)
@@ -136,7 +137,10 @@ class TokenWindows(Samples):
         y = windows[:, 1:].copy()
         if self.mask_documents:
             self._mask(y, starts)
-        return windows[:, :-1].copy(), y
+        x = windows[:, :-1].copy()
+        if part is None:
+            return x, y
+        return part.x(x, self.length), part.y(y, self.length)
 
     def _check(self, windows, starts):
         is_wrong = (windows < 0) | (windows >= self.vocabulary_size)
@@ -147,7 +151,7 @@ class TokenWindows(Samples):
 
     def _mask(self, y, starts):
         for row, start in zip(y, starts.tolist()):
-            begins = self.tokens.boundaries(start + 1, start + 1 + self.length)
+            begins = self.tokens.boundaries(start + 1, start + 1 + y.shape[1])
             row[numpy.array(begins, numpy.int64) - start - 1] = IGNORED
 
     def fingerprint(self):

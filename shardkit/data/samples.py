@@ -10,8 +10,11 @@ that are mapped into memory or read piece by piece, so that its size costs nothi
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import numpy
+
+from ..layout.part import SamplePart
 
 TRAINING = "training"  # the parts that the data of a run is split into
 VALIDATION = "validation"
@@ -62,6 +65,11 @@ class Samples(ABC):
         where in the stream of the run each sample stands: [n] int64 from 0, no two alike, the same
         on every mesh and after a restart; position // len is the epoch. None: for validation,
         predictions and figures, for which nothing is drawn.
+
+        Where ranks share each sample, a read that takes `part=None` too is told a SamplePart, the
+        part of each that this rank wants: it reads those rows alone, part.span(length), and returns
+        part.x(rows, length), part.y(rows, length). What another read returns is cut, so that whole
+        samples pass through the memory of each rank.
         """
 
     @abstractmethod
@@ -73,14 +81,58 @@ class Samples(ABC):
         (contents.py).
         """
 
+    @property
+    def reads_parts(self) -> bool:
+        """True if read() reads no more of samples than the part that it is told of.
 
-def reader_of(samples: Samples) -> Callable[[numpy.ndarray, numpy.ndarray | None], tuple]:
-    """Return (numbers, positions) -> x, y: its read(), told the positions if it takes them."""
-    read: Callable[..., tuple] = samples.read
+        By default, whether it takes `part`.
+        """
+        return "part" in taken_by(self.read)
+
+
+class SamplesOf(Samples):
+    """What is made of the samples of another source, and reads parts as far as that does."""
+
+    def __init__(self, source: Samples):
+        self._read = reader_of(source)
+        self._source = source
+        self.run_length = source.run_length
+
+    def __len__(self):
+        return len(self._source)
+
+    @property
+    def reads_parts(self):
+        return self._source.reads_parts
+
+    def fingerprint(self):
+        return self._source.fingerprint()
+
+
+def taken_by(read: Callable[..., Any]) -> set[str]:
+    """Return what a read() takes beside numbers: of "positions" and "part"."""
     try:
         parameters = list(inspect.signature(read).parameters.values())
     except (TypeError, ValueError):  # of a read that is not written in Python
         parameters = []
-    if any(each.name == "positions" or each.kind is each.VAR_KEYWORD for each in parameters):
-        return lambda numbers, positions: read(numbers, positions=positions)
-    return lambda numbers, positions: read(numbers)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return {"positions", "part"}
+    return {each.name for each in parameters} & {"positions", "part"}
+
+
+def reader_of(samples: Samples) -> Callable[..., tuple]:
+    """Return (numbers, positions=None, part=None) -> x, y: its read(), told what it takes.
+
+    Where it takes no part, what it reads whole is cut.
+    """
+    read: Callable[..., tuple] = samples.read
+    taken = taken_by(read)
+
+    def found(numbers, positions=None, part: SamplePart | None = None) -> tuple:
+        told: dict[str, Any] = {"positions": positions}
+        if part is not None:
+            told["part"] = part
+        x, y = read(numbers, **{name: told[name] for name in taken & told.keys()})
+        return (x, y) if part is None else part.cut(x, y)
+
+    return found

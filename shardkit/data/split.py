@@ -15,7 +15,7 @@ import numpy
 
 from ..array.random import key_of, uniform
 from ..errors import CorpusError
-from .samples import Samples, reader_of
+from .samples import Samples, SamplesOf
 
 _MOST_STRETCHES = 1024
 _FEWEST_RUNS = 4  # held out as whole runs; fewer would miss the percentage
@@ -41,21 +41,20 @@ class Ranges:
         return self.stops[which] - (ends[which] - positions)
 
 
-class Selected(Samples):
+class Selected(SamplesOf):
     """Some of the samples of a source, such as those that are not held out."""
 
     def __init__(self, whole: Samples, ranges: Ranges):
+        super().__init__(whole)
         self.whole = whole
         self.ranges = ranges
-        self.run_length = whole.run_length
-        self._read = reader_of(whole)
 
     def __len__(self):
         return len(self.ranges)
 
-    def read(self, numbers, positions=None):
+    def read(self, numbers, positions=None, part=None):
         """Return x, y of the samples of these numbers in the selection."""
-        return self._read(self.ranges.numbers(numbers), positions)
+        return self._read(self.ranges.numbers(numbers), positions, part)
 
     def fingerprint(self):
         """Return a hash of the whole and of the ranges."""

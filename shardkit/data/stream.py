@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
+from ..layout.part import SamplePart
 from .order import EpochOrder
 from .position import Position
 from .samples import Samples, reader_of
@@ -20,9 +21,11 @@ from .samples import Samples, reader_of
 class Stream:
     """The batches of one data rank, one batch ahead. A context manager that closes it.
 
+    samples         that it reads
     global_batch    samples in the global batch of a step
     first, count    the part of this data rank in it
     position        where each step begins; go_on_from() sets it
+    sample_part     which part of each sample this rank reads; None: whole ones
     waited_seconds  how long callers of batch() stood waiting for data, so far
 
     One thread at a time may call it. At most two batches are in memory: the one that was handed out
@@ -38,13 +41,15 @@ class Stream:
         global_batch: int,
         first: int,
         count: int,
+        sample_part: SamplePart | None = None,
     ):
         self.waited_seconds = 0.0
-        self._samples_at = reader_of(samples)
+        self.samples, self._samples_at = samples, reader_of(samples)
         self._order = EpochOrder(len(samples), seed, purpose, samples.run_length)
         self.position = Position(0, 0, global_batch, len(samples))
         self._first = first
         self._count = count
+        self._sample_part = sample_part
         self._reader = ThreadPoolExecutor(1, "shardkit-data")
         self._ahead: tuple[int, Future] | None = None  # step and its batch
 
@@ -76,7 +81,8 @@ class Stream:
     def _read(self, step: int) -> tuple:
         first = self.position.of_step(step) + self._first
         positions = numpy.arange(first, first + self._count, dtype=numpy.int64)
-        return self._samples_at(self._order.numbers(first, self._count), positions)
+        numbers = self._order.numbers(first, self._count)
+        return self._samples_at(numbers, positions, self._sample_part)
 
     def close(self) -> None:
         """Let the thread end, and wait for it. Afterwards nothing can be read."""

@@ -1,74 +1,98 @@
 """Rows of a table as samples: x from the columns of features, y from those of targets.
 
-    .npy .npz .h5 .csv .parquet --Table--> columns --TableSamples--> x [n, features], y [n, targets]
+    .npy .npz .h5                --NumberTable---> TableSamples   x [n, features], y [n, targets]
+    .csv .parquet .arrow, folder --GroupedTable--> RawSamples     the same, encoded
 
 Nothing is copied: each rank reads the rows that it is asked for, where they lie.
 """
 
+import copy
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
 
 from ..array import kernels
 from ..errors import ConfigurationError, InputError
 from ..files.reading import size_of
-from ..files.writing import write_whole
+from ..layout.part import Rows, SamplePart
 from .array_table import ArrayTable
-from .columns import Columns, chosen
+from .columns import Columns, RowBand, chosen
 from .contents import Contents, stamp_of
-from .csv_table import CSVTable
 from .hdf5_table import HDF5Table
-from .parquet_table import ParquetTable
+from .raw.csv import CSVGroups
+from .raw.encodings import ColumnEncoder
+from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, files_below, keys_of
+from .raw.samples import EncodedRows
 from .samples import Samples
-from .table import Table
+from .table import GroupedTable, Table
 
 MOST_CLASSES = 1 << 20  # as many logits as a row may have
+Asked: TypeAlias = tuple[Columns | RowBand, ...]
 KINDS = {
     ".npy": ArrayTable,
     ".npz": ArrayTable,
     ".h5": HDF5Table,
     ".hdf5": HDF5Table,
     ".hdf": HDF5Table,
-    ".csv": CSVTable,
-    ".tsv": CSVTable,
-    ".parquet": ParquetTable,
 }
+_COMPRESSED = ("", ".gz", ".bz2", ".xz")
+_CSV = tuple(f"{kind}{how}" for kind in (".csv", ".tsv", ".txt") for how in _COMPRESSED)
+_ARROW = (".parquet", ".pq", ".arrow", ".feather")
 
 
-def open_table(path, index: Path | None = None, contents: Contents | None = None) -> Table:
-    """Open a file of rows of numbers.
+def open_table(path, contents: Contents | None = None, **dialect) -> Table:
+    """Open a file of rows, a folder of such files, or a frame in memory.
 
-    index     the file that write_index made; None: an index that is needed is made in memory
     contents  what its files held before; None: not known
+    dialect   of CSV, as CSVGroups takes it
     Errors: ConfigurationError if it is missing, empty, damaged or of another kind.
     """
+    if not isinstance(path, (str, Path)):
+        return GroupedTable(Path(type(path).__name__), FrameGroups(path))
     path = Path(path)
-    kind: Any = KINDS.get(path.suffix.lower())
-    if kind is None:
-        raise ConfigurationError(
-            f"{path} is of no kind that is known; wanted a file that ends in {', '.join(KINDS)}"
-        )
     try:
-        if not size_of(path):
-            raise InputError(f"{path} is empty; wanted rows of numbers", path)
         stamp = stamp_of(path)
-        table = kind(path, index) if kind is CSVTable else kind(path)
+        table = _opened(path, dialect)
         table.known(contents or Contents(), stamp)
         return table
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", path) from None
 
 
-def write_index(table: Table, index: Path) -> None:
-    """Write what open_table needs beside the file, if it is of a kind that needs it. On one rank.
+def _opened(path: Path, dialect: dict) -> Table:
+    if path.is_dir():
+        return GroupedTable(path, _joined(path, dialect))
+    if not size_of(path):
+        raise InputError(f"{path} is empty; wanted rows of numbers", path)
+    kind: Any = KINDS.get(path.suffix.lower())
+    return kind(path) if kind else GroupedTable(path, _groups(path, dialect))
 
-    Errors: OSError.
-    """
-    if isinstance(table, CSVTable):
-        write_whole(index, table.begins.tobytes())
+
+def _groups(path: Path, dialect: dict) -> RowGroups:
+    name = path.name.lower()
+    if name.endswith(_CSV):
+        return CSVGroups(path, **dialect)
+    if name.endswith(_ARROW):
+        return ArrowGroups(path)
+    known = ", ".join((*KINDS, *_ARROW, *_CSV[: len(_COMPRESSED)], ".tsv", ".txt"))
+    raise ConfigurationError(
+        f"{path} is of no kind that is known; wanted a file that ends in {known}"
+    )
+
+
+def files_of(path) -> list[Path]:
+    """Return the files of a table: itself, or those of a folder. Errors: InputError."""
+    path = Path(path)
+    return files_below(path, (*_ARROW, *_CSV)) if path.is_dir() else [path]
+
+
+def _joined(folder: Path, dialect: dict) -> RowGroups:
+    files = files_of(folder)
+    keys = [keys_of(file, folder) for file in files]
+    return JoinedGroups(folder, [_groups(file, dialect) for file in files], keys)
 
 
 class TableSamples(Samples):
@@ -77,6 +101,7 @@ class TableSamples(Samples):
     features   x, by names (columns.py); (): all columns of numbers that are not named elsewhere
     targets    y, likewise; classes: y is [n] int64 class numbers from the only target
     weights    of the rows, the last column of y; None: rows have none
+    apart      names of columns that are features only if they are named
     dtype      of x, and of y but for classes; None: that of the file
 
     x is [n, features], or [n, *shape] if the only feature is a field whose rows have several
@@ -85,25 +110,36 @@ class TableSamples(Samples):
     or have different lengths.
     """
 
+    table: Any  # NumberTable
+
     def __init__(
-        self, table: Table, features=(), targets=(), *, weights=None, classes=False, dtype="float32"
+        self,
+        table: Table,
+        features=(),
+        targets=(),
+        *,
+        weights=None,
+        classes=False,
+        dtype="float32",
+        apart=(),
     ):
-        where, self.table = str(table.path), table
+        self.table = table
+        where = str(table.path)
         self.targets = chosen(table.fields, targets, where, "target")
         self.weights = chosen(table.fields, (weights,) if weights else (), where, "weights")
-        self.features = chosen(table.fields, features, where, "features") or self._others()
+        self.features = chosen(table.fields, features, where, "features") or self._others(apart)
         self._parts = (*self.features, *self.targets, *self.weights)
         self._classes, self._dtype = classes, dtype
         self._check()
         self._rows = self._parts[0].field.rows
-        self.run_length = table.run_length(self._parts)
+        self.run_length = self.table.run_length(self._parts)
 
-    def _others(self) -> tuple[Columns, ...]:
-        """Return all columns of numbers that are neither target nor weight.
+    def _others(self, apart) -> tuple[Columns, ...]:
+        """Return all columns that are neither target nor weight.
 
         Errors: ConfigurationError where one of them seems to be the index of pandas.
         """
-        taken = {part.field.name for part in (*self.targets, *self.weights)}
+        taken = {part.field.name for part in (*self.targets, *self.weights)} | {*apart}
         rows = {part.field.rows for part in self.targets}
         others = [
             field
@@ -159,18 +195,32 @@ class TableSamples(Samples):
         """The name of each target."""
         return tuple(name for part in self.targets for name in part.names)
 
-    def read(self, numbers):
+    @property
+    def reads_parts(self):
+        return self.table.reads_bands
+
+    def read(self, numbers, part=None):
         numbers = numpy.asarray(numbers, numpy.int64)
-        values = self.table.read(numbers, self._parts)
+        if part is None:
+            return self._read(numbers, self._parts)
+        x_asked, y_asked = self.features, self._parts[len(self.features) :]
+        if self.reads_parts:
+            x_asked = _band(x_asked, part, part.x_dim)
+            y_asked = _band(y_asked, part, part.y_dim)
+        x, y = self._read(numbers, x_asked + y_asked)
+        return part.cut(_in_its_place(x, x_asked), _in_its_place(y, y_asked))
+
+    def _read(self, numbers, asked):
+        values = self.table.read(numbers, asked)
         num_features = len(self.features)
         y_parts = values[num_features:]
-        x = self._joined(values[:num_features], self.features, numbers)
+        x = self._joined(values[:num_features], asked[:num_features], numbers)
         if self._classes:
             y = self._class_numbers(y_parts[0], numbers)
             if self.weights:
                 y = numpy.stack([y, y_parts[-1].reshape(-1)], 1)
             return x, y
-        return x, self._joined(y_parts, self._parts[num_features:], numbers)
+        return x, self._joined(y_parts, asked[num_features:], numbers)
 
     def _joined(self, values, parts, numbers):
         """Return the parts side by side, checked for NaN. Errors: ConfigurationError."""
@@ -212,11 +262,52 @@ class TableSamples(Samples):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _where(table: Table, part: Columns, number, column: int = 0) -> str:
-    return f"{table.path}, {table.row_text(int(number))}, column {part.names[column]}"
+class RawSamples(TableSamples):
+    """Chosen columns of a GroupedTable: sample k is row k, as a ColumnEncoder has it.
+
+    encoder  known once a survey has fitted it, or from the run; before that no row can be read
+    """
+
+    table: GroupedTable
+    _encoded: EncodedRows
+
+    def encoded(self, encoder: ColumnEncoder) -> "RawSamples":
+        """Return these rows with an encoder."""
+        made = copy.copy(self)
+        made._encoded = EncodedRows(
+            self.table, encoder, self.target_names, tuple(part.names[0] for part in self.weights)
+        )
+        return made
+
+    def read(self, numbers):
+        return self._encoded.read(numpy.asarray(numbers, numpy.int64))
 
 
-def _check_finite(values, part: Columns, table: Table, numbers) -> None:
+def _band(columns: tuple[Columns, ...], part: SamplePart, dim: int | None) -> Asked:
+    """Return the band of one whole field that this part is; the columns where it is none."""
+    if len(columns) != 1 or not columns[0].is_whole:
+        return columns
+    field = columns[0].field
+    inside = part.inside((field.rows, *field.shape), dim)
+    if inside is None or dim is None or not field.shape[1:]:
+        return columns
+    return (RowBand(field, dim - 1, inside[dim].start, inside[dim].stop),)
+
+
+def _in_its_place(array, asked: Asked):
+    """Return what was read, a slab if it is a band."""
+    for band in asked:
+        if isinstance(band, RowBand):
+            return Rows(array, band.dim + 1, band.start, band.field.shape[band.dim])
+    return array
+
+
+def _where(table: Table, part: Columns | RowBand, number, column: int = 0) -> str:
+    name = part.name_of(int(column))
+    return f"{table.path}, {table.row_text(int(number))}, column {name}"
+
+
+def _check_finite(values, part: Columns | RowBand, table: Table, numbers) -> None:
     """Raise ConfigurationError on NaN and infinity, with the row and column of the first."""
     if values.dtype.kind != "f" or _is_finite(values):
         return

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy
 
 from ..errors import InputError
-from .columns import Columns, Field
+from .columns import Columns, Field, RowBand
 from .hdf5_virtual import RowSource
-from .table import Table
+from .table import NumberTable
 
 _MOST_OPEN = 8  # sources, of three descriptors each
 
@@ -29,7 +29,7 @@ class VirtualRows:
     path    of the file that holds it
     field   of it
     parts   its sources, in the order of rows
-    opened  function (path) -> Table, of a file whose virtual datasets are not read
+    opened  function (path) -> NumberTable, of a file whose virtual datasets are not read
     Errors: InputError that names the source which is not what the mapping says.
     """
 
@@ -39,7 +39,7 @@ class VirtualRows:
         self._dtype = field.dtype.newbyteorder("=")
         self._opened = opened
         self._starts = numpy.array([part.start for part in parts], numpy.int64)
-        self._tables: OrderedDict[Path, Table] = OrderedDict()
+        self._tables: OrderedDict[Path, NumberTable] = OrderedDict()
         self._places = [self._place(part) for part in parts]
         self.run_length = max(map(self._look, range(len(parts))), default=1)
 
@@ -48,9 +48,9 @@ class VirtualRows:
         """The files of the sources, each once, without the one that holds the dataset."""
         return tuple(dict.fromkeys(path for path in self._places if path != self._path))
 
-    def read_shaped(self, numbers, part: Columns) -> numpy.ndarray:
-        """Return these rows of a part: see Table.read."""
-        shape = self._field.shape if part.is_whole else (part.width,)
+    def read_shaped(self, numbers, part: Columns | RowBand) -> numpy.ndarray:
+        """Return these rows of a part: see NumberTable.read."""
+        shape = shape_read(self._field.shape, part)
         values = numpy.empty((len(numbers), *shape), self._dtype)
         which = numpy.searchsorted(self._starts, numbers, side="right") - 1
         for number in numpy.unique(which).tolist():
@@ -58,10 +58,12 @@ class VirtualRows:
             values[here] = self._read(number, numbers[here], part)
         return values
 
-    def _read(self, number: int, numbers, part: Columns):
+    def _read(self, number: int, numbers, part: Columns | RowBand):
         source = self._parts[number]
         columns = self._checked(number)
         table = self._table(number)
+        if isinstance(part, RowBand):
+            return self._band(source, table, columns, numbers, part)
         if source.is_one_row:
             (whole,) = table.read(numpy.arange(columns.field.rows), (columns,))
             row = whole.reshape(1, *self._field.shape)
@@ -70,7 +72,23 @@ class VirtualRows:
         asked = columns if part.is_whole else Columns(columns.field, part.start, part.stop)
         return table.read(numbers - source.start + source.first, (asked,))[0]
 
-    def _table(self, number: int) -> Table:
+    def _band(
+        self, source: RowSource, table: NumberTable, columns: Columns, numbers, band: RowBand
+    ):
+        """Return the band of these rows of one source."""
+        first, stop = 0, columns.field.rows
+        asked: Columns | RowBand = columns
+        if not source.is_one_row:
+            asked = _of(columns, band, 0)
+            return table.read(numbers - source.start + source.first, (asked,))[0]
+        if band.dim == 0:  # some rows of the source
+            first, stop = band.start, band.stop
+        else:
+            asked = _of(columns, band, 1)
+        (found,) = table.read(numpy.arange(first, stop), (asked,))
+        return numpy.repeat(found[None], len(numbers), 0)
+
+    def _table(self, number: int) -> NumberTable:
         path = self._places[number]
         if path not in self._tables:
             try:
@@ -135,6 +153,18 @@ class VirtualRows:
             what = f"{part.first:,} to {part.first + rows - 1:,}"
             self._refuse(number, f"has {field.rows:,} rows; wanted {what}")
         return Columns.whole(field)
+
+
+def _of(columns: Columns, band: RowBand, dims: int) -> RowBand:
+    """Return the band in the rows of a source, which have so many dims less."""
+    return RowBand(columns.field, band.dim - dims, band.start, band.stop)
+
+
+def shape_read(shape, part: Columns | RowBand) -> tuple[int, ...]:
+    """Return the shape of what is read of a row of this shape."""
+    if isinstance(part, RowBand):
+        return part.shape
+    return tuple(shape) if part.is_whole else (part.width,)
 
 
 def _as_one_row(part: RowSource) -> RowSource:

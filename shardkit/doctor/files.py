@@ -34,14 +34,12 @@ def check_python_files() -> list[Finding]:
     for folder in (Path(__file__).parents[1], *map(Path, map(sysconfig.get_path, _OF_PYTHON))):
         kind = _file_system(folder.resolve())
         if kind.startswith(tuple(_SHARED)):
-            return [
-                warning(
-                    "start",
-                    f"each rank reads its files of Python from {kind}, in {folder}",
-                    "for jobs of many ranks, `shardkit render --stage /dev/shm` copies them to the "
-                    "memory of each node (SLURM)",
-                )
-            ]
+            return warning(
+                "start",
+                f"each rank reads its files of Python from {kind}, in {folder}",
+                "for jobs of many ranks, `shardkit render --stage /dev/shm` copies them to the "
+                "memory of each node (SLURM)",
+            )
     return []
 
 
@@ -59,13 +57,11 @@ def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
             problem = caught
     trial, problem = backend.broadcast_object((trial, problem), 0)
     if trial is None:
-        return [
-            error(
-                "folder",
-                f"{above} cannot be written: {problem.strerror}",
-                "choose another --run.folder",
-            )
-        ]
+        return error(
+            "folder",
+            f"{above} cannot be written: {problem.strerror}",
+            "choose another --run.folder",
+        )
     try:
         return _try_out(backend, above, trial)
     finally:
@@ -85,24 +81,16 @@ def _try_out(backend, above, trial):
         rank for rank, sees in enumerate(backend.all_gather_object(trial.is_dir())) if not sees
     ]
     if blind:
-        return [
-            error(
-                "folder",
-                f"{above} on rank 0 is not the folder of rank {', '.join(map(str, blind))}",
-                "the run folder must be on a file system that all nodes share",
-            )
-        ]
+        return error(
+            "folder",
+            f"{above} on rank 0 is not the folder of rank {', '.join(map(str, blind))}",
+            "the run folder must be on a file system that all nodes share",
+        )
     findings = backend.broadcast_object(_look(above, trial) if backend.rank == 0 else None, 0)
     seconds = _write_seconds(trial / f"rank-{backend.rank}")
     if agree(backend, seconds is None):
-        return [
-            *findings,
-            error(
-                "folder",
-                f"{_BYTES >> 20} MiB for each rank could not be written",
-                "make room, or choose another --run.folder",
-            ),
-        ]
+        text = f"{_BYTES >> 20} MiB for each rank could not be written"
+        return findings + error("folder", text, "make room, or choose another --run.folder")
     return findings + _judge_speed(backend.all_gather_object(seconds))
 
 
@@ -114,7 +102,7 @@ def _look(above: Path, trial: Path) -> list[Finding]:
         space = ok("folder", text)
     else:
         space = warning("folder", text, "make room for checkpoints")
-    return [space, _try_rename(trial), _try_locks(trial)]
+    return space + _try_rename(trial) + _try_locks(trial)
 
 
 def _file_system(folder: Path) -> str:
@@ -133,7 +121,7 @@ def _file_system(folder: Path) -> str:
     return kinds[-1] if kinds else "an unknown file system"
 
 
-def _try_rename(trial: Path) -> Finding:
+def _try_rename(trial: Path) -> list[Finding]:
     """Check that a folder can be renamed and is visible immediately: so a checkpoint appears."""
     (trial / "before").mkdir()
     write_whole(trial / "before" / "file", b"x")
@@ -151,7 +139,7 @@ def _try_rename(trial: Path) -> Finding:
     )
 
 
-def _try_locks(trial: Path) -> Finding:
+def _try_locks(trial: Path) -> list[Finding]:
     try:
         with open_new(trial / "lock") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,11 +179,9 @@ def _judge_speed(everyones) -> list[Finding]:
         f"{sync * 1e3:.0f} ms"
     )
     if rate < _SLOW_BYTES_PER_SECOND or sync > _SLOW_SYNC_SECONDS:
-        return [
-            warning(
-                "speed",
-                text,
-                "checkpoints will take long; use the parallel file system, or save less often",
-            )
-        ]
-    return [ok("speed", text)]
+        return warning(
+            "speed",
+            text,
+            "checkpoints will take long; use the parallel file system, or save less often",
+        )
+    return ok("speed", text)

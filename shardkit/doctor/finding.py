@@ -1,7 +1,11 @@
-"""Findings: a topic, what was found, and what to do."""
+"""Findings: a topic, what was found, and what to do. A check returns a list of them, and so do
+ok(), warning() and error(), each of one.
+"""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 LEVELS = ("ok", "warning", "error")
 _COLORS = {"ok": "32", "warning": "33", "error": "1;31"}  # green, yellow, bold red (ECMA-48, SGR)
@@ -23,19 +27,24 @@ class Finding:
     advice: str = ""
 
 
-def ok(topic: str, found: str) -> Finding:
+def ok(topic: str, found: str) -> list[Finding]:
     """Return a finding without a problem."""
-    return Finding("ok", topic, found)
+    return [Finding("ok", topic, found)]
 
 
-def warning(topic: str, found: str, advice: str) -> Finding:
+def warning(topic: str, found: str, advice: str) -> list[Finding]:
     """Return a finding that a run survives, but does not run well with."""
-    return Finding("warning", topic, found, advice)
+    return [Finding("warning", topic, found, advice)]
 
 
-def error(topic: str, found: str, advice: str = "") -> Finding:
+def error(topic: str, found: str, advice: str = "") -> list[Finding]:
     """Return a finding that no run works with."""
-    return Finding("error", topic, found, advice)
+    return [Finding("error", topic, found, advice)]
+
+
+def joined(parts: Iterable[list[Finding]]) -> list[Finding]:
+    """Return all findings of these checks."""
+    return list(chain.from_iterable(parts))
 
 
 def exit_code(findings: list[Finding]) -> int:

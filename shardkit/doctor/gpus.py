@@ -12,7 +12,7 @@ from ..comm.seats import ranks_text
 from ..environment import mpich_gpu_support, visible_gpus
 from ..errors import DeviceError
 from ..files.programs import find_program
-from .finding import Finding, ok, warning
+from .finding import Finding, joined, ok, warning
 
 _MOST_LINES = 16
 
@@ -27,19 +27,17 @@ def check_gpus(backend: CommunicationBackend) -> list[Finding]:
     seats = {rank: answer[0] for rank, answer in enumerate(answers) if answer[0] is not None}
     blind = [rank for rank in range(backend.world_size) if rank not in seats]
     if not seats:
-        return [ok("GPU", f"none, so device is cpu: {answers[0][1]}")]
+        return ok("GPU", f"none, so device is cpu: {answers[0][1]}")
     if blind:
-        return [
-            warning(
-                "GPU",
-                f"ranks {ranks_text(blind)} see no GPU, others do: {answers[blind[0]][1]}",
-                "ask for GPUs on every node",
-            )
-        ]
-    places = [
+        return warning(
+            "GPU",
+            f"ranks {ranks_text(blind)} see no GPU, others do: {answers[blind[0]][1]}",
+            "ask for GPUs on every node",
+        )
+    places = joined(
         _line(place, ranks, seats[ranks[0]], answers)
         for place, ranks in _ranks_by_gpu(seats).items()
-    ]
+    )
     return places[:_MOST_LINES] + _rest(places[_MOST_LINES:]) + _check_transports(backend, seats)
 
 
@@ -58,7 +56,7 @@ def _ranks_by_gpu(seats: dict[int, GpuSeat]) -> dict[str, list[int]]:
     return places
 
 
-def _line(place: str, ranks: list[int], seat: GpuSeat, answers) -> Finding:
+def _line(place: str, ranks: list[int], seat: GpuSeat, answers) -> list[Finding]:
     """Return the line of one GPU and its ranks."""
     local_ranks = ranks_text([answers[rank][2] for rank in ranks])
     visible = sorted({answers[rank][3] or "unset" for rank in ranks})
@@ -85,9 +83,9 @@ def _rest(findings: list[Finding]) -> list[Finding]:
     shared = [finding for finding in findings if finding.level != "ok"]
     text = f"and {len(findings)} GPUs more"
     if not shared:
-        return [ok("GPU", text)]
+        return ok("GPU", text)
     text += f", {len(shared)} of which several ranks share"
-    return [warning("GPU", text, shared[0].advice)]
+    return warning("GPU", text, shared[0].advice)
 
 
 def _check_transports(backend, seats: dict[int, GpuSeat]) -> list[Finding]:
@@ -96,18 +94,15 @@ def _check_transports(backend, seats: dict[int, GpuSeat]) -> list[Finding]:
     verdict, nccl = agreed_verdict(backend), agreed_problem(backend, nccl_version)
     no_ipc = _why_no_ipc(backend, seats)
     problems = {"nccl": nccl, "ipc": no_ipc, "mpi": mpi_problem(verdict)}
-    findings = [
-        _of_mpi(verdict),
-        ok("GPU-IPC", _ipc_text(no_ipc)),
-        ok("NCCL", _nccl_text(nccl, seats)),
-    ]
+    findings = _of_mpi(verdict) + ok("GPU-IPC", _ipc_text(no_ipc))
+    findings += ok("NCCL", _nccl_text(nccl, seats))
     if backend.world_size > 1:
         tries = {name: partial(str, problem) for name, problem in problems.items()}
-        findings.append(ok("GPU arrays", str(choose(places, tries))))
+        findings += ok("GPU arrays", str(choose(places, tries)))
     return findings
 
 
-def _of_mpi(verdict) -> Finding:
+def _of_mpi(verdict) -> list[Finding]:
     """Report what MPI does with GPU memory; a site may have to switch it on, or say it itself."""
     text = f"MPI takes GPU memory: {verdict}"
     if verdict.takes_anything:

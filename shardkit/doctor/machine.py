@@ -17,7 +17,7 @@ from ..environment import allocation_end, blas_threads_are_set, slurm_job
 from ..errors import ConfigurationError
 from ..train.log import duration_text
 from ..train.stopping import end_of_slurm_job
-from .finding import Finding, ok, warning
+from .finding import Finding, joined, ok, warning
 
 PRODUCTS = 200  # of each kind, at random addresses
 _PACKAGES = ("shardkit", "numpy", "numba")
@@ -25,13 +25,9 @@ _PACKAGES = ("shardkit", "numpy", "numba")
 
 def check_versions() -> list[Finding]:
     """Report the versions of Python, of the packages that compute, and of HDF5."""
-    return [
-        ok(
-            "versions",
-            f"Python {platform.python_version()}, {', '.join(map(_version_text, _PACKAGES))}",
-        ),
-        ok("HDF5", library_text()),
-    ]
+    packages = ", ".join(map(_version_text, _PACKAGES))
+    found = ok("versions", f"Python {platform.python_version()}, {packages}")
+    return found + ok("HDF5", library_text())
 
 
 def _version_text(package):
@@ -52,14 +48,9 @@ def check_nodes(backend: CommunicationBackend) -> list[Finding]:
     uneven = len({len(ranks) for ranks in hosts.values()}) > 1
     text = f"ranks by host: {'; '.join(shown)}"
     if uneven:
-        return [
-            warning(
-                "nodes",
-                text,
-                "the hosts have different numbers of ranks; the slowest sets the pace",
-            )
-        ]
-    return [ok("nodes", text)]
+        advice = "the hosts have different numbers of ranks; the slowest sets the pace"
+        return warning("nodes", text, advice)
+    return ok("nodes", text)
 
 
 def check_cores(backend: CommunicationBackend) -> list[Finding]:
@@ -67,23 +58,15 @@ def check_cores(backend: CommunicationBackend) -> list[Finding]:
     seats = all_seats(backend, blas_threads())
     crowds = crowding(seats)
     if crowds:
-        return [
-            warning(
-                "cores",
-                text,
-                "what a run does is in run.threads and in the launcher's binding (jobs/env.sh)",
-            )
-            for text in crowds
-        ]
+        advice = "what a run does is in run.threads and in the launcher's binding (jobs/env.sh)"
+        return joined(warning("cores", text, advice) for text in crowds)
     mine = seats[0]
     granted = f"{min(mine.quotas.values()):g} cores" if mine.quotas else "none"
-    return [
-        ok(
-            "cores",
-            f"rank 0 may use cores {ranks_text(mine.cores)} (CPU quota: {granted}) and has "
-            f"{mine.threads} BLAS threads; no host has more threads than cores for them",
-        )
-    ]
+    return ok(
+        "cores",
+        f"rank 0 may use cores {ranks_text(mine.cores)} (CPU quota: {granted}) and has "
+        f"{mine.threads} BLAS threads; no host has more threads than cores for them",
+    )
 
 
 def check_blas() -> list[Finding]:
@@ -94,25 +77,23 @@ def check_blas() -> list[Finding]:
         if library["user_api"] == "blas"
     ]
     if not libraries:
-        return [
-            warning(
-                "BLAS",
-                "NumPy uses a BLAS that does not say its name",
-                "its threads must be set by hand: OMP_NUM_THREADS=1 before the start",
-            )
-        ]
+        return warning(
+            "BLAS",
+            "NumPy uses a BLAS that does not say its name",
+            "its threads must be set by hand: OMP_NUM_THREADS=1 before the start",
+        )
     by = "set by nobody, so the ranks of a node share its cores"
     if blas_threads_are_set():
         by = "set by the environment"
-    return [ok("BLAS", f"{'; '.join(libraries)}, {by}; a run sets run.threads")]
+    return ok("BLAS", f"{'; '.join(libraries)}, {by}; a run sets run.threads")
 
 
 def check_products() -> list[Finding]:
     """Report the libraries of parallel.blas, and whether each repeats its bits at any address."""
-    return [_products(name) for name in LIBRARIES if name != "numpy"]
+    return joined(_products(name) for name in LIBRARIES if name != "numpy")
 
 
-def _products(name: str) -> Finding:
+def _products(name: str) -> list[Finding]:
     try:
         library = library_named(name)
     except ConfigurationError as error:
@@ -132,13 +113,11 @@ def check_allocation() -> list[Finding]:
     end = allocation_end() or end_of_slurm_job()
     if end is not None:
         left = duration_text(max(0, end - time.time()))
-        return [ok("time", f"the allocation ends in {left}; a run saves before that")]
+        return ok("time", f"the allocation ends in {left}; a run saves before that")
     if slurm_job() is not None:
-        return [
-            warning(
-                "time",
-                f"SLURM job {slurm_job()} does not say when it ends",
-                "export SHARDKIT_END_TIME in the job script, or set run.time_limit_seconds",
-            )
-        ]
-    return [ok("time", "no batch job: runs go on until they are done")]
+        return warning(
+            "time",
+            f"SLURM job {slurm_job()} does not say when it ends",
+            "export SHARDKIT_END_TIME in the job script, or set run.time_limit_seconds",
+        )
+    return ok("time", "no batch job: runs go on until they are done")

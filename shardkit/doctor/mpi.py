@@ -8,7 +8,7 @@ from ..comm.mpi.facts import mpi_facts
 from ..comm.mpi.launch import find_mpiexec, launch_warnings
 from ..environment import environment_without_launcher, launcher
 from ..files.programs import find_program, python_command
-from .finding import Finding, error, ok, warning
+from .finding import Finding, error, joined, ok, warning
 
 _TRIAL_SECONDS = 60.0
 _TRIAL = "import sys; from mpi4py import MPI; sys.stdout.write(f'world of {MPI.COMM_WORLD.size};')"
@@ -20,25 +20,22 @@ def check_library(problem: str | None) -> list[Finding]:
     problem   why there is no MPI; None: there is one
     """
     if problem is not None:
-        return [error("MPI", problem)]
+        return error("MPI", problem)
     facts = mpi_facts()
     found = ok("MPI", f"{facts.library}, standard {facts.standard}, mpi4py {facts.mpi4py}")
     level = f"thread level {facts.thread_level}"
     if facts.thread_level == "MULTIPLE":
-        return [found, ok("threads", level), _survival()]
-    return [
-        found,
-        warning(
-            "threads",
-            f"{level}: a rank that ends early is noticed late",
-            "load an MPI built for MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its "
-            "default",
-        ),
-        _survival(),
-    ]
+        return found + ok("threads", level) + _survival()
+    late = warning(
+        "threads",
+        f"{level}: a rank that ends early is noticed late",
+        "load an MPI built for MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its "
+        "default",
+    )
+    return found + late + _survival()
 
 
-def _survival() -> Finding:
+def _survival() -> list[Finding]:
     """Report what run.elastic does here when a rank dies."""
     reason = why_not_elastic()
     if reason is None:
@@ -63,19 +60,16 @@ def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:
     if problem is not None:
         return []
     if found.num_ranks is not None:
-        return [
-            ok(
-                "launcher",
-                f"{found.name} started {found.num_ranks} ranks, and MPI sees {num_ranks}",
-            )
-        ]
-    warnings = [
-        warning("launcher", text, "see jobs/README.md") for text in launch_warnings(num_ranks)
-    ]
-    return [*warnings, _try_mpiexec()]
+        return ok(
+            "launcher",
+            f"{found.name} started {found.num_ranks} ranks, and MPI sees {num_ranks}",
+        )
+    texts = launch_warnings(num_ranks)
+    warnings = joined(warning("launcher", text, "see jobs/README.md") for text in texts)
+    return warnings + _try_mpiexec()
 
 
-def _try_mpiexec() -> Finding:
+def _try_mpiexec() -> list[Finding]:
     mpiexec = find_mpiexec()
     name = mpi_facts().name
     if mpiexec is None and find_program("srun"):
@@ -109,7 +103,7 @@ def _try_mpiexec() -> Finding:
     return _judge_trial(mpiexec, name, done)
 
 
-def _judge_trial(mpiexec: str, name: str, done: subprocess.CompletedProcess) -> Finding:
+def _judge_trial(mpiexec: str, name: str, done: subprocess.CompletedProcess) -> list[Finding]:
     worlds = re.findall(r"world of (\d+);", done.stdout)
     if done.returncode == 0 and worlds == ["2", "2"]:
         return ok("launcher", f"{mpiexec} -n 2 makes a world of 2 ranks")

@@ -10,7 +10,7 @@ import numpy
 from ..comm.backend import CommunicationBackend
 from ..comm.mesh import Mesh
 from ..layout.axes import AXES
-from .finding import Finding, ok, warning
+from .finding import Finding, joined, ok, warning
 
 _BYTES = 8 * 2**20
 _TRIES = 11
@@ -24,15 +24,14 @@ def check_axes(backend: CommunicationBackend, sizes: Mapping[str, Any]) -> list[
     Errors, on all ranks: MeshError.
     """
     mesh = Mesh(backend, **sizes)
-    findings = [
+    findings = joined(
         _judge(axis, mesh.size(axis), *_measure(backend, mesh.group(axis)))
         for axis in AXES
         if mesh.size(axis) > 1
-    ]
+    )
     mesh.close()
-    return findings or [
-        ok("network", "only one rank; run under mpiexec or srun to measure the network")
-    ]
+    alone = "only one rank; run under mpiexec or srun to measure the network"
+    return findings or ok("network", alone)
 
 
 def _measure(backend, group) -> tuple[float, float]:
@@ -60,7 +59,7 @@ def _seconds(group, array) -> float:
     return median(times)
 
 
-def _judge(axis, size, latency, bandwidth) -> Finding:
+def _judge(axis, size, latency, bandwidth) -> list[Finding]:
     text = (
         f"{axis} axis of {size}: all-reduce of 8 bytes {latency * 1e6:.0f} us, "
         f"of {_BYTES >> 20} MiB {bandwidth / 1e9:.2f} GB/s"

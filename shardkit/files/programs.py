@@ -30,6 +30,14 @@ exec(statement)
 """
 
 
+def this_python() -> str:
+    """Return the path of the Python that runs this; of one like it where a program embeds it."""
+    major, minor = sys.version_info[:2]
+    own = [f"{folder}/bin/python{major}.{minor}" for folder in (sys.prefix, sys.base_prefix)]
+    found = [path for path in (sys.executable, *own) if os.access(path, os.X_OK)]
+    return found[0] if found else sys.executable
+
+
 def find_program(name: str) -> str | None:
     """Return the path of a program; None if no folder of PATH, named from the root, has it."""
     return shutil.which(name, path=os.pathsep.join(program_folders()))
@@ -42,7 +50,7 @@ def python_command(statement: str, *arguments: str) -> list[str]:
     arguments   sys.argv[1:] there
     """
     settings = json.dumps([import_folders(), str(_PACKAGE), statement])
-    return [sys.executable, "-I", "-c", _START, settings, *arguments]
+    return [this_python(), "-I", "-c", _START, settings, *arguments]
 
 
 def import_folders() -> list[str]:

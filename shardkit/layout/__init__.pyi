@@ -25,6 +25,10 @@ from .mesh_shape import (
     Coordinates as Coordinates,
     MeshShape as MeshShape,
 )
+from .part import (
+    Rows as Rows,
+    SamplePart as SamplePart,
+)
 from .piece import Piece as Piece
 from .policy import (
     POLICIES as POLICIES,

@@ -60,7 +60,10 @@ from .layers.convolution import (
     ConvTranspose3d as ConvTranspose3d,
 )
 from .layers.derivatives import Derivatives as Derivatives
-from .layers.embedding import EmbeddingBag as EmbeddingBag
+from .layers.embedding import (
+    EmbeddedColumns as EmbeddedColumns,
+    EmbeddingBag as EmbeddingBag,
+)
 from .layers.normalization import (
     BatchNorm1d as BatchNorm1d,
     BatchNorm2d as BatchNorm2d,
@@ -69,6 +72,50 @@ from .layers.normalization import (
     InstanceNorm1d as InstanceNorm1d,
     InstanceNorm2d as InstanceNorm2d,
     InstanceNorm3d as InstanceNorm3d,
+)
+from .layers.decoder import (
+    TransformerDecoder as TransformerDecoder,
+    TransformerDecoderLayer as TransformerDecoderLayer,
+    TransformerEncoder as TransformerEncoder,
+)
+from .layers.functions import (
+    CELU as CELU,
+    CircularPad1d as CircularPad1d,
+    CircularPad2d as CircularPad2d,
+    CircularPad3d as CircularPad3d,
+    ConstantPad1d as ConstantPad1d,
+    ConstantPad2d as ConstantPad2d,
+    ConstantPad3d as ConstantPad3d,
+    CosineSimilarity as CosineSimilarity,
+    Dropout1d as Dropout1d,
+    Dropout2d as Dropout2d,
+    Dropout3d as Dropout3d,
+    Fold as Fold,
+    GLU as GLU,
+    Hardshrink as Hardshrink,
+    Hardsigmoid as Hardsigmoid,
+    Hardswish as Hardswish,
+    LogSigmoid as LogSigmoid,
+    PReLU as PReLU,
+    PairwiseDistance as PairwiseDistance,
+    PixelShuffle as PixelShuffle,
+    PixelUnshuffle as PixelUnshuffle,
+    ReLU6 as ReLU6,
+    ReflectionPad1d as ReflectionPad1d,
+    ReflectionPad2d as ReflectionPad2d,
+    ReflectionPad3d as ReflectionPad3d,
+    ReplicationPad1d as ReplicationPad1d,
+    ReplicationPad2d as ReplicationPad2d,
+    ReplicationPad3d as ReplicationPad3d,
+    SELU as SELU,
+    Softshrink as Softshrink,
+    Softsign as Softsign,
+    Tanhshrink as Tanhshrink,
+    Threshold as Threshold,
+    Unfold as Unfold,
+    ZeroPad1d as ZeroPad1d,
+    ZeroPad2d as ZeroPad2d,
+    ZeroPad3d as ZeroPad3d,
 )
 from .layers.pooling import (
     AdaptiveAvgPool1d as AdaptiveAvgPool1d,
@@ -86,10 +133,20 @@ from .layers.pooling import (
 )
 from .layers.recurrent import (
     GRU as GRU,
+    GRUCell as GRUCell,
     LSTM as LSTM,
+    LSTMCell as LSTMCell,
+    RNN as RNN,
+    RNNCell as RNNCell,
 )
 from .layers.resampling import Upsample as Upsample
 from .layers.spectral import SpectralConv as SpectralConv
+from .other_losses import (
+    BCELoss as BCELoss,
+    CTCLoss as CTCLoss,
+    PoissonNLLLoss as PoissonNLLLoss,
+    TripletMarginLoss as TripletMarginLoss,
+)
 from .lora import (
     LoRALinear as LoRALinear,
     apply_lora as apply_lora,
@@ -116,6 +173,11 @@ from .losses import (
     RelativeL2Loss as RelativeL2Loss,
     SmoothL1Loss as SmoothL1Loss,
 )
+from .containers import (
+    ModuleDict as ModuleDict,
+    ParameterDict as ParameterDict,
+    ParameterList as ParameterList,
+)
 from .module import (
     Module as Module,
     ModuleList as ModuleList,
@@ -130,3 +192,5 @@ from .transformer import (
     TransformerBlock as TransformerBlock,
 )
 from .trees import as_tensors as as_tensors
+
+functional = ops

@@ -9,6 +9,7 @@ of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them t
 """
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy
 
 from ..annotations import Array, Shape
-from ..array.backend import is_device_array, to_host, xp_of
+from ..array.backend import is_array, is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
+from ..habits import refuse
 from .tape import (
     TapeNode,
     VersionCounter,
@@ -152,6 +154,13 @@ class Tensor(_Methods):
     -----
     A subclass may make its array late, by defining `array` as a property and calling `_begin`
     instead of `__init__`.
+
+    Examples
+    --------
+    >>> x = nn.Tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    array([2., 4., 6.])
     """
 
     __slots__ = (
@@ -168,8 +177,8 @@ class Tensor(_Methods):
     _hands_on = False
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
-        if not isinstance(array, numpy.ndarray) and not is_device_array(array):
-            array = numpy.asarray(array)
+        if type(array) is not numpy.ndarray and not is_device_array(array):
+            array = plain_array(array)
         if requires_grad and not is_floating(array.dtype):
             raise AutogradError(
                 f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast "
@@ -262,6 +271,11 @@ class Tensor(_Methods):
         copied.grad = copy.deepcopy(self.grad, memo)
         copied.grad_is_empty = self.grad_is_empty
         return copied
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse("Tensor", self, name)
 
     def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -401,9 +415,24 @@ def kept(tensor: Tensor):
     return (lambda: tensor), (tensor,)
 
 
+def plain_array(values: Any) -> numpy.ndarray:
+    """Return an array of NumPy's own class. Errors: ShapeError on one with a mask."""
+    if isinstance(values, numpy.ma.MaskedArray):
+        raise ShapeError("a masked array, whose mask would be lost; fill it: x.filled(0.0)")
+    return numpy.asarray(values)
+
+
 def array_of(value):
     """Return the array of a Tensor; any other value (a scalar, an array) as it is."""
     return value.array if isinstance(value, Tensor) else value
+
+
+def is_numbers(value: Any) -> bool:
+    """Return True for an array or a Tensor, of PyTorch too, and for one element of an array."""
+    if is_array(value) or isinstance(value, (Tensor, numpy.generic)):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def wants_gradient(value):

@@ -33,12 +33,13 @@ import numpy
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
+from ..array.dtypes import named_dtype
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context
-from .init import Initializer
-from .parameter import called, filled, origin_of
+from .init import Copied, Initializer
+from .parameter import called, filled, origin_of, shape_and_init
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
 
@@ -68,11 +69,11 @@ class Buffer(Tensor):
     Parameters
     ----------
     shape
-        An integer or a tuple; dtype one of BUFFER_DTYPES.
+        An integer or a tuple; or its initial values, an array.
     init
-        Its values, as a function of seed, name and element index.
+        Its values, as a function of seed, name and element index; None: those given.
     dtype
-        One of BUFFER_DTYPES.
+        One of BUFFER_DTYPES; None: int64 of integers that are given, else float32.
 
     Attributes
     ----------
@@ -101,11 +102,16 @@ class Buffer(Tensor):
         "_is_sharded",
     )
 
-    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
+    def __init__(
+        self,
+        shape: PerDim | Array,
+        init: Initializer | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> None:
         count_one()
         self._begin(requires_grad=False)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._dtype = numpy.dtype(dtype)
+        self._shape, init = shape_and_init("Buffer", shape, init)
+        self._dtype = named_dtype(_usual_dtype(init) if dtype is None else dtype)
         if str(self._dtype) not in BUFFER_DTYPES:
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
@@ -280,12 +286,17 @@ class Buffer(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Buffer":
         """Return a copy in the same state, with memory of its own."""
         copied = Buffer(self._shape, self.init, self._dtype)
-        copied.name = self.name
-        copied.seed = self.seed
-        copied._array = copy.deepcopy(self._array, memo)
-        copied._is_released = self._is_released
-        copied._is_sharded = self._is_sharded
+        array = copy.deepcopy(self._array, memo)
+        copied.__setstate__((self.name, self.seed, array, self._is_released, self._is_sharded))
         return copied
+
+    def __reduce__(self) -> tuple:
+        making = self._shape, self.init, self._dtype
+        values = None if self.is_fresh else to_host(self.array).copy()
+        return Buffer, making, (self.name, self.seed, values, False, False)
+
+    def __setstate__(self, facts: tuple) -> None:
+        self.name, self.seed, self._array, self._is_released, self._is_sharded = facts
 
     def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"
@@ -302,3 +313,9 @@ def weight_of(observation: Observation) -> float:
         return float(observation.momentum)
     assert observation.count is not None
     return 1.0 / max(to_host(observation.count.array).item(), 1)
+
+
+def _usual_dtype(init):
+    """Return int64 for integers that are given, else float32."""
+    is_counted = isinstance(init, Copied) and init.values.dtype.kind in "biu"
+    return "int64" if is_counted else "float32"

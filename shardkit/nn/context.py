@@ -165,7 +165,12 @@ def late_logits():
 
 
 class Surroundings(Protocol):
-    """What takes part in calls of modules: a sharded model that lends them their parameters."""
+    """What takes part in calls of modules: a sharded model that lends them their parameters.
+
+    lends   parameters are bound while their module is called, and released after
+    """
+
+    lends: bool
 
     def call(self, module, args: tuple, kwargs: dict):
         """Return module.forward(*args, **kwargs)."""

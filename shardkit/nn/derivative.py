@@ -59,6 +59,13 @@ def grad(
     References
     ----------
     The interface is that of torch.autograd.grad.
+
+    Examples
+    --------
+    >>> x = nn.Tensor(3.0, requires_grad=True)
+    >>> (slope,) = nn.grad(x**3, x, create_graph=True)
+    >>> nn.grad(slope, x)[0].item()
+    18.0
     """
     inputs = _several(inputs)
     starts = _starts(_several(outputs), gradient, create_graph)

@@ -13,6 +13,12 @@ from fnmatch import fnmatchcase
 from ..errors import ConfigurationError
 
 
+def set_trained(parameters: Iterable, is_trained: bool) -> None:
+    """Let parameters take gradients from now on, or none."""
+    for parameter in parameters:
+        parameter.requires_grad = is_trained
+
+
 def freeze(module, patterns: Iterable[str]) -> list[str]:
     """Set requires_grad = False of the parameters whose names match a pattern; return their names.
 
@@ -31,6 +37,5 @@ def freeze(module, patterns: Iterable[str]) -> list[str]:
                 f"its {len(parameters)} parameters are named {some}, ..."
             )
     chosen = {name for matched in names.values() for name in matched}
-    for name in chosen:
-        parameters[name].requires_grad = False
+    set_trained([parameters[name] for name in chosen], False)
     return [name for name in parameters if name in chosen]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from ..annotations import Array
 from ..array.random import key_of, normal, uniform
 from ..errors import ConfigurationError, ShardingError
 
@@ -18,6 +19,8 @@ CHUNK = 1 << 18  # elements per pass: the float64 temporaries stay small beside 
 
 class Initializer:
     """Anything with `span`; two that are equal by value give equal parameters."""
+
+    needs_origin = True  # False: the values depend on neither seed nor name
 
     def span(self, seed: int, name: str, start: int, stop: int, dtype="float32"):
         """Return elements [start, stop) of the parameter: a new array [stop - start] of dtype."""
@@ -68,6 +71,22 @@ class Fill(Initializer):
 
     def _elements(self, key, start, stop):
         return self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied(Initializer):
+    """The values of an array, whatever seed and name are."""
+
+    needs_origin = False
+    values: Array
+
+    def __eq__(self, other):
+        return type(other) is Copied and numpy.array_equal(self.values, other.values)
+
+    __hash__ = object.__hash__
+
+    def _elements(self, key, start, stop):
+        return self.values.reshape(-1)[start:stop]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
 from ..tree import is_tree, map_tree, num_samples, structure
 from .autograd import Tensor, array_of, constant_of, wants_gradient
+from .doors import as_tensor
 from .layers.basic import input_tensor
+from .looks import arguments_text
 from .ops.loss import IGNORED, WEIGHTS, binary_cross_entropy, cross_entropy, mse
 from .recorded import recorded
 
@@ -65,8 +67,13 @@ class Loss:
         None: the shape is not known. y is an array, or a tree of arrays if takes_trees.
         """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({arguments_text(self)})"
+
     def __call__(self, prediction: Any, y: Any) -> Tensor:
         """Return the mean over the items; 0 if there are none."""
+        prediction = as_tensor(prediction)
+        y = y if isinstance(y, Tensor) else array_of(as_tensor(y))
         return self.total(prediction, y) / (self.count(y) or 1)
 
 

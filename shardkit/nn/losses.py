@@ -52,7 +52,7 @@ class PointwiseLoss(Loss):
     gives_targets_gradients = False  # True: a target that wants a gradient is a Tensor in items()
 
     def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction(type(self).__name__, reduction)
+        check_reduction(type(self).__name__, reduction)
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         """Return the loss of each item, [samples, ...]."""
@@ -97,7 +97,13 @@ class L1Loss(PointwiseLoss):
 
 
 class MSELoss(PointwiseLoss):
-    """(prediction - y)^2 per element."""
+    """(prediction - y)^2 per element.
+
+    Examples
+    --------
+    >>> nn.MSELoss()(np.ones(3), np.zeros(3)).item()
+    1.0
+    """
 
     gives_targets_gradients = True
 
@@ -167,7 +173,7 @@ class BCEWithLogitsLoss(PointwiseLoss):
         self.pos_weight = None if pos_weight is None else _constant(pos_weight, "pos_weight")
 
     def items(self, prediction: Any, target: Any) -> Tensor:
-        _check_equal(prediction, target)
+        check_equal(prediction, target)
         soft = ops.softplus(-prediction, threshold=math.inf)  # -log sigmoid(z)
         if self.pos_weight is not None:
             weight = xp_of(prediction.array).asarray(self.pos_weight, target.dtype)
@@ -193,7 +199,7 @@ class KLDivLoss(PointwiseLoss):
         self.log_target = log_target
 
     def items(self, prediction: Any, target: Any) -> Tensor:
-        _check_equal(prediction, target)
+        check_equal(prediction, target)
         xp = xp_of(target)
         if self.log_target:
             return (prediction - target) * -xp.exp(target)
@@ -231,7 +237,7 @@ class GaussianNLLLoss(PointwiseLoss):
 
     def items(self, prediction: Any, target: Any) -> Tensor:
         mean, variance = _two("GaussianNLLLoss", prediction, "(mean, variance)")
-        _check_equal(mean, target)
+        check_equal(mean, target)
         lifted = xp_of(mean.array).maximum(variance.array, self.eps) - variance.array
         variance = variance + lifted  # a constant: the gradient is that of the variance
         items = (ops.log(variance) + ops.square(mean - target) / variance) * 0.5
@@ -317,7 +323,7 @@ class NLLLoss(Loss):
     def __init__(
         self, weight: Any = None, ignore_index: int = IGNORED, reduction: str = "mean"
     ) -> None:
-        _check_reduction(type(self).__name__, reduction)
+        check_reduction(type(self).__name__, reduction)
         self.weight = None if weight is None else _constant(weight, "weight").astype("float64")
         self.ignore_index = ignore_index
 
@@ -402,6 +408,12 @@ class CrossEntropyLoss(NLLLoss):
         As of NLLLoss.
     label_smoothing
         Share of each target, from 0 to 1, that all classes divide evenly (arXiv 1512.00567).
+
+    Examples
+    --------
+    >>> loss = nn.CrossEntropyLoss()
+    >>> round(loss(np.zeros((2, 4)), np.array([0, 3])).item(), 4)
+    1.3863
     """
 
     def __init__(
@@ -437,7 +449,8 @@ _REDUCTION = (
 )
 
 
-def _check_reduction(owner, reduction):
+def check_reduction(owner: str, reduction: str) -> None:
+    """Raise ConfigurationError unless the reduction is the mean."""
     require(reduction == "mean", f"{owner} with reduction", reduction, _REDUCTION)
 
 
@@ -445,7 +458,8 @@ def _constant(weights, name):
     return to_host(constant_of(weights, f"{name} of a loss"))
 
 
-def _check_equal(prediction, target):
+def check_equal(prediction: Any, target: Any) -> None:
+    """Raise ShapeError unless a prediction has the shape of its target."""
     one_array("this loss", "predictions", prediction)
     if prediction.shape != target.shape:
         raise ShapeError(
@@ -455,7 +469,7 @@ def _check_equal(prediction, target):
 
 
 def _difference(prediction, target):
-    _check_equal(prediction, target)
+    check_equal(prediction, target)
     return prediction - target
 
 

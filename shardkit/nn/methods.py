@@ -13,6 +13,7 @@ from ..array import fresh
 from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, record
+from .doors import door
 
 Extreme = namedtuple("Extreme", ["values", "indices"])
 
@@ -58,7 +59,7 @@ def flip(self, *dims: Any) -> Tensor:
     return ops.flip(self, _sizes(dims))
 
 
-def squeeze(self, dim: int | None = None) -> Tensor:
+def squeeze(self: Tensor, dim: int | None = None) -> Tensor:
     """Return the tensor without this dimension, of size 1; None: without all of size 1."""
     if dim is None:
         return ops.reshape(self, [size for size in self.shape if size != 1])
@@ -79,7 +80,7 @@ def _extreme(reduce, place):
     in PyTorch; amax and amin share it among equal ones.
     """
 
-    def extreme(self, dim: int | None = None, keepdim: bool = False) -> Any:
+    def extreme(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None:
             return reduce(self)
         indices = place(self, dim, keepdim=True)
@@ -135,6 +136,6 @@ METHODS = {
 for name in PLAIN:
     setattr(Tensor, name, getattr(ops, name))
 for name, method in METHODS.items():
-    setattr(Tensor, name, method)
+    setattr(Tensor, name, door(__name__, method))
 setattr(Tensor, "T", property(matrix_transpose))
 setattr(Tensor, "mT", property(lambda self: ops.transpose(self, -1, -2)))

@@ -78,7 +78,16 @@ def _rounding_of_squares(x):
 
 @recorded
 class Metric(ABC):
-    """A figure about predictions of many rows, made of sums over them."""
+    """A figure about predictions of many rows, made of sums over them.
+
+    Attributes
+    ----------
+    adds_parts
+        The sums of parts of samples, cut along any dim, add up to those of whole ones. False: where
+        ranks share samples, their predictions are joined for it.
+    """
+
+    adds_parts: bool = False
 
     @abstractmethod
     def sums(self, prediction: Any, y: Any) -> numpy.ndarray:
@@ -135,6 +144,8 @@ def _difference(prediction, y):
 
 class _Mean(Metric):
     """A mean over all elements."""
+
+    adds_parts = True
 
     def items(self, prediction, y) -> numpy.ndarray:
         """Return what is averaged, one number for each element."""
@@ -272,6 +283,8 @@ class MacroF1(_OfClasses):
 
     Classes that are neither present nor predicted do not count.
     """
+
+    adds_parts = True
 
     def __init__(
         self, num_classes: int, *, ignore_index: int | None = IGNORED, dim: int | None = None

@@ -15,7 +15,7 @@ follows from walking them.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy
 
@@ -26,15 +26,30 @@ from ..public import GivenBy
 from ..tree import is_tree, map_tree, structure
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
-from .context import ForwardContext, current_surroundings, forward_context, note_input
+from .context import (
+    ForwardContext,
+    current_surroundings,
+    forward_context,
+    note_input,
+    surrounded_by,
+)
 from .freezing import freeze
+from .habits import habit_of
 from .kept import MAKING, making_of
+from .looks import look_of
 from .parameter import Parameter
 from .recorded import arguments_of, record, recorded
-from .trees import arrays_of, as_tensors, entering, given_arrays
+from .trees import arrays_of, as_tensors, entering, given_arrays, given_tensors
 
+_Output = TypeVar("_Output", covariant=True)
 _HARMLESS = frozenset((bool, int, float, str, type(None), Parameter, Buffer))  # attributes
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+class _Returns(Protocol[_Output]):
+    """What a call returns is what forward() says that it returns."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> _Output: ...
 
 
 @recorded
@@ -65,6 +80,9 @@ class Module:
     else:  # that file stands to the right of this room
         from_checkpoint = GivenBy("shardkit.checkpoint.models")
 
+        def __getattr__(self, name: str) -> Any:
+            return habit_of(self, name, _modules_in)
+
     def __init_subclass__(cls, **given: Any) -> None:
         """Let forward() be the blocks of a class that says blocks() and not forward()."""
         super().__init_subclass__(**given)
@@ -90,12 +108,8 @@ class Module:
             args, kwargs = (block(*args, **kwargs),), {}
         return args[0]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        surroundings = current_surroundings()
-        if surroundings is None:
-            note_input(args)
-            return self.forward(*args, **kwargs)
-        return surroundings.call(self, args, kwargs)
+    def __call__(self: _Returns[_Output], *args: Any, **kwargs: Any) -> _Output:
+        return (current_surroundings() or _FIRST).call(self, args, kwargs)
 
     def blocks(self) -> "list[tuple[str, Module]]":
         """Return (name, module) in the order of the forward pass.
@@ -141,20 +155,20 @@ class Module:
 
     def named_modules(self) -> "dict[str, Module]":
         """Return {dotted path: module}, itself first under ""; each once, under its first path."""
-        return {path: member for path, member in self._walk() if isinstance(member, Module)}
+        return {path: member for path, member in _tree_of(self) if isinstance(member, Module)}
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Return {dotted name: parameter} in canonical order.
 
         A tied parameter is listed once, under its first name.
         """
-        return {path: member for path, member in self._walk() if isinstance(member, Parameter)}
+        return {path: member for path, member in _tree_of(self) if isinstance(member, Parameter)}
 
     def named_buffers(self) -> dict[str, Buffer]:
         """Return {dotted name: buffer} in canonical order, each once: values that are not trained,
         but saved and copied with the model.
         """
-        return {path: member for path, member in self._walk() if isinstance(member, Buffer)}
+        return {path: member for path, member in _tree_of(self) if isinstance(member, Buffer)}
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters in canonical order, each once."""
@@ -164,21 +178,6 @@ class Module:
     def parameter_count(self) -> int:
         """The elements of all parameters, each counted once."""
         return sum(parameter.size for parameter in self.parameters())
-
-    def _walk(self, path="", seen=None):
-        """Yield (dotted path, module, parameter or buffer), parents first, each object once."""
-        seen = set() if seen is None else seen
-        if id(self) in seen:
-            return
-        seen.add(id(self))
-        yield path, self
-        for name, member in members_of(self).items():
-            below = f"{path}.{name}" if path else name
-            if isinstance(member, Module):
-                yield from member._walk(below, seen)
-            elif id(member) not in seen:
-                seen.add(id(member))
-                yield below, member
 
     def freeze(self, *patterns: str) -> list[str]:
         """Let parameters keep their values, before the model is sharded; return their names.
@@ -207,7 +206,7 @@ class Module:
         """
         if self.path_in_model:
             return self
-        tree = dict(self._walk())
+        tree = dict(_tree_of(self))
         _check_attributes(tree.values(), is_first=self.path_in_model is None)
         for path, member in tree.items():
             if isinstance(member, Module):
@@ -221,7 +220,9 @@ class Module:
 
     def state_dict(self) -> dict:
         """Return {name: copy of the parameter or buffer as a NumPy array}, parameters first."""
-        return {name: to_host(p.array).copy() for name, p in self._kept().items()}
+        if self.path_in_model is None:
+            self.finish()
+        return {name: to_host(p.array).copy() for name, p in _kept_by(self).items()}
 
     def load_state_dict(self, state: dict, strict: bool = True) -> dict[str, list[str]]:
         """Copy these values into parameters and buffers; nothing changes if anything is wrong.
@@ -243,7 +244,7 @@ class Module:
         ShapeError
             On another shape.
         """
-        kept = self._kept()
+        kept = _kept_by(self)
         if strict:
             _check_names(type(self).__name__, kept, state)
         shared = [name for name in kept if name in state]
@@ -261,15 +262,14 @@ class Module:
             "unexpected_names": [name for name in state if name not in kept],
         }
 
-    def _kept(self) -> "dict[str, Parameter | Buffer]":
-        return {**self.named_parameters(), **self.named_buffers()}
-
     def predict(self, x: Any) -> Tree:
         """Return the output for x as a NumPy array, without recording and without dropout.
 
         x is an array or a tree of arrays, and so is the output. Floating numbers are cast to the
         dtype of the parameters first, as a sharded model casts them.
         """
+        if self.path_in_model is None:
+            self.finish()
         x = given_arrays(x)
         for parameter in self.parameters()[:1]:
             x = entering(x, parameter.dtype)
@@ -280,7 +280,58 @@ class Module:
             return map_tree(to_host, arrays_of(x))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(members_of(self))})"
+        return look_of(self, _modules_in(self))
+
+
+def _kept_by(module) -> "dict[str, Parameter | Buffer]":
+    return {**module.named_parameters(), **module.named_buffers()}
+
+
+class _Plain:
+    """The surroundings of modules below the first that is called, where nobody lends parameters."""
+
+    lends = False
+
+    def call(self, module, args: tuple, kwargs: dict):
+        note_input(args)
+        return module.forward(*args, **kwargs)
+
+    def lend(self, parameter) -> None:
+        """Do nothing: a parameter that is released stays so."""
+
+
+class _First(_Plain):
+    """The surroundings of a module that no other module called."""
+
+    def call(self, module, args: tuple, kwargs: dict):
+        """Return what it returns; arrays become Tensors before."""
+        if module.path_in_model is None:
+            module.finish()
+        if kwargs or not all([isinstance(each, Tensor) for each in args]):
+            first = next(iter(module.named_parameters().values()), None)
+            args, kwargs = given_tensors(args, kwargs, None if first is None else first.dtype)
+        note_input(args)
+        with surrounded_by(_PLAIN):
+            return module.forward(*args, **kwargs)
+
+
+_PLAIN, _FIRST = _Plain(), _First()
+
+
+def _tree_of(module, path="", seen=None):
+    """Yield (dotted path, module, parameter or buffer), parents first, each object once."""
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, member in members_of(module).items():
+        below = f"{path}.{name}" if path else name
+        if isinstance(member, Module):
+            yield from _tree_of(member, below, seen)
+        elif id(member) not in seen:
+            seen.add(id(member))
+            yield below, member
 
 
 TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
@@ -343,6 +394,12 @@ def check_input_of(module: Module, x) -> None:
             f"{type(module).__name__} was given x = {structure(x)}, but it looks for what one "
             f"array has ({error}); pass one array, or begin with a block that takes the tree"
         ) from error
+
+
+def _modules_in(module: Module) -> "dict[str, Module]":
+    """Return the members that are modules."""
+    members = members_of(module).items()
+    return {name: member for name, member in members if isinstance(member, Module)}
 
 
 def output_shape_of(module: Module, input_shape: Shape) -> "tuple[int, ...] | None":
@@ -457,6 +514,11 @@ class ModuleList(Module):
                 )
         if type(self) is ModuleList:
             record(self, (tuple(self._modules),), {})  # an iterator is empty now
+
+    def append(self, module: Module) -> Self:
+        """Add a module at the end; return the list."""
+        ModuleList.__init__(self, [*self._modules, module])
+        return self
 
     def members(self) -> dict[str, Parameter | Buffer | Module]:
         return {str(index): module for index, module in enumerate(self._modules)}

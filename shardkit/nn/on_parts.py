@@ -11,28 +11,35 @@ layers may run on parts as it is. It must not add, average or reorder rows, resh
 read how long it is.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from .module import Module
 
-_Class = TypeVar("_Class", bound=type[Module])
-_classes: set[type[Module]] = set()
+_Entered = TypeVar("_Entered", bound=Callable[..., Any])
+_entered: set[Callable[..., Any]] = set()
 
 
-def partwise(kind: _Class) -> _Class:
+def partwise(kind: _Entered) -> _Entered:
     """Return the class, whose forward() works on parts of samples from now on: a decorator.
 
     Parameters
     ----------
     kind
-        A class of modules, with a forward() of its own or an inherited one.
+        A class of modules, with a forward() of its own or an inherited one; or a method that takes
+        predictions, such as Task.outputs.
     """
-    _classes.add(kind)
+    _entered.add(kind)
     return kind
+
+
+def takes_parts(function: Callable[..., Any]) -> bool:
+    """Return whether a function of predictions entered itself."""
+    return function in _entered
 
 
 def is_partwise(module: Module) -> bool:
     """Return whether the forward() of a module is that of a class that entered itself."""
     forward = vars(module).get("forward", type(module).forward)
-    entered = [each for each in type(module).__mro__ if each in _classes]
-    return any(each.forward is forward for each in entered)
+    modules = [each for each in type(module).__mro__ if issubclass(each, Module)]
+    return any(each in _entered and each.forward is forward for each in modules)

@@ -42,6 +42,11 @@ def _number(convert):
     return lambda self: convert(self.item())
 
 
+def _format(self, form: str) -> str:
+    """Return the text of the only element in this form; without one, of the Tensor."""
+    return format(self.item(), form) if form else str(self)
+
+
 def _truth(self) -> bool:
     """Return the truth of the only element. Errors: ShapeError if there are more."""
     if self.size != 1:
@@ -56,6 +61,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "bool": _truth,
     "contains": lambda self, value: is_true((self == value).array.any()),
+    "format": _format,
     "getitem": getitem,
     "iter": lambda self: (self[row] for row in range(len(self))),
     "len": lambda self: len(self.array),

@@ -23,6 +23,7 @@ import copy
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy
@@ -30,13 +31,13 @@ import numpy
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
-from ..array.dtypes import is_floating, is_half, wide
+from ..array.dtypes import is_floating, is_half, named_dtype, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
-from .autograd import Tensor, array_of
+from .autograd import Tensor, array_of, is_numbers
 from .building import count_one
 from .context import current_surroundings
-from .init import CHUNK, Initializer, Unread
+from .init import CHUNK, Copied, Initializer, Unread
 
 
 class _Memory(Enum):
@@ -84,9 +85,9 @@ class Parameter(Tensor):
     Parameters
     ----------
     shape
-        Of the whole parameter; dtype a floating point one, that of its initial values.
+        Of the whole parameter; or its initial values, an array, as in PyTorch.
     init
-        Its values, as a function of seed, name and element index.
+        Its values, as a function of seed, name and element index; None: those given.
     dtype
         Floating point, that of its initial values.
 
@@ -97,7 +98,15 @@ class Parameter(Tensor):
     claim
         How ranks share it on a mesh; None: not decided.
     requires_grad
-        False: frozen; decided before the model is sharded.
+        False: frozen; given, or decided before the model is sharded.
+
+    Examples
+    --------
+    >>> scale = nn.Parameter((3,), nn.init.Fill(1.0))
+    >>> scale.shape, scale.requires_grad
+    ((3,), True)
+    >>> nn.Parameter(np.ones(3)).array
+    array([1., 1., 1.], dtype=float32)
     """
 
     __slots__ = (
@@ -113,17 +122,24 @@ class Parameter(Tensor):
     )
     is_parameter = True
 
-    def __init__(self, shape: PerDim, init: Initializer, dtype: DTypeLike = "float32") -> None:
-        self._set_up(
-            Extent.of_whole((shape,) if isinstance(shape, int) else tuple(shape)), init, dtype
-        )
+    def __init__(
+        self,
+        shape: PerDim | Array,
+        init: Initializer | None = None,
+        dtype: DTypeLike = "float32",
+        *,
+        requires_grad: bool = True,
+    ) -> None:
+        shape, init = shape_and_init("Parameter", shape, init)
+        self._set_up(Extent.of_whole(shape), init, dtype)
+        self.requires_grad = requires_grad
 
     def _set_up(self, extent: Extent, init: Initializer, dtype: DTypeLike) -> None:
         count_one()
         self._state = _OWN
         self._begin(requires_grad=True)
         self._extent = extent
-        self._dtype = numpy.dtype(dtype)
+        self._dtype = named_dtype(dtype)
         if not is_floating(self._dtype):
             raise AutogradError(
                 f"a parameter of {self._dtype} cannot take a gradient; wanted floating point"
@@ -295,22 +311,49 @@ class Parameter(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Parameter":
         """Return a copy in the same state, with memory of its own; the claim is shared."""
-        copied = self._fresh_copy()
-        copied.name = self.name
-        copied.seed = self.seed
-        copied.requires_grad = self.requires_grad
-        copied.claim = self.claim
-        copied._array = copy.deepcopy(self._array, memo)
-        copied._state = self._state
-        copied.grad = copy.deepcopy(self.grad, memo)
+        made, arguments = self._making()
+        copied = made(*arguments)
+        array, grad = copy.deepcopy((self._array, self.grad), memo)
+        facts = self.name, self.seed, self.requires_grad
+        copied.__setstate__((*facts, self.claim, array, self._state, grad))
         return copied
 
-    def _fresh_copy(self):
-        return Parameter(self.shape, self.init, self._dtype)
+    def __reduce__(self) -> tuple:
+        """Return how to make it again, with its values: of a sharded model only while it has them.
+
+        Its gradient stays behind, as do memory and claim.
+        """
+        values = None if self.is_fresh else to_host(self.array).copy()
+        facts = self.name, self.seed, self.requires_grad
+        return *self._making(), (*facts, None, values, _OWN, None)
+
+    def __setstate__(self, facts: tuple) -> None:
+        self.name, self.seed, self.requires_grad, self.claim, *values, self.grad = facts
+        self._array, self._state = values
+
+    def _making(self):
+        """Return (class, arguments) of a fresh one like it."""
+        return Parameter, (self.shape, self.init, self._dtype)
 
     def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "released" if self.is_released else "bound"
         return f"{type(self).__name__}({self.name!r}, {self.shape}, {self._dtype}, {state})"
+
+
+def shape_and_init(kind: str, given, init) -> tuple[Shape, Initializer]:
+    """Return both: of a shape and its initializer, or of values, for which init is None.
+
+    Errors: TypeError on a shape alone, and on what is no initializer.
+    """
+    wanted = "an initializer, as nn.init.Normal(0.02), or values in place of the shape"
+    if init is None:
+        if not is_numbers(given):
+            raise TypeError(f"{kind}({given!r}) has a shape and no values; wanted init=: {wanted}")
+        values = to_host(Tensor(array_of(given)).array).copy()
+        return values.shape, Copied(values)
+    if not hasattr(init, "span"):
+        raise TypeError(f"{kind} with init = {init!r}; wanted {wanted}")
+    return tuple(map(index, (given,) if numpy.ndim(given) == 0 else given)), init
 
 
 def _borrow(parameter):
@@ -336,6 +379,8 @@ def origin_of(tensor) -> tuple[int, str]:
 
     Errors: ShardingError if it has none.
     """
+    if not getattr(tensor.init, "needs_origin", True):
+        return 0, ""
     if tensor.name is None or tensor.seed is None:
         raise ShardingError(
             f"{called(tensor)} has no name and seed yet, and its initial values depend on both; "
@@ -419,8 +464,7 @@ class SlicedParameter(Parameter):
             span = self.init.span(*origin_of(self), start * row, stop * row, self._dtype)
             yield span.reshape(stop - start, *below)[inner]
 
-    def _fresh_copy(self):
+    def _making(self):
         extent = self._extent
-        return SlicedParameter(
-            extent.global_shape, extent.box, self.init, self._dtype, extent.planned_size
-        )
+        whole, size = extent.global_shape, extent.planned_size
+        return SlicedParameter, (whole, extent.box, self.init, self._dtype, size)

@@ -38,8 +38,34 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if type(value) not in ATOMS:
             kwargs = {name: kept_now(value) for name, value in kwargs.items()}
             break
+    if not ELSEWHERE.keys().isdisjoint(kwargs):
+        _check_arguments(cls, kwargs)
     made.__dict__[MAKING] = args, kwargs
     return made
+
+
+# {argument that PyTorch has and classes here may not have: what to write}
+ELSEWHERE = {
+    "device": 'device="cuda" of sk.ShardingConfiguration, for the whole run',
+    "num_embeddings": "num_rows, the first argument",
+    "embedding_dim": "width, the second argument",
+    "normalized_shape": "width, the first argument",
+    "padding_idx": "ops.where on its output, or ignore_index of the loss",
+    "elementwise_affine": "ops.layer_norm of weights that are constants",
+    "return_indices": "ops.argmax",
+}
+
+
+def _check_arguments(cls, kwargs):
+    """Raise TypeError on an argument of PyTorch that the class lacks, with what to write."""
+    parameters = inspect.signature(cls.__init__).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    for name in ELSEWHERE.keys() & kwargs.keys() - parameters.keys():
+        raise TypeError(
+            f"{cls.__name__} has no argument {name!r}; here it is {ELSEWHERE[name]} "
+            "(docs/porting.md)"
+        )
 
 
 @lru_cache(4096)

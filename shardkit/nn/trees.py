@@ -15,13 +15,15 @@ from ..array import fresh, halves
 from ..array.backend import is_device_array, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError
-from ..tree import is_tree, leaves, map_tree, structure
+from ..tree import holds_numbers, is_tree, leaves, map_tree, structure
 from .autograd import (
     Tensor,
     WeightGradients,
     array_of,
     first_gradient,
+    is_numbers,
     origin_of,
+    plain_array,
 )
 from .tape import walk
 
@@ -31,7 +33,7 @@ def given_arrays(x):
 
     def array(leaf):
         leaf = array_of(leaf)
-        return leaf if is_device_array(leaf) else numpy.asarray(leaf)
+        return leaf if is_device_array(leaf) else plain_array(leaf)
 
     return map_tree(array, x) if is_tree(x) else array(x)
 
@@ -46,6 +48,22 @@ def entering(x, dtype):
         return array if is_fine else halves.copy(array, dtype)
 
     return map_tree(cast, x)
+
+
+def given_tensors(args: tuple, kwargs: dict, dtype: Any) -> tuple[tuple, dict]:
+    """Return the arguments of a module: arrays, and a list of numbers that comes first, are
+    Tensors, floating ones of this dtype (None: of their own).
+    """
+
+    def entered(value, is_first=False):
+        is_list = is_first and isinstance(value, list) and holds_numbers(value)
+        if isinstance(value, Tensor) or not (is_list or is_numbers(value)):
+            return value
+        tensor = Tensor(value)
+        return tensor if dtype is None else Tensor(entering(tensor.array, dtype))
+
+    made = [entered(value, at == 0) for at, value in enumerate(args)]
+    return tuple(made), {name: entered(value) for name, value in kwargs.items()}
 
 
 def as_tensors(x: Any, *, takes_gradient: bool = False) -> Any:

@@ -22,7 +22,7 @@ from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
 from ..array.reference.chunks import spans
-from .rules import LearningRate, Rule, Scheduled, require_share, require_weight_decay
+from .rules import LearningRate, Rule, Scheduled
 
 _ADJUSTMENTS = ("original", "match_rms_adamw")
 _MOST_STEPS = 100
@@ -103,13 +103,9 @@ class Muon(Scheduled):
 
     def check(self) -> None:
         super().check()
-        require_weight_decay(self.weight_decay)
-        require_share("momentum", self.momentum)
-        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         given = self.ns_coefficients
         are_three = isinstance(given, tuple) and len(given) == 3 and all(map(is_number, given))
         require(are_three, "ns_coefficients", given, "a tuple of three finite numbers")
-        require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
         is_count = is_integer(self.ns_steps, at_least=0) and self.ns_steps < _MOST_STEPS
         require(is_count, "ns_steps", self.ns_steps, f"an integer from 0 to below {_MOST_STEPS}")
         require(

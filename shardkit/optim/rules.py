@@ -13,13 +13,17 @@ whole matrices. A new rule is one such class and its test: settings, checkpoints
 learn from the class what it takes and keeps.
 """
 
-from dataclasses import dataclass
-from typing import Callable, ClassVar, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Protocol, Self, runtime_checkable
 
 from ..annotations import Array
 from ..arguments import is_number, require
 from ..array import kernels
 from ..errors import ConfigurationError
+from ..habits import refuse
+from ..plain import unboxed
 from ..refusal import check_made
 
 LearningRate = float | Callable[[int], float]
@@ -86,19 +90,14 @@ def is_learning_rate(value) -> bool:
     return is_number(value, at_least=0)
 
 
-def require_weight_decay(weight_decay) -> None:
-    """Errors: ConfigurationError unless it is a finite number >= 0."""
-    require(
-        is_number(weight_decay, at_least=0),
-        "weight_decay",
-        weight_decay,
-        "a finite number, at least 0",
-    )
-
-
-def require_share(name: str, value) -> None:
-    """Raise ConfigurationError unless the value can be the share of a running mean that is kept."""
-    require(is_number(value, at_least=0, below=1), name, value, "a number from 0 to below 1")
+_SHARE = partial(is_number, at_least=0, below=1), "a number from 0 to below 1"
+# {field of a rule: what holds for it, and in words}
+_CONSTANTS: dict[str, tuple[Callable[..., bool], str]] = {
+    **dict.fromkeys(("momentum", "beta", "beta1", "beta2"), _SHARE),
+    "weight_decay": (is_learning_rate, _RATE),
+    "eps": (partial(is_number, above=0), "a finite number above 0"),
+    "nesterov": (lambda value: isinstance(value, bool), "True or False"),
+}
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,38 @@ class Scheduled:
     state_names: ClassVar[tuple[str, ...]] = ()
     lr: LearningRate = 0.01
 
-    def __post_init__(self) -> None:
-        check_made(self, self.check)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Return a new one. Errors: TypeError on what PyTorch's optimizers take, with ours."""
+        if args and isinstance(args[0], (list, tuple, dict, Iterator)):
+            raise TypeError(
+                f"{cls.__name__} was given parameters; a rule has none: write {cls.__name__}(lr="
+                "1e-3), and give it to sk.ShardingConfiguration(backend, optimizer=...)"
+            )
+        if "learning_rate" in kwargs:
+            raise TypeError(f"{cls.__name__} has no argument 'learning_rate'; here it is lr")
+        return object.__new__(cls)
+
+    def __post_init__(self, betas: Sequence[float] | None = None) -> None:
+        def check() -> None:
+            if betas is not None:
+                self._take(betas)
+            self.check()
+
+        check_made(self, check)
+
+    def _take(self, betas) -> None:
+        """Set beta1 and beta2, of which PyTorch's betas are both."""
+        is_pair = isinstance(betas, (list, tuple)) and len(betas) == 2
+        require(is_pair, "betas", betas, "two numbers, in place of beta1 and beta2")
+        for name, beta in zip(("beta1", "beta2"), betas):
+            is_default = getattr(self, name) == getattr(type(self), name)
+            require(is_default, "betas", betas, f"either betas or {name}")
+            object.__setattr__(self, name, unboxed(beta))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse("Rule", self, name)
 
     def check(self) -> None:
         """Raise ConfigurationError on a constant that the rule does not take."""
@@ -127,6 +156,9 @@ class Scheduled:
             self.lr,
             f"{_RATE}, or a function of the step number: schedules.Cosine(1e-3, decay_steps=1000)",
         )
+        for name in (field.name for field in fields(self) if field.name in _CONSTANTS):
+            (holds, wanted), value = _CONSTANTS[name], getattr(self, name)
+            require(holds(value), name, value, wanted)
 
     def rate(self, step: int, override: float | None = None) -> float:
         """Return the learning rate of step number `step`, counted from 1.
@@ -196,9 +228,6 @@ class SGD(Scheduled):
 
     def check(self) -> None:
         super().check()
-        require_weight_decay(self.weight_decay)
-        require_share("momentum", self.momentum)
-        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         wanted = "False where momentum = 0: there is none to look ahead with"
         require(self.momentum > 0 or not self.nesterov, "nesterov", self.nesterov, wanted)
         if self.momentum:
@@ -235,15 +264,12 @@ class Momentum(Scheduled):
 
     def check(self) -> None:
         super().check()
-        require_share("beta", self.beta)
-        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         require(
             self.beta > 0 or not self.nesterov,
             "nesterov",
             self.nesterov,
             "False where beta = 0: there is no momentum to look ahead with",
         )
-        require_weight_decay(self.weight_decay)
 
     def _kernel(self, step):
         return kernels.momentum, self._constants("beta", "nesterov", "weight_decay")
@@ -263,6 +289,8 @@ class Adam(Scheduled):
         1.
     eps
         Added to the root of the second.
+    betas
+        (beta1, beta2), as in PyTorch.
     """
 
     lr: LearningRate = 1e-3
@@ -270,15 +298,9 @@ class Adam(Scheduled):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    betas: InitVar[Sequence[float] | None] = None
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
-
-    def check(self) -> None:
-        super().check()
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
-        require_weight_decay(self.weight_decay)
 
     def _kernel(self, step):
         names = ("beta1", "beta2", "eps", "weight_decay", "decoupled")
@@ -307,19 +329,16 @@ class Lion(Scheduled):
         Learning rate, or a schedule of it (sk.schedules), and weight decay: at least 0.
     beta1, beta2
         Shares of the running mean that are kept: in the sign that is taken, and in the mean itself.
+    betas
+        (beta1, beta2), as in PyTorch.
     """
 
     lr: LearningRate = 1e-4
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.0
+    betas: InitVar[Sequence[float] | None] = None
     state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
-
-    def check(self) -> None:
-        super().check()
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require_weight_decay(self.weight_decay)
 
     def _kernel(self, step):
         return kernels.lion, self._constants("beta1", "beta2", "weight_decay")

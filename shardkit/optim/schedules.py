@@ -157,6 +157,12 @@ class Cosine(Linear):
 
     Equal to torch.optim.lr_scheduler.CosineAnnealingLR with T_max = decay_steps and
     eta_min = peak * floor, up to its first minimum.
+
+    Examples
+    --------
+    >>> rate = sk.schedules.Cosine(1.0, warmup_steps=2, decay_steps=6)
+    >>> [round(rate(step), 2) for step in range(7)]
+    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
 
     def _shape(self, part):

@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = public_names(
             "TensorParallelOptimizer ZeRO1Optimizer ZeRO2Optimizer"
         ),
         "model.replicas": "StateDrift",
-        "model.sharded_model": "ShardedModel",
+        "model.sharded_model": "ShardedModel domain_part",
         "model.strategies": (
             "DDPModel FSDPModel HybridShardedModel PipelineParallelModel "
             "TensorParallelModel ZeRO1Model ZeRO2Model ZeRO3Model"

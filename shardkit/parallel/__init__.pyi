@@ -20,7 +20,10 @@ from .model.optimizers import (
     ZeRO2Optimizer as ZeRO2Optimizer,
 )
 from .model.replicas import StateDrift as StateDrift
-from .model.sharded_model import ShardedModel as ShardedModel
+from .model.sharded_model import (
+    ShardedModel as ShardedModel,
+    domain_part as domain_part,
+)
 from .model.strategies import (
     DDPModel as DDPModel,
     FSDPModel as FSDPModel,

@@ -10,6 +10,7 @@ from ..comm.backend import CommunicationBackend
 from ..comm.gpu.transports import TransportSettings
 from ..environment import checked_mode
 from ..optim.groups import ParameterGroup
+from ..optim.rules import RULES
 from ..refusal import check_made
 from ..settings import check_fields, setting
 from .data.settings import DataSettings
@@ -57,14 +58,15 @@ class ShardingConfiguration(ParallelSettings):
     """
 
     backend: Any
-    learning_rate: float = setting(
-        0.01, "learning rate of plain SGD, where no optimizer is given", above=0
+    learning_rate: float | None = setting(
+        None, "learning rate of SGD or of the rule that is named; None: the rule's own", above=0
     )
     optimizer: Any = setting(
         None,
-        "a rule such as AdamW(lr=1e-3); None: SGD(lr=learning_rate)",
+        "a rule such as AdamW(lr=1e-3), or the name of one; None: SGD",
         holds=_is_rule,
-        wanted="a rule such as AdamW(lr=1e-3), or None: SGD(lr=learning_rate)",
+        wanted=f"a rule such as AdamW(lr=1e-3), the name of one ({', '.join(RULES)}), or None: "
+        "SGD(lr=learning_rate)",
     )
     loss: Any = setting(
         None,
@@ -109,8 +111,15 @@ class ShardingConfiguration(ParallelSettings):
                 "ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got "
                 f"{self.backend!r}"
             )
+        if isinstance(self.optimizer, str) and self.optimizer in RULES:
+            object.__setattr__(self, "optimizer", self.named_rule(self.optimizer))
         has_ranks = isinstance(self.backend, CommunicationBackend)
         check_made(self, self._check, self.backend.world_size if has_ranks else 1)
+
+    def named_rule(self, name: str) -> Any:
+        """Return the rule of this name, at the learning rate that was given."""
+        rule = RULES[name]
+        return rule() if self.learning_rate is None else rule(lr=self.learning_rate)
 
     def _check(self):
         check_fields(self)

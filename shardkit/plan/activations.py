@@ -55,16 +55,15 @@ def block_bytes(
     shape: Shape,
     software: Software,
     block: str,
-    micro_batch: int,
+    tokens: int,
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
 ) -> BlockBytes:
-    """Return the bytes of a block of this kind for a micro-batch.
+    """Return the bytes of a block of this kind for a micro-batch of so many tokens on a rank.
 
     Recomputation of whole layers keeps only their inputs.
     """
-    tokens = micro_batch * shape.sequence_length
 
     def total(rows):
         return tokens * sum(
@@ -81,7 +80,7 @@ def block_bytes(
 
 def boundary_bytes(shape: Shape, software: Software, layout: RunLayout) -> float:
     """Return the bytes of an activation that one rank sends to the next stage."""
-    whole = layout.micro_batch * shape.sequence_length * shape.message_elements
+    whole = layout.items(shape) * shape.message_elements
     whole *= software.activation_bytes
     is_part = layout.is_sequence_parallel or software.scatters_transfers
     return whole / layout.tensor if is_part else whole

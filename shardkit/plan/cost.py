@@ -83,8 +83,9 @@ def step_cost(
         layout.tensor,
         layout.recomputation,
         layout.is_sequence_parallel,
+        layout.domain,
     )
-    data = RankGroup(layout.data, layout.tensor)
+    data = RankGroup(layout.copies, layout.tensor)
     again = recomputed_of_stages(
         units, layout.schedule, layout.virtual, layout.recomputed, shape, software
     )
@@ -134,7 +135,7 @@ def _transfer(
         return 0.0, 0.0
     num_bytes = boundary_bytes(shape, software, layout)
     seconds = collective_seconds(
-        cluster, SEND, num_bytes, RankGroup(layout.pipeline, layout.data * layout.tensor)
+        cluster, SEND, num_bytes, RankGroup(layout.pipeline, layout.copies * layout.tensor)
     )
     if software.scatters_transfers and not layout.is_sequence_parallel:
         whole = num_bytes * layout.tensor  # gathered again on the other side
@@ -193,7 +194,7 @@ def _shared_cores(
     work = (
         layout.micro_batches
         * sum(map(seconds.total, range(len(seconds.forward))))
-        * layout.data
+        * layout.copies
         * layout.tensor
     )
     here = min(layout.devices, cluster.devices)
@@ -209,7 +210,7 @@ def _end_of_step(
     optimizer, on the rank with the most parameters.
     """
     policy = POLICIES[layout.policy]
-    data = RankGroup(layout.data, layout.tensor)
+    data = RankGroup(layout.copies, layout.tensor)
     rank_of = order_ranks(layout.schedule, layout.pipeline, layout.virtual)
     elements = [0] * layout.pipeline
     messages = [0] * layout.pipeline
@@ -245,7 +246,7 @@ def _end_of_step(
     if layout.pipeline > 1 and shape.tied:
         # the gradients of the embedding and the tied head are added
         table = shape.shared_elements / layout.tensor * software.wire_bytes
-        ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
+        ends = RankGroup(2, (layout.pipeline - 1) * layout.copies * layout.tensor)
         reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
     update += collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
     return reduction + spread, update

@@ -8,8 +8,10 @@ refuses what is refused here; the tests build what is not.
 """
 
 from dataclasses import dataclass, field
+from math import prod
 
 from ..errors import ConfigurationError
+from ..layout.axes import AXES, COPIES
 from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
@@ -33,7 +35,8 @@ class RunLayout:
                     all
     is_sequence_parallel   norms and dropouts between tensor-parallel regions see a slice of the
                            sequence
-    shard_ranks     data ranks that share one copy under hsdp; None: under another policy
+    shard_ranks     ranks that share one copy under hsdp; None: under another policy
+    domain          ranks that share each sample
     """
 
     pipeline: int = 1
@@ -48,6 +51,7 @@ class RunLayout:
     is_sequence_parallel: bool = False
     recomputed: int | None = None
     shard_ranks: int | None = None
+    domain: int = 1
     devices: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self):
@@ -55,16 +59,27 @@ class RunLayout:
 
     @property
     def mesh(self) -> MeshShape:
-        return MeshShape(pipeline=self.pipeline, data=self.data, tensor=self.tensor)
+        return MeshShape(**{axis: getattr(self, axis) for axis in AXES})
+
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same parameters: those of data and of domain together."""
+        return prod(getattr(self, axis) for axis in COPIES)
 
     @property
     def sharing(self) -> int:
-        """Data ranks that share one copy of what the policy shards."""
-        return self.data if self.shard_ranks is None else self.shard_ranks
+        """Ranks that share one copy of what the policy shards."""
+        return self.copies if self.shard_ranks is None else self.shard_ranks
+
+    def items(self, shape: Shape) -> int:
+        """Return the items of a micro-batch on a rank: of samples that are shared, the most that
+        one has.
+        """
+        return self.micro_batch * -(-shape.sequence_length // self.domain)
 
     @property
     def policy_words(self) -> str:
-        """The policy, and the data ranks of a group if it has groups."""
+        """The policy, and the ranks of a group if it has groups."""
         return self.policy if self.shard_ranks is None else f"{self.policy} of {self.shard_ranks}"
 
     @property
@@ -101,6 +116,7 @@ def why_not(layout: RunLayout, shape: Shape, software: Software) -> str | None:
     """Return why the program would refuse this layout, with the arithmetic; None if it takes it."""
     return (
         shape.why_not_cut(layout.tensor, layout.is_sequence_parallel)
+        or _domain_problem(layout, shape, software)
         or _software_problem(layout, software)
         or _group_problem(layout, software)
         or _stage_problem(layout, shape, software)
@@ -128,13 +144,26 @@ def _software_problem(layout, software) -> str | None:
     return None
 
 
+def _domain_problem(layout, shape, software) -> str | None:
+    if layout.domain == 1:
+        return None
+    if not software.cuts_samples:
+        return f"{software.name} shares no samples between ranks"
+    if layout.is_sequence_parallel:
+        return "samples are not shared under sequence parallelism"
+    if shape.sequence_length < layout.domain:
+        _, items = shape.words
+        return f"{shape.sequence_length} {items} of a sample on {layout.domain} domain ranks"
+    return None
+
+
 def _group_problem(layout, software) -> str | None:
     if POLICIES[layout.policy].in_groups and layout.shard_ranks is None:
-        return f"{layout.policy} without shard_ranks; wanted the data ranks that share one copy"
+        return f"{layout.policy} without shard_ranks; wanted the ranks that share one copy"
     try:
-        POLICIES[layout.policy].sharing(layout.data, layout.shard_ranks)
+        POLICIES[layout.policy].sharing(layout.copies, layout.shard_ranks)
         if software.sums_in_tree:
-            check_tree(layout.data, layout.sharing)
+            check_tree(layout.copies, layout.sharing)
     except ConfigurationError as error:
         return str(error)
     return None

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 from ..array import kernels, products
 from ..array.blas import Library, library_named
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import by_first, collectively
 from ..comm.seats import all_seats
 from ..files.writing import check_can_write, write_whole
 from ..nn.autograd import Tensor
@@ -282,15 +282,15 @@ def _storage_speed(backend: CommunicationBackend, folder: Path) -> float:
 
     Errors, on all ranks: OSError.
     """
-    speed = None
-    with collectively(backend):
-        if backend.rank == 0:
-            block = os.urandom(1 << 20)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                began = time.perf_counter()
-                for _ in range(64):
-                    file.write(block)
-                file.flush()
-                os.fsync(file.fileno())
-                speed = (64 << 20) / (time.perf_counter() - began)
-    return backend.broadcast_object(speed, 0)
+
+    def speed() -> float:
+        block = os.urandom(1 << 20)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = time.perf_counter()
+            for _ in range(64):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return (64 << 20) / (time.perf_counter() - began)
+
+    return by_first(backend, speed)

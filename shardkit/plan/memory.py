@@ -266,7 +266,7 @@ def _activations(layout: RunLayout, shape: Shape, software: Software, rank: int)
         layout.virtual,
         layout.tensor,
         rank,
-        layout.micro_batch,
+        layout.items(shape),
         layout.recomputation,
         layout.recomputed,
         layout.is_sequence_parallel,
@@ -286,7 +286,7 @@ def _mean_kept_and_working(
     virtual: int,
     tensor: int,
     rank: int,
-    micro_batch: int,
+    tokens: int,
     recomputation: str,
     recomputed: int | None,
     is_sequence_parallel: bool,
@@ -301,7 +301,7 @@ def _mean_kept_and_working(
     sizes = [
         _stage_bytes(
             units[stage],
-            micro_batch,
+            tokens,
             tensor,
             recomputation,
             is_sequence_parallel,
@@ -320,7 +320,7 @@ def _mean_kept_and_working(
 @lru_cache(maxsize=65536)
 def _stage_bytes(
     units: StageUnits,
-    micro_batch: int,
+    tokens: int,
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
@@ -336,9 +336,7 @@ def _stage_bytes(
 
     def bytes_of(block, is_again):
         chosen = recomputation if is_again else once
-        return block_bytes(
-            shape, software, block, micro_batch, tensor, chosen, is_sequence_parallel
-        )
+        return block_bytes(shape, software, block, tokens, tensor, chosen, is_sequence_parallel)
 
     of_units = [
         [bytes_of(*marked) for marked in unit]
@@ -352,5 +350,7 @@ def _stage_bytes(
 
 
 def _buffers(layout: RunLayout, shape: Shape, software: Software) -> float:
-    """Return the bytes of one message each way."""
-    return 2 * boundary_bytes(shape, software, layout) if layout.pipeline > 1 else 0.0
+    """Return the bytes of one message each way: between stages, and in a ring of keys."""
+    between = boundary_bytes(shape, software, layout) if layout.pipeline > 1 else 0.0
+    around = shape.ring_elements(layout.tensor, layout.domain) * layout.micro_batch
+    return 2 * (between + around * software.activation_bytes)

@@ -194,6 +194,15 @@ class ModelShape(Shape):
         attention = 12 * self.layers * self.width * self.sequence_length
         return 6 * (self.parameter_count - tables) + attention
 
+    def goes_by_heads(self, tensor: int, domain: int) -> bool:
+        """Return whether domain ranks exchange heads of attention; else keys go round."""
+        return max(self.num_kv_heads // tensor, 1) % domain == 0
+
+    def ring_elements(self, tensor, domain):
+        if self.goes_by_heads(tensor, domain):
+            return 0.0
+        return -(-self.sequence_length // domain) * 2 * self.kv_width / tensor
+
     def why_not_cut(self, tensor, is_sequence_parallel):
         for what, count in (("heads", self.heads), ("hidden units", self.num_hidden)):
             if count % tensor:

@@ -13,6 +13,7 @@ the weights. Inside and outside of a region count as in arXiv 2205.05198, sectio
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
+from ..layout.cuts import even_span
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
@@ -47,10 +48,12 @@ class Setting:
     tensor: int
     recomputation: str
     is_sequence_parallel: bool
+    domain: int = 1
 
     @property
     def tokens(self) -> int:
-        return self.micro_batch * self.shape.sequence_length
+        """Tokens of a micro-batch on this rank."""
+        return self.micro_batch * -(-self.shape.sequence_length // self.domain)
 
     @property
     def outside(self) -> float:
@@ -125,6 +128,7 @@ def _layer(at: Setting) -> BlockSeconds:
     hidden = shape.num_hidden / tensor
     products = _layer_products(at)
     core, core_backward = _attention(at)
+    cut, cut_backward = _from_other_parts(at, core, core_backward)
     norms = 2 * 2 * at.outside * shape.width
     adds = 2 * 3 * at.outside * shape.width
     masks = 2 * at.outside * shape.width * software.masks_dropout  # bytes
@@ -141,6 +145,7 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
         + ahead
+        + cut
     )
     share = software.recomputed_share
     selective = share * (forward - core - ahead) if share else core
@@ -153,6 +158,7 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer / 2)
         + back
+        + cut_backward
         + again
     )
     weight = (
@@ -214,7 +220,7 @@ def _attention(at: Setting) -> tuple[float, float]:
     shape = at.shape
     length = at.shape.sequence_length
     dim = at.shape.head_dim
-    heads = shape.heads / at.tensor * at.micro_batch
+    heads = shape.heads / at.tensor * at.micro_batch / at.domain  # or a part of the queries of each
     if not at.software.keeps_scores:  # a fused kernel, which skips what the causal mask hides
         forward, backward = at.cluster.device.attention_seconds(
             heads, length, dim, at.software.dtype, at.software.attention_kernel
@@ -231,6 +237,68 @@ def _attention(at: Setting) -> tuple[float, float]:
     forward = products + at.elements(2 * scores + dropout + values) + masks
     backward = 2 * products + at.elements(3 * scores + dropout + values) + masks
     return forward, backward
+
+
+def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[float, float]:
+    """Return the seconds that attention over parts of samples takes more: forward, backward.
+
+    By heads, ranks wait for what they exchange; in a ring all but the first block travel while the
+    one before is computed (parallel/domain/attention.py).
+    """
+    if at.domain == 1:
+        return 0.0, 0.0
+    of_sample = elements_around(at.shape, at.tensor, at.domain)
+    ahead, back = [at.micro_batch * count for count in of_sample]
+    group = RankGroup(at.domain, at.tensor)
+
+    def travel(elements):
+        whole = elements * at.domain / (at.domain - 1) * at.software.activation_bytes
+        return collective_seconds(at.cluster, ALL_GATHER, whole, group)
+
+    lengths = collective_seconds(at.cluster, ALL_GATHER, 8 * at.domain, group)
+    both = travel(ahead), travel(back)
+    if not at.shape.goes_by_heads(at.tensor, at.domain):
+        contention, blocks = at.cluster.device.contention, at.domain - 1
+        both = [
+            exposed_seconds(beside, each, contention, each / blocks)
+            for beside, each in zip((core, core_backward), both)
+        ]
+    return lengths + both[0], both[1]
+
+
+def elements_around(shape: ModelShape, tensor: int, domain: int) -> tuple[float, float]:
+    """Return the elements that the busiest domain rank sends of a sample in an attention: forward,
+    backward.
+
+    By heads each rank sends all of its queries, keys, values and results but what is its own. In a
+    ring a rank sends on the blocks of keys and values of all ranks before it, backward with their
+    gradients, and halves of its tokens before and after.
+    """
+    if not shape.goes_by_heads(tensor, domain):
+        return max([_around_ring(shape, tensor, domain, rank) for rank in range(domain)], key=sum)
+    own = -(-shape.sequence_length // domain)
+    mine = own * (domain - 1) / domain / tensor  # tokens, times the part of heads that others have
+    theirs = (shape.sequence_length - own) / domain / tensor
+    inputs = shape.width + 2 * shape.kv_width
+    return mine * inputs + theirs * shape.width, mine * shape.width + theirs * inputs
+
+
+def _around_ring(shape: ModelShape, tensor: int, domain: int, rank: int) -> tuple[float, float]:
+    """Return what one rank sends in a balanced ring (parallel/domain/ways.py).
+
+    It changes the second half of its tokens for that of one other rank, and changes results back.
+    Backward the gradient of each block passes it, its own too.
+    """
+    spans = [even_span(shape.sequence_length, domain, each) for each in range(domain)]
+    lengths = [stop - start for start, stop in spans]
+    pairs = [(mine + 1) // 2 + other // 2 for mine, other in zip(lengths, reversed(lengths))]
+    blocks = shape.sequence_length - pairs[(rank + 1) % domain]
+    is_middle = 2 * rank == domain - 1
+    given, taken = [0 if is_middle else lengths[each] // 2 for each in (rank, -1 - rank)]
+    inputs, keys = shape.width + 2 * shape.kv_width, 2 * shape.kv_width
+    ahead = given * inputs + taken * shape.width + blocks * keys
+    back = given * shape.width + taken * inputs + (blocks + shape.sequence_length) * keys
+    return ahead / tensor, back / tensor
 
 
 def accumulation_seconds(at: Setting, block: str) -> float:

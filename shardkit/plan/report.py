@@ -8,10 +8,9 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from math import inf, isfinite
-from typing import TYPE_CHECKING
 
+from ..files.tables import table_console, table_of
 from ..files.writing import write_whole
-from ..public import LateModule
 from ..schedule.grid import draw_svg
 from .band import band_of
 from .cost import PARTS, checkpoint_bytes
@@ -20,16 +19,9 @@ from .stages import blocks_per_stage
 from .timeline import PipelineRun
 from .whole_run import Interruptions, interruptions_of
 
-if TYPE_CHECKING:
-    from rich import console as rich_console
-    from rich import table as rich_table
-else:
-    rich_console = LateModule("rich.console")
-    rich_table = LateModule("rich.table")
-
 _MOST_BOXES = 4000  # of a drawing
 _GB = 1e9
-_WIDE = 200
+_WIDE = 200  # in a file or a pipe
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class PlannedTraining:
 def print_search(training: PlannedTraining, count: int) -> None:
     """Print the table, or why no layout fits."""
     found = training.found
-    console = _console()
+    console = table_console(_WIDE)
     console.print(
         f"{found.shape.parameter_count:,} parameters on {found.devices} devices of "
         f"{found.cluster.name}, {_batch(found)} in a step, as {found.software.name}\n"
@@ -121,20 +113,10 @@ def _batch(found: Search) -> str:
     return f"{found.batch} {samples}" + (f" of {length} {items}" if items != samples else "")
 
 
-def _console() -> "rich_console.Console":
-    """Return a console as wide as the terminal, or in a file or pipe as wide as the tables."""
-    console = rich_console.Console(highlight=False, soft_wrap=True)
-    return (
-        console
-        if console.is_terminal
-        else rich_console.Console(highlight=False, soft_wrap=True, width=_WIDE)
-    )
-
-
-def _table(training: PlannedTraining, count: int) -> "rich_table.Table":
-    table = rich_table.Table(
+def _table(training: PlannedTraining, count: int):
+    table = table_of(
         "#",
-        "pipeline x data x tensor",
+        " x ".join(training.found.best.layout.mesh.shown),
         "policy",
         "schedule",
         "micro-batches",
@@ -145,10 +127,8 @@ def _table(training: PlannedTraining, count: int) -> "rich_table.Table":
         "TFLOP/s",
         "days",
         "why not the best",
-        box=None,
+        right=(0, 6, 7, 8, 9, 10),
     )
-    for column in (0, 6, 7, 8, 9, 10):
-        table.columns[column].justify = "right"
     for number, candidate in enumerate(training.found.rows(count), 1):
         layout = candidate.layout
         table.add_row(
@@ -249,11 +229,9 @@ def print_explanation(training: PlannedTraining, number: int, count: int) -> Can
     if not 1 <= number <= len(rows):
         return None
     candidate = rows[number - 1]
-    console = _console()
+    console = table_console(_WIDE)
     console.print(f"\n{number}: {candidate.layout}", markup=False)
-    table = rich_table.Table("memory", "GB", "", "time of a step", "s", "share", box=None)
-    for column in (1, 4, 5):
-        table.columns[column].justify = "right"
+    table = table_of("memory", "GB", "", "time of a step", "s", "share", right=(1, 4, 5))
     memory = [
         (words, _short(getattr(candidate.memory, part) / _GB)) for part, words in WORDS.items()
     ]

@@ -12,13 +12,14 @@ step.
       -> the first few replayed, and ranked again
 
 Recomputation saves memory and costs time, so it is only considered where a layout does not fit
-without it.
+without it; and ranks share samples only where no other layout fits.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from math import inf
 
 from ..errors import ConfigurationError
@@ -156,11 +157,27 @@ def search(
         )
     for dtype in software.dtypes:
         cluster.device.peak_of(dtype)
+    found = _searched(shape, software, cluster, devices, batch, micro_batch, is_cut=False)
+    if found.fitting or not software.cuts_samples:
+        return found
+    cut = _searched(shape, software, cluster, devices, batch, micro_batch, is_cut=True)
+    large = sorted(found.too_large + cut.too_large, key=lambda each: each.memory.total)
+    return replace(
+        cut,
+        too_large=tuple(large),
+        refused=Counter(found.refused) + Counter(cut.refused),
+        considered=found.considered + cut.considered,
+    )
+
+
+def _searched(shape, software, cluster, devices, batch, micro_batch, *, is_cut: bool) -> Search:
+    """Search the layouts whose ranks share samples, or those whose ranks do not."""
     limit = cluster.device.memory_bytes
     refused = Counter()
     candidates = []
     considered = 0
-    for layout in _layouts(shape, software, cluster, devices, batch, micro_batch):
+    domains = divisors(devices)[1:] if is_cut else (1,)
+    for layout in _layouts(shape, software, cluster, devices, batch, micro_batch, domains):
         considered += 1
         reason = why_not(layout, shape, software)
         if reason is not None:
@@ -255,9 +272,10 @@ def _with_fewest_layers_again(
 def _least_memory(shape, software, cluster, devices, batch) -> RunLayout | None:
     """Return the layout that needs least memory."""
     most = software.recomputations[-1]
+    domains = divisors(devices) if software.cuts_samples else (1,)
     allowed = [
         layout
-        for layout in _layouts(shape, software, cluster, devices, batch, 1)
+        for layout in _layouts(shape, software, cluster, devices, batch, 1, domains)
         if why_not(layout, shape, software) is None
     ]
     return min(
@@ -280,32 +298,30 @@ def _shortage(candidate: Candidate) -> str:
 # ---- all layouts ---------------------------------------------------------------------------------
 
 
-def _layouts(shape, software, cluster, devices, batch, micro_batch) -> Iterator[RunLayout]:
+def _layouts(shape, software, cluster, devices, batch, micro_batch, domains) -> Iterator[RunLayout]:
     """Yield every layout whose sizes multiply to the devices and divide the batch, without
-    recomputation.
+    recomputation, with one of these numbers of domain ranks.
     """
-    for tensor in divisors(devices):
+    for domain, tensor in product(domains, divisors(devices)):
         if tensor > min(cluster.devices, _LARGEST_TENSOR):
-            break  # a region that leaves the node waits for the network in every layer
-        for pipeline in divisors(devices // tensor):
-            data = devices // tensor // pipeline
-            if batch % data or pipeline > len(shape.blocks):
+            continue  # a region that leaves the node waits for the network in every layer
+        for pipeline in divisors(devices // tensor) if devices % (domain * tensor) == 0 else ():
+            data, rest = divmod(devices, tensor * pipeline * domain)
+            if rest or batch % data or pipeline > len(shape.blocks):
                 continue
             own = batch // data
             for size in divisors(own) if micro_batch is None else (micro_batch,):
                 if own % size == 0:
-                    yield from _choices(
-                        software, cluster, shape, pipeline, data, tensor, size, own // size
-                    )
+                    ranks = pipeline, data, tensor, domain
+                    yield from _choices(software, cluster, shape, ranks, size, own // size)
 
 
-def _choices(
-    software, cluster, shape, pipeline, data, tensor, micro_batch, micro_batches
-) -> Iterator[RunLayout]:
-    policies = list(_policies(software, data, cluster.devices // tensor))
+def _choices(software, cluster, shape, ranks, micro_batch, micro_batches) -> Iterator[RunLayout]:
+    pipeline, data, tensor, domain = ranks
+    policies = list(_policies(software, data * domain, cluster.devices // tensor))
     for schedule, virtual in _schedules(software, shape, pipeline, micro_batches):
         for policy, shard_ranks in policies:
-            for is_sequence_parallel in (False, True) if tensor > 1 else (False,):
+            for is_sequence_parallel in (False, True) if tensor > 1 and domain == 1 else (False,):
                 yield RunLayout(
                     pipeline,
                     data,
@@ -318,15 +334,16 @@ def _choices(
                     "none",
                     is_sequence_parallel,
                     shard_ranks=shard_ranks,
+                    domain=domain,
                 )
 
 
-def _policies(software, data, per_node) -> Iterator[tuple[str, int | None]]:
+def _policies(software, copies, per_node) -> Iterator[tuple[str, int | None]]:
     """Yield (policy, ranks of its groups): those of a node, where they are neither one nor all."""
-    for policy in software.policies if data > 1 else software.policies[:1]:
+    for policy in software.policies if copies > 1 else software.policies[:1]:
         if not POLICIES[policy].in_groups:
             yield policy, None
-        elif 1 < per_node < data and data % per_node == 0:
+        elif 1 < per_node < copies and copies % per_node == 0:
             yield policy, per_node
 
 

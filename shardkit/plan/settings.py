@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from ..arguments import require
 from ..array.dtypes import FLOAT8
-from ..layout.axes import AXES, CHOSEN
+from ..layout.axes import CHOSEN
 from ..layout.flat import ITEM_BYTES
 from ..optim.rules import RULES
 from ..train.settings import RunConfiguration
@@ -25,7 +25,6 @@ from .stages import blocks_per_stage
 _GB = 1e9
 _ONLY_OWN = ("model.dtype", "parallel.minimum_parameter_group_size")
 # {setting: what another value changes than the one that is planned: _is_followed()}
-_NOT_SEARCHED = [axis for axis, entry in AXES.items() if entry.is_tacit]
 _LEFT_OUT = {
     "parallel.overlap": (
         "hides messages between data ranks, for the memory of one more unit's parameters and two "
@@ -45,7 +44,6 @@ _LEFT_OUT = {
     "parallel.blas": "the hardware's products say how fast matrices are multiplied",
     "run.elastic": "keeps a copy of a neighbor's part of the model",
 }
-_LEFT_OUT |= {f"mesh.{axis}": "its layouts have one rank of it" for axis in _NOT_SEARCHED}
 
 
 def software_of(own: Software, settings: RunConfiguration) -> Software:
@@ -167,7 +165,7 @@ def left_out(
 def _is_followed(name, value, default, layout: RunLayout) -> bool:
     """Return True if a run in this layout does otherwise than the plan, which counts no overlap."""
     if name == "parallel.overlap":
-        return value is not False and layout.data > 1
+        return value is not False and layout.copies > 1
     return value != default
 
 
@@ -181,7 +179,7 @@ def settings_of(layout: RunLayout, shape: Shape, software: Software) -> dict:
         "parallel.activation_checkpointing": layout.recomputation == "full",
     }
     return {
-        **{f"mesh.{axis}": getattr(layout, axis) for axis in CHOSEN if axis not in _NOT_SEARCHED},
+        **{f"mesh.{axis}": getattr(layout, axis) for axis in CHOSEN},
         "parallel.policy": layout.policy,
         "parallel.shard_ranks": layout.shard_ranks,
         "parallel.schedule": layout.schedule,

@@ -77,6 +77,12 @@ class Shape(ABC):
     def why_not_cut(self, tensor: int, is_sequence_parallel: bool) -> str | None:
         """Return why the model is not cut over this many tensor ranks; None if it is."""
 
+    def ring_elements(self, tensor: int, domain: int) -> float:
+        """Return the elements of a block of keys and values of a sample that domain ranks send on;
+        0 if none goes round.
+        """
+        return 0.0
+
     @property
     def parameter_count(self) -> int:
         return sum(self.block_elements(block) for block in self.blocks)

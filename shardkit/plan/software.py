@@ -66,6 +66,7 @@ class Software:
     arena_share           memory that activations hold over memory in use: free blocks lie between
     link_share            of what collectives of long arrays reach, that its own over data ranks do
     backward_gathers      how often a backward gathers the parameters of a layer
+    cuts_samples          several ranks may share each sample
     calls_per_layer       of kernels from Python in a forward; half as many per gradient in backward
     """
 
@@ -105,6 +106,7 @@ class Software:
     arena_share: float = 1.0
     link_share: float = 1.0
     backward_gathers: int = 1
+    cuts_samples: bool = False
     calls_per_layer: int = 24
 
     @property
@@ -157,6 +159,7 @@ SHARDKIT = Software(
     merges_below=1024,
     # array/arena.py held 88 MiB where 81 were in use, 534 for 520
     arena_share=1.07,
+    cuts_samples=True,
     calls_per_layer=26,
 )
 # parallel/step/numerics.py: master weights beside the moments, gradients in float32; the parameters

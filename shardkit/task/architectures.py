@@ -162,7 +162,7 @@ class MessagePassingTask(TableTask):
 
 def _edges(data: GraphData, num_nodes: int) -> numpy.ndarray:
     """Return [2, edges]: numbers of nodes. Errors: ConfigurationError."""
-    table = open_table(data.path)
+    table: Any = open_table(data.path)
     field = table.fields.get(data.edges)
     if field is None or field.dtype is None or field.dtype.kind not in "iu" or field.rows != 2:
         has = (

@@ -14,8 +14,9 @@ from ..data.contents import content_of_array
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
+from ..layout.part import Rows, SamplePart
 from ..nn.module import Module
-from ..tree import is_tree, leaves, map_tree, named_leaves, num_samples, structure
+from ..tree import is_tree, leaves, map_tree, named_leaves, structure
 from .load import SCRIPT
 from .task import Task
 
@@ -23,24 +24,26 @@ _HELD_OUT_PERCENT = 10.0  # of data that is not split yet
 
 
 class ArraySamples(Samples):
-    """Rows of two arrays, or of what is indexed like arrays: numpy.memmap, an h5py dataset.
+    """Rows of two arrays, or of what is indexed like arrays: numpy.memmap, a
+    dataset of h5py, Zarr or netCDF4.
 
     x, y   [n, ...], or trees of such (shardkit/tree.py)
     """
 
     def __init__(self, x, y):
         arrays = [*named_leaves(x, "x"), *named_leaves(y, "y")]
-        lengths = {len(array) for _, array in arrays}
+        lengths = {array.shape[0] for _, array in arrays}
         if len(lengths) != 1 or not all(lengths):
-            found = ", ".join(f"{name} has {len(array):,} rows" for name, array in arrays)
+            found = ", ".join(f"{name} has {array.shape[0]:,} rows" for name, array in arrays)
             raise ConfigurationError(f"{found}; wanted the same number, at least 1")
         self.x, self.y = x, y
 
     def __len__(self):
-        return num_samples(self.x)
+        return leaves(self.x)[0].shape[0]
 
-    def read(self, numbers):
-        return tuple([map_tree(lambda leaf: _rows(leaf, numbers), t) for t in (self.x, self.y)])
+    def read(self, numbers, part=None):
+        x_dim, y_dim = (None, None) if part is None else (part.x_dim, part.y_dim)
+        return _read(self.x, numbers, part, x_dim), _read(self.y, numbers, part, y_dim)
 
     def fingerprint(self):
         digest = hashlib.sha256()
@@ -51,12 +54,27 @@ class ArraySamples(Samples):
         return digest.hexdigest()
 
 
-def _rows(array, numbers) -> numpy.ndarray:
-    """Return these rows, in this order; a dataset is read in ascending order, each row once."""
+def _read(tree, numbers, part: SamplePart | None, dim: int | None):
+    """Return these samples of a tree, whole; of an array its part."""
+    inside = None if part is None or is_tree(tree) else part.inside(tree.shape, dim)
+    if inside is None or dim is None:
+        return map_tree(lambda leaf: _rows(leaf, numbers), tree)
+    rows = _rows(tree, numbers, *inside[1:])
+    return Rows(rows, dim, inside[dim].start, tree.shape[dim])
+
+
+def _rows(array, numbers, *within: slice) -> numpy.ndarray:
+    """Return these rows, in this order; a dataset is read in ascending order, each row once.
+
+    within   slices of the dims behind that of the rows
+    """
     if isinstance(array, numpy.ndarray):
-        return array[numbers]
+        return array[(slice(None), *within)][numbers]
     found, places = numpy.unique(numbers, return_inverse=True)
-    return numpy.asarray(array[found])[places]
+    values = array[(found, *within) if within else found]
+    if numpy.ma.is_masked(values):
+        raise ConfigurationError("values of an array are masked, as missing; wanted numbers")
+    return numpy.asarray(values)[places]
 
 
 def parts_of(data) -> dict[str, Samples]:

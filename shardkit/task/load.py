@@ -24,6 +24,7 @@ from ..arguments import nearest
 from ..errors import ConfigurationError
 from ..files.paths import usable_path
 from ..files.trust import Trust, find_also_in, import_file, is_class_of, known
+from ..nn.module import Module
 from ..settings import as_section
 from .task import OWN_SECTION, Task
 
@@ -63,6 +64,15 @@ def load_task(name: str) -> type[Task]:
     place, attribute = _parts_of(name)
     module = _run_file(name, Path(place)) if place.endswith(".py") else _import(name, place)
     return _as_task(name, attribute, module)
+
+
+def on_frame(task: type[Task], frame) -> type[Task]:
+    """Return a task of tables on the rows of a frame that a script has in memory.
+
+    Errors: ConfigurationError on another task.
+    """
+    tables = importlib.import_module(".table", __package__)
+    return tables.on_frame(task, frame)
 
 
 def trusted_task(name: str, where: Path, trust: Trust) -> type[Task]:
@@ -161,6 +171,7 @@ def _as_task(name: str, attribute: str, module) -> type[Task]:
         raise ConfigurationError(
             f"run.task = {name!r}: {attribute} is {_described(found)}; wanted a class derived "
             "from shardkit.Task, or a function that returns a Task"
+            + ("; a model alone has no data: make_model() of a Task returns it" * _is_model(found))
         )
     missing = sorted(found.__abstractmethods__)
     if missing:
@@ -168,6 +179,10 @@ def _as_task(name: str, attribute: str, module) -> type[Task]:
             f"run.task = {name!r}: {attribute} does not define {', '.join(missing)}"
         )
     return found
+
+
+def _is_model(found) -> bool:
+    return isinstance(found, Module) or isinstance(found, type) and issubclass(found, Module)
 
 
 def _described(found) -> str:

@@ -3,17 +3,19 @@
     training    | block 0 | block 1 | ... |    each block, on some rank: moments, counts of classes
     validation  | block k | ...                then all blocks, in their order, on one rank
 
-A block has a fixed size, and blocks are merged in their order, so that no number of ranks changes
-a bit of the scaling.
+A block has a fixed size, a large row is read part by part, and blocks are merged in their order,
+so that no number of ranks changes a bit of the scaling.
 """
 
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy
 
-from ..data.samples import Samples
+from ..data.samples import Samples, reader_of
+from ..data.scaling import Moments, in_columns
+from ..layout.part import Rows, SamplePart
 from .form import RowForm
-from .scaling import Moments, in_columns
 
 _BLOCK_ELEMENTS = 1 << 22  # of work for one rank
 _PIECE_ELEMENTS = 1 << 17  # that are read at once, and stay in cache
@@ -58,6 +60,26 @@ class Findings:
         self.class_counts = total
 
 
+def _parts_of(form: RowForm) -> list[SamplePart | None]:
+    """Return the parts in which a row is read, whatever the number of ranks; None: whole.
+
+    A row is cut along the first dim that has no columns.
+    """
+    x_dim = 2 if form.x_axis == 1 else 1
+    y_dim = None if len(form.y_shape) < 2 else 2 if form.y_axis == 1 else 1
+    if len(form.x_shape) < x_dim:
+        return [None]
+    lengths = [form.x_shape[x_dim - 1]]
+    if y_dim is not None:
+        lengths += [form.y_shape[y_dim - 1]]
+    count = min(-(-form.elements // _PIECE_ELEMENTS), *lengths)
+    return [SamplePart(n, count, x_dim, y_dim) for n in range(count)] if count > 1 else [None]
+
+
+def _rows_of(values):
+    return values.array if isinstance(values, Rows) else values
+
+
 class TableSurvey:
     """The blocks of the rows of a run.
 
@@ -86,11 +108,17 @@ class TableSurvey:
         end = min(begin + self._rows, len(rows))
         form = self._form
         found = Findings.none(form.widths)
-        for first in range(begin, end, self._piece):
-            x, y = rows.read(numpy.arange(first, min(first + self._piece, end)))
+        parts = _parts_of(form)
+        read = reader_of(rows)
+        pieces = product(range(begin, end, self._piece), parts)
+        for first, part in pieces:
+            numbers = numpy.arange(first, min(first + self._piece, end))
+            x, y = map(_rows_of, read(numbers, part=part))
             self._check(x)
             if y.ndim < 3:  # weights of rows may stand behind the targets
                 y = y.reshape(len(y), -1)[:, : form.widths[1]]
+            if part is not None and part.number and part.y_dim is None:
+                y = y[:0]  # which came with the first part
             columns = in_columns(x, form.x_axis), in_columns(y, form.y_axis)
             found.add(*columns, has_classes=self._has_classes)
         return found

@@ -18,21 +18,24 @@ import numpy
 
 from ..annotations import FilePath
 from ..data.samples import TRAINING, VALIDATION, Samples
+from ..data.scaling import Moments, Scaling
+from ..data.split import Selected
+from ..data.tables import RawSamples
 from ..errors import ConfigurationError
 from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.writing import write_whole
 from ..nn.loss import Weighted
 from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
+from ..nn.on_parts import partwise
 from ..settings import fixed
-from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
+from .class_checks import check_exact, num_classes
+from .described import DESCRIPTION, Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .form import Vectors
-from .scaling import Moments, Scaling
-from .survey import Findings, TableSurvey
+from .raw_survey import RawSurvey, described_by
+from .survey import TableSurvey
 from .table_files import LOSSES, TableData, TableFiles, rows_of
 from .task import Task
-
-DESCRIPTION = "table.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,17 @@ class OpenedRows:
     @cached_property
     def _samples(self) -> dict[str, Samples]:
         parts = zip((TRAINING, VALIDATION), self._files.parts(self._folder))
-        return {name: Scaled(rows, self._described) for name, rows in parts}
+        return {name: _as_model_takes(rows, self._described) for name, rows in parts}
+
+
+def _as_model_takes(rows: Any, described: Described, *, has_targets: bool = True) -> Samples:
+    """Return rows scaled or encoded."""
+    if isinstance(rows, Selected):
+        if isinstance(rows.whole, RawSamples):
+            return Selected(rows.whole.encoded(described.columns), rows.ranges)
+    elif isinstance(rows, RawSamples):
+        return rows.encoded(described.columns)
+    return Scaled(rows, described) if has_targets else ScaledInputs(rows, described)
 
 
 class TableTask(Task):
@@ -120,7 +133,8 @@ class TableTask(Task):
     def look(self) -> "Sizes":
         """Return what the file says of the model, without a run; nothing is written.
 
-        Opens the file, and reads all its rows where they have several classes, to count these.
+        Opens the file, and reads all its rows where they have several classes, or columns that are
+        fitted.
 
         Raises
         ------
@@ -129,12 +143,13 @@ class TableTask(Task):
         self._check()
         self._new = self._files.parts(None)
         rows = rows_of(self._new[0])
-        outputs = len(rows.target_names)
-        if self.settings.data.kind == "multiclass":
+        features, outputs = len(rows.feature_names), len(rows.target_names)
+        if self.settings.data.kind == "multiclass" or isinstance(rows, RawSamples):
             survey = self._survey()
-            found = survey.merged([survey.look(number) for number in range(len(survey))])
-            outputs = self._describe(*found).classes
-        return Sizes(len(rows.feature_names), outputs, len(self._new[0]))
+            found = self._describe([survey.look(number) for number in range(len(survey))])
+            features = found.looked_up_width
+            outputs = found.classes if self.settings.data.kind == "multiclass" else outputs
+        return Sizes(features, outputs, len(self._new[0]))
 
     # ---- before the model ------------------------------------------------------------------------
 
@@ -148,7 +163,9 @@ class TableTask(Task):
     def survey(self, number: int) -> Any:
         return self._survey().look(number)
 
-    def _survey(self) -> TableSurvey:
+    def _survey(self) -> "TableSurvey | RawSurvey":
+        if isinstance(rows_of(self._new[0]), RawSamples):
+            return RawSurvey(self._new[0], self._new[1], self.settings.data)
         has_classes = self.settings.data.kind != "regression"
         data = self.settings.data
         form = self.rows.form(rows_of(self._new[0]), data)
@@ -159,14 +176,14 @@ class TableTask(Task):
         if self._new is None:
             self._files.check(folder / "data")
             return
-        described = self._describe(*self._survey().merged(self.surveyed))
+        described = self._describe(self.surveyed)
         self._files.store(self._new, folder)
         write_whole(folder / "data" / DESCRIPTION, described.to_json())
 
     def _check(self):
         data = self.settings.data
-        if data.path is None:
-            raise ConfigurationError("data.path is not given; wanted a file of rows")
+        self._files.check_source()
+        data.check_split()
         if not data.target:
             raise ConfigurationError("data.target is not given; wanted the column to predict")
         self.rows.check_settings(self.settings)
@@ -175,8 +192,12 @@ class TableTask(Task):
                 "data.class_weights is for classes, but data.kind = 'regression'; take it out"
             )
 
-    def _describe(self, training: Findings, validation: Findings) -> Described:
+    def _describe(self, findings: list) -> Described:
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
+        survey = self._survey()
+        if isinstance(survey, RawSurvey):
+            return described_by(survey, findings, self.settings.data)
+        training, validation = survey.merged(findings)
         rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
         counts = training.class_counts
@@ -224,7 +245,7 @@ class TableTask(Task):
     def _metrics(self):
         if self.settings.data.kind == "regression":
             metrics = self.rows.metrics(self.described).items()
-            return {name: InUnits(metric, self.described.y) for name, metric in metrics}
+            return {name: InUnits(metric, self.described.units) for name, metric in metrics}
         metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(self.described.classes)}
         return {name: OfClasses(metric) for name, metric in metrics.items()}
 
@@ -237,26 +258,48 @@ class TableTask(Task):
         return self._opened.samples(part)
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
-        rows = self._files.rows(path, None, self.described.features, has_targets=has_targets)
-        names = self.described.feature_names
+        described = self.described
+        texts = [each.name for each in described.columns.features if each.kind == "categories"]
+        rows = self._files.rows(path, described.features, texts=texts, has_targets=has_targets)
+        if isinstance(rows, RawSamples):
+            return _as_model_takes(rows, described)
+        names = described.feature_names
         found = self.rows.form(rows, self.settings.data).x_names
         if found != names:
             raise ConfigurationError(
                 f"{path} has {len(found)} features, {_ends(found)}, but this run was trained on "
                 f"{len(names)}, {_ends(names)}"
             )
-        return Scaled(rows, self.described) if has_targets else ScaledInputs(rows, self.described)
+        return _as_model_takes(rows, described, has_targets=has_targets)
 
+    @partwise
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         if self.settings.data.kind == "regression":
-            return {"prediction": self.described.y.invert(prediction)}
+            return {"prediction": self.described.units.invert(prediction)}
         wide = numpy.asarray(prediction, numpy.float64)
         if self.settings.data.kind == "binary":
             probability = 1 / (1 + numpy.exp(-numpy.clip(wide[:, 0], -700, 700)))
         else:
             probability = numpy.exp(wide - wide.max(1, keepdims=True))
             probability /= probability.sum(1, keepdims=True)
-        return {"class": classes_of(prediction), "probability": probability}
+        found = classes_of(prediction)
+        names = numpy.array([name.encode() for name in self.described.class_names], "S")
+        named = {"name": names[found]} if len(names) else {}
+        return {"class": found, **named, "probability": probability}
+
+
+def on_frame(task: type[Task], frame: Any) -> type[Task]:
+    """Return a task on the rows of a frame that a script has in memory, in place of data.path.
+
+    Errors: ConfigurationError if this task is not one of tables.
+    """
+    if not issubclass(task, TableTask):
+        raise ConfigurationError(
+            f"{task.__name__} takes no frame as data; pass a model and Samples or arrays, or a "
+            "task derived from TableTask"
+        )
+    files = property(lambda self: TableFiles(self.settings.data, frame))
+    return type(task.__name__, (task,), {"_files": files})
 
 
 class TableMLP(TableTask):
@@ -266,50 +309,16 @@ class TableMLP(TableTask):
     defaults = {"run.folder": "runs/table", **TableTask.defaults}
 
     def make_model(self):
-        model = self.settings.model
+        model, embeddings = self.settings.model, self.described.columns.embeddings
+        check_exact(self.settings.parallel.compute_dtype, embeddings)
         return MLP(
             [self.num_features, *model.hidden, self.num_outputs],
             activation=model.activation,
             task="classification" if self.settings.data.kind == "multiclass" else "regression",
             seed=self.settings.run.seed,
             feature_names=self.described.feature_names,
+            embeddings=embeddings,
         )
-
-
-def num_classes(data: TableData, in_training: int, most_in_validation: int, num_rows: int) -> int:
-    """Return how many classes there are. Errors: ConfigurationError.
-
-    in_training          of the training rows, of which there are num_rows
-    most_in_validation   the highest class of a row held out
-    """
-    if data.kind == "binary" and in_training > 2:
-        raise ConfigurationError(
-            f"{data.path}: classes up to {in_training - 1} in {data.target[0]}; of data.kind = "
-            "'binary' they are 0 and 1, others are 'multiclass'"
-        )
-    if in_training < 2:
-        raise ConfigurationError(
-            f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
-            "classes or more"
-        )
-    if in_training > num_rows:
-        raise ConfigurationError(
-            f"{data.path}: classes up to {in_training - 1} in {data.target[0]} of "
-            f"{num_rows} training rows, so that most have no row; number those that "
-            "are there 0, 1, 2, ..."
-        )
-    if most_in_validation >= in_training:
-        raise ConfigurationError(
-            f"{data.validation_path or data.path}: a held-out row is of class "
-            f"{most_in_validation}, but the training rows have classes up to "
-            f"{in_training - 1}; give rows of every class"
-        )
-    if isinstance(data.class_weights, tuple) and len(data.class_weights) != in_training:
-        raise ConfigurationError(
-            f"data.class_weights has {len(data.class_weights)} weights, but {data.path} has "
-            f"{in_training} classes; wanted one each"
-        )
-    return in_training
 
 
 def loss_of(data: TableData, described: Described) -> Any:

@@ -3,18 +3,21 @@
 data.path ------------> rows --split--> training, validation
 data.validation_path -> rows ---------------------> validation, where it is given
 
-run folder/data/  training.rows, validation.rows   where the rows of a text file begin
-                  contents of both                 so that a run goes on with no others
+run folder/data/  contents of both                 so that a run goes on with no others
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.columns import chosen
 from ..data.contents import Contents
-from ..data.samples import TRAINING, VALIDATION, Samples
+from ..data.raw.findings import SCALINGS
+from ..data.raw.samples import split_by
+from ..data.samples import Samples
 from ..data.split import Selected, split_rows
-from ..data.tables import TableSamples, open_table, write_index
+from ..data.table import GroupedTable
+from ..data.tables import RawSamples, TableSamples, files_of, open_table
 from ..errors import ConfigurationError
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
 from ..settings import fixed, setting
@@ -25,6 +28,11 @@ LOSSES = {
     "multiclass": CrossEntropy,
 }
 KINDS = tuple(LOSSES)
+_OF_COLUMNS = (
+    *("split_by", "split_in_time", "categories", "rare", "scaling", "target_scaling"),
+    *("missing", "decimal", "dates"),
+)
+_FRAME = "the frame"
 _KEPT = "its scaling and the order of its rows follow from it"
 
 
@@ -33,13 +41,16 @@ class TableData:
     """The rows of a run: which file, which columns."""
 
     path: str | None = setting(
-        None, "file of rows: .npy .npz .h5 .csv .tsv .parquet", is_path=True, is_common=True
+        None,
+        "file of rows: .csv .tsv .parquet .arrow .h5 .npy .npz, or a folder of such files",
+        is_path=True,
+        is_common=True,
     )
     kind: str = fixed(_KEPT, "regression", "what is predicted", among=KINDS)
     features: tuple[str, ...] = fixed(
         _KEPT, (), "columns of x: name, first:last, name[2:10]; none: all that are left"
     )
-    target: tuple[str, ...] = fixed(_KEPT, (), "columns to predict; of classes, one with numbers")
+    target: tuple[str, ...] = fixed(_KEPT, (), "columns to predict; of classes, one")
     weights: str | None = fixed(_KEPT, None, "column with the weight of each row; none: 1")
     validation_path: str | None = fixed(
         _KEPT, None, "file of rows held out; none: part of the rows of path", is_path=True
@@ -50,6 +61,34 @@ class TableData:
     standardize: bool = fixed(
         _KEPT, True, "scale features and targets to mean 0 and deviation 1 on the training rows"
     )
+    split_by: str | None = fixed(
+        _KEPT, None, "column that says the group of a row: groups are held out whole; none: rows"
+    )
+    split_in_time: str | None = fixed(
+        _KEPT, None, "column of times or numbers, of which the last are held out; none: rows"
+    )
+    categories: tuple[str, ...] = fixed(
+        _KEPT, (), "columns of numbers that are names, such as codes; texts are anyway"
+    )
+    rare: int = fixed(_KEPT, 10, "categories of fewer training rows share one", "rows", minimum=1)
+    scaling: str = fixed(
+        _KEPT, "auto", "of numbers; auto: skewed ones by logarithms or ranks", among=SCALINGS
+    )
+    target_scaling: str = fixed(
+        _KEPT,
+        "auto",
+        "of targets; auto: by logarithms where that makes them less skewed",
+        among=SCALINGS,
+    )
+    missing: tuple[str, ...] = fixed(
+        _KEPT, (), "texts of a CSV that stand for nothing, beside NA, NaN, null and such"
+    )
+    decimal: str | None = fixed(
+        _KEPT, None, "decimal sign of a CSV; none: as its first rows have it", among=(".", ",")
+    )
+    dates: str | None = fixed(
+        _KEPT, None, "form of dates in a CSV, %d/%m/%Y say, beside ISO 8601 and 31.12.2026"
+    )
     class_weights: tuple[float, ...] | str | None = fixed(
         _KEPT,
         None,
@@ -58,34 +97,82 @@ class TableData:
         above=0.0,
     )
 
+    def check_split(self) -> None:
+        """Raise ConfigurationError if more than one setting says which rows are held out."""
+        names = "validation_path", "split_by", "split_in_time"
+        given = [f"data.{name}" for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(given)} both say which rows are held out; give one of them"
+            )
+
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages."""
+        return self.path or _FRAME
+
 
 @dataclass(frozen=True)
 class TableFiles:
     """The files of one run.
 
     data   which they are
+    frame  rows in memory, in place of data.path
     """
 
     data: TableData
+    frame: Any = None
 
     def rows(
-        self, path, index=None, features=None, *, contents=None, has_targets=True
+        self, path, features=None, *, texts=(), contents=None, has_targets=True
     ) -> TableSamples:
         """Return the rows of a file, not scaled.
 
-        index      file with where its rows begin, written by store(); None: there is none
         features   columns of x; None: data.features
+        texts      columns that are texts, whatever a CSV file holds
         contents   that the file must have; None: any
         """
         data = self.data
-        return TableSamples(
-            open_table(path, index, contents),
+        table = open_table(
+            path,
+            contents,
+            texts=(*data.categories, *texts),
+            missing=data.missing,
+            decimal=data.decimal,
+            dates=data.dates,
+        )
+        self._check_columns(table)
+        return (RawSamples if isinstance(table, GroupedTable) else TableSamples)(
+            table,
             data.features if features is None else features,
             data.target if has_targets else (),
             weights=data.weights if has_targets else None,
             classes=data.kind != "regression" and has_targets,
             dtype=None,
+            apart=() if data.split_by is None else (data.split_by,),
         )
+
+    @property
+    def _source(self):
+        return self.data.path if self.frame is None else self.frame
+
+    def check_source(self) -> None:
+        """Raise ConfigurationError unless there is either a file or a frame."""
+        if self.frame is not None and self.data.path is not None:
+            raise ConfigurationError(f"data.path = {self.data.path!r} beside a frame; give one")
+        if self._source is None:
+            raise ConfigurationError("data.path is not given; wanted a file of rows")
+
+    def _check_columns(self, table):
+        """Raise ConfigurationError on settings that this kind of file does not have."""
+        if isinstance(table, GroupedTable):
+            return
+        for name in _OF_COLUMNS:
+            if getattr(self.data, name) != getattr(TableData(), name):
+                raise ConfigurationError(
+                    f"data.{name} is for tables of columns, .csv and .parquet say; {table.path} "
+                    "holds arrays"
+                )
 
     def parts(self, folder: Path | None) -> tuple[Samples, Samples]:
         """Return the training and the validation rows, not scaled.
@@ -94,28 +181,37 @@ class TableFiles:
         """
         data = self.data
         contents = None if folder is None else Contents.stored(folder / "data")
-        rows = self.rows(data.path, _index(folder, TRAINING), contents=contents)
+        rows = self.rows(self._source, contents=contents)
         if data.validation_path is not None:
-            how = {"features": tuple(part.spec for part in rows.features), "contents": contents}
-            return rows, self.rows(data.validation_path, _index(folder, VALIDATION), **how)
-        ranges = split_rows(len(rows), data.validation_percent, rows.run_length)
-        training, validation = (Selected(rows, part) for part in ranges)
+            features = tuple(part.spec for part in rows.features)
+            texts = [name for name, field in rows.table.fields.items() if field.is_text]
+            return rows, self.rows(data.validation_path, features, texts=texts, contents=contents)
+        training, validation = (Selected(rows, part) for part in self._ranges(rows))
         return training, validation
 
+    def _ranges(self, rows):
+        data = self.data
+        name = data.split_by or data.split_in_time
+        if name is None:
+            return split_rows(len(rows), data.validation_percent, rows.run_length)
+        in_time = data.split_by is None
+        setting_name = "data.split_in_time" if in_time else "data.split_by"
+        (part,) = chosen(rows.table.fields, (name,), str(rows.table.path), setting_name)
+        return split_by(rows.table, part.field.name, data.validation_percent, in_time=in_time)
+
     def store(self, parts: tuple[Samples, Samples], folder: Path) -> None:
-        """Write where the rows of these parts begin, and what the files contain.
+        """Write what the files of these parts contain.
 
         Errors: ConfigurationError if the rows that are held out are also trained on.
         """
         (folder / "data").mkdir(parents=True, exist_ok=True)
-        write_index(rows_of(parts[0]).table, _index(folder, TRAINING))
         held = self.data.validation_path
-        if held is not None:
-            write_index(rows_of(parts[1]).table, _index(folder, VALIDATION))
-        contents = Contents()
-        for samples in parts:
-            rows_of(samples).table.note_contents(contents)
-        if held is not None and contents.of(held) == contents.of(self.data.path):
+        contents, tables = Contents(), [rows_of(samples).table for samples in parts]
+        for table in tables:
+            table.note_contents(contents)
+        if self.frame is not None:
+            contents.check_given(_FRAME, tables[0].fingerprint())
+        if held is not None and tables[0].fingerprint() == tables[1].fingerprint():
             raise ConfigurationError(
                 f"{held} of data.validation_path holds what {self.data.path} does; a model knows "
                 "what it was trained on: give other rows, or data.validation_percent"
@@ -126,15 +222,13 @@ class TableFiles:
         """Refuse to go on with files that were changed. Errors: InputError, OSError."""
         contents = Contents.stored(folder)
         for path in (self.data.path, self.data.validation_path):
-            if path is not None:
-                contents.check(path)
+            for file in () if path is None else files_of(path):
+                contents.check(file)
+        if self.frame is not None:
+            contents.check_given(_FRAME, open_table(self.frame).fingerprint())
         contents.store(folder)
 
 
 def rows_of(samples: Any) -> Any:
     """Return the rows of a table that these samples are all or part of."""
     return samples.whole if isinstance(samples, Selected) else samples
-
-
-def _index(folder: Path | None, part: str) -> Any:
-    return folder and folder / "data" / f"{part}.rows"

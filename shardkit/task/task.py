@@ -30,6 +30,7 @@ from ..annotations import FilePath
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..errors import ConfigurationError
 from ..nn.module import Module
+from ..nn.on_parts import partwise
 from ..settings import as_section
 from ..tree import named_leaves
 
@@ -265,6 +266,7 @@ class Task(ABC):
             "held-out samples, or give it a method samples_of(path, has_targets)"
         )
 
+    @partwise
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
         """Return {dataset: [n, ...]} that `shardkit predict` writes of the model's [n, ...].
 
@@ -275,7 +277,9 @@ class Task(ABC):
 
         Notes
         -----
-        Sample by sample; the same names, dtypes and shapes for any samples.
+        Sample by sample; the same names, dtypes and shapes for any samples. Where ranks share
+        samples, a method that is decorated with nn.partwise gets the rows of its rank, and must
+        keep the dim along which they lie; any other gets whole predictions.
         """
         return dict(named_leaves(prediction, "prediction"))
 

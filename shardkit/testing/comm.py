@@ -46,11 +46,13 @@ NAMES = {
     "watch.folder": "JobFolder PREFIX note_segments remove_abandoned",
     "watch.hang": "HANG_NAME hang_report hang_suspects idle_since",
     "watch.ledger": "LEDGER_NAME Ledger NUM_RECORDS read_ledger",
+    "watch.processes": "EndOfProcess state_of",
     "watch.progress": "Call Progress",
     "watch.pulse": "note_path",
     "watch.roll": "EXIT_HOOKS Entry Roll",
-    "watch.warden": "Warden state_of whom",
+    "watch.warden": "Warden whom",
     "watch.watchdog": "Watchdog",
+    "watch.witness": "Witness",
 }
 MODULES = {
     "arguments": "arguments",

@@ -9,7 +9,7 @@ NAMES = {
     "notes": "MOST_BYTES Notes Screen read_note settle_output tell",
     "ownership": "OWNER_NAME Owner Ownership",
     "paths": "usable_path",
-    "programs": "find_program import_folders python_command",
+    "programs": "find_program import_folders python_command this_python",
     "reading": "checked_bytes loaded mapped open_regular read_bytes read_json read_toml understood",
     "removing": "FILE clear_folder few remove_file remove_folder remove_trial",
     "shown": "is_plain shown",

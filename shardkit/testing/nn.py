@@ -25,6 +25,7 @@ NAMES = {
 }
 MODULES = {
     "blocks": "ops.blocks",
+    "doors": "doors",
     "joint": "ops.joint",
     "methods": "methods",
     "operators": "operators",

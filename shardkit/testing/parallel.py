@@ -1,5 +1,6 @@
 """parallel: the parts of a sharded model, and questions to a whole one."""
 
+from operator import attrgetter
 from typing import Any
 
 from . import open_door
@@ -11,17 +12,18 @@ NAMES = {
     "data.keepers": "Freshness",
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
-    "domain.attention": "attention_by_heads cut_attention ring_attention",
+    "domain.attention": "ring_attention",
     "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
-    "domain.rows": "rows_of",
+    "domain.rows": "exchange_rows let_go rows_of",
     "domain.samples": "SampleParts",
     "domain.sequences": (
         "CutMultiheadAttention CutSelfAttention CutSpectralConv CutTokenEmbedding"
     ),
-    "domain.spans": "check_table even_spans positions_of",
-    "domain.spectra": "cut_spectral_convolution cut_transform",
+    "domain.spans": "check_table even_spans paired_spans positions_of",
+    "domain.spectra": "cut_spectral_convolution",
     "domain.transposition": "exchange_cut",
+    "domain.ways": "attention_by_heads balanced_ring cut_attention takes_heads",
     "model.optimizing": "evaluate_set",
     "model.patience": "Patience",
     "pipeline.balance": "multiplied_elements stage_ranges unit_costs",
@@ -43,6 +45,7 @@ MODULES = {
     "optimizing": "model.optimizing",
     "profile": "model.profile",
     "saves": "model.saves",
+    "shortage": "step.shortage",
     "stopwatch": "step.stopwatch",
     "vocabulary": "tensor.vocabulary",
 }
@@ -58,9 +61,37 @@ def parts_of(model: Any) -> Any:
     return parts_of(model)
 
 
-def units_of(model: Any) -> Any:
-    """Return the units of this rank: blocks of the model, each with its buffers."""
-    return parts_of(model).engine.units
+QUESTIONS = {  # {question to a model: where its parts have the answer}
+    "units_of": "engine.units",  # blocks of the model on this rank, each with its buffers
+    "own_units_of": "engine.units.own",  # those that are not copies of another pipeline rank's
+    "trained_units_of": "engine.units.trained",  # that have parameters that are not frozen
+    "unit_places_of": "engine.units.at",  # {(stage, number of the unit): unit}
+    "stages_of": "engine.plan.stages",  # which blocks this rank computes, and which are frozen
+    "program_of": "engine.program",  # the actions of the next step on this pipeline rank
+    "runtime_of": "engine.runtime",  # what carries them out
+    "gathering_of": "engine.runtime.flow.plain_work.gathering",  # what makes parameters whole
+    "overlap_of": "engine.overlap",  # whether messages travel beside the step, or the trial of it
+    "compilation_of": "engine.compilation",  # the recorded step, or why there is none
+    "listening_of": "engine.listening",  # who is told what its steps do
+    "device_of": "engine.device",  # with the accounts of bytes in use
+    "pools_of": "engine.parts.pools",  # of activations, whole parameters and gradients
+    "own_buffers_of": "engine.state.buffers.own",  # {name: buffer} that this rank computes
+    "training_state_of": "state",  # what a checkpoint stores
+    "skips_of": "state.skips",  # which steps were skipped: the last, in a row, in total
+    "loss_scale_of": "engine.state.loss_scale",  # in half floats
+    "gradient_norm_of": "engine.gradient_norm",  # of the last step; None if nothing clips
+    "has_pending_gradients": "engine.has_pending_gradients",  # which wait for their reduction
+}
+
+
+def _question(path: str) -> Any:
+    def answer(model: Any) -> Any:
+        return attrgetter(path)(parts_of(model))
+
+    return answer
+
+
+globals().update({name: _question(path) for name, path in QUESTIONS.items()})
 
 
 def is_in_a_window(unit: Any) -> bool:
@@ -70,60 +101,10 @@ def is_in_a_window(unit: Any) -> bool:
     return isinstance(unit.lent, Window)
 
 
-def own_units_of(model: Any) -> Any:
-    """Return those that are not copies of another pipeline rank's."""
-    return parts_of(model).engine.units.own
-
-
-def trained_units_of(model: Any) -> Any:
-    """Return those that have parameters that are not frozen."""
-    return parts_of(model).engine.units.trained
-
-
-def unit_places_of(model: Any) -> Any:
-    """Return {(stage, number of the unit): unit} of this rank."""
-    return parts_of(model).engine.units.at
-
-
-def stages_of(model: Any) -> Any:
-    """Return which blocks this rank computes, and which of them are frozen."""
-    return parts_of(model).engine.plan.stages
-
-
-def program_of(model: Any) -> Any:
-    """Return the actions of the next step on this pipeline rank."""
-    return parts_of(model).engine.program
-
-
-def runtime_of(model: Any) -> Any:
-    """Return what carries them out."""
-    return parts_of(model).engine.runtime
-
-
-def gathering_of(model: Any) -> Any:
-    """Return what makes its parameters whole before they are read."""
-    return runtime_of(model).flow.plain_work.gathering
-
-
-def overlap_of(model: Any) -> Any:
-    """Return whether messages travel while the step computes, or the trial of it."""
-    return parts_of(model).engine.overlap
-
-
-def compilation_of(model: Any) -> Any:
-    """Return the recorded step, or the reason why there is none."""
-    return parts_of(model).engine.compilation
-
-
 def traced_parts_of(model: Any) -> Any:
     """Return the executor of steps, and who is told what it does."""
-    executor = runtime_of(model).executor.executor
+    executor = parts_of(model).engine.runtime.executor.executor
     return executor, executor.listening.recorders
-
-
-def listening_of(model: Any) -> Any:
-    """Return who is told what its steps do."""
-    return parts_of(model).engine.listening
 
 
 def watching(stopwatch: Any, runtime: Any, _progress: Any) -> Any:
@@ -131,46 +112,6 @@ def watching(stopwatch: Any, runtime: Any, _progress: Any) -> Any:
     from ..parallel.step.stopwatch import watching as watching_engine
 
     return watching_engine(stopwatch, runtime.executor.executor.listening)
-
-
-def device_of(model: Any) -> Any:
-    """Return its device, with the accounts of bytes in use."""
-    return parts_of(model).engine.device
-
-
-def pools_of(model: Any) -> Any:
-    """Return the memory for activations, and the pools of whole parameters and gradients."""
-    return parts_of(model).engine.parts.pools
-
-
-def own_buffers_of(model: Any) -> Any:
-    """Return {name: buffer} of what this rank computes, such as running means."""
-    return parts_of(model).engine.state.buffers.own
-
-
-def training_state_of(model: Any) -> Any:
-    """Return what a checkpoint stores: boxes of this rank, the rule, the steps and the samples."""
-    return parts_of(model).state
-
-
-def skips_of(model: Any) -> Any:
-    """Return which steps were skipped: the last, in a row, in total."""
-    return parts_of(model).state.skips
-
-
-def loss_scale_of(model: Any) -> Any:
-    """Return the factor of the loss in half floats."""
-    return parts_of(model).engine.state.loss_scale
-
-
-def gradient_norm_of(model: Any) -> Any:
-    """Return the norm of the last step's gradient before clipping; None if nothing clips."""
-    return parts_of(model).engine.gradient_norm
-
-
-def has_pending_gradients(model: Any) -> Any:
-    """Return True if local gradients wait for their reduction."""
-    return parts_of(model).engine.has_pending_gradients
 
 
 def voting(model: Any, ballot: Any) -> Any:

@@ -15,7 +15,7 @@ NAMES = {
     "hardware_file": "FOLDER cluster_from",
     "measure_collectives": "LARGE_BYTES row_of",
     "memory": "NORM_BLOCK",
-    "operations": "Setting block_seconds",
+    "operations": "Setting block_seconds elements_around",
     "overlap": "slowest_of",
     "report": "PlannedTraining print_search",
     "search": "divisors",

@@ -9,7 +9,6 @@ NAMES = {
     "given": "ArraySamples parts_of task_of",
     "language": "Language",
     "load": "BUILT_IN absolute_task load_task",
-    "scaling": "Moments Scaling",
     "streaming": "TextStream continuation until",
     "table": "TableMLP",
 }

@@ -1,23 +1,14 @@
 """The figures of `shardkit bench` as tables for people."""
 
-from typing import TYPE_CHECKING
-
-from ..public import LateModule
+from ..files.tables import table_console, table_of
 from .bench_figures import PARTS
-
-if TYPE_CHECKING:
-    from rich import console as rich_console
-    from rich import table as rich_table
-else:
-    rich_console = LateModule("rich.console")
-    rich_table = LateModule("rich.table")
 
 _MOST_ROWS = 8  # of kernels, and of products, in the table
 
 
 def print_figures(figures: dict) -> None:
     """Print the figures as tables, and the advice."""
-    console = rich_console.Console(highlight=False, soft_wrap=True)
+    console = table_console()
     reached = figures["model_flops_per_second"] / 1e9
     alone = figures["product_flops_per_second_alone"] / 1e9
     peaks = [f"{num_bytes / 2**20:.0f}" for num_bytes in figures["peak_bytes_per_rank"][:8]]
@@ -34,37 +25,22 @@ def print_figures(figures: dict) -> None:
         markup=False,
     )
     console.print(_parts_table(figures))
-    console.print(
-        _rows_table(
-            "kernel",
-            [
-                (name, row["calls"], row["seconds"], None)
-                for name, row in figures["kernels"].items()
-            ],
-        )
-    )
-    console.print(
-        _rows_table(
-            "matrix product",
-            [
-                (row["product"], row["calls"], row["seconds"], row["flops"] / row["seconds"])
-                for row in figures["products"]
-            ],
-        )
-    )
+    kernels = [
+        (name, row["calls"], row["seconds"], None) for name, row in figures["kernels"].items()
+    ]
+    products = [
+        (row["product"], row["calls"], row["seconds"], row["flops"] / row["seconds"])
+        for row in figures["products"]
+    ]
+    console.print(_rows_table("kernel", kernels))
+    console.print(_rows_table("matrix product", products))
     for sentence in figures["advice"]:
         console.print(f"- {sentence}", markup=False)
 
 
-def _parts_table(figures) -> "rich_table.Table":
-    table = rich_table.Table(
-        "part of the step",
-        *[f"rank {rank}, ms" for rank in range(figures["ranks"])][:8],
-        "share",
-        box=None,
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+def _parts_table(figures):
+    ranks = [f"rank {rank}, ms" for rank in range(figures["ranks"])][:8]
+    table = table_of("part of the step", *ranks, "share", right=range(1, 10))
     total = sum(figures["parts"].values())
     for part, words in PARTS.items():
         table.add_row(
@@ -75,13 +51,10 @@ def _parts_table(figures) -> "rich_table.Table":
     return table
 
 
-def _rows_table(what, rows) -> "rich_table.Table":
+def _rows_table(what, rows):
     """Return a table of the first few (name, calls, seconds, operations per second or None)."""
-    table = rich_table.Table(
-        what, "calls", "ms", "" if rows and rows[0][3] is None else "GFLOP/s", box=None
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    speed = "" if rows and rows[0][3] is None else "GFLOP/s"
+    table = table_of(what, "calls", "ms", speed, right=range(1, 4))
     for name, calls, seconds, speed in rows[:_MOST_ROWS]:
         table.add_row(
             name,

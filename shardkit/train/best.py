@@ -14,7 +14,7 @@ from pathlib import Path
 from ..checkpoint.choice import Validated
 from ..checkpoint.find import best_among
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import by_first
 from .settings import Run
 
 
@@ -32,11 +32,7 @@ class Best:
 
     def find(self, places: Sequence[Path], step: int, backend: CommunicationBackend) -> None:
         """Look for the best one in these folders, up to this step. Collective."""
-        found = None
-        with collectively(backend):
-            if backend.rank == 0:
-                found = best_among(places, step)
-        self.found = backend.broadcast_object(found, 0)
+        self.found = by_first(backend, lambda: best_among(places, step))
 
     def note(self, step: int, loss: float) -> bool:
         """Take what was measured at a step; return True if it shall be saved for that.

@@ -7,6 +7,8 @@ The windows are the same for any number of ranks, so the figures are too (measur
 that has no window in the last round runs along, uncounted.
 """
 
+import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +19,17 @@ import numpy
 from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..data.samples import VALIDATION, Samples
-from ..errors import ConfigurationError
+from ..data.samples import VALIDATION, Samples, reader_of
+from ..errors import ConfigurationError, ShardingWarning
 from ..files.paths import usable_path
 from ..files.trust import Trust
 from ..layout.axes import CHOSEN
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel, parts_of
+from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
+from .feed import reading_line
 from .folder import has_checkpoints, stored_places, stored_settings
 from .model import make_model
 from .ranks import makes_groups, num_replicas
@@ -106,7 +109,7 @@ class TrainedRun:
         made.chosen = ""
         return made
 
-    def samples(self, path: str | None, *, has_targets: bool = True) -> Samples:
+    def samples(self, path: Any, *, has_targets: bool = True) -> Samples:
         """Return the samples of a source; None: those that the run held out. Collective.
 
         Errors, on all ranks: ConfigurationError, OSError.
@@ -115,22 +118,27 @@ class TrainedRun:
             if path is None:
                 found = self.task.samples(VALIDATION)
             else:
-                found = self.task.samples_of(usable_path(path), has_targets=has_targets)
+                source = usable_path(path) if isinstance(path, (str, os.PathLike)) else path
+                found = self.task.samples_of(source, has_targets=has_targets)
             if not len(found):
                 raise ConfigurationError(f"{path} has no samples; wanted one or more")
         samples_alike(found, "measured", self.backend)
+        line = reading_line(self.model, found)
+        if line and self.backend.rank == 0:
+            warnings.warn(line, ShardingWarning, stacklevel=2)
         return found
 
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:
         """Yield the windows of this rank, as many on every rank. Collective."""
         size, mesh = self.window_samples, self.model.mesh
+        samples_at, part = reader_of(samples), domain_part(self.model)
         replica, replicas = mesh.sample_part
         num_windows = -(-len(samples) // size)
         for begin in range(0, num_windows, replicas):
             number = min(begin + replica, num_windows - 1)
             first, stop = number * size, min((number + 1) * size, len(samples))
             with collectively(mesh.world):
-                x, y = samples.read(numpy.arange(first, stop))
+                x, y = samples_at(numpy.arange(first, stop), part=part)
             yield SampleWindow(first, stop, x, y, number == begin + replica)
 
     def close(self) -> None:

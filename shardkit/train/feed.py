@@ -2,7 +2,7 @@
 
 from ..data.samples import TRAINING, Samples
 from ..data.stream import Stream
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, domain_part
 from ..task.task import Task
 
 
@@ -18,6 +18,17 @@ def training_stream(task: Task, model: ShardedModel, samples: Samples) -> Stream
         global_batch=settings.batch.sequences,
         first=number * count,
         count=count,
+        sample_part=domain_part(model),
+    )
+
+
+def reading_line(model: ShardedModel, samples: Samples) -> str:
+    """Return what to say where ranks share samples and read them whole nevertheless; else ""."""
+    if domain_part(model) is None or samples.reads_parts:
+        return ""
+    return (
+        "each domain rank reads whole samples and keeps its part: this source reads no parts "
+        "(docs/parallel/domain.md, Reading)"
     )
 
 

@@ -6,6 +6,7 @@ logs/rank-00003.log         what this rank did and when; a resumed run goes on i
 """
 
 import json
+import logging
 import math
 import sys
 import time
@@ -61,6 +62,9 @@ class Reporter:
         self, folder: Path, total_steps: int, log: RankLog, *, is_writer: bool, stream=None
     ):
         self._is_writer, self._log = is_writer, log
+        self._logger = logging.getLogger("shardkit.run")  # of a script that asks for it
+        if not self._logger.handlers:
+            self._logger.addHandler(logging.NullHandler())
         self._folder, self._metrics_path = folder, folder / "metrics.jsonl"
         self._screen = Screen(sys.stdout if stream is None else stream)
         self._console = console_of(self._screen) if is_writer else None
@@ -87,12 +91,15 @@ class Reporter:
         self._log.line(text)
         if self._console is not None:
             self._console.print(shown(text), markup=False)
+        if self._is_writer:
+            self._logger.info("%s", text)
 
     def warn(self, text: str):
         """Write a warning, also to standard error."""
         self._log.line(f"warning: {text}")
         if self._is_writer:
             tell(f"warning: {text}")
+            self._logger.warning("%s", text)
 
     def progress(self, step: int, text: str | None = None):
         """Move the progress bar, if there is one; `text` beside it stays until the next call."""

@@ -44,7 +44,7 @@ from .agreement import (
 )
 from .best import Best
 from .choice import with_blas
-from .feed import training_stream
+from .feed import reading_line, training_stream
 from .folder import check_folder, checkpoint_places, store_settings
 from .keeping import LEDGER, KeptFolder
 from .log import RankLog, Reporter
@@ -110,9 +110,7 @@ def train_run(
     ------
     ConfigurationError
         On all ranks, (also CorpusError).
-    CheckpointError, OSError
-        On all ranks.
-    OutOfMemoryError, NonFiniteError
+    CheckpointError, OSError, OutOfMemoryError, NonFiniteError
         On all ranks.
     """
     settings, start = agreed(settings, backend, resume=resume), start or StartClock()
@@ -135,6 +133,7 @@ def _train_in(
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
         run = TrainingRun(task, backend, signals, log, kept, callbacks, goes_on=resume)
         run.say(reason)
+        run.say(reading_line(run.model, run.stream.samples))
         begin_run(run, task.settings, resume=resume)
         if program is not None:
             program.tell_of(folder, run.doing)

@@ -3,23 +3,30 @@
     rank 0 lays the file out --offsets--> each data replica writes its windows, at their rows
                                           --all have written--> rank 0 gives the file its name
 
-The datasets are contiguous, so a rank writes bytes at their place and no lock is held. The bytes
-of the file are the same for any number of ranks.
+The datasets are contiguous, so a rank writes bytes at their place and no lock is held: those of
+whole samples, or of its rows where ranks share them. The layout of the file is the same for any
+number of ranks.
 """
 
 import os
+from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import numpy
 
 from ..checkpoint.format.files import sync
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import by_first, collectively
 from ..data import hdf5
 from ..data.samples import Samples
 from ..errors import ConfigurationError
 from ..files.removing import remove_file
 from ..files.writing import fresh_file, give_name
 from ..layout.axes import Held, alike
+from ..layout.part import Rows
+from ..nn.on_parts import takes_parts
+from ..parallel.model.sharded_model import parts_of
+from ..task.task import Task
 from ..tree import num_samples
 from .evaluation import SampleWindow, TrainedRun
 
@@ -38,11 +45,7 @@ def predict(run: TrainedRun, samples: Samples, output: Path) -> dict[str, tuple[
     The file replaces another of this name when it is complete, and not before.
     Errors, on all ranks: OSError; no half-written file stays.
     """
-    temporary = None
-    with collectively(run.backend):
-        if run.backend.rank == 0:
-            temporary = fresh_file(output)
-    temporary = run.backend.broadcast_object(temporary, 0)
+    temporary = by_first(run.backend, lambda: fresh_file(output))
     try:
         shapes = _write(run, samples, temporary)
         with collectively(run.backend):
@@ -61,13 +64,11 @@ def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int
     writer = None
     for window in run.windows(samples):
         prediction = run.model.predict(window.x)
+        is_whole = not isinstance(prediction, Rows) or not takes_parts(type(run.task).outputs)
+        if is_whole:
+            prediction = parts_of(run.model).engine.evaluation.whole_of(prediction)
         with collectively(run.backend):
-            outputs = run.task.outputs(prediction)
-            if any(len(values) != num_samples(prediction) for values in outputs.values()):
-                raise ConfigurationError(
-                    f"{type(run.task).__name__}.outputs returns another number of rows than it "
-                    "was given; wanted one for each sample"
-                )
+            outputs = _outputs(run.task, prediction)
         if writer is None:
             writer = _Writer(run, path, outputs, len(samples))
         with collectively(run.backend):
@@ -77,6 +78,33 @@ def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int
     return writer.shapes
 
 
+def _outputs(task: Task, prediction) -> dict:
+    """Return what is written of a prediction: of a slab slabs. Errors: ConfigurationError."""
+    is_slab = isinstance(prediction, Rows)
+    outputs = task.outputs(prediction.array if is_slab else prediction)
+    if any(len(values) != num_samples(prediction) for values in outputs.values()):
+        raise ConfigurationError(
+            f"{type(task).__name__}.outputs returns another number of rows than it was given; "
+            "wanted one for each sample"
+        )
+    return (
+        {name: _in_place(task, v, prediction) for name, v in outputs.items()}
+        if is_slab
+        else outputs
+    )
+
+
+def _in_place(task: Task, values, prediction: Rows) -> Rows:
+    dim, rows = prediction.dim, prediction.array.shape[prediction.dim]
+    if values.ndim <= dim or values.shape[dim] != rows:
+        raise ConfigurationError(
+            f"{type(task).__name__}.outputs returns {values.shape} of {prediction.array.shape}, "
+            f"rows of predictions along dim {dim}; wanted as many along it: without nn.partwise "
+            "it gets whole predictions"
+        )
+    return prediction.map(lambda array: values)
+
+
 class _Writer:
     """This rank's hand on the file. The constructor is collective.
 
@@ -84,15 +112,16 @@ class _Writer:
     """
 
     def __init__(self, run: TrainedRun, path: Path, outputs: dict, rows: int):
-        self._is_writer = run.model.mesh.coordinates.is_first(alike(Held.SAMPLES))
+        where = run.model.mesh.coordinates
+        have_parts = any(isinstance(values, Rows) for values in outputs.values())
+        same = set(alike(Held.SAMPLES))
+        if have_parts:
+            same &= set(alike(Held.PARTS))
+        self._is_writer = where.is_first(tuple(same))
         self.shapes = {name: (rows, *values.shape[1:]) for name, values in outputs.items()}
         layout = {name: (self.shapes[name], values.dtype) for name, values in outputs.items()}
-        offsets = None
-        with collectively(run.backend):
-            if run.backend.rank == 0:
-                about = {"task": type(run.task).__name__, "step": run.step}
-                offsets = hdf5.lay_out(path, layout, about)
-        self._offsets = run.backend.broadcast_object(offsets, 0)
+        about = {"task": type(run.task).__name__, "step": run.step}
+        self._offsets = by_first(run.backend, lambda: hdf5.lay_out(path, layout, about))
         with collectively(run.backend):
             self._file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW) if self._is_writer else None
 
@@ -101,9 +130,8 @@ class _Writer:
         if not self._is_writer or not window.is_counted:
             return
         for name, values in outputs.items():
-            row_bytes = values[:1].nbytes
-            place = self._offsets[name] + window.first * row_bytes
-            _write_all(self._file, numpy.ascontiguousarray(values).tobytes(), place)
+            for place, content in _places(values, window.first):
+                _write_all(self._file, content, self._offsets[name] + place)
 
     def close(self) -> None:
         """Bring what was written to disk. Errors: OSError."""
@@ -111,6 +139,19 @@ class _Writer:
             os.fsync(self._file)
             os.close(self._file)
             self._file = None
+
+
+def _places(values, first: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (byte in the dataset, bytes) of samples from the first on, or of their slab."""
+    if not isinstance(values, Rows):
+        yield first * values[:1].nbytes, numpy.ascontiguousarray(values).tobytes()
+        return
+    array, dim = values.array, values.dim
+    row_bytes = array.itemsize * prod(array.shape[dim + 1 :])
+    runs = numpy.ascontiguousarray(array).reshape(prod(array.shape[:dim]), -1)
+    before = first * prod(array.shape[1:dim])  # runs of the samples that come before
+    for number, run in enumerate(runs, before):
+        yield (number * values.length + values.start) * row_bytes, run.tobytes()
 
 
 def _write_all(file: int, content: bytes, place: int) -> None:

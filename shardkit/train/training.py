@@ -27,6 +27,7 @@ from ..comm.failure.program import abort_on_error
 from ..comm.failure.signals import StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
 from ..comm.same import alike, check_same, facts_of
+from ..data.raw.groups import is_frame
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, ShardkitError, StopVoted
 from ..files.notes import settle_output
@@ -36,7 +37,7 @@ from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
 from ..refusal import check_made, check_usable
 from ..task.given import ArraySamples, as_samples, task_of
-from ..task.load import SCRIPT
+from ..task.load import SCRIPT, load_task, on_frame
 from ..task.task import Task
 from .agreement import SAME_SETTINGS, facts_of_place, samples_alike
 from .evaluation import Figures, TrainedRun, evaluate
@@ -53,10 +54,12 @@ class Training:
     Parameters
     ----------
     task
-        A class derived from Task; or an nn.Module, or a function that returns one.
+        A class derived from Task, or the name of a task; or an nn.Module, or a function that
+        returns one.
     data
         Of a module: (training, validation) or what both are taken from; each is Samples or a pair
-        of arrays x, y [n, ...]. A Task has data of its own.
+        of arrays x, y [n, ...]. A Task has data of its own; of "table", or a class derived from
+        TableTask, it may be a frame of pandas, polars, xarray or pyarrow.
     folder
         Of the run: checkpoints, curve, logs; a run that is there goes on.
     settings
@@ -77,7 +80,7 @@ class Training:
 
     def __init__(
         self,
-        task: type[Task] | Module | Callable[[], Module],
+        task: str | type[Task] | Module | Callable[[], Module],
         data: Any = None,
         *,
         folder: FilePath,
@@ -99,7 +102,11 @@ class Training:
 
     def _configure(self, task, own: dict):
         """Set the configuration. Errors: ConfigurationError."""
+        if isinstance(task, str):
+            self._given["run.task"], task = task, load_task(task)
         if isinstance(task, type) and issubclass(task, Task):
+            if is_frame(own["data"]):
+                task = on_frame(task, own.pop("data"))
             for name, value in own.items():
                 if value is not None:
                     raise ConfigurationError(
@@ -226,7 +233,8 @@ class Training:
         Parameters
         ----------
         data
-            Samples, a pair of arrays (x, y), or what Task.samples_of takes.
+            Samples, a pair of arrays (x, y), or what Task.samples_of takes: a path, or a frame of
+            a table.
         checkpoint
             "best", whose validation had the lowest loss; "newest"; a step that is kept; None: the
             best where run.patience is set, else the newest.
@@ -280,7 +288,7 @@ class Training:
 def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:
     """Return samples of what a script gives. Collective."""
     are_given = isinstance(data, (Samples, tuple))
-    are_inputs = not has_targets and hasattr(data, "shape")
+    are_inputs = not has_targets and hasattr(data, "shape") and not is_frame(data)
     check_same(run.backend, {"data": type(data).__name__}, "pass the same data on all ranks")
     if not are_given and not are_inputs:
         return run.samples(data, has_targets=has_targets)

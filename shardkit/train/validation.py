@@ -8,9 +8,9 @@ nothing to it.
 
 from ..comm.failure.agreement import collectively
 from ..data.order import EpochOrder
-from ..data.samples import VALIDATION, Samples
+from ..data.samples import VALIDATION, Samples, reader_of
 from ..parallel.model.measuring import Measurement
-from ..parallel.model.sharded_model import ShardedModel, parts_of
+from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
 from ..task.task import Task
 
 
@@ -20,7 +20,7 @@ class Validation:
     def __init__(self, task: Task, model: ShardedModel, samples: Samples):
         run, self._batch = task.settings.run, task.settings.batch.sequences
         self._task, self._model = task, model
-        self._samples = samples
+        self._samples_at, self._sample_part = reader_of(samples), domain_part(model)
         num = len(samples)
         limit = run.validation_batches
         self._num = num if limit is None else min(num, limit * self._batch)
@@ -45,4 +45,5 @@ class Validation:
         with collectively(self._model.mesh.world):
             if not count:
                 return None, None
-            return self._samples.read(self._order.numbers(first, count))
+            numbers = self._order.numbers(first, count)
+            return self._samples_at(numbers, part=self._sample_part)

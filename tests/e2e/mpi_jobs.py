@@ -77,7 +77,21 @@ def run_job(
     """The finished process of a script on some ranks, in a folder; a job that hangs fails the
     test.
     """
-    python = python_of(library)
+    command = [python_of(library), script, *map(str, arguments)]
+    return run_programs(
+        library,
+        [(num_ranks, command)],
+        time_limit=time_limit,
+        launcher_options=launcher_options,
+        folder=folder,
+        **environment,
+    )
+
+
+def run_programs(
+    library, programs, *, time_limit=500, launcher_options=(), folder=None, **environment
+):
+    """The finished process of several programs in one job, as (number of ranks, command) each."""
     environment = (
         os.environ
         | OPEN_MPI_SETTINGS
@@ -85,15 +99,9 @@ def run_job(
         | {"PYTHONUNBUFFERED": ""}  # a rank's line is one write, and no other's gets into it
         | environment
     )
-    command = [
-        python.with_name("mpiexec"),
-        *launcher_options,
-        "-n",
-        str(num_ranks),
-        python,
-        script,
-        *map(str, arguments),
-    ]
+    command = [python_of(library).with_name("mpiexec"), *launcher_options]
+    for number, (num_ranks, program) in enumerate(programs):
+        command += [*[":"] * (number > 0), "-n", str(num_ranks), *program]
     for _ in range(LAUNCHES):
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from e2e.commands_rank import ENDED
+from e2e.in_folders_rank import said_in
 
 from shardkit.testing.cli import main
 
 BEHIND_EACH_OTHER = Path(__file__).with_name("commands_rank.py")
+IN_FOLDERS = Path(__file__).with_name("in_folders_rank.py")
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SMALL = [
     "--model.width=16",
@@ -65,6 +68,20 @@ def in_one_job(folder, *commands, ranks=2):
     *shown, rest = done.stdout.split(f"{ENDED}\n")
     assert len(shown) == len(commands) and not rest
     return shown
+
+
+def refusals(folder, commands, ranks=2):
+    """Return (exit codes, all that the ranks said) of commands, {name: words}, each refused in a
+    folder of its own, which is a copy of this one, in one job.
+    """
+    places = {name: folder / f"refused {number}" for number, name in enumerate(commands)}
+    for place in places.values():
+        shutil.copytree(folder, place, ignore=shutil.ignore_patterns("refused*"))
+    words = {str(places[name]): commands[name] for name in commands}
+    done = python(folder, IN_FOLDERS, json.dumps(words), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    said = {name: said_in(place, ranks) for name, place in places.items()}
+    return {name: (codes, "".join(out + err)) for name, (out, err, codes) in said.items()}
 
 
 def train(folder, *arguments, ranks=2, **run):
@@ -190,8 +207,18 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence_and_an_exit_code(folder, case):
+def test_bad_input_is_one_sentence_and_an_exit_code(folder):
+    """All of them in one job, and two as jobs of their own, with its end."""
+    found = refusals(folder, {case: train_words(*BAD[case][0]) for case in BAD})
+    for case, (_, code, words) in BAD.items():
+        codes, said = found[case]
+        assert codes == [str(code)] * 2 and words in said, f"{case}: {codes} {said}"
+        assert "Traceback" not in said and said.count("shardkit: ") == 1, said
+    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("checkpoints"))
+
+
+@pytest.mark.parametrize("case", ["a missing text", "a device that is not there"])
+def test_a_job_of_bad_input_ends_with_one_sentence_and_an_exit_code(folder, case):
     arguments, code, words = BAD[case]
     done = train(folder, *arguments)
     assert done.returncode == code, done.stderr
@@ -206,17 +233,17 @@ def test_bad_input_is_one_sentence_and_an_exit_code(folder, case):
 def test_a_run_that_is_there_another_model_and_damaged_checkpoints_are_refused(folder):
     assert train(folder, steps=4).returncode == 0
     before = (folder / "run" / "metrics.jsonl").read_text()
-    again = train(folder, steps=4)
-    assert again.returncode == 2 and "--resume" in again.stderr
-    assert (folder / "run" / "metrics.jsonl").read_text() == before
-    other = train(folder, "--resume", "--model.width=32", steps=8)
-    assert (
-        other.returncode == 2 and "model.width = 32, but this run goes on with 16" in other.stderr
-    ), other.stderr
-    other = train(folder, "--resume", "--data.path=/nonexistent", steps=8)
-    assert other.returncode == 2 and "data.path = ['/nonexistent'], but" in other.stderr, (
-        other.stderr
+    width, path = (
+        train_words("--resume", setting, steps=8)
+        for setting in ("--model.width=32", "--data.path=/nonexistent")
     )
+    found = refusals(folder, {"again": train_words(steps=4), "width": width, "path": path})
+    assert {code for codes, _ in found.values() for code in codes} == {"2"}, found
+    assert "--resume" in found["again"][1]
+    again = folder / "refused 0" / "run" / "metrics.jsonl"
+    assert again.read_text() == before
+    assert "model.width = 32, but this run goes on with 16" in found["width"][1]
+    assert "data.path = ['/nonexistent'], but" in found["path"][1]
     path = folder / "run" / "checkpoints" / "step-00000004" / "rank-00001.h5"
     path.write_bytes(path.read_bytes()[:-7])
     damaged = train(folder, "--resume", steps=8)

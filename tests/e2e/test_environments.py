@@ -78,7 +78,9 @@ for command in sys.argv[1:]:
 QUIET = "-W error -W ignore::ResourceWarning"  # what the end of the process closes
 ENVIRONMENTS = {  # those that do not hide each other share a run
     "as usual": Environment(),
-    "-OO": Environment({"PYTHONOPTIMIZE": "2"}, options="-OO"),
+    "-OO, home read-only, TMPDIR missing": Environment(
+        {"PYTHONOPTIMIZE": "2", "HOME": "/proc", "TMPDIR": "/nowhere/at/all"}, options="-OO"
+    ),
     "LANG=C, TMPDIR tiny": Environment(
         {"LC_ALL": None, "LANG": "C", "TMPDIR": "FOLDER/small"},
         before=SMALL,
@@ -101,15 +103,12 @@ ENVIRONMENTS = {  # those that do not hide each other share a run
         before="mkdir -p $TMPDIR; ",
         folder="∂",
     ),
-    "home read-only, TMPDIR missing": Environment({"HOME": "/proc", "TMPDIR": "/nowhere/at/all"}),
-    "home in paths, umask 077, spaces and quotes": Environment(
-        {"HOME": "FOLDER/my home"},
+    "warnings are errors, home in paths, umask 077, spaces and quotes": Environment(
+        {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "FOLDER/my home"},
+        options=QUIET,
         before="umask 077; ",
         folder="a 'b' \"c\" $d ; e",
         home="~/",
-    ),
-    "warnings are errors": Environment(
-        {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}, options=QUIET
     ),
 }
 

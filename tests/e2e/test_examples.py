@@ -1,18 +1,22 @@
 """The examples run, quickly, and do what they say."""
 
 import contextlib
+import gzip
 import importlib.util
 import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import h5py
+import numpy
 import pytest
-from test_command_line import MPIEXEC
+from test_command_line import MPIEXEC, in_one_job
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -20,10 +24,16 @@ MOST_LINES = 60
 LONGER = {"forces.py": 108, "poisson.py": 64}  # a potential, an equation: they may only get shorter
 
 
-def run(folder, name, *arguments, ranks=None):
-    """Return what the example prints on these ranks; None: without a launcher."""
+def run(folder, name, *arguments, ranks=None, limit=None, code=0):
+    """Return what the example prints on these ranks; None: without a launcher.
+
+    limit   KiB of address space of each process
+    code    that the example must end with
+    """
     launcher = [] if ranks is None else [MPIEXEC, "-n", str(ranks)]
-    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if limit is not None:
+        launcher = ["bash", "-c", f'ulimit -v {limit}; exec "$@"', "bash", *launcher]
+    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
     done = subprocess.run(
         [*launcher, sys.executable, str(EXAMPLES / name), *arguments],
         cwd=folder,
@@ -32,8 +42,8 @@ def run(folder, name, *arguments, ranks=None):
         text=True,
         timeout=500,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
@@ -70,6 +80,7 @@ def test_an_elastic_loop_ends_and_is_done_when_it_is_started_again(tmp_path):
 def test_a_pretrained_model_is_fine_tuned_and_opens_in_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
+    runpy.run_path(str(EXAMPLES / "finetune.py"))["make_base"](tmp_path / "here/base")
     losses = re.findall(r"loss ([\d.]+)", run(tmp_path, "finetune.py", "here", ranks=2))
     assert float(losses[1]) < 0.2 * float(losses[0])
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "here/tuned")
@@ -79,6 +90,59 @@ def test_a_pretrained_model_is_fine_tuned_and_opens_in_transformers(tmp_path):
 def test_a_plan_is_made_for_each_number_of_devices(tmp_path):
     rows = re.findall(r"(\d+) devices: +\d+ x \d+ x \d+ \w+", run(tmp_path, "plan.py"))
     assert rows == ["8", "16", "32", "64"]
+
+
+def test_four_ranks_train_on_a_volume_that_one_may_not_hold(tmp_path):
+    run(tmp_path, "volumes.py", "write", "volumes.h5", "128", "2")
+    limits = {"limit": 1_900_000, "code": 0}
+    alone = ["train", "volumes.h5", "alone", "1", "1"]
+    told = run(tmp_path, "volumes.py", *alone, ranks=1, **{**limits, "code": 1})
+    assert "rank 0 ran out of memory" in told
+    shared = ["train", "volumes.h5", "shared", "4", "1"]
+    assert "step 1/1  loss" in run(tmp_path, "volumes.py", *shared, ranks=4, **limits)
+    with h5py.File(tmp_path / "shared/cleaned.h5") as file:
+        assert file["prediction"].shape == (2, 1, 128, 128, 128)
+        assert all(file["prediction"][1, 0, row].any() for row in range(128))
+
+
+def test_ranks_share_a_long_text(tmp_path):
+    printed = [run(tmp_path, "long_text.py", "96", "4", ranks=ranks) for ranks in (1, 3)]
+    losses = [[float(x) for x in re.findall(r"loss ([\d.]+)", each)] for each in printed]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4) and len(losses[0]) == 4
+    assert "rank 0 has tokens 0 to 95" in printed[0] and "tokens 0 to 31" in printed[1]
+
+
+def _as_nifti(volume):
+    """Return a volume as a NIfTI-1 file of uint8."""
+    head = bytearray(352)
+    head[40:48] = numpy.array([3, *volume.shape], "<i2").tobytes()
+    head[70:72], head[108:112] = b"\2\0", numpy.float32(352).tobytes()
+    return gzip.compress(bytes(head) + volume.astype("u1").tobytes(order="F"))
+
+
+def test_a_brain_is_trained_on_and_predicted_in_parts(tmp_path):
+    """The commands, from a file, on a rank that has whole volumes, and on three that share them."""
+    folder = tmp_path / "nilearn/datasets/data"
+    folder.mkdir(parents=True)
+    (tmp_path / "nilearn/__init__.py").touch()
+    rng = numpy.random.default_rng(0)
+    for kind in ("t1", "gm"):
+        name = f"mni_icbm152_{kind}_tal_nlin_sym_09a_converted.nii.gz"
+        (folder / name).write_bytes(_as_nifti(rng.integers(0, 250, (100, 90, 52))))
+    assert "t1 (2, 1, 96, 112, 12)" in run(tmp_path, "brain.py", "brain.h5")
+    given = "--task=unet --data.path=brain.h5 --data.features=t1 --data.target=grey"
+    given += " --model.depth=1 --model.width=4 --model.groups=2 --run.steps=2 --run.folder="
+    found = []
+    for ranks in (1, 3):
+        own = [f"--mesh.domain={ranks}", "--batch.sequences=1", "--batch.micro_batch=1"]
+        about = [f"run{ranks}", own[0], "--data=brain.h5"]
+        commands = [["train", *f"{given}run{ranks}".split(), *own], ["evaluate", *about]]
+        commands += [["predict", *about, f"--output=out{ranks}.h5"]]
+        _, line, _ = in_one_job(tmp_path, *commands, ranks=ranks)
+        found.append([float(x) for x in re.findall(r"(?:loss|rmse|mae) ([\d.]+)", line)])
+    assert found[0] == pytest.approx(found[1], rel=1e-3) and len(found[0]) >= 3
+    alone, cut = (h5py.File(tmp_path / f"out{ranks}.h5")["prediction"][:] for ranks in (1, 3))
+    numpy.testing.assert_allclose(cut, alone, atol=2e-3 * abs(alone).max())
 
 
 class Shown:

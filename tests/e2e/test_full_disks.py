@@ -62,7 +62,7 @@ def test_a_finished_run_ends_with_0_wherever_its_output_goes(tmp_path, train, ou
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="mounting a file system takes root")
-@pytest.mark.parametrize("kilobytes", [4, 60, 160])
+@pytest.mark.parametrize("kilobytes", [4, 60, pytest.param(160, marks=pytest.mark.sweep)])
 def test_a_temporary_folder_without_room_ends_no_run(tmp_path, train, kilobytes):
     mpiexec = python_of("MPICH").with_name("mpiexec")
     (tmp_path / "small").mkdir()

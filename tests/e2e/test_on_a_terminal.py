@@ -76,7 +76,7 @@ def test_a_bar_stands_below_the_lines_of_mpiexec_on_a_terminal(folder):
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_plain_terminals_get_lines(environment, folder):
-    text = shown(folder, *shardkit(*TRAIN), **environment)
+    text = shown(folder, *shardkit(*TRAIN, ranks=1), **environment)
     assert "\x1b" not in text and "step 6/6  loss" in text
 
 
@@ -88,9 +88,10 @@ def test_a_log_file_gets_lines_though_a_terminal_is_there(folder):
 
 
 def test_the_doctor_is_colored_on_a_terminal(folder):
-    text = shown(folder, *shardkit("doctor"))
+    doctor = shardkit("doctor", ranks=1)
+    text = shown(folder, *doctor)
     assert "\x1b[32mok" in text
-    assert "\x1b" not in shown(folder, *shardkit("doctor"), NO_COLOR="1")
+    assert "\x1b" not in shown(folder, *doctor, NO_COLOR="1")
 
 
 def test_settings_are_printed_once_under_mpiexec(folder):

@@ -37,7 +37,7 @@ def run(folder, *words):
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.sweep), 4])
 def test_the_recommended_run_trains(tmp_path, ranks):
     (tmp_path / "text.txt").write_text("a text that repeats itself\n" * 2000)
     (tmp_path / "run.toml").write_text(MODEL)

@@ -170,15 +170,18 @@ def judge(case, done, seconds, words, is_struck) -> str:
 
 
 def covering_seeds():
-    """A few seeds that have every way, phase, strategy and library among them."""
+    """A few seeds, of few ranks, that have every way, phase, strategy and library among them."""
 
     def covered(seed):
         case = Case.of_seed(seed)
         return {case.how, case.phase, case.strategy, case.library}
 
+    def gain(seed):
+        return len(missing & covered(seed)), -Case.of_seed(seed).num_ranks
+
     missing, seeds = {*WAYS, *PHASES, *STRATEGIES, *LIBRARIES}, []
     while missing:
-        seeds.append(max(range(100), key=lambda seed: len(missing & covered(seed))))
+        seeds.append(max(range(1000), key=gain))
         missing -= covered(seeds[-1])
     return seeds
 

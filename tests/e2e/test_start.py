@@ -99,7 +99,7 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
 import shardkit as sk
 sk.MPICommunicationBackend(timeout=2.0)
 """)
-    done = run_job(library, program, num_ranks=3)
+    done = run_job(library, program, num_ranks=2)
     said = words_of_shardkit(done)
     assert done.returncode != 0 and len(said) == 1, done.stderr
     assert (

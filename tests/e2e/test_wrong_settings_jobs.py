@@ -18,6 +18,7 @@ WRONG = {
 }
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("library", LIBRARIES)

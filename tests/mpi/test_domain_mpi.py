@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit import models
+from shardkit import models, nn
 
 pytestmark = pytest.mark.mpi
 STEPS, TOLERANCE = 3, 1e-10
@@ -40,6 +40,8 @@ def trained(backend, policy, **sizes):
         sizes = {"data_parallel_size": 1, **sizes}
         model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
         mine = sk.split_batch(model.mesh, numpy.ascontiguousarray(x), targets)
+        if (part := sk.domain_part(model)) is not None:
+            mine = part.cut(*mine)
         losses = [model.train(*mine) for _ in range(STEPS)]
         found += [numpy.array(losses), model.get_parameters(), model.predict(x)]
         model.close()
@@ -53,3 +55,28 @@ def test_ranks_that_share_samples_train_as_one(backend, policy):
     found = trained(backend, policy, domain_parallel_size=domain)
     far = [numpy.abs(a - b).max() / numpy.abs(b).max() for a, b in zip(found, wanted)]
     assert max(numpy.ravel(backend.all_gather_object(far))) < TOLERANCE
+
+
+def test_a_label_of_no_class_in_one_part_is_an_error_of_all_ranks(backend):
+    """Five times, and the model trains as if nothing had been."""
+    pipeline = 2 if backend.world_size % 4 == 0 else 1
+    wrapped = nn.Sequential(nn.Embedding(5, 8), nn.FeedForward(8, 12), nn.Linear(8, 5))
+    wrapped.finish(3)
+    config = sk.ShardingConfiguration(
+        backend, loss=nn.CrossEntropy(), minimum_parameter_group_size=32
+    )
+    sizes = {
+        "pipeline_parallel_size": pipeline,
+        "domain_parallel_size": backend.world_size // pipeline,
+    }
+    model = sk.HybridShardedModel(wrapped, config, policy="fsdp", **sizes)
+    x = numpy.random.default_rng(0).integers(0, 5, (2, 9))
+    wrong = x.copy()
+    wrong[-1, -1] = 5
+    losses = [model.train(x, x)]
+    for _ in range(5):
+        with pytest.raises(sk.ShapeError, match="5"):
+            model.train(x, wrong)
+        losses.append(model.train(x, x))
+    model.close()
+    assert losses == sorted(losses, reverse=True)

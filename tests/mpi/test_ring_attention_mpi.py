@@ -2,18 +2,20 @@
 
 import numpy
 import pytest
-from cuts import paired_spans, slab_spans
+from cuts import slab_spans
 
 from shardkit.nn import Tensor, ops
 from shardkit.testing.parallel import (
     attention_by_heads,
+    balanced_ring,
     even_spans,
+    paired_spans,
     positions_of,
     ring_attention,
 )
 
 pytestmark = pytest.mark.mpi(min_size=2)
-WAYS = {"ring": ring_attention, "heads": attention_by_heads}
+WAYS = {"ring": ring_attention, "balanced": balanced_ring, "heads": attention_by_heads}
 CUTS = {"even": even_spans, "paired": paired_spans}
 
 

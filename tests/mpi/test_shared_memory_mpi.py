@@ -3,6 +3,7 @@ none.
 """
 
 import gc
+import os
 from contextlib import contextmanager, nullcontext
 
 import numpy
@@ -399,6 +400,7 @@ def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(node):
         node.common(1, "uint8")
         return node.memory().lent_bytes
 
+    gc.collect()  # what earlier tests have left gives back what it was lent, at any time else
     before = lent()
     arrays = [node.common(100_000, "float64") for _ in range(2)]
     if node.rank == 0:
@@ -408,6 +410,36 @@ def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(node):
     gone = lent() - before
     if node.rank == 0:
         assert (kept >= 1_600_000, gone) == (True, 0)
+
+
+def test_the_memory_goes_with_the_backend_and_not_with_the_next_collection_of_garbage(node):
+    def heaps():
+        return [place for place in map(_target, os.listdir("/proc/self/fd")) if "memfd" in place]
+
+    gc.collect()
+    before = heaps()
+    gc.disable()
+    try:
+        second = MPICommunicationBackend(node.job.parent)
+        second.initialize()
+        group = second.split(0)
+        for _ in range(2):
+            second.all_reduce(numpy.ones(100_000, "float32"))
+            group.all_reduce(numpy.ones(100_000, "float32"))
+        during = heaps()
+        group.shutdown()
+        second.shutdown()
+        assert (len(during) - len(before), heaps()) == (node.world_size, before)
+    finally:
+        gc.enable()
+
+
+def _target(file):
+    """Return what an open file of this process is; "" if it is open no more."""
+    try:
+        return os.readlink(f"/proc/self/fd/{file}")
+    except OSError:
+        return ""
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,11 @@ from shardkit.testing.comm import LEDGER_NAME, Ledger, hang_report, hang_suspect
 from shardkit.testing.data import (
     LanguageData,
     Preparation,
+    Scaling,
     TableSamples,
     TextData,
     cut_into_blocks,
     find_inputs,
-    index_of,
     open_table,
     open_tokenizer,
     prepare_tokens,
@@ -58,7 +58,7 @@ from shardkit.testing.plan import FOLDER as HARDWARE
 from shardkit.testing.plan import read_cluster
 from shardkit.testing.report import describe_run, page_of, read_run_folder
 from shardkit.testing.schedule import lower, order_named, simulate
-from shardkit.testing.task import Described, Scaling, load_task
+from shardkit.testing.task import Described, load_task
 from shardkit.testing.train import configuration_of, stored_settings, stored_task
 
 MOST_MEMORY = 1 << 30
@@ -127,10 +127,10 @@ def make_csv(folder):
     x, y = numbers()
     lines = [",".join(map(str, (*a.tolist(), b))) for a, b in zip(x, y)]
     (folder / "t.csv").write_text("\n".join(["a,b,c,d,y", *lines]) + "\n")
+    (folder / "t.csv.gz").write_bytes(gzip.compress(b"a;b\n" + b"1,5;x\n" * ROWS, mtime=0))
     (folder / "quoted.tsv").write_text(
         "\n".join(['"a"\tb', *(f'"{a}"\t{b}' for a, b in zip(x[:, 0], y))])
     )
-    index_of(folder / "t.csv").tofile(folder / "t.rows")
 
 
 def make_parquet(folder):
@@ -141,7 +141,12 @@ def make_parquet(folder):
     columns = {"a": x[:, 0], "b": x[:, 1].astype("f8"), "y": y, "text": [str(n) for n in y]}
     table = pyarrow.table(columns)
     parquet.write_table(table, folder / "t.parquet", row_group_size=25)
+    columns |= {"when": y.astype("M8[D]"), "category": table["text"].dictionary_encode()}
+    columns["nested"] = [{"a": n, "b": [n, n]} for n in range(ROWS)]
+    table = pyarrow.table(columns)
     parquet.write_table(table, folder / "z.parquet", compression="zstd", use_dictionary=False)
+    with pyarrow.ipc.new_file(folder / "t.arrow", table.schema) as file:
+        file.write_table(table, 25)
 
 
 def make_inputs(folder):
@@ -283,8 +288,20 @@ def read_language(path, **settings):
     found.tokenizer()
 
 
-def read_table(path, index=None):
-    table = open_table(path, index)
+def read_columns(path):
+    table = open_table(path)
+    names = [name for name, field in table.fields.items() if field.dtype is not None]
+    for group in range(len(table.begins) - 1):
+        columns = table.group(group, names)
+        rows = table.begins[group + 1] - table.begins[group]
+        assert {len(column) for column in columns.values()} <= {rows}
+    if table.begins[-1]:
+        table.row_text(int(table.begins[-1]) - 1)
+    table.fingerprint()
+
+
+def read_table(path):
+    table = open_table(path)
     for field in table.fields.values():
         if field.dtype is None:
             continue
@@ -379,13 +396,6 @@ def whole(read, *below):
     return read_all
 
 
-def csv_reader(folder, victim):
-    if victim.suffix == ".rows":
-        read_table(folder / "t.csv", victim)
-    else:
-        read_table(victim)
-
-
 def text_reader(folder, victim):
     read_language(folder)
 
@@ -421,8 +431,8 @@ READERS = {
     "text file": (make_text, language("a.txt")),
     "arrays": (make_arrays, every(read_table, ".npy", ".npz")),
     "hdf5": (make_hdf5, every(read_table, ".h5")),
-    "csv": (make_csv, csv_reader),
-    "parquet": (make_parquet, every(read_table, ".parquet")),
+    "csv": (make_csv, every(read_columns, ".csv", ".tsv", ".gz")),
+    "columns": (make_parquet, every(read_columns, ".parquet", ".arrow")),
     "inputs": (
         make_inputs,
         every(read_inputs, ".jsonl", ".txt", ".gz", ".bz2", ".xz", ".parquet"),

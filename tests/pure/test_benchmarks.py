@@ -67,7 +67,7 @@ def test_a_twin_of_a_model_of_science_has_its_loss_and_gradients(model):
     ours, twin = problem.our_model(), problem.made_by(TWINS.__getitem__).double().eval()
     weights = {name: torch.from_numpy(array) for name, array in ours.state_dict().items()}
     twin.load_state_dict(weights)
-    x, y = problem.batch(3)
+    x, y = problem.step_batch(3)
     floats = y if y.dtype.kind == "i" else y.astype("float64")
     loss = twin.loss(twin(torch.from_numpy(x).double()), torch.from_numpy(floats))
     loss.backward()
@@ -224,3 +224,24 @@ def test_the_results_page_begins_with_what_misses_most(monkeypatch, tmp_path):
     assert cells[0] == ["race", "wanted", "a Xeon", "an EPYC"]
     assert cells[2] == ["M, 1 rank, computed in bfloat16 from float32 masters", "1.05", "0.8", "-"]
     assert cells[3] == ["M, 1 rank", "1.2", "2", "1.1"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["UNet", "GPT"])
+def test_a_twin_cut_over_two_ranks_has_the_losses_of_one(name, tmp_path):
+    pytest.importorskip("torch")
+    from contestants import Sizes, Spec
+    from domain import SMALL_UNET
+    from race import Race
+
+    gpt = Sizes(
+        "T", vocabulary=31, width=16, heads=2, layers=2, sequence=32, batch=1, style="llama"
+    )
+    sizes = {"UNet": SMALL_UNET, "GPT": gpt}[name]
+    form = {"fused": True, "attention": "sdpa", "channels_last": name == "UNet"}
+    specs = [Spec("one", "torch", **form), Spec("cut", "torch", 2, "domain", **form)]
+    with Race(sizes) as race:
+        race.enter(*specs)
+        race.run(turns=2, steps=1)
+        assert not race.failed
+        assert race.loss_difference("cut", "one") < 1e-4

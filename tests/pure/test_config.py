@@ -32,7 +32,6 @@ def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
     "unrelated",
     [
         "optimizer.xyz",
-        "optimizer.lr",
         "parallel.mpi_flavor",
         "run.colour",
         "zzz",
@@ -213,8 +212,8 @@ def test_a_transport_that_does_not_exist_is_refused():
 
 NAN, INF = math.nan, math.inf
 WRONG = {
-    "learning_rate": (0, -1.0, NAN, INF, "0.1", None, True),
-    "optimizer": ("adam", sk.AdamW, 1e-3, {"name": "adam"}),
+    "learning_rate": (0, -1.0, NAN, INF, "0.1", True),
+    "optimizer": ("adamant", sk.AdamW, 1e-3, {"name": "adam"}),
     "loss": ("mse", 3, sk.models.MLP),
     "max_gradient_norm": (0, -1.0, NAN, INF, "1", True),
     "auto_synchronize_gradients": (None, 1, "yes"),

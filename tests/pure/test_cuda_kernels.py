@@ -128,7 +128,7 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name
 
 @every_dtype
 def test_rows_with_gaps_and_several_matrices_are_summed(cupy, dtype):
-    checks.check_sums_of_rows(cupy, dtype)
+    checks.check_sums_of_rows(cupy, dtype, many_rows=(1,))  # two pieces take a minute on a CPU
 
 
 @pytest.mark.parametrize("dtype", checks.HALVES)

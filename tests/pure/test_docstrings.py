@@ -10,7 +10,7 @@ import sources
 
 import shardkit as sk
 
-SECTIONS = ("Parameters", "Attributes", "Returns", "Raises", "Notes", "References")
+SECTIONS = ("Parameters", "Attributes", "Returns", "Raises", "Notes", "References", "Examples")
 NAMESPACES = (sk, sk.nn, sk.nn.ops, sk.models, sk.schedules)
 # Whose methods have all of their parameters documented, too.
 MAIN = (

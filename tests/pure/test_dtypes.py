@@ -5,6 +5,7 @@ what is not floating, an example, and for what is not refused its definition in 
 hold whole numbers whose sums and products do not fit into 8 bits.
 """
 
+import inspect
 import math
 
 import numpy
@@ -12,7 +13,7 @@ import pytest
 
 from shardkit import ShapeError
 from shardkit.nn import ForwardContext, Tensor, ops
-from shardkit.testing.nn import methods, operators
+from shardkit.testing.nn import doors, methods, operators
 
 try:
     import ml_dtypes
@@ -181,6 +182,7 @@ TABLE = {
     "cast": (("int16", "int16", "int16"), op("cast", "int16"), lambda x: x.astype("int16")),
     "chunk": (SAME, lambda of: ops.chunk(of(4, 3), 2)[1], lambda x: x[2:]),
     "concatenate": (SAME, lambda of: ops.concatenate([of(4, 3), of(1, 3)]), None),
+    "cat": (SAME, lambda of: ops.cat([of(4, 3), of(1, 3)], dim=0), None),
     "stack": (SAME, lambda of: ops.stack([of(4, 3), of(4, 3)]), lambda x: numpy.stack([x, x])),
     "diagonal": (SAME, op("diagonal"), lambda x: numpy.diagonal(x)),
     "embedding": (SAME, op("embedding", IDS), lambda x: x[IDS]),
@@ -209,19 +211,35 @@ TABLE = {
     "unsqueeze": (SAME, op("unsqueeze", 0), lambda x: x[None]),
     "tril": (SAME, op("tril"), lambda x: numpy.tril(x)),
     "triu": (SAME, op("triu"), lambda x: numpy.triu(x)),
+    # functions that PyTorch computes of integers in float32, too
+    **{
+        name: (
+            MEAN,
+            lambda of, f=getattr(ops, name): f(of(1, 3)),
+            lambda x, f=getattr(ops, name): f(Tensor(x[:1].astype("float32"))).array,
+        )
+        for name in doors.OF_INTEGERS
+    },
     # functions of floats alone
     **{
         name: refused(op(name))
         for name in """
-        arctan cos elu erf erf_gelu exp expm1 gelu hardtanh leaky_relu log_softmax
-        log1p mish sigmoid silu sin softmax softplus tan tanh
+        celu elu erf_gelu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_softmax
+        logsigmoid mish normalize relu6 selu silu softmax softplus softshrink softsign tanhshrink
         """.split()
     },
-    **{
-        name: refused(lambda of, f=getattr(ops, name): f(of(1, 3)))
-        for name in ("log", "sqrt", "rsqrt", "reciprocal")
-    },
     **dict(pools()),
+    "glu": refused(lambda of: ops.glu(of(3, 4))),
+    "threshold": refused(lambda of: ops.threshold(of(4, 3), 2.0, 0.0)),
+    "prelu": refused(lambda of: ops.prelu(of(4, 3), of(1))),
+    "cosine_similarity": refused(lambda of: ops.cosine_similarity(of(4, 3), of(4, 3))),
+    "pairwise_distance": refused(lambda of: ops.pairwise_distance(of(4, 3), of(4, 3))),
+    "grid_sample": refused(lambda of: ops.grid_sample(of(1, 1, 2, 2), of(1, 1, 1, 2))),
+    "ctc_loss": refused(lambda of: ops.ctc_loss(of(3, 1, 3), [[1]], [3], [1])),
+    "unfold": (SAME, lambda of: ops.unfold(of(1, 2, 3, 3), 2, padding=1), None),
+    "fold": (HOLDS_SUMS, lambda of: ops.fold(of(1, 4, 4), 3, 2), None),
+    "pixel_shuffle": (SAME, lambda of: ops.pixel_shuffle(of(4, 3, 1), 2), None),
+    "pixel_unshuffle": (SAME, lambda of: ops.pixel_unshuffle(of(1, 4, 2), 2), None),
     "bias_gelu": refused(lambda of: ops.bias_gelu(of(4, 3), of(3))),
     "swiglu": refused(lambda of: ops.swiglu(of(4, 3), of(4, 3))),
     "matmul": refused(lambda of: ops.matmul(of(4, 3), of(3, 4))),
@@ -293,7 +311,8 @@ def test_every_operation_and_method_has_a_line():
     there = public(ops) | of_fft | methods_there
     assert there - NO_OPERATIONS == set(TABLE)
     assert all(getattr(Tensor, name) is getattr(ops, name) for name in methods.PLAIN)
-    assert set(operators.BINARY.values()) <= {getattr(ops, name) for name in ops.__all__}
+    behind = {inspect.unwrap(getattr(ops, name)) for name in set(ops.__all__) - {"fft"}}
+    assert set(operators.BINARY.values()) <= behind
 
 
 def made(name, dtype):

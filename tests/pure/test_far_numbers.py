@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from shardkit.nn import RelativeL2Loss, Tensor, grad, ops
-from shardkit.testing.task import Moments
+from shardkit.testing.data import Moments
 
 RNG = numpy.random.default_rng(0)
 LIMIT = 1e-6

@@ -224,7 +224,9 @@ def test_a_room_has_what_its_table_lists(room):
     assert table and module.__all__ == sorted(table) and set(table) <= set(dir(module))
     for name, (file, there) in table.items():
         home = import_module(room if file == "." else f".{file}", room)
-        assert getattr(module, name) is getattr(home, there), name
+        found = getattr(module, name)  # operations have doors
+        behind = getattr(found, "__wrapped__", None)
+        assert getattr(home, there) in (found, behind), name
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)

@@ -178,7 +178,7 @@ def test_dropout_outside_training_is_the_identity():
 
 def test_dropout_without_a_path_asks_for_finish():
     with pytest.raises(ShardingError, match="call finish"):
-        dropped(Dropout(0.5), ONES)
+        dropped(Dropout(0.5).forward, ONES)
 
 
 # ---- losses --------------------------------------------------------------------------------------

@@ -53,6 +53,13 @@ TABLE = {
         NUMBERS,
     ),
     "CosineEmbeddingLoss": ("CosineEmbeddingLoss", {"margin": -0.2}, [(5, 3), (5, 3)], SIGNS),
+    "PoissonNLLLoss": ("PoissonNLLLoss", {"full": True}, [(5, 3)], SHARES * 9),
+    "PoissonNLLLoss of means": (
+        "PoissonNLLLoss",
+        {"log_input": False, "eps": 9.0},
+        [(5, 3)],
+        SHARES * 9,
+    ),
     "NLLLoss": ("NLLLoss", {"weight": CLASS_WEIGHTS}, [(5, 3)], CLASSES),
     "NLLLoss field": ("NLLLoss", {"ignore_index": 1}, [(2, 3, 4, 5)], FIELD),
     "CrossEntropyLoss": ("CrossEntropyLoss", {}, [(5, 3)], CLASSES),
@@ -234,3 +241,97 @@ def test_a_gradient_that_would_be_lost_is_refused(argument, is_leaf):
     LOST[argument](given.detach())
     with no_grad():
         LOST[argument](given)
+
+
+def test_the_loss_of_probabilities_is_that_of_pytorch_at_0_and_1_too():
+    p = RNG.random((5, 3))
+    p[0] = [0, 1, 0.5]
+    ours, theirs = Tensor(p, requires_grad=True), both(p, requires_grad=True)
+    found, expected = nn.BCELoss()(ours, SHARES), torch.nn.BCELoss()(theirs, both(SHARES))
+    numpy.testing.assert_allclose(found.item(), expected.item(), rtol=1e-10)
+    found.backward()
+    expected.backward()
+    inside = (p > 0) & (p < 1)  # PyTorch has a gradient of 1e12 at the ends
+    numpy.testing.assert_allclose(ours.grad[inside], theirs.grad.numpy()[inside], rtol=1e-10)
+    with pytest.raises(ShapeError, match="sigmoid"):
+        nn.BCELoss()(Tensor(p + 1), SHARES)
+
+
+@pytest.mark.parametrize("form", [{}, {"margin": 0.3, "p": 3.0}, {"swap": True}], ids=str)
+def test_triplets_cost_what_they_cost_in_pytorch(form):
+    parts = [RNG.standard_normal((6, 4)) for _ in range(3)]
+    ours = [Tensor(part, requires_grad=True) for part in parts]
+    theirs = [both(part, requires_grad=True) for part in parts]
+    loss = nn.TripletMarginLoss(**form)
+    found, expected = loss(*ours), torch.nn.TripletMarginLoss(**form)(*theirs)
+    numpy.testing.assert_allclose(found.item(), expected.item(), rtol=1e-10)
+    found.backward()
+    expected.backward()
+    for mine, other in zip(ours, theirs):
+        numpy.testing.assert_allclose(mine.grad, other.grad.numpy(), rtol=1e-9, atol=1e-12)
+    assert loss(tuple(ours), numpy.zeros(6)).item() == found.item() and loss.count(parts[0]) == 6
+
+
+TEXTS = numpy.array([[1, 2, 2, 3], [3, 1, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0]])
+LENGTHS = numpy.array([4, 2, 4, 0])
+STEPS = numpy.array([7, 5, 7, 3])
+
+
+@pytest.mark.parametrize("blank", [0, 4])
+def test_texts_spelled_over_time_cost_what_they_cost_in_pytorch(blank):
+    logits = RNG.standard_normal((7, 4, 5))
+    ours, theirs = Tensor(logits, requires_grad=True), both(logits, requires_grad=True)
+    found = nn.CTCLoss(blank)(ops.log_softmax(ours, -1), TEXTS, STEPS, LENGTHS)
+    twin = torch.nn.CTCLoss(blank)
+    expected = twin(theirs.log_softmax(-1), both(TEXTS), both(STEPS), both(LENGTHS))
+    numpy.testing.assert_allclose(found.item(), expected.item(), rtol=1e-10)
+    found.backward()
+    expected.backward()
+    numpy.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-9, atol=1e-12)
+    one_by_one = numpy.concatenate([row[:count] for row, count in zip(TEXTS, LENGTHS)])
+    again = nn.CTCLoss(blank)(ops.log_softmax(Tensor(logits), -1), one_by_one, STEPS, LENGTHS)
+    assert again.item() == found.item()
+    by_sample = ops.log_softmax(Tensor(logits.transpose(1, 0, 2)), -1)
+    y = TEXTS, STEPS, LENGTHS
+    numpy.testing.assert_allclose(nn.CTCLoss(blank)(by_sample, y).item(), found.item(), rtol=1e-12)
+
+
+def test_a_text_that_does_not_fit_is_infinite_or_costs_nothing():
+    logits = Tensor(RNG.standard_normal((3, 4, 5)), requires_grad=True)
+    steps = numpy.full(4, 3)
+    assert nn.CTCLoss()(ops.log_softmax(logits, -1), TEXTS, steps, LENGTHS).item() == numpy.inf
+    loss = nn.CTCLoss(zero_infinity=True)(ops.log_softmax(logits, -1), TEXTS, steps, LENGTHS)
+    loss.backward()
+    assert numpy.isfinite(loss.item()) and numpy.isfinite(logits.grad).all()
+    with pytest.raises(ShapeError, match="wanted"):
+        nn.CTCLoss()(logits, TEXTS, steps + 1, LENGTHS)
+    with pytest.raises(ShapeError, match="ids"):
+        nn.CTCLoss()(logits, TEXTS + 2, steps, LENGTHS)
+
+
+def test_no_letters_in_no_steps_are_certain():
+    logits = RNG.standard_normal((3, 2, 5))
+    given = numpy.array([[1], [1]]), numpy.array([0, 0]), numpy.array([0, 1])
+    ours, theirs = Tensor(logits, requires_grad=True), both(logits)
+    found = ops.ctc_loss(ours, *given)
+    expected = torch.nn.functional.ctc_loss(theirs, *map(both, given), reduction="none")
+    assert found.detach().numpy().tolist() == expected.tolist() == [0.0, numpy.inf]
+    found.sum().backward()
+    assert not ours.grad.any()
+
+
+@pytest.mark.parametrize(
+    "targets, steps, lengths, blank",
+    [
+        (TEXTS, STEPS - 4, LENGTHS, 0),
+        (TEXTS, STEPS, LENGTHS - 1, 0),
+        (TEXTS, STEPS + 0.5, LENGTHS, 0),
+        (TEXTS[0], STEPS, LENGTHS, 0),
+        (numpy.ones(11, int), STEPS, LENGTHS, 0),
+        (TEXTS, STEPS, LENGTHS, 5),
+        (TEXTS, STEPS, LENGTHS, -1),
+    ],
+)
+def test_lengths_letters_and_blanks_that_mean_nothing_are_refused(targets, steps, lengths, blank):
+    with pytest.raises(ShapeError, match="wanted"):
+        ops.ctc_loss(numpy.zeros((7, 4, 5)), targets, steps, lengths, blank)

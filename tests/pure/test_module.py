@@ -166,7 +166,12 @@ def test_setting_an_array_of_another_shape_is_refused_even_where_it_would_broadc
 
 def test_a_parameter_without_name_and_seed_asks_for_finish():
     with pytest.raises(ShardingError, match="call finish"):
-        Linear(3, 4)(Tensor(numpy.zeros((1, 3), "float32")))
+        Linear(3, 4).forward(Tensor(numpy.zeros((1, 3), "float32")))
+
+
+def test_a_module_that_is_called_first_is_finished_with_seed_0():
+    x = numpy.ones((1, 3), "float32")
+    assert (Linear(3, 4)(x).array == Linear(3, 4).finish(0)(x).array).all()
 
 
 def test_integers_cannot_be_parameters():

@@ -176,6 +176,9 @@ ELSEWHERE = set(
     linear lstm matmul max_pool2d max_pool3d one_hot outer permute repeat repeat_interleave reshape
     rms_norm roll rotary scaled_dot_product_attention scatter_add split squeeze stack take_along_dim
     tile transpose tril triu unsqueeze
+    cat celu cosine_similarity ctc_loss fold glu grid_sample hardshrink hardsigmoid hardswish
+    logsigmoid normalize pairwise_distance pixel_shuffle pixel_unshuffle prelu relu6 selu
+    softshrink softsign tanhshrink threshold unfold
     """.split()
 )
 

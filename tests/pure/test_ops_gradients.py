@@ -496,4 +496,11 @@ def test_every_op_is_in_the_table_or_tested_by_name():
     elsewhere |= {"batch_norm", "group_norm", "instance_norm", "interpolate", "pad"}
     on_grids = "conv conv_transpose avg_pool max_pool adaptive_avg_pool adaptive_max_pool".split()
     elsewhere |= {f"{name}{dims}d" for name in on_grids for dims in (1, 2, 3)}
+    # As layers, losses and functions beside PyTorch's: test_layers_table.py.
+    elsewhere |= set(
+        "celu glu hardshrink hardsigmoid hardswish logsigmoid prelu relu6 selu".split()
+    )
+    elsewhere |= set("softshrink softsign tanhshrink threshold fold unfold pixel_shuffle".split())
+    elsewhere |= set("pixel_unshuffle cosine_similarity pairwise_distance normalize".split())
+    elsewhere |= {"grid_sample", "ctc_loss", "cat"}  # cat is concatenate: test_habits.py
     assert set(ops.__all__) - tested == elsewhere

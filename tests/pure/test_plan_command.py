@@ -62,6 +62,16 @@ def test_the_table_has_a_row_per_mesh_a_reason_for_each_loser_and_the_totals(cap
     assert "run it: mpiexec -n 4 shardkit train model.toml --mesh.pipeline=" in said
 
 
+def test_where_ranks_share_samples_the_table_and_the_command_say_so(capsys, folder):
+    long = MODEL.replace("= 32", "= 4194304").replace("heads = 4", "heads = 1")
+    (folder / "long.toml").write_text(long)
+    code, said, _ = plan(capsys, "--devices", 32, "--batch", 1, model="long.toml")
+    assert code == 0 and " pipeline x data x domain x tensor " in said
+    assert " 1 x 1 x 32 x 1 " in said and "--mesh.domain=32" in said
+    _, found, _ = plan(capsys, "--devices", 32, "--batch", 1, "--json", model="long.toml")
+    assert json.loads(found)["rows"][0]["layout"]["domain"] == 32
+
+
 def test_a_table_is_planned_in_rows_and_by_shardkit_alone(capsys, folder):
     with h5py.File(folder / "rows.h5", "w") as file:
         file["x"], file["y"] = numpy.ones((80, 6), "f4"), numpy.ones(80, "f4")
@@ -341,10 +351,10 @@ SEARCHED = {
     "parallel.activation_checkpointing": True,
     "mesh.pipeline": 5,
     "mesh.tensor": 5,
+    "mesh.domain": 2,
     "batch.micro_batch": 3,
 }
 SAID = {
-    "mesh.domain": 2,
     "parallel.overlap": True,
     "parallel.deterministic": False,
     "parallel.stage_balance": "uniform",

@@ -55,7 +55,7 @@ def test_activations_of_a_layer_by_table_2_of_the_recomputation_paper(
     """arXiv 2205.05198, table 2, in units of s b h bytes."""
     shape, tensor, micro_batch = ModelShape(96, 12288, 96, 51200, 2048), 8, 2
     kept = block_bytes(
-        shape, MEGATRON_2022, "layer", micro_batch, tensor, recomputation, sequence
+        shape, MEGATRON_2022, "layer", 2048 * micro_batch, tensor, recomputation, sequence
     ).kept
     assert kept == 2048 * micro_batch * 12288 * formula(2048, 12288, 96, tensor)
 
@@ -104,7 +104,7 @@ def test_a_layer_keeps_what_its_tape_holds(changes):
     x = Tensor(numpy.ones((batch, 64, 96), "float32"), requires_grad=True)
     with forward_context(ForwardContext(training=True)):
         y = model.layers[0](x)
-    sizes = block_bytes(shape, SHARDKIT, "layer", batch, 1, "none", False)
+    sizes = block_bytes(shape, SHARDKIT, "layer", batch * 64, 1, "none", False)
     assert held_bytes(y, parameters | {id(owner(y.array))}) == pytest.approx(sizes.kept, rel=0.01)
     later = backward_inputs(y, numpy.ones_like(y.array))
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.02)
@@ -117,7 +117,7 @@ def test_a_head_keeps_what_its_tape_holds():
     with forward_context(ForwardContext(training=True)):
         total = model.loss.total(model.head(x), numpy.ones((batch, 64), int))
     parameters = {id(owner(p.array)) for p in model.parameters()}
-    sizes = block_bytes(shape, SHARDKIT, "head", batch, 1, "none", False)
+    sizes = block_bytes(shape, SHARDKIT, "head", batch * 64, 1, "none", False)
     assert held_bytes(total, parameters) == pytest.approx(sizes.kept, rel=0.01)
     later = backward_inputs(total)
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.01)

@@ -234,6 +234,33 @@ def test_where_nothing_fits_it_says_how_far_it_is_and_what_would():
 
 
 def test_where_everything_is_refused_it_says_why():
-    found = search(ModelShape(1, 96, 6, 96, 32), SHARDKIT, CPU, 7, 7 * 2 + 1)
+    found = search(ModelShape(1, 96, 6, 96, 6), SHARDKIT, CPU, 7, 7 * 2 + 1)
     assert found.best is None
     assert "refuses all" in found.what_would_fit()[0]
+
+
+def test_ranks_share_samples_where_a_sample_does_not_fit_otherwise():
+    """One head, so that tensor ranks cannot cut the sequence either."""
+    shape = ModelShape(2, 64, 1, 64, 4096)
+    assert search(shape, SHARDKIT, small(4e9), 4, 4).best.layout.domain == 1
+    alone = search(shape, SHARDKIT, small(1e6), 4, 4)
+    least = min(c.memory.total for c in alone.too_large if c.layout.domain == 1)
+    found = search(shape, SHARDKIT, small(0.7 * least), 4, 4)
+    assert {candidate.layout.domain for candidate in found.fitting} <= {2, 4}
+    best = found.best
+    assert best.fits and best.memory.activations < 0.6 * least
+    assert "domain" in str(best.layout)
+    cost, half = [step_cost(replace(best.layout, domain=n), shape, SHARDKIT, CPU) for n in (1, 2)]
+    assert half.seconds < cost.seconds
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"domain": 40}, "32 tokens of a sample on 40 domain ranks"),
+        ({"domain": 2, "tensor": 2, "is_sequence_parallel": True}, "sequence parallelism"),
+    ],
+)
+def test_samples_that_cannot_be_shared_are_refused_with_the_reason(changes, why):
+    assert why in why_not(RunLayout(**changes), SHAPE, SHARDKIT)
+    assert "shares no samples" in why_not(RunLayout(domain=2), SHAPE, MIXED)

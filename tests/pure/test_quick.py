@@ -48,9 +48,16 @@ def test_of_which_few_cases_are_quick(case):
 @pytest.mark.parametrize("fourth", ["a", pytest.param("b", marks=pytest.mark.sweep), "c", "d"])
 def test_of_three_lists(first, second, third, fourth):
     pass
+
+@pytest.mark.strength(1)
+@pytest.mark.thorough
+@pytest.mark.parametrize("one", range(3))
+@pytest.mark.parametrize("other", "abcde")
+def test_of_a_product_whose_values_do_not_meet(one, other):
+    pass
 """
-QUICK, ALL = 4 + 1 + 1 + 2 + 3, 12 + 1 + 1 + 2 + 6 + 9  # of TESTS
-WHOLE, SWEPT = ALL - 9 + 27, 9
+QUICK, ALL = 4 + 1 + 1 + 2 + 3, 12 + 1 + 1 + 2 + 6 + 9 + 5  # of TESTS
+WHOLE, SWEPT = ALL - 9 + 27 - 5 + 15, 9
 
 
 class Case(SimpleNamespace):
@@ -154,9 +161,21 @@ def test_two_parameters_and_lists_of_cases_have_nothing_beyond_pairs():
     listed = cases_of("test", cube)
     for names in ("a, b,c", ("a", "b", "c")):
         for case in listed:
-            case.iter_markers = lambda kind, names=names: [pytest.mark.parametrize(names, []).mark]
+            case.marks = [pytest.mark.parametrize(names, []).mark]
         assert not beyond_pairs(listed, set())
     assert beyond_pairs(cases_of("test", cube), set())
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=3))
+def test_of_strength_one_each_value_occurs_in_a_case_that_is_not_beyond(lengths):
+    product = itertools.product(*map(range, lengths))
+    parameters = [dict(zip("abc", numbers, strict=False)) for numbers in product]
+    cases = cases_of("test", parameters, pytest.mark.strength(1).mark)
+    kept = set(cases) - beyond_pairs(cases, set())
+    found, wanted = (
+        {pair for case in some for pair in case.callspec.params.items()} for some in (kept, cases)
+    )
+    assert found == wanted and len(kept) <= WORTH * max(lengths)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +211,7 @@ def at_length(*case):
         at_length(["tests/pure/test_some.py"], WHOLE, ""),
         (["tests/pure/test_some.py::test_of_products", "tests/e2e"], 12, "1 thorough tests"),
         at_length(["-k", "products or job"], 4, "8 thorough tests and tests/e2e"),
-        at_length(["--all", "-m", "thorough"], 1 + 1 + 6, ""),
+        at_length(["--all", "-m", "thorough and not sweep"], 1 + 1 + 6 + 5, ""),
     ],
 )
 def test_pytest_runs_the_quick_tests_and_says_what_it_left_out(

@@ -15,12 +15,13 @@ ROOT = Path(__file__).parents[2]
 GROUPS = {
     "language data": ["tokens", "tokens with a tokenizer", "megatron", "npy", "npz", "nanogpt"],
     "texts": ["text", "text file", "inputs", "tokenizer", "ledgers"],
-    "tables": ["arrays", "hdf5", "csv", "parquet"],
+    "tables": ["arrays", "hdf5", "csv", "columns"],
     "models and runs": ["safetensors", "adapter", "toml", "report", "run"],
 }
 NAMES = [name for names in GROUPS.values() for name in names]
 LIBRARIES = {
-    "parquet": "pyarrow",
+    "csv": "pyarrow",
+    "columns": "pyarrow",
     "inputs": "pyarrow",
     "tokenizer": "tokenizers",
     "tokens with a tokenizer": "tokenizers",

@@ -233,7 +233,7 @@ def test_an_object_array_is_never_unpickled(tmp_path, monkeypatch):
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("something was unpickled"))
     numpy.savez(tmp_path / "x.npz", a=numpy.array([print, 1], object), b=numpy.ones(3))
     assert npz_arrays(tmp_path / "x.npz")["b"].shape == (3,)
-    with pytest.raises(ShardkitError, match="text or records"):
+    with pytest.raises(ShardkitError, match="records or lists"):
         TableSamples(open_table(tmp_path / "x.npz"), ["a"])
 
 
@@ -476,7 +476,7 @@ def test_an_xz_file_that_wants_gigabytes_to_be_unpacked_is_refused(tmp_path):
 def test_a_file_that_unpacks_to_thousands_of_times_its_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("shardkit.testing.data.unpacking._SMALL", 1 << 20)
     (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"a" * (1 << 24)))
-    with pytest.raises(CorpusError, match="2,000 times its size"):
+    with pytest.raises(CorpusError, match="too many for its size"):
         unpack(tmp_path / "a.txt.bz2", tmp_path, nothing)
 
 

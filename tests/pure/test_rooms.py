@@ -22,6 +22,7 @@ LEVEL = {
     "environment": -1,
     "files": -0.5,
     "plain": -1,
+    "habits": -1,
     "tree": -1,
     "refusal": 0,
     "settings": 0,
@@ -51,7 +52,7 @@ DOORS = {
     "mpi4py": ("comm/",),
     "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
     "xxhash": ("checkpoint/format/files.py",),
-    "pyarrow": ("data/parquet_file.py",),
+    "pyarrow": ("data/arrow.py",),
     "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),
 }
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package

@@ -141,7 +141,7 @@ def test_a_duration_has_the_unit_that_fits_it(seconds, duration, fine):
 
 
 def test_levels_of_the_doctor_are_colored_on_a_terminal_alone():
-    findings = [ok("MPI", "fine"), warning("cores", "few", "more"), error("files", "none")]
+    findings = [*ok("MPI", "fine"), *warning("cores", "few", "more"), *error("files", "none")]
     plain, colored = as_text(findings), as_text(findings, is_colored=True)
     assert "\x1b" not in plain and colored.count("\x1b[0m") == 3
     assert "\x1b[1;31merror" in colored and "\x1b[33mwarning" in colored

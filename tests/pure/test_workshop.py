@@ -16,9 +16,7 @@ from shardkit.testing.array import (
     Workshop,
     Workshops,
     address_of,
-    compiling,
     loop_named,
-    target,
     workshop,
 )
 from shardkit.testing.comm import children_of
@@ -97,12 +95,19 @@ def names_in(folder) -> list[str]:
 # ---- its code ------------------------------------------------------------------------------------
 
 
-def test_its_code_is_what_this_process_would_compile_and_it_knows_nothing_of_the_job(
+COMPILE = f"""
+import sys
+from shardkit.testing.array import compiling, loop_named, target
+sys.stdout.buffer.write(compiling.image_of(*loop_named({LINE!r}), target()).pack())
+"""
+
+
+def test_its_code_is_what_a_new_process_would_compile_and_it_knows_nothing_of_the_job(
     opened, monkeypatch
 ):
     monkeypatch.setenv("PMI_RANK", "1")
-    loop, signature = loop_named(LINE)
-    assert code(opened) == compiling.image_of(loop, signature, target()).pack()
+    alone = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, check=True)
+    assert code(opened) == alone.stdout
     first = opened._process.pid
     for process in (first, *workers_of(first)):
         about = Path(f"/proc/{process}")
@@ -219,7 +224,8 @@ def test_who_waits_while_it_is_killed_asks_again(opened, others, whom, monkeypat
 
 @pytest.mark.parametrize("program", ["/dev/null/python", "/bin/true"])
 def test_where_none_can_be_started_there_is_no_code(opened, program, monkeypatch):
-    monkeypatch.setattr(sys, "executable", program)
+    for name in ("executable", "prefix", "base_prefix"):  # where a program embeds Python: beside it
+        monkeypatch.setattr(sys, name, program)
     assert code(opened) is None
 
 

@@ -518,7 +518,7 @@ def wrong_arguments_are_value_errors_before_anything_is_sent(backend):
         "outside the array": lambda: backend.all_to_all(a, b, [1] * n, [1] * n, [n] * n),
         "displacements without": lambda: backend.all_to_all(a, b, None, None, [0] * n),
         "average of int": lambda: backend.all_reduce(numpy.zeros(1, int), AVERAGE),
-        "ReductionOperation": lambda: backend.all_reduce(a, "sum"),
+        "ReductionOperation": lambda: backend.all_reduce(a, "plus"),
         "cannot be reduced": lambda: backend.all_reduce(a > 0),
         "color": lambda: backend.split(-2),
     }

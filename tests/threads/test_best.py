@@ -203,6 +203,7 @@ SLOW = [4.0, 3.5, 3.25, math.nan, 2.75, 2.5, 2.4, math.inf, 2.3, 2.2]  # patienc
 STOPS = {0.0: 10, 0.25: 4, 0.5: 5, 0.75: 3}  # improvement: the step, of 10
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("minimum", STOPS)
 @pytest.mark.thorough(but=4)

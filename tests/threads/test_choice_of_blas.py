@@ -171,9 +171,9 @@ def test_a_product_too_large_to_be_tried_has_fewer_rows_and_counts_more_often():
 
 
 def test_a_library_is_timed_by_the_sum_of_its_products(libraries):
-    libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("slow", 1e-2))
+    libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("slow", 0.1))
     product = Product((4, 4), PLAIN, (4, 4), PLAIN, "float32")
     found = measured_seconds({product: 3.0}, seconds=0.1)
     assert found.keys() == {"numpy", "onednn"}
-    assert 0.03 <= found["onednn"] < 0.3 and 0.006 <= found["numpy"] < found["onednn"]
+    assert 0.3 <= found["onednn"] < 30 and 0.006 <= found["numpy"] < found["onednn"]
     assert numpy.isfinite([*found.values()]).all()

@@ -118,7 +118,7 @@ def test_importing_shardkit_imports_no_mpi():
 )
 def test_a_rank_that_left_is_missing_only_in_calls_it_did_not_make(call, is_missing):
     mpi = SimpleNamespace(Query_thread=lambda: 3, THREAD_MULTIPLE=3)
-    guard = JobGuard(None, mpi, None, is_active=False)
+    guard = JobGuard(None, mpi, None, None, is_active=False)
     guard._left = {1: {"world": 3}}
     assert guard._is_missing(1, call) == is_missing
     assert not guard._is_missing(0, call)

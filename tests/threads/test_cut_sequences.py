@@ -5,7 +5,6 @@ Tolerance: 1e-12 of the largest value, for sums in another order.
 
 import numpy
 import pytest
-from cuts import paired_spans
 
 import shardkit as sk
 from shardkit import nn
@@ -17,6 +16,7 @@ from shardkit.testing.parallel import (
     CutSpectralConv,
     CutTokenEmbedding,
     even_spans,
+    paired_spans,
     positions_of,
 )
 

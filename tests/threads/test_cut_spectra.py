@@ -1,33 +1,19 @@
-"""Fourier transforms and spectral layers of grids that are cut over ranks, against whole ones;
-float64.
+"""Spectral layers of grids that are cut over ranks, against whole ones; float64.
 
 Tolerance: 1e-12 of the largest value, for sums in another order.
 """
-
-from itertools import product
 
 import numpy
 import pytest
 from lossy_group import lost_in_turn
 
 import shardkit as sk
-from shardkit.nn import Tensor, ops
+from shardkit.nn import Tensor
 from shardkit.testing.layout import even_span
 from shardkit.testing.nn import from_modes, multiply_modes, to_modes
-from shardkit.testing.parallel import cut_spectral_convolution, cut_transform
+from shardkit.testing.parallel import cut_spectral_convolution
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
-TRANSFORMS = ("rfftn", "irfftn", "fftn", "ifftn")
-# shape of the signal or spectrum, dims of the transform
-TRANSFORMED = [
-    ((7,), (0,)),
-    ((6, 5), (0,)),
-    ((6, 5), (1,)),
-    ((6, 5), (0, 1)),
-    ((2, 5, 8), (2, 1)),
-    ((3, 9, 4), (2, 0, 1)),
-    ((1, 1, 3), (2,)),
-]
 # grid, modes
 LAYERS = [((7,), (3,)), ((6, 5), (2, 3)), ((9, 7), (1, 2)), ((4, 5, 6), (2, 2, 4))]
 
@@ -41,41 +27,6 @@ def own(array, dim, num_ranks, rank):
 def is_near(got, wanted):
     largest = 1 + abs(wanted).max(initial=0)
     return got.shape == wanted.shape and abs(got - wanted).max(initial=0) <= 1e-12 * largest
-
-
-def transform_case(name, shape, dims, sizes, norm):
-    """Return x, its gradient, the result and a gradient of that, of the whole."""
-    rng = numpy.random.default_rng(len(shape) + sum(dims))
-    x = Tensor(rng.standard_normal(shape if name == "rfftn" else (*shape, 2)), requires_grad=True)
-    y = getattr(ops.fft, name)(x, sizes, dims, norm)
-    gradient = rng.standard_normal(y.shape)
-    y.backward(gradient)
-    return x.array, x.grad, y.array, gradient
-
-
-@EVERY_SIZE
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_are_those_of_the_whole(name, num_ranks):
-    cases = []
-    for (shape, dims), is_resized, norm in product(
-        TRANSFORMED, (False, True), ("backward", "ortho")
-    ):
-        sizes = tuple([3 + number for number in range(len(dims))]) if is_resized else None
-        whole = transform_case(name, shape, dims, sizes, norm)
-        cases += [(shape, dims, sizes, norm, cut, whole) for cut in range(len(shape))]
-
-    def run(group):
-        wrong = []
-        for shape, dims, sizes, norm, cut, whole in cases:
-            x, for_x, result, gradient = [own(each, cut, num_ranks, group.rank) for each in whole]
-            x = Tensor(x, requires_grad=True)
-            y = cut_transform(name, x, group, cut, shape[cut], dims, sizes, norm)
-            y.backward(gradient)
-            if not is_near(y.array, result) or not is_near(x.grad, for_x):
-                wrong.append((shape, dims, sizes, norm, cut))
-        return wrong
-
-    assert sk.run_ranks(num_ranks, run) == [[]] * num_ranks
 
 
 def layer_case(grid, kept):
@@ -122,21 +73,6 @@ def test_each_message_of_a_layer_counts():
     assert found and [each for each in found if not each[2]] == []
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_each_message_of_a_transform_counts(name):
-    whole = transform_case(name, (6, 5), (0, 1), None, "backward")
-
-    def run(group):
-        x, for_x, result, gradient = [own(each, 0, 3, group.rank) for each in whole]
-        x = Tensor(x, requires_grad=True)
-        y = cut_transform(name, x, group, 0, 6, (0, 1))
-        y.backward(gradient)
-        return is_near(y.array, result) and is_near(x.grad, for_x)
-
-    found = lost_in_turn(run, 3, sk.run_ranks)
-    assert found and [each for each in found if not each[2]] == []
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_layer_sends_modes_and_not_the_grid(num_ranks):
     kept, channels = (2, 3), 4
@@ -161,8 +97,6 @@ def test_parts_that_are_not_even_and_second_derivatives_are_refused():
     def run(group):
         x = Tensor(numpy.ones((1, 1, 3, 4)), requires_grad=True)
         weight = Tensor(numpy.ones((1, 1, 2, 1, 2)), requires_grad=True)
-        with pytest.raises(sk.ShapeError, match="wanted 4 there"):
-            cut_transform("rfftn", x, group, 2, 8, (2,))
         with pytest.raises(sk.ShapeError, match="wanted 4 there"):
             cut_spectral_convolution(x, weight, (1, 1), group, 0, 8)
         y = cut_spectral_convolution(x, weight, (1, 1), group, 0, 6)

@@ -3,6 +3,7 @@ weights, predictions and figures to 1e-10 in float64.
 """
 
 from contextlib import nullcontext
+from itertools import product
 
 import numpy
 import pytest
@@ -58,6 +59,12 @@ def texts():
     return nn.Sequential(gpt.embedding, nn.FeedForward(12, 24, dropout=0.1, **F64), gpt.head)
 
 
+def patches():
+    """Return a ViT that says something of each token: ranks share rows of x, and tokens of y."""
+    vit = models.ViT((10, 6), 2, 2, 5, width=8, depth=1, heads=2, dropout=0.2, **F64)
+    return nn.Sequential(vit.embedding, *vit.layers, nn.Linear(8, 3, **F64))
+
+
 def normal(*shape):
     return lambda rng, n: rng.normal(size=(n, *shape))
 
@@ -103,6 +110,15 @@ MODELS = {
         lambda: models.ResNet(2, 5, (1, 1), width=8, seed=3, **F64),
         *(normal(2, 34, 9), numbers(5), None),
     ),
+    "ViT 2-D": (
+        lambda: models.ViT((10, 6), 2, 2, 5, width=8, depth=2, heads=2, dropout=0.2, **F64),
+        *(normal(2, 10, 6), numbers(5), None),
+    ),
+    "ViT 1-D": (
+        lambda: models.ViT((12,), 3, 1, 3, width=12, depth=1, heads=4, **F64),
+        *(normal(1, 12), numbers(3), None),
+    ),
+    "patches": (patches, normal(2, 10, 6), normal(16, 3), nn.MSELoss()),
     "a net": (net, normal(2, 23), normal(3, 23), nn.MSELoss()),
     "classes of rows": (net, normal(2, 23), numbers(3, 23), nn.CrossEntropyLoss()),
     "tokens": (tokens, numbers(17, 11), numbers(17, 11), nn.CrossEntropy()),
@@ -138,7 +154,7 @@ MODELS = {
     ),
 }
 SAMPLES = 8
-LOOKING = ["GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
+LOOKING = ["ViT 2-D", "GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
 
 
 def batch(name, step):
@@ -147,8 +163,8 @@ def batch(name, step):
     return x(rng, SAMPLES), y(rng, SAMPLES)
 
 
-def train(backend, name, policy="ddp", config=None, **sizes):
-    """Return what three steps leave: losses, weights, a prediction, figures, buffers."""
+def train(backend, name, policy="ddp", config=None, *, steps=STEPS, **sizes):
+    """Return what some steps leave: losses, weights, a prediction, figures, buffers."""
     make, _, _, loss = MODELS[name]
     wrapped = make()
     wrapped.finish(3)
@@ -163,8 +179,8 @@ def train(backend, name, policy="ddp", config=None, **sizes):
         **(config or {}),
     )
     model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
-    losses = [model.train(*sk.split_batch(model.mesh, *batch(name, step))) for step in range(STEPS)]
-    x, y = batch(name, STEPS)
+    losses = [model.train(*sk.split_batch(model.mesh, *batch(name, step))) for step in range(steps)]
+    x, y = batch(name, steps)
     mine, own_y = sk.split_batch(model.mesh, x, y)
     prediction = model.predict(mine)
     with model.evaluation({"rmse": RMSE()} if y.dtype.kind == "f" else {}) as measured:
@@ -183,21 +199,21 @@ def train(backend, name, policy="ddp", config=None, **sizes):
 ALONE: dict = {}
 
 
-def alone(name, data):
+def alone(name, data, steps):
     """Return what one rank computes, with as many micro-batches as `data` ranks have in all."""
-    key = name, data
+    key = name, data, steps
     if key not in ALONE:
-        ALONE[key] = sk.run_ranks(data, lambda backend: train(backend, name))
+        ALONE[key] = sk.run_ranks(data, lambda backend: train(backend, name, steps=steps))
     return ALONE[key]
 
 
-def check(name, data, policy, config=None, **sizes):
+def check(name, data, policy, config=None, *, steps=STEPS, **sizes):
     """Compare training with domain ranks to the same data ranks without them."""
     num_ranks = data * numpy.prod([*sizes.values()]).item()
     sizes = {f"{axis}_parallel_size": size for axis, size in sizes.items()}
-    wanted = alone(name, data)
+    wanted = alone(name, data, steps)
     for found, part, prediction in sk.run_ranks(
-        num_ranks, lambda backend: train(backend, name, policy, config, **sizes)
+        num_ranks, lambda backend: train(backend, name, policy, config, steps=steps, **sizes)
     ):
         for what, value in wanted[part][0].items():
             scale = max(numpy.abs(value).max(), 1e-3)
@@ -212,7 +228,8 @@ def test_a_model_trains_as_on_one_rank(name, domain):
     check(name, 1, "ddp", domain=domain)
 
 
-@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
+@pytest.mark.strength(1)
+@pytest.mark.parametrize("policy", ["fsdp", "zero2", "zero1", "ddp"])
 @pytest.mark.parametrize(
     "name", ["UNet 2-D", "ResNet", "a net", "tokens", "GPT", "FNO 1-D", "mesh"]
 )
@@ -242,6 +259,29 @@ def test_data_and_stages_stand_beside_ranks_that_look_along_samples(name, domain
 @pytest.mark.parametrize("name", ["MLP of tokens", "GPT", "Llama"])
 def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
+
+
+SWEPT = ["UNet 2-D", "UNet 3-D", "ResNet", "ViT 2-D", "FNO 2-D", "GPT", "Llama", "mesh"]
+WITHOUT_STAGES = ("UNet 2-D", "UNet 3-D")  # skips go round their blocks
+WITH_TENSOR_PLANS = ("ViT 2-D", "GPT", "Llama")
+POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
+
+
+def swept():
+    """Yield (model, policy, sizes), each policy with some sizes of each model."""
+    for name in SWEPT:
+        stages = (1,) if name in WITHOUT_STAGES else (1, 2)
+        tensors = (1, 2) if name in WITH_TENSOR_PLANS else (1,)
+        sizes = product((2, 3, 4), (1, 2), stages, tensors)
+        for number, each in enumerate(sizes):
+            yield name, POLICIES[(number + number // 4) % 4], each
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name, policy, sizes", list(swept()))
+def test_twenty_steps_beside_every_axis_equal_those_of_one_rank(name, policy, sizes):
+    domain, data, pipeline, tensor = sizes
+    check(name, data, policy, steps=20, domain=domain, pipeline=pipeline, tensor=tensor)
 
 
 PLANS = {
@@ -697,3 +737,20 @@ def test_devices_and_sequence_parallelism_are_refused():
         sk.HybridShardedModel(wrapped, config, domain_parallel_size=2)
 
     refused("2 domain ranks with sequence_parallel", on_rank, error=sk.ConfigurationError)
+
+
+def test_activations_fall_with_the_number_of_ranks():
+    """Rows of others are read, not kept, so that parts of four ranks are not much over a fourth."""
+    x, y = [numpy.zeros((1, channels, 512, 128), "float32") for channels in (2, 1)]
+
+    def peak(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+        unet = models.UNet(2, 1, width=8, depth=2, groups=2)
+        model = sk.HybridShardedModel(unet, config, domain_parallel_size=backend.world_size)
+        model.train(x, y)
+        about = model.get_model_metadata()
+        lasting = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+        return about["peak_bytes"] - sum(about[each] for each in lasting)
+
+    (alone,), of_four = sk.run_ranks(1, peak), sk.run_ranks(4, peak)
+    assert max(of_four) <= 0.3 * alone

@@ -107,6 +107,7 @@ def is_as(undisturbed, path):
     return compare(undisturbed, find_checkpoint(path)[0], tolerance=0.0).is_equal
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.thorough

@@ -209,6 +209,7 @@ def left_in_peace(tmp_path_factory):
     return trained
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("purge", PURGES)
 @pytest.mark.thorough

@@ -110,6 +110,7 @@ RULES = {
 }
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("maker", [sk.FSDPModel, hybrid(2), hybrid(1, 2)], ids=["fsdp", "p", "t"])
 @pytest.mark.thorough(but=3)

@@ -33,8 +33,7 @@ def test_modules_gather_where_a_single_block_is_sharded_and_nowhere_else(
 @pytest.mark.parametrize("form", [ByProgram, AtCalls])
 def test_both_have_the_members_of_the_contract(form):
     members = {name for name in vars(Gathering) if name[0] != "_"}
-    made_in_init = {"can_go_on"} if form is ByProgram else set()
-    assert members and members - made_in_init <= set(dir(form))
+    assert members and members <= set(dir(form))
 
 
 @dataclass

@@ -63,7 +63,8 @@ def trained(name, stages, schedule):
     return work
 
 
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.strength(1)
+@pytest.mark.parametrize("stages", [3, 2])
 @pytest.mark.parametrize("schedule", ORDERS)
 @pytest.mark.thorough(but=2)
 def test_activations_and_gradients_stay_on_gpus_with_the_same_bits(stages, schedule):

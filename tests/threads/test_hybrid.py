@@ -9,18 +9,6 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.testing.parallel import gradient_norm_of
 
-MESHES = [
-    (1, 1, 2),
-    (1, 1, 3),
-    (1, 1, 4),
-    (1, 2, 2),
-    (2, 1, 2),
-    (1, 3, 2),
-    (3, 1, 2),
-    (2, 2, 2),
-    (1, 2, 4),
-    (2, 1, 4),
-]
 FORMS = {"gpt2": {}, "llama": {"style": "llama", "kv_heads": 2}, "tied": {"tied": True}}
 
 
@@ -90,15 +78,6 @@ def agree(got, wanted):
 @pytest.fixture(scope="module")
 def serial():
     return {form: trained((1, 1, 1), "ddp", changes=changes) for form, changes in FORMS.items()}
-
-
-@pytest.mark.parametrize(
-    "mesh, policy", [(mesh, POLICIES[turn % 5]) for turn, mesh in enumerate(MESHES)], ids=str
-)
-@pytest.mark.thorough
-def test_three_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, policy):
-    """More meshes, and more pairs of policy and schedule, are in test_every_mesh.py."""
-    agree(trained(mesh, policy), serial["gpt2"])
 
 
 @pytest.mark.parametrize(

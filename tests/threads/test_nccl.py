@@ -127,6 +127,7 @@ def between_nodes(monkeypatch, num_ranks, per_node, make):
     return results, max(left.values(), default=0)
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(
     "num_ranks, per_node", [(4, 2), (6, 2), (8, 4), (4, 4), (6, 3), (4, 1), (12, 4), (16, 2)]

@@ -71,6 +71,7 @@ def deep_serial():
     return trained_bits(1, 1, "ddp", changes={"layers": 6})
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize(
     "schedule, virtual",
     [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)],

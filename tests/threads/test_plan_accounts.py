@@ -7,13 +7,14 @@ from planned import gpt_of, sharded, train_steps
 
 import shardkit as sk
 from shardkit.testing.optim import RULES
-from shardkit.testing.parallel import device_of
+from shardkit.testing.parallel import device_of, takes_heads
 from shardkit.testing.plan import (
     SHARDKIT,
     SHARDKIT_BF16,
     MLPShape,
     ModelShape,
     RunLayout,
+    elements_around,
     memory_of,
     rank_memory,
     software_of,
@@ -46,6 +47,8 @@ LAYOUTS = [
     RunLayout(2, 2, 1, "zero2", "zb-v", 2, micro_batches=4),
     RunLayout(2, 1, 1, "zero1", "interleaved", 2, micro_batches=5),
     RunLayout(1, 2, 2, "fsdp", micro_batches=2, recomputation="full"),
+    RunLayout(1, 2, 1, "fsdp", micro_batches=2, domain=2),
+    RunLayout(2, 1, 1, "zero1", micro_batches=4, domain=3),
 ]
 
 
@@ -53,7 +56,7 @@ LAYOUTS = [
     "layout, shape",
     [(layout, SHAPE) for layout in LAYOUTS]
     + [(layout, TIED) for layout in LAYOUTS[::2]]
-    + [(layout, DENSE) for layout in LAYOUTS if not layout.is_sequence_parallel],
+    + [(layout, DENSE) for layout in LAYOUTS if why_not(layout, DENSE, SHARDKIT) is None],
     ids=str,
 )
 @pytest.mark.thorough(but=2)
@@ -149,6 +152,8 @@ PEAK_LAYOUTS = [
     RunLayout(policy="ddp", micro_batch=8, recomputation="full"),
     RunLayout(1, 2, 1, "fsdp", micro_batch=8),
     RunLayout(1, 1, 2, "ddp", micro_batch=8),
+    RunLayout(policy="ddp", micro_batch=8, domain=2),
+    RunLayout(1, 1, 2, "ddp", micro_batch=8, domain=2),
     RunLayout(2, 1, 1, "ddp", micro_batch=4, micro_batches=4),
     RunLayout(2, 1, 1, "ddp", "zb-h1", micro_batch=4, micro_batches=4),
 ]
@@ -172,3 +177,30 @@ def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
 
     measured = max(sk.run_ranks(layout.devices, run))
     assert memory_of(layout, shape, SHARDKIT).total == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    "domain, tensor, kv_heads",
+    [(2, 1, 8), (3, 1, 8), (4, 1, 4), (2, 2, 4), (2, 2, 2), (5, 1, 1)],
+)
+@pytest.mark.thorough(but=2)
+def test_ranks_that_share_samples_send_what_was_planned(domain, tensor, kv_heads):
+    """The busiest of them; by heads where each has as many key heads, else in a ring."""
+    shape = ModelShape(2, 16, 8, 32, 30, kv_heads=kv_heads, style="llama")
+    layout = RunLayout(1, 2, tensor, "ddp", micro_batch=2, micro_batches=2, domain=domain)
+
+    def run(backend):
+        model = sharded(backend, layout, shape)
+        train_steps(model, layout, shape)
+        group = model.mesh.group("domain")
+        group.traffic.reset()
+        train_steps(model, layout, shape)
+        by_verb = group.traffic.by_verb
+        is_sent = by_verb.get("send", 0)
+        words = 2 * layout.micro_batches * (domain - 1) if tensor == 1 else 0  # on failures
+        return by_verb.get("all_to_all", 0) + is_sent - words
+
+    sent = max(sk.run_ranks(layout.devices, run))
+    assert shape.goes_by_heads(tensor, domain) is takes_heads(kv_heads // tensor, domain)
+    elements = sum(elements_around(shape, tensor, domain))
+    assert sent == elements * 4 * shape.layers * layout.micro_batch * layout.micro_batches

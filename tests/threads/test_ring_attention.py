@@ -5,26 +5,30 @@ Tolerance: 1e-12 of the largest value, for sums in another order.
 
 import hashlib
 import time
+from itertools import product
 
 import numpy
 import pytest
-from cuts import paired_spans, slab_spans
+from cuts import slab_spans
 from lossy_group import lost_in_turn
 
 import shardkit as sk
 from shardkit.nn import Tensor, ops
 from shardkit.testing.parallel import (
     attention_by_heads,
+    balanced_ring,
     check_table,
     cut_attention,
     even_spans,
     exchange_cut,
+    exchange_rows,
+    paired_spans,
     positions_of,
     ring_attention,
 )
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
-WAYS = {"ring": ring_attention, "heads": attention_by_heads}
+WAYS = {"ring": ring_attention, "balanced": balanced_ring, "heads": attention_by_heads}
 CUTS = {
     "even": even_spans,
     "paired": paired_spans,
@@ -201,6 +205,48 @@ def test_the_bytes_of_the_ring_are_those_of_the_formula(num_ranks, causal):
         assert sent == token_bytes * (3 * passed + home)  # twice with their gradients, and home
 
 
+@EVERY_SIZE
+def test_the_bytes_of_a_balanced_ring_are_those_of_the_formula(num_ranks):
+    """Second halves of q, k, v and y go to one rank, their gradients back, and blocks all round."""
+    length, heads, key_heads = 21, 3, 1
+    arrays = drawn(((length,) * 2, (heads, key_heads), True, None))
+    even, pairs = [
+        [set(positions_of(spans)) for spans in cut(length, num_ranks)]
+        for cut in (even_spans, paired_spans)
+    ]
+
+    def run(group):
+        group.traffic.reset()
+        computed(
+            balanced_ring,
+            ((length,) * 2, (heads, key_heads), True, None),
+            arrays,
+            even_spans,
+            group,
+        )
+        return group.traffic.bytes_sent
+
+    item_bytes = 2 * 4 * 8  # samples, D, float64
+    for rank, sent in enumerate(sk.run_ranks(num_ranks, run)):
+        there, back = len(even[rank] - pairs[rank]), len(pairs[rank] - even[rank])
+        swapped = (heads + 2 * key_heads + heads) * (there + back)
+        following = len(pairs[(rank + 1) % num_ranks]) if num_ranks > 1 else length
+        in_ring = 2 * key_heads * (3 * (length - following) + (num_ranks > 1) * following)
+        assert sent == item_bytes * (swapped + in_ring)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5])
+def test_a_balanced_ring_computes_as_much_on_each_rank_in_each_hop(num_ranks):
+    """Scores that a rank computes of each block, for even halves: within those of a diagonal."""
+    half = 8
+    table = paired_spans(2 * half * num_ranks, num_ranks)
+    positions = [positions_of(spans) for spans in table]
+    for rank, hop in product(range(num_ranks), repeat=2):
+        keys = positions[(rank - hop) % num_ranks]
+        seen = (positions[rank][:, None] >= keys).sum()
+        assert seen == 2 * half * half + (half if hop == 0 else 0)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_the_bytes_by_heads_are_those_of_the_formula(num_ranks):
     form = ((16, 16), (8, 4), True, None)
@@ -225,6 +271,24 @@ def test_a_window_sends_nothing_further_than_it_reaches():
 
     # a block goes on once, in the backward again with its gradients, which come home
     assert sk.run_ranks(5, run) == [3, 4, 4, 4, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 22])
+@EVERY_SIZE
+def test_rows_go_to_another_table_and_back(length, num_ranks):
+    whole = numpy.random.default_rng(0).standard_normal((3, length, 2))
+    before, after = even_spans(length, num_ranks), paired_spans(length, num_ranks)
+
+    def run(group):
+        own, moved = [whole[:, positions_of(table[group.rank])] for table in (before, after)]
+        x = Tensor(own, requires_grad=True)
+        y = exchange_rows(x, group, 1, before, after)
+        numpy.testing.assert_array_equal(y.array, moved)
+        y.backward(moved)
+        numpy.testing.assert_array_equal(x.grad, own)
+        return group.traffic.calls.get("send", 0)
+
+    assert all(count <= 2 for count in sk.run_ranks(num_ranks, run))  # one there, one back
 
 
 # ---- bits ----------------------------------------------------------------------------------------

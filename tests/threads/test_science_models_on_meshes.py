@@ -92,7 +92,7 @@ def meshes_of(name):
     ]
 
 
-def trained(name, dtype, policy, num_ranks, pipeline):
+def trained(name, dtype, policy, num_ranks, pipeline, half=None):
     """The losses of three steps, and the parameters after them."""
     make, *arrays = MODELS[name]
     x, y = [array if array.dtype.kind == "i" else array.astype(dtype) for array in arrays]
@@ -104,6 +104,7 @@ def trained(name, dtype, policy, num_ranks, pipeline):
             optimizer=sk.Momentum(lr=0.05, beta=0.9),
             micro_batches=max(MICRO_BATCHES // replicas, 1),
             minimum_parameter_group_size=1,
+            compute_dtype=half,
         )
         model = sk.HybridShardedModel(
             make(dtype), config, policy=policy, pipeline_parallel_size=pipeline
@@ -131,3 +132,13 @@ def test_the_losses_and_parameters_are_those_of_one_rank(name, dtype):
         numpy.testing.assert_allclose(parameters, weights, rtol=0, atol=tolerance)
         if not has_other_parts(mesh):
             numpy.testing.assert_array_equal(parameters, weights, err_msg=str(mesh))
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thorough(but=3)
+def test_blocks_in_half_floats_lose_what_those_in_float32_do(name, half):
+    wanted, _ = trained(name, "float32", "ddp", 1, 1)
+    found, _ = trained(name, "float32", "ddp", 1, 1, half)
+    numpy.testing.assert_allclose(found, wanted, rtol=0.05)
+    assert found != wanted

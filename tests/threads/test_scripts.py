@@ -1,5 +1,6 @@
 """sk.Training, the road of a script of one's own, with its callbacks and trackers."""
 
+import logging
 import sys
 import types
 
@@ -106,7 +107,8 @@ def test_a_dataset_of_hdf5_is_read_in_the_order_asked_for(tmp_path):
 @pytest.mark.parametrize(
     "given, words",
     [
-        (("no model", (X, Y)), "a model of type str; wanted an nn.Module"),
+        ((3, (X, Y)), "a model of type int; wanted an nn.Module"),
+        (("no task", (X, Y)), "run.task = 'no task'; wanted language or table"),
         ((sk.models.MLP([3, 1]), X), "data of type ndarray; wanted Samples, a pair"),
         ((sk.models.MLP([3, 1]), (X, Y[:3])), "x has 53 rows, y has 3 rows; wanted the same"),
         ((lambda: sk.models.MLP([3, 1]), None), "data of type NoneType"),
@@ -250,3 +252,27 @@ def test_a_tracker_that_is_not_installed_is_refused_on_all_ranks(tmp_path, monke
     monkeypatch.setitem(sys.modules, CURVES[name][0], None)
     with pytest.raises(ConfigurationError, match=rf'install "shardkit\[{name}\]", or leave'):
         on_ranks(2, tmp_path, settings={"run.track": name})
+
+
+class Kept(logging.Handler):
+    """A handler that keeps what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def test_lines_of_a_run_reach_logging_once_whatever_the_number_of_ranks(tmp_path):
+    kept, logger = Kept(), logging.getLogger("shardkit")
+    before = logger.level
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    try:
+        on_ranks(2, tmp_path / "run")
+    finally:
+        logger.removeHandler(kept)
+        logger.setLevel(before)
+    assert sum("step 6/6" in line and "checkpoint" in line for line in kept.lines) == 1

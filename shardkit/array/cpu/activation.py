@@ -6,23 +6,13 @@ is near -1.
 
 from ..reference import activation as reference
 from ..registry import on_cpu
-from .arrays import RowSums, elementwise, empty_like, run
+from .arrays import RowSums, empty_like, enter, run
 from .compiled import compiled, inlined
 from .scalar import block_end, close, exp, fma, larger, like, logistic, plus
 from .storage import narrow, wide
 
 TWICE = 2 * reference.SQRT_2_OVER_PI
 TWICE_CUBIC = TWICE * reference.CUBIC
-
-
-@on_cpu
-def gelu(x, out=None):
-    return elementwise(_gelu, x, out=out)
-
-
-@on_cpu
-def gelu_backward(gradient, x, out=None):
-    return elementwise(_gelu_backward, gradient, x, out=out)
 
 
 @on_cpu
@@ -38,26 +28,6 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     sums = RowSums(bias, 1)
     run(_bias_gelu_backward, (gradient, x), (bias, *sums.shared), (out,))
     return out if wanted[0] else None, sums.vectors()[0] if wanted[1] else None
-
-
-@on_cpu
-def sigmoid(x, out=None):
-    return elementwise(_sigmoid, x, out=out)
-
-
-@on_cpu
-def silu(x, out=None):
-    return elementwise(_silu, x, out=out)
-
-
-@on_cpu
-def silu_backward(gradient, x, out=None):
-    return elementwise(_silu_backward, gradient, x, out=out)
-
-
-@on_cpu
-def swiglu(gate, up, out=None):
-    return elementwise(_swiglu, gate, up, out=out)
 
 
 @on_cpu
@@ -225,3 +195,7 @@ def _softmax_backward(gradient, y, out):
         for j in range(y.shape[1]):
             beyond = gradient[i, j] - total
             out[i, j] = y[i, j] * beyond
+
+
+for loop in (_gelu, _gelu_backward, _sigmoid, _silu, _silu_backward, _swiglu):
+    enter(loop)

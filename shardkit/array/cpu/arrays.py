@@ -1,5 +1,6 @@
 """Prepare the arrays of callers for compiled loops."""
 
+import functools
 from math import prod
 
 import numpy
@@ -7,6 +8,7 @@ import numpy
 from .. import fresh
 from ..arena import empty
 from ..dtypes import BFLOAT16, FLOAT32
+from ..registry import KERNELS, on_cpu
 
 PIECE_ELEMENTS = 1 << 14
 
@@ -37,6 +39,26 @@ def elementwise(loop, *inputs, shared=(), out=None):
     out = empty_like(inputs[0], out)
     run(loop, [x.reshape(-1) for x in inputs], shared, [out.reshape(-1)])
     return out
+
+
+def enter(loop, *, has_polynomial=False):
+    """Let a loop over numbers compute the kernel of its name, but float64 where it has polynomials.
+
+    The numbers behind the arrays of the kernel are one argument of the loop, a tuple.
+    """
+    definition = KERNELS[loop.py_func.__name__.removeprefix("_")].reference
+    num_arrays = definition.num_arrays
+
+    @functools.wraps(definition)
+    def implementation(*arguments, out=None):
+        if has_polynomial and arguments[0].dtype.char == "d":
+            return definition(*arguments, out=out)
+        if len(arguments) == num_arrays:
+            return elementwise(loop, *arguments, out=out)
+        parameters = tuple(map(float, arguments[num_arrays:]))
+        return elementwise(loop, *arguments[:num_arrays], shared=(parameters,), out=out)
+
+    on_cpu(implementation)
 
 
 class RowSums:

@@ -23,7 +23,7 @@ FAR = 2.0**20  # square of a mean, in variances: what rounding takes from it sho
 @on_cpu
 def group_norm(x, weight, bias, groups, eps):
     y = empty_like(x, None)
-    mean, variance = [fresh.zeros((x.shape[0], groups), x.dtype) for _ in range(2)]
+    mean, variance = _no_moments(x, (x.shape[0], groups))
     _group_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
     return y, mean, variance
 
@@ -35,9 +35,40 @@ def group_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, 
 
 
 @on_cpu
+def group_moments(x, groups):
+    mean, variance = _no_moments(x, (x.shape[0], groups))
+    _group_moments(plain(x), mean, variance)
+    return mean, variance
+
+
+@on_cpu
+def scale_groups(x, weight, bias, mean, variance, eps):
+    y = empty_like(x, None)
+    _scale_groups(*map(plain, (x, weight, bias, mean, variance)), eps, y)
+    return y
+
+
+@on_cpu
+def group_gradient_sums(gradient, x, weight, mean, variance, eps):
+    of_groups = [numpy.zeros(mean.shape) for _ in range(2)]  # float64, as those of lines
+    of_channels = [numpy.zeros(weight.shape) for _ in range(2)]
+    given = map(plain, (gradient, x, weight, mean, variance))
+    _group_gradient_sums(*given, eps, *of_groups, *of_channels)
+    return tuple([each.astype(weight.dtype) for each in (*of_groups, *of_channels)])
+
+
+@on_cpu
+def group_gradient(gradient, x, weight, mean, variance, level, along, eps):
+    for_x = empty_like(x, None)
+    given = (gradient, x, weight, mean, variance, level, along)
+    _group_gradient(*map(plain, given), eps, for_x)
+    return for_x
+
+
+@on_cpu
 def batch_norm(x, weight, bias, eps):
     y = empty_like(x, None)
-    mean, variance = [fresh.zeros(x.shape[1], x.dtype) for _ in range(2)]
+    mean, variance = _no_moments(x, x.shape[1])
     _batch_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
     return y, mean, variance
 
@@ -46,6 +77,10 @@ def batch_norm(x, weight, bias, eps):
 def batch_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, True, True)):
     given = (gradient, x, weight, mean, variance)
     return _gradients(_batch_norm_backward, given, eps, wanted)
+
+
+def _no_moments(x, shape):
+    return fresh.zeros(shape, x.dtype), fresh.zeros(shape, x.dtype)
 
 
 def _gradients(loop, given, eps, wanted):
@@ -150,28 +185,87 @@ def _inverse(variance, eps):
 # ---- loops ---------------------------------------------------------------------------------------
 
 
+@inlined
+def _group_mean(x, n, first, stop):
+    count = (stop - first) * x.shape[2]
+    total = 0.0  # float64: of one line after another
+    for c in range(first, stop):
+        total += _line_sum(x, n, c)
+    return like(total / count, x[0, 0, 0])
+
+
+@inlined
+def _group_variance(x, n, first, stop, mean):
+    count = (stop - first) * x.shape[2]
+    total = squares = 0.0
+    for c in range(first, stop):
+        squares += _line_squares(x, n, c, mean)
+    if mean * mean * count > FAR * squares:
+        for c in range(first, stop):
+            total += _line_distances(x, n, c, mean)
+        squares -= total * (total / count)
+    return like(squares / count, x[0, 0, 0])
+
+
 @compiled
 def _group_norm(x, weight, bias, eps, y, mean, variance):
     width = x.shape[1] // mean.shape[1]
     for n in range(mean.shape[0] if x.size > 0 else 0):
         for g in range(mean.shape[1]):
-            channels = range(g * width, (g + 1) * width)
-            count = width * x.shape[2]
-            total = squares = 0.0  # float64: of one line after another
-            for c in channels:
-                total += _line_sum(x, n, c)
-            mean[n, g] = middle = like(total / count, x[0, 0, 0])
-            for c in channels:
-                squares += _line_squares(x, n, c, middle)
-            if middle * middle * count > FAR * squares:
-                total = 0.0
-                for c in channels:
-                    total += _line_distances(x, n, c, middle)
-                squares -= total * (total / count)
-            variance[n, g] = like(squares / count, x[0, 0, 0])
+            first, stop = g * width, (g + 1) * width
+            mean[n, g] = middle = _group_mean(x, n, first, stop)
+            variance[n, g] = _group_variance(x, n, first, stop, middle)
             inverse = _inverse(variance[n, g], eps)
-            for c in channels:
+            for c in range(first, stop):
                 _scale_line(x, n, c, middle, inverse * weight[c], bias[c], y)
+
+
+@compiled
+def _group_moments(x, mean, variance):
+    width = x.shape[1] // mean.shape[1]
+    for n in range(mean.shape[0] if x.size > 0 else 0):
+        for g in range(mean.shape[1]):
+            first, stop = g * width, (g + 1) * width
+            mean[n, g] = middle = _group_mean(x, n, first, stop)
+            variance[n, g] = _group_variance(x, n, first, stop, middle)
+
+
+@compiled
+def _scale_groups(x, weight, bias, mean, variance, eps, y):
+    width = x.shape[1] // mean.shape[1]
+    for n in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            factor = _inverse(variance[n, c // width], eps) * weight[c]
+            _scale_line(x, n, c, mean[n, c // width], factor, bias[c], y)
+
+
+@compiled
+def _group_gradient_sums(
+    gradient, x, weight, mean, variance, eps, level, along, for_weight, for_bias
+):
+    width = x.shape[1] // mean.shape[1]
+    for n in range(mean.shape[0] if x.size > 0 else 0):
+        for c in range(x.shape[1]):
+            g = c // width
+            middle = mean[n, g]
+            total = _line_sum(gradient, n, c)
+            moment = _line_products(gradient, x, n, c, middle) * _inverse(variance[n, g], eps)
+            for_bias[c] += total
+            for_weight[c] += moment
+            level[n, g] += total * weight[c]
+            along[n, g] += moment * weight[c]
+
+
+@compiled
+def _group_gradient(gradient, x, weight, mean, variance, level, along, eps, for_x):
+    width = x.shape[1] // mean.shape[1]
+    for n in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            g = c // width
+            inverse = _inverse(variance[n, g], eps)
+            factor = weight[c] * inverse
+            moments = level[n, g] * inverse, along[n, g] * inverse * inverse
+            _gradient_line(gradient, x, n, c, mean[n, g], factor, *moments, for_x)
 
 
 @compiled

@@ -17,8 +17,7 @@ Errors over all float32, in units of the last place (ULP): erf 1.3, GELU 4.5, it
 import math
 
 from ..reference import erf as reference
-from ..registry import on_cpu
-from .arrays import elementwise
+from .arrays import enter
 from .notation import always_inlined, inlined
 from .pointwise import END_OF_ERF, bell, gradient_loop, value_loop
 from .scalar import at_most, either, exp, fma, like, of_dtypes, polynomial, with_sign
@@ -27,21 +26,6 @@ NEAR, MIDDLE, FAR = reference.LIMITS
 ROOT_HALF = reference.ROOT_HALF
 SLOPE_AT_0 = reference.SLOPE_AT_0
 ROOT_OF_INVERSE_PI = 1 / math.sqrt(math.pi)
-
-
-@on_cpu
-def erf(x, out=None):
-    return elementwise(_erf, x, out=out)
-
-
-@on_cpu
-def erf_gelu(x, out=None):
-    return elementwise(_erf_gelu, x, out=out)
-
-
-@on_cpu
-def erf_gelu_backward(gradient, x, out=None):
-    return elementwise(_erf_gelu_backward, gradient, x, out=out)
 
 
 # ---- formulas of float32 -------------------------------------------------------------------------
@@ -150,6 +134,6 @@ def _gelu_share(gradient, x):
     return gradient * _gelu_slope(x)
 
 
-_erf = value_loop(__name__, "_erf", _erf_of)
-_erf_gelu = value_loop(__name__, "_erf_gelu", _gelu_of)
-_erf_gelu_backward = gradient_loop(__name__, "_erf_gelu_backward", _gelu_share)
+enter(value_loop(__name__, "_erf", _erf_of))
+enter(value_loop(__name__, "_erf_gelu", _gelu_of))
+enter(gradient_loop(__name__, "_erf_gelu_backward", _gelu_share))

@@ -12,14 +12,13 @@ Errors of float32 in units of the last place, over all exponents (tests/pure/tes
 elu 1.1, tanh 1.5, erf_backward 3, mish and softplus 4. An exponential below 1.2e-38 is 0.
 """
 
-import functools
 import math
 
-from numpy import float64, uint8
+from numpy import uint8
 
 from ..reference import pointwise as reference
 from ..registry import on_cpu
-from .arrays import elementwise
+from .arrays import elementwise, enter
 from .compiled import compiled
 from .notation import inlined
 from .scalar import at_most, either, exp, expm1, fma, like, logistic, polynomial, with_sign
@@ -29,11 +28,6 @@ from .storage import narrow, wide
 @on_cpu
 def angle_backward(gradient, height, width, sign, out=None):
     return elementwise(_angle_backward, gradient, height, width, shared=(float(sign),), out=out)
-
-
-@on_cpu
-def divisor_backward(gradient, x, y, out=None):
-    return elementwise(_divisor_backward, gradient, x, y, out=out)
 
 
 @on_cpu
@@ -87,22 +81,6 @@ def _named(module, name, loop):
     loop.__module__ = module
     loop.__name__ = loop.__qualname__ = name
     return compiled(loop)
-
-
-def _enter(loop, *, has_polynomial=False):
-    """Let the loop compute the kernel of its name; the parameters come behind its arrays."""
-    definition = getattr(reference, loop.py_func.__name__.removeprefix("_"))
-    num_arrays = 2 if definition.__name__.endswith("_backward") else 1
-
-    @functools.wraps(definition)
-    def implementation(*arguments, out=None):
-        if has_polynomial and arguments[0].dtype == float64:
-            return definition(*arguments, out=out)
-        parameters = tuple(map(float, arguments[num_arrays:]))
-        shared = (parameters,) if parameters else ()
-        return elementwise(loop, *arguments[:num_arrays], shared=shared, out=out)
-
-    on_cpu(implementation)
 
 
 # ---- formulas ------------------------------------------------------------------------------------
@@ -302,36 +280,36 @@ def _tan_share(gradient, y):
 
 # ---- loops ---------------------------------------------------------------------------------------
 
-_enter(gradient_loop(__name__, "_abs_backward", _abs_share))
-_enter(gradient_loop(__name__, "_arctan_backward", _arctan_share))
-_enter(gradient_loop(__name__, "_clamp_backward", _clamp_share, takes_parameters=True))
-_enter(value_loop(__name__, "_cube", _cube_of))
-_enter(gradient_loop(__name__, "_cube_backward", _cube_share))
-_enter(value_loop(__name__, "_elu", _elu_of, takes_parameters=True), has_polynomial=True)
-_enter(
+enter(gradient_loop(__name__, "_abs_backward", _abs_share))
+enter(gradient_loop(__name__, "_arctan_backward", _arctan_share))
+enter(gradient_loop(__name__, "_clamp_backward", _clamp_share, takes_parameters=True))
+enter(value_loop(__name__, "_cube", _cube_of))
+enter(gradient_loop(__name__, "_cube_backward", _cube_share))
+enter(value_loop(__name__, "_elu", _elu_of, takes_parameters=True), has_polynomial=True)
+enter(
     gradient_loop(__name__, "_elu_backward", _elu_share, takes_parameters=True), has_polynomial=True
 )
-_enter(gradient_loop(__name__, "_erf_backward", _erf_share), has_polynomial=True)
-_enter(gradient_loop(__name__, "_expm1_backward", _expm1_share), has_polynomial=True)
-_enter(gradient_loop(__name__, "_hardtanh_backward", _hardtanh_share, takes_parameters=True))
-_enter(value_loop(__name__, "_leaky_relu", _leaky_relu_of, takes_parameters=True))
-_enter(gradient_loop(__name__, "_leaky_relu_backward", _leaky_relu_share, takes_parameters=True))
-_enter(gradient_loop(__name__, "_log1p_backward", _log1p_share))
-_enter(value_loop(__name__, "_mish", _mish_of), has_polynomial=True)
-_enter(gradient_loop(__name__, "_mish_backward", _mish_share), has_polynomial=True)
-_enter(gradient_loop(__name__, "_reciprocal_backward", _reciprocal_share))
-_enter(gradient_loop(__name__, "_relu_backward", _relu_share))
-_enter(value_loop(__name__, "_rsqrt", _rsqrt_of))
-_enter(gradient_loop(__name__, "_rsqrt_backward", _rsqrt_share))
-_enter(gradient_loop(__name__, "_sigmoid_backward", _sigmoid_share))
-_enter(value_loop(__name__, "_sign", _sign_of))
-_enter(value_loop(__name__, "_softplus", _softplus_of, takes_parameters=True), has_polynomial=True)
-_enter(gradient_loop(__name__, "_softplus_backward", _softplus_share, takes_parameters=True))
-_enter(gradient_loop(__name__, "_sqrt_backward", _sqrt_share))
-_enter(gradient_loop(__name__, "_square_backward", _square_share))
-_enter(gradient_loop(__name__, "_tan_backward", _tan_share))
-_enter(value_loop(__name__, "_tanh", _tanh_of), has_polynomial=True)
-_enter(gradient_loop(__name__, "_tanh_backward", _tanh_share))
+enter(gradient_loop(__name__, "_erf_backward", _erf_share), has_polynomial=True)
+enter(gradient_loop(__name__, "_expm1_backward", _expm1_share), has_polynomial=True)
+enter(gradient_loop(__name__, "_hardtanh_backward", _hardtanh_share, takes_parameters=True))
+enter(value_loop(__name__, "_leaky_relu", _leaky_relu_of, takes_parameters=True))
+enter(gradient_loop(__name__, "_leaky_relu_backward", _leaky_relu_share, takes_parameters=True))
+enter(gradient_loop(__name__, "_log1p_backward", _log1p_share))
+enter(value_loop(__name__, "_mish", _mish_of), has_polynomial=True)
+enter(gradient_loop(__name__, "_mish_backward", _mish_share), has_polynomial=True)
+enter(gradient_loop(__name__, "_reciprocal_backward", _reciprocal_share))
+enter(gradient_loop(__name__, "_relu_backward", _relu_share))
+enter(value_loop(__name__, "_rsqrt", _rsqrt_of))
+enter(gradient_loop(__name__, "_rsqrt_backward", _rsqrt_share))
+enter(gradient_loop(__name__, "_sigmoid_backward", _sigmoid_share))
+enter(value_loop(__name__, "_sign", _sign_of))
+enter(value_loop(__name__, "_softplus", _softplus_of, takes_parameters=True), has_polynomial=True)
+enter(gradient_loop(__name__, "_softplus_backward", _softplus_share, takes_parameters=True))
+enter(gradient_loop(__name__, "_sqrt_backward", _sqrt_share))
+enter(gradient_loop(__name__, "_square_backward", _square_share))
+enter(gradient_loop(__name__, "_tan_backward", _tan_share))
+enter(value_loop(__name__, "_tanh", _tanh_of), has_polynomial=True)
+enter(gradient_loop(__name__, "_tanh_backward", _tanh_share))
 
 
 @compiled
@@ -354,6 +332,9 @@ def _divisor_backward(gradient, x, y, out):
         below = wide(y[i])
         scaled = g if above == like(0.0, above) else g / below  # infinite where y is 0
         out[i] = narrow(-(scaled * above) / below, out)
+
+
+enter(_divisor_backward)
 
 
 @compiled

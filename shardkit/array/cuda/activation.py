@@ -3,10 +3,10 @@
 from ..backend import xp_of
 from ..registry import on_cuda
 from .arrays import (
-    THREADS,
     alike,
+    by_packs,
     by_rows,
-    elementwise,
+    enter,
     new,
     new_like,
     pack,
@@ -22,23 +22,14 @@ ROWS = 16  # of a piece, whose sum is made in order
 COLUMNS = 128  # packs of a block
 MAX_GRID_Y = 65535
 
-
-@on_cuda()
-def gelu(x, out=None):
-    return elementwise(FILE, "gelu", x, out=out)
-
-
-@on_cuda()
-def gelu_backward(gradient, x, out=None):
-    return elementwise(FILE, "gelu_backward", gradient, x, out=out)
+enter(FILE, "gelu", "gelu_backward", "sigmoid", "silu", "silu_backward", "swiglu")
 
 
 @on_cuda()
 def bias_gelu(x, bias, out=None):
     out = new_like(x, out)
-    launch(
-        x, FILE, "bias_gelu", _grid(x), (COLUMNS,), plain(x), alike(bias, x), out, *x.shape, ROWS
-    )
+    arrays = plain(x), alike(bias, x), out
+    launch(x, FILE, "bias_gelu", _grid(x), (COLUMNS,), *arrays, *x.shape, ROWS)
     return out
 
 
@@ -47,20 +38,8 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     out = new_like(x, out) if wanted[0] else None
     blocks = -(-x.shape[0] // ROWS)
     parts = new(x, (blocks, x.shape[1]), real_dtype(x)) if wanted[1] else None
-    launch(
-        x,
-        FILE,
-        "bias_gelu_backward",
-        _grid(x),
-        (COLUMNS,),
-        alike(gradient, x),
-        plain(x),
-        alike(bias, x),
-        out,
-        parts,
-        *x.shape,
-        ROWS,
-    )
+    arrays = alike(gradient, x), plain(x), alike(bias, x), out, parts
+    launch(x, FILE, "bias_gelu_backward", _grid(x), (COLUMNS,), *arrays, *x.shape, ROWS)
     return out, sum_pieces(parts, x) if wanted[1] else None
 
 
@@ -73,39 +52,10 @@ def _grid(x):
 
 
 @on_cuda()
-def sigmoid(x, out=None):
-    return elementwise(FILE, "sigmoid", x, out=out)
-
-
-@on_cuda()
-def silu(x, out=None):
-    return elementwise(FILE, "silu", x, out=out)
-
-
-@on_cuda()
-def silu_backward(gradient, x, out=None):
-    return elementwise(FILE, "silu_backward", gradient, x, out=out)
-
-
-@on_cuda()
-def swiglu(gate, up, out=None):
-    return elementwise(FILE, "swiglu", gate, up, out=out)
-
-
-@on_cuda()
 def swiglu_backward(gradient, gate, up, out=(None, None)):
     for_gate, for_up = [new_like(gate, buffer) for buffer in out]
-    launch(
-        gate,
-        FILE,
-        "swiglu_backward",
-        spread(gate.size, THREADS * pack(gate)),
-        (THREADS,),
-        *[alike(x, gate) for x in (gradient, gate, up)],
-        for_gate,
-        for_up,
-        gate.size,
-    )
+    inputs = [alike(x, gate) for x in (gradient, gate, up)]
+    by_packs(gate, FILE, "swiglu_backward", *inputs, for_gate, for_up)
     return for_gate, for_up
 
 

@@ -7,6 +7,7 @@ import numpy
 
 from ..backend import xp_of
 from ..dtypes import FLOAT32
+from ..registry import KERNELS, on_cuda
 from .launch import MAX_BLOCKS, launch
 
 FLOAT64 = numpy.dtype("float64")
@@ -59,17 +60,31 @@ def spread(num_items: int, per_block: int = THREADS) -> tuple:
 def elementwise(file, name, *inputs, out=None):
     """Run kernel(*inputs, out, n) on arrays of one shape, and return out or a new array."""
     out = new_like(inputs[0], out)
-    launch(
-        out,
-        file,
-        name,
-        spread(out.size, THREADS * pack(out)),
-        (THREADS,),
-        *[alike(x, out) for x in inputs],
-        out,
-        out.size,
-    )
+    by_packs(out, file, name, *[alike(x, out) for x in inputs], out)
     return out
+
+
+def by_packs(x, file, name, *args, loaded=None, loads=1, **how):
+    """Run kernel(*args, n) on the n elements of x; a thread takes so many loads of them.
+
+    loaded   the array that is loaded; None: x
+    """
+    numbers = loads * pack(x if loaded is None else loaded)
+    grid = spread(x.size, THREADS * numbers)
+    launch(x, file, name, grid, (THREADS,), *args, x.size, **how)
+
+
+def enter(file, *names, **others):
+    """Let code that takes numbers one by one compute kernels, by name or as {kernel: its code}."""
+
+    def entered(kernel, code):
+        @on_cuda()
+        @functools.wraps(KERNELS[kernel].reference)
+        def launcher(*inputs, out=None):
+            return elementwise(file, code, *inputs, out=out)
+
+    for kernel, code in {**dict(zip(names, names)), **others}.items():
+        entered(kernel, code)
 
 
 def row_threads(x) -> tuple:

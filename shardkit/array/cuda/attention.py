@@ -37,15 +37,8 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
     y = _by_position(q) if out is None else out
     log_sums = new(q, q.shape[:3], real_dtype(q))
     if q.size:
-        _launch(
-            "attention",
-            q,
-            q,
-            3,
-            _numbers(q, k, scale, first_query),
-            *chain(*_described(q, k, v, y)),
-            log_sums,
-        )
+        numbers = _numbers(q, k, scale, first_query)
+        _launch("attention", q, q, 3, numbers, *chain(*_described(q, k, v, y)), log_sums)
     return y, log_sums
 
 
@@ -66,37 +59,18 @@ def causal_attention_backward(
     log_sums = real(log_sums, q)
     lanes = min(32, 1 << (-(-q.shape[3] // pack(q)) - 1).bit_length())  # of a row
     of_q, of_k, of_v, of_gradient, of_y = _described(q, k, v, gradient, y)
-    launch(
-        q,
-        "attention_along.cu",
-        "attention_along",
-        spread(prod(q.shape[:3]), THREADS // lanes),
-        (lanes, THREADS // lanes),
-        *of_gradient,
-        *of_y,
-        along,
-        *q.shape,
-    )
+    block = lanes, THREADS // lanes
+    grid = spread(prod(q.shape[:3]), block[1])
+    pair = *of_gradient, *of_y
+    launch(q, "attention_along.cu", "attention_along", grid, block, *pair, along, *q.shape)
     inputs = *of_gradient, *of_q, *of_k, *of_v, log_sums, along
     numbers = _numbers(q, k, scale, first_query)
-    _launch(
-        "attention_for_queries",
-        q,
-        q,
-        4,
-        numbers,
-        *inputs,
-        *_described(for_q)[0],
-    )
-    _launch(
-        "attention_for_keys",
-        q,
-        k,
-        4,
-        numbers,
-        *inputs,
-        *chain(*_described(for_k, for_v)),
-    )
+    for name, rows, results in (
+        ("attention_for_queries", q, (for_q,)),
+        ("attention_for_keys", k, (for_k, for_v)),
+    ):
+        described = chain(*_described(*results))
+        _launch(name, q, rows, 4, numbers, *inputs, *described)
     return for_q, for_k, for_v
 
 
@@ -192,21 +166,8 @@ def rotary(x, cos, sin, out=None):
         out = _by_position(x) if x.swapaxes(1, 2).flags.c_contiguous else new(x)
     samples, num_heads, num_positions, head_dim = x.shape
     grid = samples * num_positions if x.size else 0
-    ((x, *x_strides),), ((y, *y_strides),) = _described(x), _described(out)
-    launch(
-        x,
-        "rotary.cu",
-        "rotary",
-        (grid,),
-        (THREADS,),
-        x,
-        *x_strides,
-        real(cos, x),
-        real(sin, x),
-        y,
-        *y_strides,
-        num_heads,
-        num_positions,
-        head_dim // 2,
-    )
+    (of_x,), (of_out,) = _described(x), _described(out)
+    arrays = *of_x, real(cos, x), real(sin, x), *of_out
+    counts = num_heads, num_positions, head_dim // 2
+    launch(x, "rotary.cu", "rotary", (grid,), (THREADS,), *arrays, *counts)
     return out

@@ -13,35 +13,16 @@ FILE = "dropout.cu"
 @on_cuda()
 def dropout(x, key, start, p, out=None):
     out = new_like(x, out)
-    launch(
-        x,
-        FILE,
-        "dropout",
-        _grid(x.size),
-        (THREADS,),
-        plain(x),
-        *_stream(key, start, p),
-        1 / (1 - p),
-        out,
-        x.size,
-    )
+    arrays = plain(x), *_stream(key, start, p), 1 / (1 - p), out
+    launch(x, FILE, "dropout", _grid(x.size), (THREADS,), *arrays, x.size)
     return out
 
 
 @on_cuda()
 def dropout_mask(key, start, stop, p, xp=numpy):
     mask = xp.empty(stop - start, numpy.bool_)
-    launch(
-        mask,
-        FILE,
-        "dropout_mask",
-        _grid(mask.size),
-        (THREADS,),
-        *_stream(key, start, p),
-        mask,
-        mask.size,
-        dtype="float32",
-    )
+    given = *_stream(key, start, p), mask, mask.size
+    launch(mask, FILE, "dropout_mask", _grid(mask.size), (THREADS,), *given, dtype="float32")
     return mask
 
 

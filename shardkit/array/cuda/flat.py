@@ -3,7 +3,7 @@
 import numpy
 
 from ..registry import NUMBERS, on_cuda
-from .arrays import THREADS, alike, new, new_like, pack, plain, spread
+from .arrays import THREADS, alike, by_packs, new, new_like, plain, spread
 from .launch import launch
 
 FILE = "flat.cu"
@@ -19,33 +19,15 @@ def tree_sum(buffers, out=None):
             for start in range(0, len(buffers), MAX_BUFFERS)
         ]
     buffers = [alike(buffer, out) for buffer in buffers]
-    launch(
-        out,
-        FILE,
-        "tree_sum",
-        spread(out.size, THREADS * pack(out)),
-        (THREADS,),
-        *buffers,
-        *[None] * (MAX_BUFFERS - len(buffers)),
-        len(buffers),
-        out,
-        out.size,
-    )
+    missing = [None] * (MAX_BUFFERS - len(buffers))
+    by_packs(out, FILE, "tree_sum", *buffers, *missing, len(buffers), out)
     return out
 
 
 @on_cuda()
 def block_squares(x, block=256):
     sums = new(x, (-(-x.size // block),), numpy.dtype("float64"))
-    launch(
-        x,
-        FILE,
-        "block_squares",
-        spread(sums.size, THREADS // 32),
-        (32, THREADS // 32),
-        plain(x),
-        sums,
-        x.size,
-        block,
-    )
+    warps = THREADS // 32
+    grid = spread(sums.size, warps)
+    launch(x, FILE, "block_squares", grid, (32, warps), plain(x), sums, x.size, block)
     return sums

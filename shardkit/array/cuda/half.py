@@ -4,8 +4,8 @@ import numpy
 
 from ..backend import xp_of
 from ..registry import NUMBERS, on_cuda
-from .arrays import THREADS, new, pack, plain, spread
-from .launch import STORED, launch
+from .arrays import by_packs, new, plain
+from .launch import STORED
 
 FILE = "half.cu"
 
@@ -13,50 +13,21 @@ FILE = "half.cu"
 @on_cuda(dtypes=NUMBERS)
 def to_half(x, scale=1.0, out=None):
     out = new(x, dtype=numpy.dtype("float16")) if out is None else out
-    launch(
-        x,
-        FILE,
-        "to_half",
-        spread(x.size, THREADS * pack(x)),
-        (THREADS,),
-        plain(x),
-        float(scale),
-        out,
-        x.size,
-        HALF=STORED[out.dtype.name],
-    )
+    half = STORED[out.dtype.name]
+    by_packs(x, FILE, "to_half", plain(x), float(scale), out, HALF=half)
     return out
 
 
 @on_cuda(dtypes=("float16", "bfloat16"))
 def from_half(x, dtype, out=None):
     out = new(x, dtype=numpy.dtype(dtype)) if out is None else out
-    launch(
-        x,
-        FILE,
-        "from_half",
-        spread(x.size, THREADS * pack(out)),
-        (THREADS,),
-        plain(x),
-        out,
-        x.size,
-        dtype=out.dtype,
-        HALF=STORED[x.dtype.name],
-    )
+    half = STORED[x.dtype.name]
+    by_packs(x, FILE, "from_half", plain(x), out, loaded=out, dtype=out.dtype, HALF=half)
     return out
 
 
 @on_cuda()
 def largest_magnitude(x):
     largest = xp_of(x).zeros(1, numpy.float64 if x.dtype.name == "float64" else numpy.float32)
-    launch(
-        x,
-        "flat.cu",
-        "largest_magnitude",
-        spread(x.size, 4 * THREADS * pack(x)),
-        (THREADS,),
-        plain(x),
-        largest,
-        x.size,
-    )
+    by_packs(x, "flat.cu", "largest_magnitude", plain(x), largest, loads=4)
     return float(largest[0])

@@ -33,20 +33,8 @@ def _layer_norm(x, branch, total, weight, bias, eps, out):
     y = new_like(x, out)
     mean = _per_row(x)
     inverse = _per_row(x)
-    by_rows(
-        FILE,
-        "layer_norm",
-        x,
-        plain(x),
-        branch,
-        total,
-        alike(weight, x),
-        alike(bias, x),
-        float(eps),
-        y,
-        mean,
-        inverse,
-    )
+    inputs = plain(x), branch, total, alike(weight, x), alike(bias, x), float(eps)
+    by_rows(FILE, "layer_norm", x, *inputs, y, mean, inverse)
     return y, mean, inverse
 
 
@@ -87,23 +75,12 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
         for is_wanted in wanted[1:]
     ]
     packs, threads = _share(x)
-    launch(
-        x,
-        "normalization_backward.cu",
-        "norm_backward",
-        (num_pieces,),
-        (threads,),
-        alike(gradient, x),
-        plain(x),
-        alike(weight, x),
-        None if mean is None else real(mean, x),
-        real(inverse, x),
-        for_x,
-        *parts,
-        *x.shape,
-        ROWS,
-        PACKS=packs,
-    )
+    moments = None if mean is None else real(mean, x), real(inverse, x)
+    inputs = alike(gradient, x), plain(x), alike(weight, x), *moments
+    sizes = *x.shape, ROWS
+    file, grid = "normalization_backward.cu", (num_pieces,)
+    results = for_x, *parts
+    launch(x, file, "norm_backward", grid, (threads,), *inputs, *results, *sizes, PACKS=packs)
     return for_x, *[None if part is None else sum_pieces(part, x) for part in parts]
 
 

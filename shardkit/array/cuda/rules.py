@@ -4,10 +4,7 @@ import functools
 
 from ..reference import rules as reference
 from ..registry import NUMBERS, on_cuda
-from .arrays import THREADS, pack, plain, spread
-from .launch import launch
-
-FILE = "rules.cu"
+from .arrays import by_packs, plain
 
 
 def _twin(launcher):
@@ -55,15 +52,4 @@ def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradie
 
 def _update(name, parameters, gradients, states, *numbers):
     numbers = [int(n) if isinstance(n, bool) else float(n) for n in numbers]
-    launch(
-        parameters,
-        FILE,
-        name,
-        spread(parameters.size, THREADS * pack(parameters)),
-        (THREADS,),
-        parameters,
-        plain(gradients),
-        *states,
-        *numbers,
-        parameters.size,
-    )
+    by_packs(parameters, "rules.cu", name, parameters, plain(gradients), *states, *numbers)

@@ -7,7 +7,7 @@ launches like any other: two for every 8 bits of an id, and one search for all r
 import numpy
 
 from ..dtypes import FLOAT32
-from .arrays import THREADS, new, plain, spread
+from .arrays import THREADS, new, pack, plain, spread
 from .launch import MAX_BLOCKS, launch
 
 FILE = "sorting.cu"
@@ -44,3 +44,12 @@ def sorted_by_row(ids, num_rows: int):
         dtype=FLOAT32,
     )
     return order, starts
+
+
+def by_segments(name, rows, ids, num_segments: int, out, *more) -> None:
+    """Run kernel(rows, order, starts, out, width, *more) of embedding.cu, a block for a segment."""
+    width = rows.shape[1]
+    threads = min(256, max(32, -(-width // pack(rows) // 32) * 32))
+    grid = (num_segments if width else 0,)
+    arrays = plain(rows), *sorted_by_row(ids, num_segments), out
+    launch(rows, "embedding.cu", name, grid, (threads,), *arrays, width, *more)

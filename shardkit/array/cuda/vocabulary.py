@@ -5,9 +5,8 @@ import numpy
 from ..backend import is_device_array
 from ..fresh import BLOCK
 from ..registry import on_cuda
-from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
-from .launch import launch
-from .sorting import sorted_by_row
+from .arrays import by_rows, new, new_like, plain, real, real_dtype
+from .sorting import by_segments
 
 FILE = "rows.cu"
 
@@ -15,9 +14,8 @@ FILE = "rows.cu"
 @on_cuda()
 def cross_entropy(logits, targets, counts=None):
     losses, log_sums = [new(logits, targets.shape, real_dtype(logits)) for _ in range(2)]
-    by_rows(
-        FILE, "cross_entropy", logits, plain(logits), *_marks(targets, counts), losses, log_sums
-    )
+    marks = _marks(targets, counts)
+    by_rows(FILE, "cross_entropy", logits, plain(logits), *marks, losses, log_sums)
     return losses, log_sums
 
 
@@ -29,17 +27,8 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
         factor = gradient.astype(real_dtype(logits), copy=False), 0.0
     else:
         factor = None, float(gradient)
-    by_rows(
-        FILE,
-        "cross_entropy_backward",
-        logits,
-        *factor,
-        plain(logits),
-        targets,
-        real(log_sums, logits),
-        counts,
-        out,
-    )
+    arrays = plain(logits), targets, real(log_sums, logits), counts, out
+    by_rows(FILE, "cross_entropy_backward", logits, *factor, *arrays)
     return out
 
 
@@ -56,26 +45,11 @@ def _marks(targets, counts):
 
 @on_cuda()
 def embedding_backward(gradient, ids, num_rows, out=None):
-    width = gradient.shape[1]
     dtype = real_dtype(gradient)
     sums = out
     if out is None or out.dtype != dtype:
-        sums = new(gradient, (num_rows, width), dtype)
-    order, starts = sorted_by_row(ids, num_rows)
-    threads = min(256, max(32, -(-width // pack(gradient) // 32) * 32))
-    launch(
-        gradient,
-        "embedding.cu",
-        "embedding_backward",
-        (num_rows if width else 0,),
-        (threads,),
-        plain(gradient),
-        order,
-        starts,
-        sums,
-        width,
-        BLOCK,
-    )
+        sums = new(gradient, (num_rows, gradient.shape[1]), dtype)
+    by_segments("embedding_backward", gradient, ids, num_rows, sums, BLOCK)
     if out is None or out is sums:
         return sums
     out[...] = sums  # half floats: rounded once, after all is added

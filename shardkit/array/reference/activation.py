@@ -6,34 +6,27 @@ from ..backend import xp_of
 from ..fresh import total_along
 from ..registry import WITH_BFLOAT16, kernel
 from .chunks import elementwise, empty_like, spans
+from .numbers import pointwise
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def gelu(x, out=None):
+@pointwise()
+def gelu(x):
     """Return x/2 (1 + tanh u) for x [...], with u = sqrt(2/pi) (x + 0.044715 x^3)."""
     tanh = xp_of(x).tanh
-
-    def rule(x):
-        return 0.5 * x * (1 + tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * x * x)))
-
-    return elementwise(rule, x, out=out)
+    return 0.5 * x * (1 + tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * x * x)))
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def gelu_backward(gradient, x, out=None):
+@pointwise(2)
+def gelu_backward(gradient, x):
     """Return gradient (1/2 (1 + tanh u) + x/2 (1 - tanh^2 u) u') for gradient and x [...]."""
     tanh = xp_of(x).tanh
-
-    def rule(gradient, x):
-        square = x * x
-        t = tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * square))
-        slope = SQRT_2_OVER_PI + 3 * SQRT_2_OVER_PI * CUBIC * square  # u'
-        return gradient * (0.5 * (1 + t) * (1 + x * (1 - t) * slope))  # 1 - t^2 = (1 + t) (1 - t)
-
-    return elementwise(rule, gradient, x, out=out)
+    square = x * x
+    t = tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * square))
+    slope = SQRT_2_OVER_PI + 3 * SQRT_2_OVER_PI * CUBIC * square  # u'
+    return gradient * (0.5 * (1 + t) * (1 + x * (1 - t) * slope))  # 1 - t^2 = (1 + t) (1 - t)
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True,))
@@ -65,36 +58,32 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     return out, for_bias
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def sigmoid(x, out=None):
+@pointwise()
+def sigmoid(x):
     """Return 1 / (1 + exp(-x)) for x [...], as (1 + tanh(x/2)) / 2, which cannot overflow."""
     tanh = xp_of(x).tanh
-    return elementwise(lambda x: 0.5 * tanh(0.5 * x) + 0.5, x, out=out)
+    return 0.5 * tanh(0.5 * x) + 0.5
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def silu(x, out=None):
+@pointwise()
+def silu(x):
     """Return x sigmoid(x) for x [...]."""
     tanh = xp_of(x).tanh
-    return elementwise(lambda x: x * (0.5 * tanh(0.5 * x) + 0.5), x, out=out)
+    return x * (0.5 * tanh(0.5 * x) + 0.5)
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def silu_backward(gradient, x, out=None):
+@pointwise(2)
+def silu_backward(gradient, x):
     """Return gradient s (1 + x (1 - s)) for gradient and x [...], with s = sigmoid(x)."""
     tanh = xp_of(x).tanh
-
-    def rule(gradient, x):
-        s = 0.5 * tanh(0.5 * x) + 0.5
-        return gradient * (s * (1 + x * (1 - s)))
-
-    return elementwise(rule, gradient, x, out=out)
+    s = 0.5 * tanh(0.5 * x) + 0.5
+    return gradient * (s * (1 + x * (1 - s)))
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def swiglu(gate, up, out=None):
+@pointwise(2)
+def swiglu(gate, up):
     """Return silu(gate) up for gate and up [...]."""
-    return elementwise(lambda gate, up: silu(gate) * up, gate, up, out=out)
+    return silu(gate) * up
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, True))

@@ -3,7 +3,10 @@
     group_norm   one mean for each sample and each group of C/groups channels
     batch_norm   one mean for each channel, over all samples
 
-Both scale each channel by its weight and add its bias. Means of no elements are 0.
+Both scale each channel by its weight and add its bias. Means of no elements are 0. Where samples
+are cut over ranks, a norm is made of its halves, with sums over ranks between them:
+
+    group_moments -> scale_groups         backward: group_gradient_sums -> group_gradient
 """
 
 from math import prod
@@ -37,6 +40,49 @@ def group_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, 
     parts = _grouped(x, mean.shape[1])
     form = (mean[..., None], variance[..., None], eps, (2,), wanted)
     return _backward(gradient, x, parts, weight, *form)
+
+
+@kernel(rounded=(False, False), has_cuda_twin=False)
+def group_moments(x, groups):
+    """Return mean and variance [N, groups] of x [N, C, L]."""
+    (x,) = _contiguous(x)
+    shape = (x.shape[0], groups)
+    return tuple([moment.reshape(shape) for moment in _moments(_grouped(x, groups), (2,))])
+
+
+@kernel(rounded=(True,), has_cuda_twin=False)
+def scale_groups(x, weight, bias, mean, variance, eps):
+    """Return y [N, C, L] as group_norm, by a mean and variance [N, groups] that are given."""
+    parts = _grouped(x, mean.shape[1])
+    return _scaled(x, parts, mean[..., None], variance[..., None], weight, bias, eps)
+
+
+@kernel(rounded=(False,) * 4, has_cuda_twin=False)
+def group_gradient_sums(gradient, x, weight, mean, variance, eps):
+    """Return sums over groups of h and h n [N, groups], and the gradients of weight and bias.
+
+    n is x normalized by these moments, h the gradient times the weight.
+    """
+    gradient, x = _contiguous(gradient, x)
+    groups = mean.shape[1]
+    moments = mean[..., None], variance[..., None]
+    n = _normalized(_grouped(x, groups), *moments, eps).reshape(x.shape)
+    h = gradient * weight[:, None]
+    level = total(_grouped(h, groups), (2,))
+    along = total(_grouped(h * n, groups), (2,))
+    return level, along, total(gradient * n, (0, 2)), total(gradient, (0, 2))
+
+
+@kernel(rounded=(True,), has_cuda_twin=False)
+def group_gradient(gradient, x, weight, mean, variance, level, along, eps):
+    """Return the gradient of x, for means [N, groups] of what group_gradient_sums has summed."""
+    parts = _grouped(x, mean.shape[1])
+    moments = mean[..., None], variance[..., None]
+    n = _normalized(parts, *moments, eps)
+    h = (gradient * weight[:, None]).reshape(parts.shape)
+    inverse = 1 / xp_of(x).sqrt(moments[1] + eps)
+    h = h - level[..., None] - n * along[..., None]
+    return (h * inverse).reshape(x.shape)
 
 
 @kernel(rounded=(True, False, False), has_cuda_twin=False)
@@ -84,8 +130,12 @@ def _moments(parts, dims):
 
 def _scaled(x, parts, mean, variance, weight, bias, eps):
     """Return weight (parts - mean) / sqrt(variance + eps) + bias, in the shape of x."""
-    normalized = ((parts - mean) / xp_of(x).sqrt(variance + eps)).reshape(x.shape)
+    normalized = _normalized(parts, mean, variance, eps).reshape(x.shape)
     return normalized * weight[:, None] + bias[:, None]
+
+
+def _normalized(parts, mean, variance, eps):
+    return (parts - mean) / xp_of(parts).sqrt(variance + eps)
 
 
 def _backward(gradient, x, parts, weight, mean, variance, eps, dims, wanted):

@@ -9,8 +9,7 @@ Rational approximations over three intervals of |x|, right to the last digits of
 import math
 
 from ..backend import xp_of
-from ..registry import WITH_BFLOAT16, kernel
-from .chunks import elementwise
+from .numbers import pointwise
 
 # Coefficients (numerator, denominator), highest power first; |x| up to 0.46875: x P(x^2) / Q(x^2).
 NEAR = (
@@ -91,8 +90,9 @@ def _polynomial(coefficients, x):
     return y
 
 
-def _erf(x):
-    """Return erf(x) for one array, each interval by its formula."""
+@pointwise()
+def erf(x):
+    """Return erf(x) for x [...], each interval by its formula."""
     xp = xp_of(x)
     near, middle, far = LIMITS
     size = xp.minimum(xp.abs(x), far)
@@ -107,24 +107,14 @@ def _erf(x):
     return xp.where(size <= near, small * _ratio(NEAR, small * small), beyond)
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def erf(x, out=None):
-    """Return erf(x) for x [...]."""
-    return elementwise(_erf, x, out=out)
-
-
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def erf_gelu(x, out=None):
+@pointwise()
+def erf_gelu(x):
     """Return x/2 (1 + erf(x / sqrt 2)) for x [...]."""
-    return elementwise(lambda x: 0.5 * x * (1 + _erf(x * ROOT_HALF)), x, out=out)
+    return 0.5 * x * (1 + erf(x * ROOT_HALF))
 
 
-@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
-def erf_gelu_backward(gradient, x, out=None):
+@pointwise(2)
+def erf_gelu_backward(gradient, x):
     """Return gradient (1/2 (1 + erf(x / sqrt 2)) + x exp(-x^2 / 2) / sqrt(2 pi)), all [...]."""
-
-    def rule(gradient, x):
-        density = SLOPE_AT_0 * xp_of(x).exp(-0.5 * x * x)
-        return gradient * (0.5 * (1 + _erf(x * ROOT_HALF)) + x * density)
-
-    return elementwise(rule, gradient, x, out=out)
+    density = SLOPE_AT_0 * xp_of(x).exp(-0.5 * x * x)
+    return gradient * (0.5 * (1 + erf(x * ROOT_HALF)) + x * density)

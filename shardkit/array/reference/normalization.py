@@ -46,8 +46,7 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
     """Return the gradients of x [N, D], weight [D], bias [D].
 
-    Takes gradient [N, D], x and what layer_norm returned. With n the normalized row and h =
-    gradient weight:  inverse (h - mean(h) - n mean(h n)).
+    Takes gradient [N, D], x and what layer_norm returned.
 
     With n the normalized row and h = gradient weight:  inverse (h - mean(h) - n mean(h n)).
     wanted  which of the three to compute; the others are None
@@ -99,8 +98,7 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
     """Return the gradients of x [N, D] and weight [D], None if not wanted.
 
-    Takes gradient [N, D], x and what rms_norm returned. With n the normalized row and h = gradient
-    weight:  inverse (h - n mean(h n)).
+    Takes gradient [N, D], x and what rms_norm returned.
 
     With n the normalized row and h = gradient weight:  inverse (h - n mean(h n)).
     """

@@ -105,8 +105,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
 
     Raises
     ------
-    FileNotFoundError
-    OSError
+    FileNotFoundError, OSError
     CheckpointError
         If the folder is damaged, of another method than LoRA, or of another model.
     ConfigurationError

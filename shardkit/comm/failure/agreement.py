@@ -120,30 +120,32 @@ def _votes_on(ballots: list[Ballot | CommonNumber]) -> tuple[list[int], Exceptio
 def raise_together(backend, error):
     """Raise the error of the first rank that has one, on all ranks. Collective.
 
-    Its message names the ranks that have it, unless all have. A rank whose own error callers do not
-    handle by its type raises that.
+    Its message names the ranks that have it, by their numbers in the first backend, unless all
+    have it or it names some already. A rank whose own error callers do not handle by its type
+    raises that. A PeerError tells of another one, which counts if it is there.
     """
     notes = backend.all_gather_object(
         None if error is None else (describe_error(error), error if _is_shared(error) else None)
     )
-    rank, (text, original) = next(
-        (rank, note) for rank, note in enumerate(notes) if note is not None
-    )
+    raised = [rank for rank, note in enumerate(notes) if note is not None]
+    rank = min(raised, key=lambda rank: isinstance(notes[rank][1], PeerError))
+    text, original = notes[rank]
     failed = [rank for rank, note in enumerate(notes) if note is not None and note[0] == text]
+    named = [backend.world_ranks[rank] for rank in failed] if len(failed) < len(notes) else []
     if error is not None and not _is_shared(error):
         raise error
     if backend.rank in failed:
-        raise _named(error, failed, len(notes))
-    origin = PeerError(f"rank {rank} failed: {text}")
+        raise _named(error, named)
+    origin = PeerError(f"rank {backend.world_ranks[rank]} failed: {text}")
     if original is None:
         raise origin
-    raise _named(original, failed, len(notes)) from origin
+    raise _named(original, named) from origin
 
 
-def _named(error, ranks: list[int], num_ranks: int):
-    """Return the error with the ranks that have it in front of its message, unless all have."""
+def _named(error, ranks: list[int]):
+    """Return the error with these ranks in front of its message, unless that begins so."""
     message = error.args[0] if len(error.args) == 1 else None
-    if len(ranks) < num_ranks and message == str(error) and not message.startswith("rank "):
+    if ranks and message == str(error) and not message.startswith(("rank ", "ranks ")):
         word = "rank" if len(ranks) == 1 else "ranks"
         error.args = (f"{word} {', '.join(map(str, ranks))}: {message}",)
     return error

@@ -9,6 +9,7 @@ it); messages about ranks that leave or fail go over another one (job.py).
 """
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from ...annotations import FilePath
@@ -27,6 +28,7 @@ from .launch import check_launch
 from .library import import_mpi
 
 TIMEOUT_SECONDS = 600.0
+ON_FAILURE = ("abort", "raise")
 
 
 class MPICommunicationBackend(CommunicationBackend):
@@ -37,11 +39,17 @@ class MPICommunicationBackend(CommunicationBackend):
     comm
         An mpi4py communicator, for example of a running simulation, whose job stays as it is: how
         long its ranks work, and how they end, is its own business; None: all ranks that mpiexec or
-        srun started, whose job this backend then guards: no rank waits for a dead one, or for ever.
+        srun started.
     timeout
         Seconds that one call may take, and the slowest rank may be late, before the job is ended
         with a report; also at the start (MPI_Init, initialize()) and at the end (shutdown(),
         MPI_Finalize). May be set at any time.
+    on_failure
+        What follows if a rank dies, or leaves while others need it. "abort": the job ends, with all
+        ranks that mpiexec or srun started, and a message names that rank; no call takes longer than
+        the timeout. "raise": ranks of `comm` that wait for it get a CommunicationError that names
+        it, and the program goes on, on a communicator of the others, if its launcher lets it; how
+        long a call takes is not limited. None: "abort" without a communicator, else "raise".
     outlives_ranks
         The ranks that live go on when others die (elastic.py): all calls go through MPI,
         which reports deaths.
@@ -56,23 +64,38 @@ class MPICommunicationBackend(CommunicationBackend):
     ------
     CommunicationError
         If mpi4py is missing, or if the launcher started more ranks than MPI sees.
+    ValueError
+        If on_failure or timeout is no such value.
     """
 
     def __init__(
-        self, comm: Any = None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False
+        self,
+        comm: Any = None,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        on_failure: str | None = None,
+        outlives_ranks: bool = False,
     ) -> None:
+        on_failure = check_on_failure(on_failure, "abort" if comm is None else "raise")
         mpi = import_mpi(check_timeout(timeout))
         parent = mpi.COMM_WORLD if comm is None else comm
         if comm is None:
             check_launch(parent.size, mpi.get_vendor()[0])
         super().__init__(parent.rank, range(parent.size), timeout=timeout)
-        self.job = Job(mpi, parent, owns_job=comm is None, outlives_ranks=outlives_ranks)
+        ends_job = on_failure == "abort"
+        self.job = Job(
+            mpi,
+            parent,
+            owns_job=ends_job and comm is None,
+            ends_job=ends_job,
+            outlives_ranks=outlives_ranks,
+        )
         self.messages: Any = None
         self.carrier: Any = None
         self._watchdog: Watchdog | None = None
         if self.job.is_guarded:
             attendance().guard_job(lambda: self.timeout, survives=outlives_ranks)
-        if comm is None:
+        if ends_job:
             exits().add(self)
 
     @classmethod
@@ -112,33 +135,34 @@ class MPICommunicationBackend(CommunicationBackend):
                 self.open(self.job.world_messages(self.progress, self.group_key))
                 self.job.open_guard(self)
                 self.job.meet_at_end()
-                if self.job.is_guarded:
+                if self.job.is_guarded or self.job.ends_job:
                     self.keep_ledger(shared_folder(self))
 
     def shutdown(self) -> None:
         if self.channel is None:
             return
-        if not self.is_world:
-            with self.verb("close"):
-                self._close()
-            self.use(None)
-            self._close_watchdog()
-            return
-        with self.job.attending("shutdown()", self.timeout + NEXT_TO_WATCHDOG_SECONDS):
-            with self.verb("shutdown"):  # noted and watched: a rank may never come here
-                self.job.guard.meet()  # no rank is in another verb any more
-                self._close()
-                self.job.guard.stop()
-            self.use(None)
-            self._close_watchdog()
-        self.job.close()
-        if self.job.owns_job:
-            exits().remove(self)
+        if self.job.peers.failure is None:
+            self._close()
+        elif self.is_world:  # the others have their error, and some are gone: nobody can be met
+            self.job.guard.forsake()
+        self.use(None)
+        self._close_watchdog()
+        if self.is_world:
+            self.job.close()
+            if self.job.ends_job:
+                exits().remove(self)
 
     def _close(self):
         """Free all that ranks have made together. Collective; watched to its end."""
-        self.use_gpu_transport(None)
-        self.carrier.close()
+        limit = self.timeout + NEXT_TO_WATCHDOG_SECONDS
+        attending = self.job.attending("shutdown()", limit) if self.is_world else nullcontext()
+        with attending, self.verb("shutdown" if self.is_world else "close"):
+            if self.is_world:  # noted and watched: a rank may never come here
+                self.job.guard.meet()  # no rank is in another verb any more
+            self.use_gpu_transport(None)
+            self.carrier.close()
+            if self.is_world:
+                self.job.guard.stop()
 
     def revoke(self) -> None:
         """Let every call on this backend and its groups fail, on all ranks, so that none waits.
@@ -213,3 +237,13 @@ class MPICommunicationBackend(CommunicationBackend):
         if guard is None or guard.has_stopped:
             return attendance().exchange_within(note, seconds)
         return guard.exchange_within(note, seconds)
+
+
+def check_on_failure(given: str | None, default: str) -> str:
+    """Return what follows a failure; None: the default. Errors: ValueError."""
+    if given not in (None, *ON_FAILURE):
+        raise ValueError(
+            f'on_failure = {given!r}; wanted "abort", which ends the job, "raise", or None: '
+            '"abort" without a communicator, else "raise"'
+        )
+    return default if given is None else given

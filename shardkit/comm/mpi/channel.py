@@ -4,6 +4,8 @@ collectives.py has the collectives. Counts beyond `count_limit` elements, which 
 take, go in several calls. Whether they do depends on what all ranks of the call know.
 """
 
+from collections.abc import Callable
+
 from ..channel import ArrayMemory, Channel
 from ..compared import Members
 from .collectives import COLLECTIVES
@@ -22,6 +24,8 @@ class MPIChannel(Channel):
     shares_cores   True if some node has more ranks than cores; the same on all ranks. An MPI
                    library waits by asking again and again, which keeps the core from those that are
                    waited for; so ranks meet asleep before they go there
+    look           function () that is called while this rank waits, and raises if it waits for a
+                   lost one; None: this rank waits inside of the library, which nobody interrupts
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class MPIChannel(Channel):
         progress,
         *,
         shares_cores: bool,
+        look: Callable[..., None] | None = None,
         count_limit=INT_MAX,
     ):
         # Get_address takes an eighth of the time that NumPy takes to tell
@@ -40,7 +45,8 @@ class MPIChannel(Channel):
         self.mpi, self.communicator = mpi, communicator
         self.members, self.progress = members, progress
         self.shares_cores, self.count_limit = shares_cores, count_limit
-        self.errors = MPIErrors(mpi, progress)
+        self.look = look
+        self.errors = MPIErrors(mpi, progress, look)
         self.comparison = MPIComparison(self)
 
     def of_part(self, communicator, key: str) -> "MPIChannel":
@@ -55,11 +61,14 @@ class MPIChannel(Channel):
             Members(key, world_ranks),
             self.progress,
             shares_cores=self.shares_cores,
+            look=self.look,
             count_limit=self.count_limit,
         )
 
     def split(self, color, key):
         """Return a communicator, or None."""
+        if self.look is not None:  # the library waits for ranks that never come
+            self.plan("barrier")()
         part = self.communicator.Split(self.mpi.UNDEFINED if color is None else color, key)
         return None if part == self.mpi.COMM_NULL else part
 
@@ -110,3 +119,5 @@ class MPIChannel(Channel):
         """Let MPI make progress."""
         with self.errors:
             self.communicator.Iprobe()
+        if self.look is not None:
+            self.look()

@@ -7,11 +7,14 @@
 Pieces have a tag of their own, so that they never match messages of users.
 """
 
-from ..channel import ChannelCall
+from functools import partial
+
+from ..channel import ChannelCall, bytes_of
 from ..checks import PIECE_TAG, pieces_of
 from ..operations import ReductionOperation
-from .requests import RequestsHandle, spans_of
+from .requests import RequestsHandle, spans_of, wait_all
 
+LARGE_BYTES = 65536
 _OPERATIONS = {  # names in mpi4py
     ReductionOperation.SUM: "SUM",
     ReductionOperation.AVERAGE: "SUM",
@@ -49,6 +52,29 @@ class LibraryCall(ChannelCall):
                 for name, arguments in self._calls
             ]
             return RequestsHandle(self._channel, requests, [])
+
+
+class InterruptibleCall(ChannelCall):
+    """A call of the library for which the wait can end by an error: others may be lost.
+
+    inside      a LibraryCall
+    num_bytes   that it carries, the same on all ranks: large ones are made when all have come,
+                since libraries take twice as long for what is begun
+    """
+
+    def __init__(self, channel, inside: LibraryCall, num_bytes: int):
+        self._channel, self._inside = channel, inside
+        self._is_large = num_bytes >= LARGE_BYTES
+
+    def __call__(self):
+        if not self._is_large:
+            return self.begin().wait()
+        with self._channel.errors:
+            wait_all(self._channel, [self._channel.communicator.Ibarrier()])
+        self._inside()
+
+    def begin(self):
+        return self._inside.begin()
 
 
 class PiecesCall(ChannelCall):
@@ -177,13 +203,21 @@ def _all_to_all(channel, verb, arguments):
     )
 
 
+def _of_library(plan, channel, verb, arguments) -> ChannelCall:
+    """Return a call of the library, which ends by an error if the channel finds a lost rank."""
+    call = plan(channel, verb, arguments)
+    if channel.look is None:
+        return call
+    return InterruptibleCall(channel, call, bytes_of(arguments))
+
+
 # Functions (channel, verb, arguments) -> ChannelCall.
 COLLECTIVES = {
-    "barrier": _barrier,
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
+    "barrier": partial(_of_library, _barrier),
+    "all_reduce": partial(_of_library, _all_reduce),
+    "broadcast": partial(_of_library, _broadcast),
+    "all_gather": partial(_of_library, _all_gather),
+    "reduce_scatter": partial(_of_library, _reduce_scatter),
     "scatter": _scatter,
     "gather": _gather,
     "all_to_all": _all_to_all,

@@ -6,7 +6,8 @@
     shardkit, if it initialized MPI     it is an exit hook                     the process ends
     mpi4py, if the program imported     an exit hook; it finalizes without a   the process ends
       mpi4py first                        word when the interpreter is gone
-    nobody (mpi4py.rc.finalize)         an exit hook                           the process is free
+    nobody (mpi4py.rc.finalize), or     an exit hook                           the process is free
+      a program that embeds Python
 
 Before that, the ranks of a job that shardkit guards meet: nobody is in MPI_Finalize before all have
 come to their end, whether that of this MPI waits for others or not. A process that ends before it

@@ -19,18 +19,19 @@ with less, a rank that leaves early aborts the job itself after `LONELY_EXIT_SEC
 import pickle
 import threading
 import time
+from functools import partial
 from math import inf
 
 import numpy
 
-from ...errors import CommunicationError
 from ..failure.agreement import describe_error
 from ..seats import ranks_text
 from ..watch.attendance import attendance
 from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
-from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS, SURE_SECONDS, state_of, whereabouts
+from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from .ending import ending
+from .requests import MPIErrors
 
 LEFT_TAG = 1
 POLL_SECONDS = 0.25  # between two looks at who has left
@@ -46,13 +47,15 @@ class JobGuard:
 
     backend     the backend whose `progress` and `abort` are used
     comm        a duplicate of the world's communicator; freed by stop()
-    is_active   False: only exchange_within works, because the job belongs to another program
+    peers       who is lost of its ranks, as far as they see it themselves
+    is_active   False: a failure does not end the job; only exchange_within and meet work
     """
 
-    def __init__(self, backend, mpi, comm, *, is_active: bool):
+    def __init__(self, backend, mpi, comm, peers, *, is_active: bool):
         self._backend = backend
         self._mpi = mpi
         self._comm = comm
+        self._peers = peers
         self._is_active = is_active
         self._is_watching = is_active and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
         self._stopped = threading.Event()
@@ -101,25 +104,23 @@ class JobGuard:
     def meet(self) -> None:
         """Wait until all ranks have called this. Collective.
 
-        In a job of another program nobody ends a rank that waits for one that never comes: it is
-        told so here. How long the others work is that program's business.
+        Where a failure does not end the job, nobody ends a rank that waits for one that never
+        comes: it is told so here. How long the others work is the program's business.
 
-        Errors: CommunicationError if a rank of this node has left that other program without
-        calling this.
+        Errors: CommunicationError if a rank has died, or left the program without calling this.
         """
         if self._is_active:
             self._comm.Barrier()
             return
-        request, left_since = self._comm.Ibarrier(), None
+        look = partial(self._peers.look, doing="shutdown()")
+        with MPIErrors(self._mpi, self._backend.progress, look):
+            self._meet_looking(look)
+
+    def _meet_looking(self, look):
+        request = self._comm.Ibarrier()
         tell_at = time.monotonic() + self._backend.timeout
         while not self._is_complete(request, POLL_SECONDS):
-            who = self._who_left()
-            left_since = (left_since or time.monotonic()) if who else None
-            if left_since is not None and time.monotonic() > left_since + SURE_SECONDS:
-                raise CommunicationError(
-                    f"rank {self._comm.rank} of {self._comm.size} waits in shutdown(): {who}. Call "
-                    "shutdown() on all ranks of the backend's communicator, or on none"
-                )
+            look()
             if time.monotonic() > tell_at:
                 tell_at = inf
                 self._tell_of_wait()
@@ -130,6 +131,10 @@ class JobGuard:
             f"{self._backend.timeout:g} s in shutdown(), which not all ranks of the backend's "
             "communicator have called; it goes on waiting, for the job is another program's"
         )
+
+    def forsake(self) -> None:
+        """Leave what others have part in as it is: some are lost. No communication."""
+        self.has_stopped = True
 
     def stop(self) -> None:
         """End the threads and free the communicator. Collective."""
@@ -214,20 +219,6 @@ class JobGuard:
                 "together, or set the backend's timeout"
             )
         self.stop()
-
-    def _who_left(self) -> str:
-        """Return which ranks of this node have left, in words; "" if none has."""
-        world, own = self._mpi.COMM_WORLD.Get_group(), self._comm.Get_group()
-        places = own.Translate_ranks(None, world)
-        world.Free()
-        own.Free()
-        entries = attendance().others_here()
-        texts = [
-            f"rank {rank} is missing, {whereabouts(entry)}"
-            for rank, entry in enumerate(map(entries.get, places))
-            if entry is not None and (entry.has_left or state_of(entry.process) is None)
-        ]
-        return "; ".join(texts)
 
     def _who_is_missing(self) -> str:
         """Return which ranks have not reached the end of their program, as far as is known."""

@@ -6,6 +6,7 @@ this rank       its node, the cores of the node, who watches over it
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from ...environment import checked_mode
@@ -22,6 +23,7 @@ from ..watch.own_warden import unwatched_text
 from .channel import MPIChannel
 from .ending import ending
 from .guard import JobGuard
+from .peers import Peers
 
 
 class Job:
@@ -31,13 +33,16 @@ class Job:
     mpi              mpi4py's module
     parent           the communicator that the backend was made for
     owns_job         it was started by mpiexec or srun for this backend, which guards it
+    ends_job         the failure of a rank ends it, for others would wait; else they raise
     outlives_ranks   the ranks that live go on when others die: calls go through messages only
     """
 
-    def __init__(self, mpi, parent, *, owns_job: bool, outlives_ranks: bool):
+    def __init__(self, mpi, parent, *, owns_job: bool, ends_job: bool, outlives_ranks: bool):
         self.mpi, self.parent = mpi, parent
-        self.owns_job, self.outlives_ranks = owns_job, outlives_ranks
+        self.owns_job, self.ends_job = owns_job, ends_job
+        self.outlives_ranks = outlives_ranks
         self.local_rank = parent.rank
+        self.peers = Peers(mpi, parent)
         self.guard: Any = None  # a JobGuard, from open_guard()
         self._node = None  # of this rank, if it sees its neighbors' memory
         # of all ranks of the world: the first rank of its node, if it sees their memory
@@ -94,8 +99,18 @@ class Job:
         self.find_node()
         members = Members(key, tuple(range(communicator.size)))
         return MPIChannel(
-            self.mpi, communicator, members, progress, shares_cores=self._shares_cores
+            self.mpi,
+            communicator,
+            members,
+            progress,
+            shares_cores=self._shares_cores,
+            look=partial(self.peers.look, progress) if self._looks else None,
         )
+
+    @property
+    def _looks(self) -> bool:
+        """True if ranks look for lost ones while they wait: nobody, nor MPI, ends that else."""
+        return not self.ends_job and not self.outlives_ranks
 
     def group_messages(self, messages: MPIChannel, communicator, key: str) -> MPIChannel:
         """Return the messages of some of these ranks."""
@@ -104,7 +119,9 @@ class Job:
     def open_guard(self, backend) -> None:
         """Begin to watch: from now on no rank waits for a dead one."""
         communicator = self._own(self.parent.Dup())
-        self.guard = JobGuard(backend, self.mpi, communicator, is_active=self.owns_job)
+        communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
+        self.peers.speak_on(communicator)
+        self.guard = JobGuard(backend, self.mpi, communicator, self.peers, is_active=self.ends_job)
         self.guard.start()
 
     def meet_at_end(self) -> None:
@@ -115,7 +132,8 @@ class Job:
             attendance().be_guest(+1)
 
     def close(self) -> None:
-        """Note that a guest leaves the job of another program. No communication."""
+        """Let go of the node's memory; a guest leaves the job. No communication."""
+        self._node = None
         if not self.is_guarded:
             attendance().be_guest(-1)
 
@@ -159,6 +177,8 @@ class Job:
 
         doing   what this rank waits for in no call of MPI, which would raise
         """
+        if self._looks:
+            self.peers.look(doing=doing)
         if self.outlives_ranks and (self.is_revoked() or self.parent.Get_failed().size):
             raise CommunicationError(f"{doing}: a rank has died") from self.mpi.Exception(
                 self.mpi.ERR_PROC_FAILED
@@ -180,10 +200,17 @@ def _warn_of_unwatched(reasons) -> None:
         warnings.warn(unwatched_text(found), RuntimeWarning, stacklevel=2)
 
 
+def _gathered(messages: MPIChannel, note) -> list:
+    """Return the notes of all ranks, once all have come. Collective."""
+    if messages.look is not None:
+        messages.plan("barrier")()
+    return messages.communicator.allgather(note)
+
+
 def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
-        comparison = CallComparison(messages.members, messages.communicator.allgather)
+        comparison = CallComparison(messages.members, partial(_gathered, messages))
         under_way = ComparedUnderWay(group.progress, comparison)
         group.use(ComparedChannel(carrier, comparison.compare), under_way)
     else:

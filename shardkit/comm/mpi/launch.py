@@ -4,12 +4,11 @@ mpiexec or srun started 4 ranks, MPI sees 1   four programs that each train alon
                                               what to do
 """
 
-import sys
 from pathlib import Path
 
 from ...environment import Launcher, launcher
 from ...errors import LaunchError
-from ...files.programs import find_program
+from ...files.programs import find_program, this_python
 
 
 def check_launch(world_size: int, library: str) -> None:
@@ -40,7 +39,7 @@ def check_library(library: str) -> None:
 
 def _mismatch(found: Launcher, library: str) -> str:
     """Return why the ranks did not find each other, and how to start them."""
-    beside = Path(sys.executable).with_name("mpiexec")
+    beside = Path(this_python()).with_name("mpiexec")
     mpiexec = f"{beside}" if beside.exists() else f"the mpiexec of {library}"
     if found.name == "srun":
         kind = "pmix" if library == "Open MPI" else "pmi2"
@@ -61,7 +60,7 @@ def _mismatch(found: Launcher, library: str) -> str:
 
 def find_mpiexec() -> str | None:
     """Return the mpiexec beside this Python, or that of the PATH."""
-    beside = Path(sys.executable).with_name("mpiexec")
+    beside = Path(this_python()).with_name("mpiexec")
     return str(beside) if beside.exists() else find_program("mpiexec")
 
 

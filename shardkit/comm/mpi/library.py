@@ -3,6 +3,8 @@
 Importing shardkit imports no MPI; the first backend, or import_mpi(), does.
 """
 
+import ctypes
+import os
 import sys
 from math import inf
 
@@ -26,6 +28,8 @@ def import_mpi(timeout: float = inf):
         if "mpi4py.MPI" not in sys.modules:
             # but below, once the library is known to fit, and with a time limit
             mpi4py.rc(initialize=False)
+            if _has_begun():  # the error handlers of the program stay as they are
+                mpi4py.rc(errors="default")
         from mpi4py import MPI
     except (
         ImportError,
@@ -55,7 +59,29 @@ def import_mpi(timeout: float = inf):
     elif not ending().is_watching:  # the program has initialized MPI
         join_roll(MPI.get_vendor()[0])
         attendance().enter_program()
-        rc = mpi4py.rc
-        is_told = rc.initialize if rc.finalize is None else rc.finalize
-        ending().watch(MPI, Finalizer.MPI4PY if is_told else Finalizer.NOBODY)
+        ending().watch(MPI, _finalizer(mpi4py.rc))
     return MPI
+
+
+def _has_begun() -> bool:
+    """Return True if this program, in C or Fortran, has initialized MPI without mpi4py."""
+    flag = ctypes.c_int(0)
+    try:
+        ctypes.CDLL(None).MPI_Initialized(ctypes.byref(flag))
+    except AttributeError:  # it is not linked with MPI
+        return False
+    return bool(flag.value)
+
+
+def _finalizer(rc) -> Finalizer:
+    """Return who calls MPI_Finalize after this program has initialized MPI."""
+    is_told = rc.initialize if rc.finalize is None else rc.finalize
+    return Finalizer.MPI4PY if is_told and not _is_embedded() else Finalizer.NOBODY
+
+
+def _is_embedded() -> bool:
+    """Return True if a program holds this interpreter: it goes on when Python has ended."""
+    try:
+        return not os.path.samefile("/proc/self/exe", sys.executable)
+    except OSError:  # a system without /proc, or a program that finds no Python
+        return not sys.executable

@@ -19,16 +19,20 @@ class MPIErrors:
     """Context manager that turns an error of the MPI library into a CommunicationError.
 
     progress   names the call under way
+    look       of an MPIChannel: it knows better than the library why a call fails
     """
 
-    def __init__(self, mpi, progress):
+    def __init__(self, mpi, progress, look=None):
         self._mpi, self._progress = mpi, progress
+        self._look = look
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, traceback):
         if isinstance(error, self._mpi.Exception):
+            if self._look is not None:
+                self._look(at_once=True)
             raise CommunicationError(
                 f"{self._progress.current}: MPI says: {error}; if a message was truncated, two "
                 f"ranks disagree about its size: {TRY_CHECKED}"
@@ -78,9 +82,13 @@ class RequestsHandle(Handle):
 
 def wait_all(channel, requests, statuses=None) -> None:
     """Wait until all requests of an MPIChannel are complete."""
-    if not channel.shares_cores:
-        return channel.mpi.Request.Waitall(requests, statuses)
-    wait_asleep(channel, requests, statuses)
+    if channel.shares_cores:
+        wait_asleep(channel, requests, statuses)
+    elif channel.look is None:
+        channel.mpi.Request.Waitall(requests, statuses)
+    else:
+        while not channel.mpi.Request.Testall(requests, statuses):
+            channel.look()
 
 
 def wait_asleep(channel, requests, statuses=None) -> None:
@@ -88,6 +96,8 @@ def wait_asleep(channel, requests, statuses=None) -> None:
     slept = 0.0
     seconds = SHORTEST_NAP
     while not channel.mpi.Request.Testall(requests, statuses):
+        if channel.look is not None:
+            channel.look()
         time.sleep(seconds)
         slept += seconds
         seconds = min(2 * seconds, max(SHORT_NAP, NAP_SHARE * slept), LONGEST_NAP)

@@ -3,9 +3,7 @@
 from functools import partial
 from typing import Any
 
-import numpy
-
-from ..channel import ArrayMemory, NotedCalls, ShortCall, WrappedChannel
+from ..channel import ArrayMemory, NotedCalls, ShortCall, WrappedChannel, bytes_of
 from ..operations import COMPILED_VERBS, ReductionOperation
 from .mailbox import ALL_REDUCE, REDUCE_SCATTER, START
 from .noted import PARTS, Loops, NotedLoops, load
@@ -27,6 +25,7 @@ class NodeMemory(ArrayMemory):
 
     def common(self, size, dtype):
         messages = self._messages
+        messages.plan("barrier")()  # a guest does not wait for a lost rank there, but below
         ranks = messages.members.world_ranks
         return self._node.common(messages.communicator, ranks, size, dtype)
 
@@ -71,6 +70,7 @@ class SharedMemoryChannel(WrappedChannel):
 
     def close(self):
         self._forget()
+        self._forget, self.memory = None, self.inside.memory  # the heap goes at once, if unused
         super().close()
 
     def plan(self, verb, *arguments):
@@ -112,8 +112,3 @@ class SharedMemoryChannel(WrappedChannel):
             return False
         self.loops.finish(verb, arrays, option, START, counts)
         return True
-
-
-def bytes_of(arguments) -> int:
-    """Return the bytes of the largest array among the arguments of a verb; 0 if there is none."""
-    return max((a.nbytes for a in arguments if isinstance(a, numpy.ndarray)), default=0)

@@ -79,7 +79,7 @@ class Node:
         mailboxes = [heap + offset for heap, offset in zip(heaps, offsets)]
 
         def forget():
-            messages.communicator.Barrier()
+            messages.plan("barrier")()
             del self._mailboxes[own]
 
         table = table_of(

@@ -149,6 +149,15 @@ def run_ranks(
     ------
     BaseException
         The first failure in time, itself, with a note that names its rank; it wakes the others.
+
+    Examples
+    --------
+    >>> def rank(backend):
+    ...     total = np.full(2, backend.rank + 1.0)
+    ...     backend.all_reduce(total, op="sum")
+    ...     return total
+    >>> sk.run_ranks(3, rank)[0]
+    array([6., 6.])
     """
     import_all(__name__.partition(".")[0])
     environment = Environment(world_size, check_timeout(timeout))

@@ -14,7 +14,7 @@ from ...errors import CheckpointError
 from ...files.reading import read_bytes
 from ...files.removing import FILE, TEMPORARY
 from .ledger import LEDGER_NAME, RecordedCall, RecordedRank, read_ledger
-from .warden import is_stopped
+from .processes import is_stopped
 
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports

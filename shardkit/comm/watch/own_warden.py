@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 from ...environment import launcher
+from ...files.programs import this_python
 
 WATCHING = b"watching\n"  # what a warden says first; afterwards, only why it has ended
 _PACKAGE = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ class OwnWarden:
         self._has_spoken = Event()
         with _lines_to_launcher() as kept:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
+                [this_python(), "-I", "-S", "-c", _WARDEN, json.dumps(arguments), str(_PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,

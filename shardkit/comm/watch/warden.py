@@ -8,8 +8,9 @@
       limit, and its interpreter does not run
     the rank has been stopped for as long as the      ends it, and the others go on
       limit, and they can go on without it
-    its rank died before it might end                 reports the death; it ends the job unless
-                                                        that belongs to another program
+    its rank died before it might end                 reports the death and ends the job; where that
+                                                        belongs to another program, it reports what
+                                                        a signal has killed, and ends nothing
     the job is ending, but its rank still runs        kills it: a stopped process reacts to nothing
                                                         else, and an abort under Open MPI's ULFM may
                                                         end nobody
@@ -33,8 +34,10 @@ from dataclasses import dataclass
 
 from .cores import FairClock, children_of
 from .folder import JobFolder, remove_if_abandoned
+from .processes import is_stopped, state_of
 from .pulse import read_pulse
 from .roll import EXIT_HOOKS, Entry, Roll
+from .witness import Witness
 
 POLL_SECONDS = 0.4
 NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
@@ -68,6 +71,7 @@ class Warden:
         self._looked_at = self._moved_at = time.monotonic()  # moved: seen not to be stopped
         self._stopped_at = 0.0  # seen to be stopped
         self._woke_at = 0.0  # this warden, stopped with the job
+        self._witness = Witness(self.process, self.launcher)
 
     def watch(self) -> None:
         """Watch until the rank's process is gone."""
@@ -82,6 +86,8 @@ class Warden:
                 continue
             if self.roll.is_ended():
                 return self._end_rank(GRACE_SECONDS)
+            if own is not None and own.is_guest:
+                self._witness.look_round(self._others())
             if own is not None and self._is_ended_as_stuck(own):
                 return
             if own is None or not own.is_waiting:
@@ -139,6 +145,8 @@ class Warden:
     def _is_gone(self) -> bool:
         """Wait a moment, and return True if the rank's process is gone."""
         readable, _, _ = select.select([0], [], [], POLL_SECONDS)
+        if readable:  # its files are closed, and its parent has not heard of it yet
+            self._witness.note_end()
         return bool(readable) or os.getppid() != self.process
 
     def _hold_launcher(self):
@@ -231,16 +239,7 @@ class Warden:
     def _name_death(self):
         """Report the death of the rank, if nobody else on this node can know about it."""
         own = self.roll.read(self.rank)
-        if (
-            own is None
-            or own.may_end
-            or own.survives
-            or own.is_guest
-            and None in self._others().values()  # who may have died before, or ended the job
-            or own.has_left
-            and not own.is_waiting
-            or self.roll.is_ended()
-        ):
+        if own is None or own.survives or self.roll.is_ended() or self._may_be_an_end(own):
             return
         others = self._others()
         here = [entry for entry in others.values() if entry is not None]
@@ -256,6 +255,13 @@ class Warden:
         if not own.is_guest:  # else its launcher decides
             self.roll.end()
         self._hold_launcher()
+
+    def _may_be_an_end(self, own: Entry) -> bool:
+        """Return True if the end may be a good one, or follow from that of another rank."""
+        if own.is_guest:
+            is_told = self._witness.knows or not own.may_end
+            return own.is_free or not is_told or not self._witness.saw_kill(self._others())
+        return own.may_end or own.has_left and not own.is_waiting
 
     def _was_first(self, own, others) -> bool:
         """Return False if another rank may have ended before, for which the launcher killed this.
@@ -357,23 +363,6 @@ def whereabouts(entry: Entry | None) -> str:
         else f"{'in ' if entry.is_waiting else ''}{entry.doing}"
     )
     return f"{word}{place} (process {entry.process})"
-
-
-def state_of(process: int) -> str | None:
-    """Return the kernel's letter for the process ("R", "S", "T" if stopped); None if it is gone."""
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return None if os.path.exists("/proc/self/stat") else "R"  # a system without /proc
-    except (OSError, IndexError):
-        return None
-    return None if letter in ("Z", "X") else letter
-
-
-def is_stopped(process: int) -> bool:
-    """Return True if a signal ("T") or a debugger ("t") has stopped the process."""
-    return state_of(process) in ("T", "t")
 
 
 def main(text: str) -> None:

@@ -14,7 +14,7 @@ import numpy
 from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first, collectively
 from ..token_file import DOCUMENTS, TOKENS, lay_out_token_file
 from ..tokenizer import Tokenizer, token_dtype
 from .inputs import passing
@@ -42,12 +42,8 @@ def assemble(
     Errors, on all ranks: CorpusError on a damaged part, OSError.
     """
     totals = Totals(sum(p.num_tokens for p in parts), sum(p.num_documents for p in parts))
-    places = None
-    with collectively(backend):
-        if backend.rank == 0:
-            sizes = totals.num_tokens, totals.num_documents
-            places = lay_out_token_file(path, *sizes, tokenizer, made_from)
-    places = backend.broadcast_object(places, 0)
+    sizes = totals.num_tokens, totals.num_documents
+    places = by_first(backend, lambda: lay_out_token_file(path, *sizes, tokenizer, made_from))
     starts = [
         *zip(
             accumulate((part.num_documents for part in parts), initial=0),

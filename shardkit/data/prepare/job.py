@@ -18,7 +18,7 @@ from pathlib import Path
 from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import ledger_in, native_work, wait_until
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first, collectively
 from ...comm.same import alike, facts_of, versions
 from ...errors import ConfigurationError, CorpusError
 from ...files.ownership import Ownership
@@ -112,11 +112,7 @@ def _found(
     backend, preparation: Preparation
 ) -> tuple[list[Input], str, dict[str, bytes] | None, str]:
     """Return (inputs, field, files of the tokenizer or None, hash of the texts). Collective."""
-    found = None
-    with collectively(backend):
-        if backend.rank == 0:
-            found = _look(preparation, backend.work)
-    inputs, field, files = backend.broadcast_object(found, 0)
+    inputs, field, files = by_first(backend, lambda: _look(preparation, backend.work))
     inputs = _shared(backend, inputs, lambda one: one.marked(backend.work))
     about = [field, *((one.kind, one.mark) for one in inputs)]
     return inputs, field, files, hashlib.sha256(json.dumps(about).encode()).hexdigest()
@@ -124,16 +120,17 @@ def _found(
 
 def _there(backend, preparation: Preparation, files, made_from: str, say) -> Totals | None:
     """Return what the output holds, if it is there and may be used again. Collective."""
-    totals = None
-    with collectively(backend):
-        if backend.rank == 0 and preparation.output.exists():
-            totals = _reused(preparation, files, made_from, say)
-    return backend.broadcast_object(totals, 0)
+    return by_first(backend, lambda: _reused(preparation, files, made_from, say))
 
 
-def _reused(preparation: Preparation, files, made_from: str, say) -> Totals:
-    """Return what the output holds. Errors: ConfigurationError if it was made from other texts."""
+def _reused(preparation: Preparation, files, made_from: str, say) -> Totals | None:
+    """Return what the output holds, None without one. On one rank.
+
+    Errors: ConfigurationError if it was made from other texts.
+    """
     output = preparation.output
+    if not output.exists():
+        return None
     file = open_token_file(output)
     if files is None:
         beside = output.with_name(MAIN_FILE)
@@ -163,11 +160,7 @@ def _plan(
     attempt = backend.broadcast_object(attempt, 0)
     folder = PartsFolder(preparation.output, attempt).path
     inputs = _shared(backend, inputs, lambda one: one.unpacked(folder, backend.work))
-    blocks = None
-    with collectively(backend):
-        if backend.rank == 0:
-            blocks = cut_into_blocks(inputs, field, backend.work)
-    return backend.broadcast_object(blocks, 0), attempt
+    return by_first(backend, lambda: cut_into_blocks(inputs, field, backend.work)), attempt
 
 
 def _shared(backend, inputs: list[Input], change: Callable[[Input], Input]) -> list[Input]:

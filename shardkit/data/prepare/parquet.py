@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import CorpusError
 from ...files.reading import library
-from ..parquet_file import open_parquet
+from ..arrow import open_parquet
 from .readers import DocumentReader, Span, hint_of
 
 

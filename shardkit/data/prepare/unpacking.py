@@ -46,6 +46,13 @@ def head_of(path: Path, num_bytes: int) -> bytes:
     return _read(path, lambda file: file.read(num_bytes))
 
 
+def content_within(path: Path, most: int) -> bytes:
+    """Return all that a compressed file holds. Errors: CorpusError if it is more; as head_of."""
+    found, most = io.BytesIO(), min(most, max(_MOST_TIMES * path.stat().st_size, _SMALL))
+    _read(path, lambda file: _copy(path, file, found, most, lambda: None))
+    return found.getvalue()
+
+
 def mark_of(path: Path, work: Callable[[], None]) -> str:
     """Return the hash of what a compressed file holds, see content_of. Errors: as unpack."""
     return _read(path, lambda file: content_of_stream(file, work))
@@ -73,8 +80,8 @@ def _copy(path: Path, file, out, most: int, work: Callable[[], None]) -> None:
         left -= len(content)
         if left < 0:
             raise CorpusError(
-                f"{path} holds more than {most:,} bytes, {_MOST_TIMES:,} times its size; no text "
-                "is compressed so well",
+                f"{path} holds more than {most:,} bytes, too many for its size of "
+                f"{path.stat().st_size:,}, or to be held; unpack it first",
                 path,
             )
         out.write(content)

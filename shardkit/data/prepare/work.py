@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first, collectively
 from ...errors import CorpusError
 from ..tokenizer import Tokenizer, token_dtype
 from .encode import encode_block
@@ -135,11 +135,7 @@ class Encoding:
 
     def _listed(self) -> dict[str, TokenPart]:
         """Return the parts as rank 0 sees them. Collective."""
-        found = None
-        with collectively(self._backend):
-            if self._backend.rank == 0:
-                found = self._folder.parts()
-        return self._backend.broadcast_object(found, 0)
+        return by_first(self._backend, self._folder.parts)
 
 
 class _Watch:

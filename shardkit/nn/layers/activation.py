@@ -4,6 +4,8 @@ They have no parameters. PyTorch's `inplace` is refused: nothing is changed in p
 the backward of the layer before may need it.
 """
 
+from typing import Any
+
 from ...arguments import is_among, require
 from ..autograd import Tensor
 from ..module import Module
@@ -19,16 +21,20 @@ class OutOfPlace(Module):
         False; True is refused, since the backward of the layer before may need x.
     """
 
+    operation: Any  # of ops, on x alone
+
     def __init__(self, inplace: bool = False) -> None:
         wanted = "False: nothing is changed in place here, leave it out"
         require(inplace is False, f"{type(self).__name__} with inplace", inplace, wanted)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return type(self).operation(x)
 
 
 class ReLU(OutOfPlace):
     """max(x, 0)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return activation.relu(x)
+    operation = staticmethod(activation.relu)
 
 
 class GELU(Module):
@@ -54,15 +60,13 @@ class GELU(Module):
 class SiLU(OutOfPlace):
     """x sigmoid(x)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return activation.silu(x)
+    operation = staticmethod(activation.silu)
 
 
 class Mish(OutOfPlace):
     """x tanh(softplus(x)) (arXiv 1908.08681)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rectifiers.mish(x)
+    operation = staticmethod(rectifiers.mish)
 
 
 class Tanh(Module):

@@ -4,7 +4,7 @@ x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor 
 """
 
 from functools import singledispatch
-from typing import Any
+from typing import Any, Self
 
 from ...annotations import DTypeLike
 from ...arguments import is_integer, is_number, require
@@ -17,6 +17,7 @@ from ..ops.linear import embedding, linear
 from ..ops.normalization import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
 from ..ops.operands import check_ids
 from ..ops.shape import cast
+from ..recorded import record
 
 DTYPES = ("float32", "float64")
 
@@ -36,14 +37,22 @@ class Linear(Module):
         Of the weight; None: uniform.
     dtype
         Of the parameters, such as "float32".
+
+    Examples
+    --------
+    >>> layer = nn.Linear(4, 8)
+    >>> layer
+    Linear(in_features=4, out_features=8)
+    >>> layer(np.ones((2, 4))).shape
+    (2, 8)
     """
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        *,
         bias: bool = True,
+        *,
         init: Initializer | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
@@ -58,7 +67,9 @@ class Linear(Module):
 
     def forward(self, x: Tensor, activation: Any = None) -> Tensor:
         """Apply the layer and then `activation`, an op; None: nothing."""
-        return linear(x, self.weight, self.bias, activation)
+        # Products know some functions of ops, which stand behind doors.
+        function = getattr(activation, "__wrapped__", activation)
+        return linear(x, self.weight, self.bias, function)
 
 
 @singledispatch
@@ -96,6 +107,11 @@ class Embedding(Module):
         Of its values; None: Normal(1).
     dtype
         Of the parameters, such as "float32".
+
+    Examples
+    --------
+    >>> nn.Embedding(10, 4)([[1, 2, 3]]).shape
+    (1, 3, 4)
     """
 
     is_table = True
@@ -193,7 +209,7 @@ class Dropout(Module):
     of the samples, or dim 1 has the length of the samples and dim 0 a multiple of it.
     """
 
-    def __init__(self, p: float, *, sample_dim: int | str | None = "rows") -> None:
+    def __init__(self, p: float = 0.5, *, sample_dim: int | str | None = "rows") -> None:
         require(is_number(p, at_least=0, below=1), "dropout with p", p, "0 <= p < 1")
         is_known = sample_dim in ("rows", None) or is_integer(sample_dim)
         wanted = "the number of a dim, 'rows' or None"
@@ -220,10 +236,28 @@ class Sequential(ModuleList):
     ----------
     *modules
         In their order.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> net
+    Sequential(
+      (0): Linear(in_features=4, out_features=8)
+      (1): ReLU()
+      (2): Linear(in_features=8, out_features=1)
+    )
+    >>> net.predict(np.ones((2, 4))).shape
+    (2, 1)
     """
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
+
+    def append(self, module: Module) -> Self:
+        super().append(module)
+        if type(self) is Sequential:
+            record(self, tuple(self), {})
+        return self
 
     def forward(self, x: Any) -> Any:  # as blocks() says, without making the list at each call
         for module in self:

@@ -1,5 +1,6 @@
-"""Bags of embeddings: one vector for several ids."""
+"""Embeddings of bags of ids, and of ids that stand beside numbers in the columns of x."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...annotations import DTypeLike
@@ -9,11 +10,12 @@ from ...array.backend import is_true, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of
 from ..init import Normal
-from ..module import Module, Parameter
+from ..module import Module, ModuleList, Parameter
 from ..ops.linear import embedding
 from ..ops.operands import check_ids, index_array
 from ..ops.segments import segment_max, segment_mean, segment_sum
-from .basic import check_sizes
+from ..ops.shape import concatenate
+from .basic import Embedding, check_sizes
 
 MODES = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
 
@@ -83,3 +85,38 @@ def _bags_of(ids, offsets):
     if offsets.ndim != 1 or offsets.size and is_true((offsets[0] != 0) | (steps < 0).any()):
         raise ShapeError("EmbeddingBag with offsets that do not rise from 0; wanted [bags]")
     return xp.searchsorted(offsets, xp.arange(ids.size), side="right") - 1, offsets.size
+
+
+class EmbeddedColumns(Module):
+    """x with a vector in the place of each of its last columns, whose values are ids.
+
+    Parameters
+    ----------
+    embeddings
+        (rows, width) of each of the last columns of x.
+    dtype
+        Of the parameters, such as "float32".
+
+    Attributes
+    ----------
+    tables
+        An Embedding for each, initially Normal(1/sqrt(width)).
+
+    Notes
+    -----
+    forward(x [samples, n + len(embeddings)]) returns [samples, n + the sum of the widths].
+    """
+
+    def __init__(
+        self, embeddings: Sequence[tuple[int, int]], *, dtype: DTypeLike = "float32"
+    ) -> None:
+        self.tables = ModuleList(
+            Embedding(rows, width, init=Normal(width**-0.5), dtype=dtype)
+            for rows, width in embeddings
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.shape[1] - len(self.tables)
+        ids = array_of(x)[:, first:].astype("int64")
+        looked_up = [table(ids[:, column]) for column, table in enumerate(self.tables)]
+        return concatenate([x[:, :first], *looked_up] if first else looked_up, 1)

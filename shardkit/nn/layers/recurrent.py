@@ -1,4 +1,4 @@
-"""LSTM and GRU: layers over sequences, one after the other, in one direction or both.
+"""LSTM, GRU and RNN: layers over sequences, one after the other, in one direction or both.
 
 Names and shapes of the parameters are PyTorch's: weight_ih_l0 [gates H, in], weight_hh_l0,
 bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
@@ -7,15 +7,19 @@ bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
 from typing import Any
 
 from ...annotations import DTypeLike, Shape
+from ...arguments import is_among, require
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
 from ..autograd import Tensor
 from ..init import Uniform
 from ..module import Module, ModuleList, Parameter
+from ..ops.activation import relu, tanh
 from ..ops.arrangement import flip, stack
+from ..ops.elementwise import add
+from ..ops.linear import linear
 from ..ops.recurrent import gru, lstm
-from ..ops.shape import concatenate, getitem, transpose
+from ..ops.shape import concatenate, getitem, squeeze, transpose, unsqueeze
 from .basic import Dropout, check_sizes
 
 
@@ -169,3 +173,178 @@ class GRU(Recurrent):
     def _layer(self, x, start, weights):
         states = gru(x, start, *weights)
         return states, getitem(states, -1)
+
+
+_NONLINEARITIES = {"tanh": tanh, "relu": relu}
+
+
+class RNN(Recurrent):
+    """x -> (outputs, h): h = nonlinearity(x W_ih^T + b_ih + h W_hh^T + b_hh), step after step.
+
+    h is [num_layers * directions, batch, H]; h0 may be given, else it is 0.
+
+    Parameters
+    ----------
+    input_size, hidden_size, num_layers
+        As of Recurrent.
+    nonlinearity
+        "tanh" or "relu".
+    **more
+        As of Recurrent: bias, batch_first, dropout, bidirectional, dtype.
+    """
+
+    num_gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        **more: Any,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, **more)
+        self._function = _nonlinearity("RNN", nonlinearity)
+
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
+        time_first = transpose(x, 0, 1) if self.batch_first else x
+        y, ends = self._run(x, self._starts(hx, time_first))
+        return y, stack(ends)
+
+    def _layer(self, x, start, weights):
+        states = _simple_steps(x, start, weights, self._function)
+        return stack(states), states[-1]
+
+
+def _nonlinearity(owner, name):
+    is_known = is_among(name, _NONLINEARITIES)
+    require(is_known, f"{owner} with nonlinearity", name, '"tanh" or "relu"')
+    return _NONLINEARITIES[name]
+
+
+def _simple_steps(x, hidden, weights, function) -> list[Tensor]:
+    """Return the hidden state [B, H] after each step of x [T, B, in]."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    from_input = linear(x, w_ih, b_ih)
+    states = []
+    for step in range(x.shape[0]):
+        hidden = function(add(getitem(from_input, step), linear(hidden, w_hh, b_hh)))
+        states.append(hidden)
+    return states
+
+
+_OF_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+class Cell(Module):
+    """One step of a recurrent layer: (x [B, in], state [B, H]) -> state; without B for one sample.
+
+    Parameters
+    ----------
+    input_size, hidden_size
+        Features of x, and of the state, which is 0 if it is not given.
+    bias
+        Whether the products have biases, two each.
+    dtype
+        Of the parameters, such as "float32".
+
+    Notes
+    -----
+    Parameters: weight_ih, weight_hh, bias_ih, bias_hh, drawn uniformly from +-1/sqrt(hidden_size).
+    """
+
+    num_gates: int
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
+        self.hidden_size = hidden_size
+        rows, init = self.num_gates * hidden_size, Uniform(hidden_size**-0.5)
+        shapes: dict[str, Shape] = {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, hidden_size),
+            **({"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}),
+        }
+        for name, shape in shapes.items():
+            setattr(self, name, Parameter(shape, init, dtype))
+
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        is_single = x.ndim == 1
+        rows = unsqueeze(x, 0) if is_single else x
+        states = [self._state(each, rows, is_single) for each in self._given(hx)]
+        weights = [getattr(self, name, None) for name in _OF_CELL]
+        made = self._step(unsqueeze(rows, 0), states, weights)
+        ends = [squeeze(each, 0) if is_single else each for each in made]
+        return tuple(ends) if len(ends) > 1 else ends[0]
+
+    def _step(self, x, states, weights) -> tuple[Tensor, ...]:
+        """Return the states [B, H] after x [1, B, in]."""
+        raise NotImplementedError
+
+    def _given(self, hx):
+        """Return the states that were given, one or two."""
+        return (hx,)
+
+    def _state(self, state, rows, is_single):
+        shape = (rows.shape[0], self.hidden_size)
+        if state is None:
+            return Tensor(fresh.zeros(shape, rows.dtype, xp_of(rows.array)))
+        state = unsqueeze(state, 0) if is_single else state
+        if state.shape != shape:
+            raise ShapeError(f"{type(self).__name__} with a state {state.shape}; wanted {shape}")
+        return state
+
+
+class LSTMCell(Cell):
+    __doc__ = Cell.__doc__
+    num_gates = 4
+
+    def _given(self, hx):
+        return (None, None) if hx is None else hx
+
+    def _step(self, x, states, weights):
+        hidden, cell = lstm(x, *states, *weights)
+        return getitem(hidden, 0), cell
+
+
+class GRUCell(Cell):
+    __doc__ = Cell.__doc__
+    num_gates = 3
+
+    def _step(self, x, states, weights):
+        return (getitem(gru(x, *states, *weights), 0),)
+
+
+class RNNCell(Cell):
+    """One step: nonlinearity(x W_ih^T + b_ih + h W_hh^T + b_hh), as Cell.
+
+    Parameters
+    ----------
+    input_size, hidden_size, bias, dtype
+        As of Cell.
+    nonlinearity
+        "tanh" or "relu".
+    """
+
+    num_gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        *,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, dtype=dtype)
+        self._function = _nonlinearity("RNNCell", nonlinearity)
+
+    def _step(self, x, states, weights):
+        return (_simple_steps(x, *states, weights, self._function)[0],)

@@ -9,7 +9,7 @@ stage.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -272,6 +272,10 @@ class GPT(Module):
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
     """
+
+    if TYPE_CHECKING:
+
+        def forward(self, x: Any) -> Tensor: ...
 
     def __init__(
         self,

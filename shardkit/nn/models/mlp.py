@@ -1,12 +1,15 @@
 """MLP: layers of units, each fully connected to the one before."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...annotations import DTypeLike, Shape
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
+from ..autograd import Tensor
 from ..features import InputFeatures
 from ..layers.basic import DenseLayer, check_sizes, checked_dtype
+from ..layers.embedding import EmbeddedColumns
 from ..loss import CrossEntropy, MeanSquaredError
 from ..metrics import MAE, R2, RMSE, Accuracy, MacroF1
 from ..module import Module, ModuleList, numbered
@@ -33,7 +36,22 @@ class MLP(Module):
         Of the initial weights: an integer, and a name such as "float32".
     feature_names
         Of the columns of x; None: feature_0, feature_1, ...
+    embeddings
+        Rows and width of what the last columns of x look up, whose values are ids; sizes[0] counts
+        such a column once; None: nothing.
+
+    Examples
+    --------
+    >>> model = sk.models.MLP([4, 8, 1])
+    >>> model.parameter_count
+    49
+    >>> model.predict(np.ones((2, 4))).shape
+    (2, 1)
     """
+
+    if TYPE_CHECKING:
+
+        def forward(self, x: Any) -> Tensor: ...
 
     def __init__(
         self,
@@ -43,6 +61,7 @@ class MLP(Module):
         seed: int = 0,
         dtype: DTypeLike = "float32",
         feature_names: Sequence[str] | None = None,
+        embeddings: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self._sizes = tuple(sizes)
         self._activation = activation
@@ -51,6 +70,9 @@ class MLP(Module):
         self._dtype = checked_dtype("MLP", dtype)
         self._check()
         self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)
+        self.embedded = EmbeddedColumns(embeddings, dtype=self._dtype) if embeddings else None
+        into = self._sizes[0] + sum(width - 1 for _, width in embeddings or ())
+        ends = zip((into, *self._sizes[1:]), self._sizes[1:])
         last = len(self._sizes) - 2
         self.layers = ModuleList(
             DenseLayer(
@@ -59,7 +81,7 @@ class MLP(Module):
                 activation=ACTIVATIONS[activation] if index < last else None,
                 dtype=self._dtype,
             )
-            for index, (num_in, num_out) in enumerate(zip(self._sizes, self._sizes[1:]))
+            for index, (num_in, num_out) in enumerate(ends)
         )
         self.loss = TASKS[task]()
         self.metrics = self._own_metrics()
@@ -85,7 +107,8 @@ class MLP(Module):
         return {"accuracy": Accuracy(), "macro_f1": MacroF1(self._sizes[-1])}
 
     def blocks(self) -> list[tuple[str, Module]]:
-        return [("features", self.features), *numbered("layers", self.layers)]
+        embedded = [] if self.embedded is None else [("embedded", self.embedded)]
+        return [("features", self.features), *embedded, *numbered("layers", self.layers)]
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape[:-1], self._sizes[-1])

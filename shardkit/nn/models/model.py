@@ -1,7 +1,10 @@
 """What the models of this folder have in common, GPT and MLP apart, which record their settings."""
 
+from typing import TYPE_CHECKING, Any
+
 from ...annotations import DTypeLike
 from ...arguments import is_integer, require
+from ..autograd import Tensor
 from ..layers.basic import check_sizes, checked_dtype
 from ..layers.pooling import MaxPool1d, MaxPool2d, MaxPool3d
 from ..loss import CrossEntropy, Loss, MeanSquaredError
@@ -13,6 +16,10 @@ MAX_POOLS = (MaxPool1d, MaxPool2d, MaxPool3d)
 
 class ReadyModel(Module):
     """A model with initial weights, a loss and metrics; each says itself what it is built with."""
+
+    if TYPE_CHECKING:
+
+        def forward(self, x: Any) -> Tensor: ...
 
     def _checked(self, owner: str, seed: int, dtype: DTypeLike, **sizes: int) -> str:
         """Return the name of the dtype. Errors: ConfigurationError on any of these arguments."""

@@ -109,7 +109,7 @@ class UNet(ReadyModel):
                 f"UNet with groups = {groups}, width = {width}; wanted a divisor of the width"
             )
         self._in_channels, self._out_channels = in_channels, out_channels
-        self._dims, self._depth, self._dtype = dims, depth, dtype
+        self._dims, self._depth = dims, depth
         widths = [width * 2**level for level in range(depth + 1)]
         self.enter = Level(dims, in_channels, width, groups, dtype=dtype)
         self.down = ModuleList(
@@ -133,7 +133,7 @@ class UNet(ReadyModel):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_input(x)
-        x = self.enter(input_tensor(x, self._dtype))
+        x = self.enter(input_tensor(x, self.enter.first.weight.dtype))
         skips = []
         for level in self.down:
             skips.append(x)

@@ -11,9 +11,10 @@ from ...annotations import DTypeLike, PerDim, Shape
 from ...arguments import is_integer
 from ...errors import ConfigurationError, ShapeError
 from ..init import Normal
-from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, input_tensor
+from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes
+from ..layers.patches import cut_into_patches, tokens_of
 from ..module import Module, ModuleList, Parameter, numbered
-from ..ops.shape import concatenate, expand, getitem, permute, reshape
+from ..ops.shape import getitem
 from ..transformer import WEIGHT_INIT, TransformerBlock, check_heads
 from .model import ReadyModel
 
@@ -45,20 +46,7 @@ class PatchEmbedding(Module):
 
     def forward(self, x):
         self.check_input(x)
-        x = self.patches(self._cut(input_tensor(x, self.patches.weight.dtype)))
-        first = expand(self.class_token, (x.shape[0], 1, x.shape[2]))
-        return self.dropout(concatenate([first, x], 1) + self.positions)
-
-    def _cut(self, x):
-        """Return x [batch, channels, *image] as [batch, patches, channels * patch]."""
-        num_dims = len(self.image)
-        counts = [size // step for size, step in zip(self.image, self.patch)]
-        pairs = [size for pair in zip(counts, self.patch) for size in pair]
-        x = reshape(x, (*x.shape[:2], *pairs))
-        order = [0, *range(2, 2 + 2 * num_dims, 2), 1, *range(3, 3 + 2 * num_dims, 2)]
-        x = permute(x, order)  # [batch, *counts, channels, *patch]
-        features = self.channels * math.prod(self.patch)
-        return reshape(x, (x.shape[0], math.prod(counts), features))
+        return tokens_of(self, cut_into_patches(self, x), self.positions)
 
 
 class ViTHead(Module):

@@ -8,6 +8,7 @@ ShapeError.
 """
 
 from ...public import import_names
+from ..doors import door
 
 __all__ = import_names(
     __name__,
@@ -21,8 +22,14 @@ __all__ = import_names(
         ),
         "attention": "attention_weights causal_attention scaled_dot_product_attention",
         "channel_norm": "batch_norm group_norm instance_norm",
+        "composed": (
+            "celu cosine_similarity fold glu hardshrink hardsigmoid hardswish logsigmoid normalize "
+            "pairwise_distance pixel_shuffle pixel_unshuffle prelu relu6 selu softshrink softsign "
+            "tanhshrink threshold unfold"
+        ),
         "contraction": "bmm einsum outer",
         "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+        "ctc": "ctc_loss",
         "elementwise": (
             "add compare divide exp log maximum minimum multiply negative power sqrt subtract where"
         ),
@@ -48,12 +55,14 @@ __all__ = import_names(
         "reduction": "all any max mean min sum variance",
         "resampling": "interpolate",
         "rotary": "rotary",
+        "sampling": "grid_sample",
         "scan": "cumprod cumsum",
         "segments": "segment_max segment_mean segment_sum",
         "shape": (
-            "cast concatenate expand gather getitem permute reshape split squeeze transpose "
-            "unsqueeze"
+            "cast cat=concatenate concatenate expand gather getitem permute reshape split squeeze "
+            "transpose unsqueeze"
         ),
         "statistics": "logsumexp norm prod std var",
     },
+    door,
 )

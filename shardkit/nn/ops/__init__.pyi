@@ -36,6 +36,28 @@ from .channel_norm import (
     group_norm as group_norm,
     instance_norm as instance_norm,
 )
+from .composed import (
+    celu as celu,
+    cosine_similarity as cosine_similarity,
+    fold as fold,
+    glu as glu,
+    hardshrink as hardshrink,
+    hardsigmoid as hardsigmoid,
+    hardswish as hardswish,
+    logsigmoid as logsigmoid,
+    normalize as normalize,
+    pairwise_distance as pairwise_distance,
+    pixel_shuffle as pixel_shuffle,
+    pixel_unshuffle as pixel_unshuffle,
+    prelu as prelu,
+    relu6 as relu6,
+    selu as selu,
+    softshrink as softshrink,
+    softsign as softsign,
+    tanhshrink as tanhshrink,
+    threshold as threshold,
+    unfold as unfold,
+)
 from .contraction import (
     bmm as bmm,
     einsum as einsum,
@@ -49,6 +71,7 @@ from .convolution import (
     conv_transpose2d as conv_transpose2d,
     conv_transpose3d as conv_transpose3d,
 )
+from .ctc import ctc_loss as ctc_loss
 from .elementwise import (
     add as add,
     compare as compare,
@@ -151,6 +174,7 @@ from .reduction import (
 )
 from .resampling import interpolate as interpolate
 from .rotary import rotary as rotary
+from .sampling import grid_sample as grid_sample
 from .scan import (
     cumprod as cumprod,
     cumsum as cumsum,
@@ -180,3 +204,5 @@ from .statistics import (
     std as std,
     var as var,
 )
+
+cat = concatenate

@@ -197,7 +197,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Return exp(x) / sum of exp(x) over dim; x is shifted, so that nothing overflows."""
+    """Return exp(x) / sum of exp(x) over dim; x is shifted, so that nothing overflows.
+
+    Examples
+    --------
+    >>> ops.softmax([[0.0, 0.0]])
+    Tensor(array([[0.5, 0.5]]))
+    """
     (dim,) = reduced_dims(x, dim)
     check_floating("softmax", x)
     y = kernels.softmax(x.array, dim)

@@ -8,7 +8,7 @@ The operations here are what the differentiable gradients of other operations ar
 
 from ...array import halves
 from ...array.backend import xp_of
-from ..autograd import Tensor, record_linear
+from ..autograd import Tensor, record, record_linear
 
 
 def takes_gradient(operand) -> bool:
@@ -18,7 +18,9 @@ def takes_gradient(operand) -> bool:
 
 def form(operand):
     """Return the (shape, dtype) of an operand's gradient; holding this keeps no array alive."""
-    return (operand.shape, operand.gradient_dtype) if takes_gradient(operand) else None
+    if isinstance(operand, Tensor) and operand.requires_grad:
+        return operand.shape, operand.gradient_dtype
+    return None
 
 
 def fit(gradient, form):
@@ -34,6 +36,37 @@ def fit(gradient, form):
         gradient = halves.total(gradient, (*range(extra), *stretched_dims), dtype=dtype)
         gradient = gradient.reshape(shape)
     return gradient if gradient.dtype == dtype else halves.copy(gradient, dtype)
+
+
+def record_broadcast(name, result, x, y, shares, again, needs=None) -> Tensor:
+    """Record an operation of two operands that broadcast; each gets a gradient of its form.
+
+    name     by which errors call the operation
+    shares   for each operand, (gradient, *needs) -> its gradient, of the shape of the result
+    again    the same by operations on Tensors, for second derivatives
+    needs    two operands, () if none is needed; None: x for the gradient of y, y for that of x
+    """
+    form_x, form_y = form(x), form(y)
+    if needs is None:
+        needs = (x if form_y else None, y if form_x else None)
+    first, second = needs or (None, None)
+    share_x, share_y = shares
+
+    def backward(gradient, wanted):
+        return (
+            fit(share_x(gradient, first, second), form_x) if wanted[0] else None,
+            fit(share_y(gradient, first, second), form_y) if wanted[1] else None,
+        )
+
+    def differentiable(gradient, wanted, output):
+        again_x, again_y = again
+        return (
+            summed(again_x(gradient, first, second), form_x) if wanted[0] else None,
+            summed(again_y(gradient, first, second), form_y) if wanted[1] else None,
+        )
+
+    backward.__qualname__ = name
+    return record(result, (x, y), backward, needs=needs, differentiable=differentiable)
 
 
 def summed(x: Tensor, form) -> Tensor:

@@ -68,8 +68,8 @@ def instance_norm(
 
 def _group_norm(x, num_groups, weight, bias, eps):
     """Return y, and mean and variance [N, groups]."""
-    scale, level = _or_constant(weight, 1, x), _or_constant(bias, 0, x)
-    y, mean, variance = kernels.group_norm(_lines(x), scale.array, level.array, num_groups, eps)
+    scale, level = or_constant(weight, 1, x), or_constant(bias, 0, x)
+    y, mean, variance = kernels.group_norm(lines_of(x), scale.array, level.array, num_groups, eps)
     kernel = kernels.group_norm_backward
     return _recorded(kernel, x, scale, level, y, mean, variance, eps), mean, variance
 
@@ -104,8 +104,8 @@ def batch_norm(
             f"batch_norm of x {x.shape}: a channel has {x.size // x.shape[1]} elements; wanted at "
             "least two in a micro-batch of training"
         )
-    lines = _lines(x)
-    scale, level = _or_constant(weight, 1, x), _or_constant(bias, 0, x)
+    lines = lines_of(x)
+    scale, level = or_constant(weight, 1, x), or_constant(bias, 0, x)
     y, mean, variance = kernels.batch_norm(lines, scale.array, level.array, eps)
     kernel = kernels.batch_norm_backward
     return _recorded(kernel, x, scale, level, y, mean, variance, eps), mean, variance
@@ -138,12 +138,13 @@ def _recorded(kernel, x, weight, bias, y, mean, variance, eps):
     return record(y.reshape(shape), parents, backward, **about)
 
 
-def _lines(x):
+def lines_of(x):
+    """Return the array [N, C, L] of x [N, C, *grid], a view."""
     return x.array.reshape(*x.shape[:2], prod(x.shape[2:]))
 
 
-def _or_constant(parameter, number, x):
-    """Return the parameter, or a constant [C] in its place."""
+def or_constant(parameter, number, x):
+    """Return the parameter, or a constant [C] in its place: a Tensor."""
     if parameter is not None:
         return parameter
     constant = fresh.zeros(x.shape[1], x.dtype, xp_of(x.array))

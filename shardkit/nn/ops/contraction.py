@@ -34,6 +34,12 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     ------
     ShapeError
         If letters and shapes do not fit.
+
+    Examples
+    --------
+    >>> ops.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 1)))
+    Tensor(array([[3.],
+           [3.]]))
     """
     terms, output = _parse(equation, [operand.shape for operand in operands])
     _check_sizes(equation, terms, output, operands)

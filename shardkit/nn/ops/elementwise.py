@@ -20,8 +20,8 @@ from ...array.reference.pointwise import (
 )
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
-from .broadcast import fit, form, summed
-from .operands import check_floating, check_numbers, counted_power, divided, matched
+from .broadcast import record_broadcast, takes_gradient
+from .operands import check_floating, check_numbers, counted_power, divided, matched, of_numpy
 
 
 def _compute(name, *operands, function=None):
@@ -48,97 +48,61 @@ def _compute(name, *operands, function=None):
 def add(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x + y."""
     x, y = matched("add", x, y)
-    form_x, form_y = form(x), form(y)
-
-    def backward(gradient, wanted):
-        return (
-            fit(gradient, form_x) if wanted[0] else None,
-            fit(gradient, form_y) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(gradient, form_x) if wanted[0] else None,
-            summed(gradient, form_y) if wanted[1] else None,
-        )
-
     result = _compute("add", array_of(x), array_of(y))
-    return record(result, (x, y), backward, differentiable=differentiable)
+    return record_broadcast("add", result, x, y, _SUM, _SUM, ())
+
+
+def _as_it_is(gradient, x, y):
+    return gradient
+
+
+_SUM = (_as_it_is, _as_it_is)
 
 
 def subtract(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x - y."""
     x, y = matched("subtract", x, y)
-    form_x, form_y = form(x), form(y)
-
-    def backward(gradient, wanted):
-        return (
-            fit(gradient, form_x) if wanted[0] else None,
-            fit(fresh.compute("negative", gradient), form_y) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(gradient, form_x) if wanted[0] else None,
-            summed(negative(gradient), form_y) if wanted[1] else None,
-        )
-
     result = _compute("subtract", array_of(x), array_of(y))
-    return record(result, (x, y), backward, differentiable=differentiable)
+    return record_broadcast("subtract", result, x, y, _DIFFERENCE, _DIFFERENCE_AGAIN, ())
+
+
+_DIFFERENCE = (_as_it_is, lambda gradient, x, y: fresh.compute("negative", gradient))
+_DIFFERENCE_AGAIN = (_as_it_is, lambda gradient, x, y: negative(gradient))
 
 
 def multiply(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x * y."""
     x, y = matched("multiply", x, y)
-    form_x, form_y = form(x), form(y)
-    # keep only what a gradient will need
-    for_y = x if form_y else None
-    for_x = y if form_x else None
+    result = _compute("multiply", array_of(x), array_of(y))
+    return record_broadcast("multiply", result, x, y, _PRODUCT, _PRODUCT_AGAIN)
 
-    def backward(gradient, wanted):
-        return (
-            fit(fresh.compute("multiply", gradient, array_of(for_x)), form_x)
-            if wanted[0]
-            else None,
-            fit(fresh.compute("multiply", gradient, array_of(for_y)), form_y)
-            if wanted[1]
-            else None,
-        )
 
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(multiply(gradient, for_x), form_x) if wanted[0] else None,
-            summed(multiply(gradient, for_y), form_y) if wanted[1] else None,
-        )
-
-    product = _compute("multiply", array_of(x), array_of(y))
-    return record(product, (x, y), backward, needs=(for_y, for_x), differentiable=differentiable)
+_PRODUCT = (
+    lambda gradient, x, y: fresh.compute("multiply", gradient, array_of(y)),
+    lambda gradient, x, y: fresh.compute("multiply", gradient, array_of(x)),
+)
+_PRODUCT_AGAIN = (
+    lambda gradient, x, y: multiply(gradient, y),
+    lambda gradient, x, y: multiply(gradient, x),
+)
 
 
 def divide(x: TensorLike, y: TensorLike) -> Tensor:
     """Return x / y."""
     x, y = divided("divide", x, y)
-    form_x, form_y = form(x), form(y)
-    for_y = x if form_y else None
+    result = _compute("divide", array_of(x), array_of(y))
+    needs = (x if takes_gradient(y) else None, y)
+    return record_broadcast("divide", result, x, y, _QUOTIENT, _QUOTIENT_AGAIN, needs)
 
-    def backward(gradient, wanted):
-        scaled = fresh.compute("divide", gradient, array_of(y))
-        return (
-            fit(scaled, form_x) if wanted[0] else None,
-            fit(_for_divisor(gradient, array_of(for_y), array_of(y)), form_y)
-            if wanted[1]
-            else None,
-        )
 
-    def differentiable(gradient, wanted, output):
-        scaled = divide(gradient, y)
-        return (
-            summed(scaled, form_x) if wanted[0] else None,
-            summed(negative(divide(multiply(scaled, for_y), y)), form_y) if wanted[1] else None,
-        )
-
-    quotient = _compute("divide", array_of(x), array_of(y))
-    return record(quotient, (x, y), backward, needs=(for_y, y), differentiable=differentiable)
+_QUOTIENT = (
+    lambda gradient, x, y: fresh.compute("divide", gradient, array_of(y)),
+    lambda gradient, x, y: _for_divisor(gradient, array_of(x), array_of(y)),
+)
+_QUOTIENT_AGAIN = (
+    lambda gradient, x, y: divide(gradient, y),
+    lambda gradient, x, y: negative(divide(multiply(divide(gradient, y), x), y)),
+)
 
 
 def _for_divisor(gradient, x, y):
@@ -179,30 +143,12 @@ def power(x: TensorLike, exponent: TensorLike) -> Tensor:
     The gradient of a Tensor exponent needs x > 0; at x = 0 it is 0 unless the exponent is negative.
     """
     x, exponent = matched("power", *counted_power(x, exponent))
-    form_x, form_exponent = form(x), form(exponent)
-
-    def backward(gradient, wanted):
-        base, n = array_of(x), array_of(exponent)
-        return (
-            fit(_for_base(gradient, base, n), form_x) if wanted[0] else None,
-            fit(_for_exponent(gradient, base, n), form_exponent) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(_again_for_base(gradient, x, exponent), form_x) if wanted[0] else None,
-            summed(_again_for_exponent(gradient, x, exponent), form_exponent)
-            if wanted[1]
-            else None,
-        )
-
     result = _compute("power", array_of(x), array_of(exponent), function=_powers)
     dtypes = {each.dtype for each in (x, exponent) if hasattr(each, "dtype")}
     if len(dtypes) == 1 and is_half(*dtypes):
         result = rounded(result, *dtypes)
-    return record(
-        result, (x, exponent), backward, needs=(x, exponent), differentiable=differentiable
-    )
+    needs = (x, exponent)
+    return record_broadcast("power", result, x, exponent, _POWER, _POWER_AGAIN, needs)
 
 
 def _powers(base, n):
@@ -257,6 +203,13 @@ def _again_for_exponent(gradient, base, n):
     return multiply(multiply(gradient, power(base, n)), log(safe))
 
 
+_POWER = (
+    lambda gradient, x, n: _for_base(gradient, array_of(x), array_of(n)),
+    lambda gradient, x, n: _for_exponent(gradient, array_of(x), array_of(n)),
+)
+_POWER_AGAIN = (_again_for_base, _again_for_exponent)
+
+
 def exp(x: Tensor) -> Tensor:
     """Return e to the x."""
     check_floating("exp", x)
@@ -301,67 +254,60 @@ def maximum(x: TensorLike, y: TensorLike) -> Tensor:
 
     Equal elements share the gradient half and half; NaN gives it to both.
     """
-    return _extreme("maximum", 1, x, y)
+    return _extreme("maximum", _LARGER, _LARGER_AGAIN, x, y)
 
 
 def minimum(x: TensorLike, y: TensorLike) -> Tensor:
     """Return the smaller of the two; ties and NaN as in maximum."""
-    return _extreme("minimum", -1, x, y)
+    return _extreme("minimum", _SMALLER, _SMALLER_AGAIN, x, y)
 
 
-def _extreme(name, sign, x, y):
-    """Return xp.name(x, y): the larger one for the sign 1, the smaller for -1."""
+def _extreme(name, shares, again, x, y):
+    """Return xp.name(x, y)."""
     x, y = matched(name, x, y)
-    form_x, form_y = form(x), form(y)
-    loses = operator.lt if sign > 0 else operator.gt
-
-    def backward(gradient, wanted):
-        _, a, b = alike(gradient, array_of(x), array_of(y))
-        return (
-            fit(extreme_backward.dispatch(gradient, a, b, sign), form_x) if wanted[0] else None,
-            fit(extreme_backward.dispatch(gradient, b, a, sign), form_y) if wanted[1] else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        a, b = array_of(x), array_of(y)
-        half = multiply(gradient, 0.5)
-        return tuple(
-            [
-                summed(where(a == b, half, where(lost, 0, gradient)), form_) if want else None
-                for lost, form_, want in zip((loses(a, b), loses(b, a)), (form_x, form_y), wanted)
-            ]
-        )
-
     result = _compute(name, array_of(x), array_of(y))
-    return record(result, (x, y), backward, needs=(x, y), differentiable=differentiable)
+    return record_broadcast(name, result, x, y, shares, again, (x, y))
+
+
+def _of_extreme(sign):
+    """Return the shares of both operands in a gradient; the sign is -1 for the smaller one."""
+
+    def share(gradient, mine, other):
+        return extreme_backward.dispatch(*alike(gradient, array_of(mine), array_of(other)), sign)
+
+    return share, lambda gradient, x, y: share(gradient, y, x)
+
+
+def _of_extreme_again(loses):
+    """Return the same by operations on Tensors; loses(a, b) says whether b is taken."""
+
+    def share(gradient, mine, other):
+        a, b = array_of(mine), array_of(other)
+        return where(a == b, multiply(gradient, 0.5), where(loses(a, b), 0, gradient))
+
+    return share, lambda gradient, x, y: share(gradient, y, x)
+
+
+_LARGER, _SMALLER = _of_extreme(1), _of_extreme(-1)
+_LARGER_AGAIN, _SMALLER_AGAIN = _of_extreme_again(operator.lt), _of_extreme_again(operator.gt)
 
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """Return x where the condition, booleans without a gradient, holds, and y elsewhere."""
     x, y = matched("where", x, y)
-    form_x, form_y = form(x), form(y)
+    arrays = [array_of(operand) for operand in (condition, x, y)]
+    result = _compute("where", *arrays, function=fresh.choose)
+    return record_broadcast("where", result, x, y, _CHOICE, _CHOICE_AGAIN, (condition, None))
 
-    def backward(gradient, wanted):
-        chosen = array_of(condition)
-        return (
-            None,
-            fit(fresh.choose(chosen, gradient, 0), form_x) if wanted[1] else None,
-            fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None,
-        )
 
-    def differentiable(gradient, wanted, output):
-        return (
-            None,
-            summed(where(condition, gradient, 0), form_x) if wanted[1] else None,
-            summed(where(condition, 0, gradient), form_y) if wanted[2] else None,
-        )
-
-    result = _compute(
-        "where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose
-    )
-    return record(
-        result, (condition, x, y), backward, needs=(condition,), differentiable=differentiable
-    )
+_CHOICE = (
+    lambda gradient, condition, _: fresh.choose(array_of(condition), gradient, 0),
+    lambda gradient, condition, _: fresh.choose(array_of(condition), 0, gradient),
+)
+_CHOICE_AGAIN = (
+    lambda gradient, condition, _: where(condition, gradient, 0),
+    lambda gradient, condition, _: where(condition, 0, gradient),
+)
 
 
 def compare(name: str, x: TensorLike, y: TensorLike) -> Tensor:
@@ -372,4 +318,5 @@ def compare(name: str, x: TensorLike, y: TensorLike) -> Tensor:
     name
         Of the function in `operator`.
     """
-    return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))
+    arrays = of_numpy(array_of(x)), of_numpy(array_of(y))
+    return Tensor(_compute(name, *arrays, function=getattr(operator, name)))

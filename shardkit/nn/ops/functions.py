@@ -17,14 +17,13 @@ from ...array.reference.chunks import empty_like, spans
 from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .activation import of_input, of_output, sigmoid
+from .broadcast import fit, form
 from .elementwise import (
     _compute,
     add,
     alike,
     divide,
     exp,
-    fit,
-    form,
     multiply,
     negative,
     power,

@@ -15,8 +15,8 @@ from ...array.dtypes import wide
 from ...array.halves import rounded
 from ...array.scatter import add_at
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record, record_linear
-from .broadcast import fit, form, summed
+from ..autograd import Tensor, array_of, record_linear
+from .broadcast import record_broadcast
 from .operands import check_ids, index_array, is_counted, sum_dtype
 from .reduction import reduced_dims
 from .shape import expand, gather, permute, reshape
@@ -203,24 +203,11 @@ def _added(name, x, source, places, taken, taken_again):
     taken_again  the same of a Tensor, recorded
     """
     source = _summand(name, x, source)
-    form_x, form_source = form(x), form(source)
-
-    def backward(gradient, wanted):
-        return (
-            fit(gradient, form_x) if wanted[0] else None,
-            fit(taken(gradient), form_source) if wanted[1] else None,
-        )
-
     y = x.array.astype(wide(x.dtype))
     add_at(y, places(), source.array.astype(y.dtype, copy=False))
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(gradient, form_x) if wanted[0] else None,
-            summed(taken_again(gradient), form_source) if wanted[1] else None,
-        )
-
-    return record(rounded(y, x.dtype), (x, source), backward, differentiable=differentiable)
+    shares = (lambda gradient, *none: gradient, lambda gradient, *none: taken(gradient))
+    again = (shares[0], lambda gradient, *none: taken_again(gradient))
+    return record_broadcast(name, rounded(y, x.dtype), x, source, shares, again, ())
 
 
 def _summand(name, x, source):

@@ -138,7 +138,8 @@ class _Stacked:
 
 def _form_of(x, weights, biases, is_dense):
     """Return how the weights lie; None if they do not lie so that one product takes them."""
-    if xp_of(x.array) is numpy or current_surroundings() is not None:
+    surroundings = current_surroundings()
+    if xp_of(x.array) is numpy or (surroundings is not None and surroundings.lends):
         return None  # modules that are called one by one are gathered so
     if (
         any(weight.dtype != x.dtype or weight.shape[1] != x.shape[-1] for weight in weights)

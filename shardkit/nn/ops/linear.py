@@ -13,7 +13,7 @@ from ..autograd import Tensor, array_of, kept, no_grad, record
 from ..context import logits_are_late
 from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
-from .broadcast import fit, form, reshaped, summed
+from .broadcast import record_broadcast, reshaped, summed
 from .operands import check_ids, index_array
 
 
@@ -188,25 +188,6 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             "transpose one of them, or unsqueeze a vector"
         )
     _check_dtypes("matmul", x.dtype, y.dtype)
-    form_x, form_y = form(x), form(y)
-    for_y, for_x = (x if form_y else None), (y if form_x else None)
-
-    def backward(gradient, wanted):
-        return (
-            fit(products.matmul(gradient, for_x.array.swapaxes(-1, -2)), form_x)
-            if wanted[0]
-            else None,
-            fit(products.matmul(for_y.array.swapaxes(-1, -2), gradient), form_y)
-            if wanted[1]
-            else None,
-        )
-
-    def differentiable(gradient, wanted, output):
-        return (
-            summed(product(gradient, for_x, turn_y=True), form_x) if wanted[0] else None,
-            summed(product(for_y, gradient, turn_x=True), form_y) if wanted[1] else None,
-        )
-
     try:
         made = products.matmul(x.array, y.array)
     except ValueError:
@@ -214,7 +195,17 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the "
             "right, sizes must be equal or 1"
         ) from None
-    return record(made, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
+    return record_broadcast("matmul", made, x, y, _MATRICES, _MATRICES_AGAIN)
+
+
+_MATRICES = (
+    lambda gradient, x, y: products.matmul(gradient, y.array.swapaxes(-1, -2)),
+    lambda gradient, x, y: products.matmul(x.array.swapaxes(-1, -2), gradient),
+)
+_MATRICES_AGAIN = (
+    lambda gradient, x, y: product(gradient, y, turn_y=True),
+    lambda gradient, x, y: product(x, gradient, turn_x=True),
+)
 
 
 def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) -> Tensor:
@@ -223,47 +214,17 @@ def product(x: Tensor, y: Tensor, turn_x: bool = False, turn_y: bool = False) ->
     Its gradients are such products again. Unlike a transposed view, it reads a sharded parameter
     where that lies at the time.
     """
-    form_x, form_y = form(x), form(y)
-    for_y, for_x = (x if form_y else None), (y if form_x else None)
 
-    def backward(gradient, wanted):
-        return tuple(
-            [
-                fit(_times(*operands), form_) if want else None
-                for operands, form_, want in zip(
-                    _adjoints(gradient, for_x, for_y, turn_x, turn_y), (form_x, form_y), wanted
-                )
-            ]
-        )
+    def for_x(gradient, x, y):
+        """Return the operands of the product that is the gradient of x."""
+        return (y, gradient, turn_y, True) if turn_x else (gradient, y, False, not turn_y)
 
-    def differentiable(gradient, wanted, output):
-        return tuple(
-            [
-                summed(product(*operands), form_) if want else None
-                for operands, form_, want in zip(
-                    _adjoints(gradient, for_x, for_y, turn_x, turn_y), (form_x, form_y), wanted
-                )
-            ]
-        )
+    def for_y(gradient, x, y):
+        return (gradient, x, True, turn_x) if turn_y else (x, gradient, not turn_x, False)
 
-    return record(
-        _times(x, y, turn_x, turn_y),
-        (x, y),
-        backward,
-        needs=(for_x, for_y),
-        differentiable=differentiable,
-    )
-
-
-def _adjoints(gradient, for_x, for_y, turn_x, turn_y):
-    """Return the operands of the products that are the gradients of x and y.
-
-    for_x is y and for_y is x, as far as they are kept.
-    """
-    return (
-        (for_x, gradient, turn_y, True) if turn_x else (gradient, for_x, False, not turn_y),
-        (gradient, for_y, True, turn_x) if turn_y else (for_y, gradient, not turn_x, False),
-    )
+    shares = (lambda *given: _times(*for_x(*given)), lambda *given: _times(*for_y(*given)))
+    again = (lambda *given: product(*for_x(*given)), lambda *given: product(*for_y(*given)))
+    return record_broadcast("product", _times(x, y, turn_x, turn_y), x, y, shares, again)
 
 
 def _times(x, y, turn_x, turn_y):

@@ -8,7 +8,8 @@ One table says what becomes of what is not floating; every operation asks it:
     largest, sorted, rearranged   as x          as x          as x
     powers                        int64         as x          as x        counted_power
     negative, abs, relu, round    refused       as x          as x        check_numbers
-    functions, layers, losses     refused       refused       as x        check_floating
+    exp, sqrt, sin, ...           float32       float32       as x        doors.OF_INTEGERS
+    other functions, layers       refused       refused       as x        check_floating
     comparisons                   bool          bool          bool
 
     x with y                      booleans      integers      floats      matched
@@ -124,6 +125,8 @@ def matched(name: str, x, y):
         return (x, y) if dtype_x is None else _beside_number(name, x, y)
     if dtype_x is None:
         return _beside_number(name, y, x)[::-1]
+    if not isinstance(dtype_x, numpy.dtype) or not isinstance(dtype_y, numpy.dtype):
+        return matched(name, of_numpy(x), of_numpy(y))
     if not is_counted(x):
         return x, (_beside(y, dtype_x) if is_counted(y) else y)
     if not is_counted(y):
@@ -131,6 +134,12 @@ def matched(name: str, x, y):
     if numpy.result_type(dtype_x, dtype_y).kind not in COUNTED:
         raise ShapeError(f"{name} of {dtype_x} and {dtype_y}; wanted one dtype: cast one of them")
     return x, y
+
+
+def of_numpy(x):
+    """Return an array of another library as NumPy's; anything else as it is."""
+    dtype = getattr(x, "dtype", None)
+    return x if dtype is None or isinstance(dtype, numpy.dtype) else numpy.asarray(x)
 
 
 def divided(name: str, x, y):

@@ -34,6 +34,11 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
         On another mode.
     ShapeError
         If x has too few dimensions or elements, or integers that the value is none of.
+
+    Examples
+    --------
+    >>> ops.pad([1, 2, 3], (1, 2))
+    Tensor(array([0, 1, 2, 3, 0, 0]))
     """
     padding = tuple(padding)
     value = constant_of(value, "value of pad")

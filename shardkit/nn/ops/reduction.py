@@ -19,7 +19,13 @@ from .operands import FLOAT32, in_float64, is_counted, sum_dtype
 
 
 def sum(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
-    """Return the sum over dim, of booleans and integers as int64."""
+    """Return the sum over dim, of booleans and integers as int64.
+
+    Examples
+    --------
+    >>> ops.sum([[1, 2], [3, 4]], axis=0)
+    Tensor(array([4, 6]))
+    """
     dims = reduced_dims(x, dim)
     if is_counted(x):
         return Tensor(x.array.sum(axis=dims, dtype=sum_dtype("sum", x), keepdims=keepdim))

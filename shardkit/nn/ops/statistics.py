@@ -16,10 +16,10 @@ from ...array.dtypes import wide
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record
-from .elementwise import divide, exp, multiply, subtract, where
+from .elementwise import divide, exp, multiply, power, subtract, where
 from .functions import abs, square
 from .operands import in_float64, is_counted, sum_dtype
-from .reduction import max, reduced_dims, sum, variance
+from .reduction import max, min, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
 
 
@@ -133,16 +133,17 @@ def norm(x: Tensor, p: float = 2, dim: PerDim | None = None, keepdim: bool = Fal
     ----------
     p
         1: the sum of magnitudes; 2: the root of the sum of squares, whatever their size, whose
-        gradient is 0 where it is 0; inf: the largest magnitude, where equal ones share the
-        gradient.
+        gradient is 0 where it is 0; inf, -inf: the largest, the smallest magnitude, where equal
+        ones share the gradient; 0: how many are not 0; any other: the root of the sum of powers,
+        which may overflow.
 
     Raises
     ------
     ShapeError
-        On another p.
+        If p is no number.
     """
-    if p not in (1, 2, inf):
-        raise ShapeError(f"norm with p = {p!r}; wanted 1, 2 or math.inf")
+    if not isinstance(p, (int, float)) or p != p:
+        raise ShapeError(f"norm with p = {p!r}; wanted a number")
     if is_counted(x):
         return in_float64(norm, x, p, dim, keepdim)
     wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
@@ -150,9 +151,26 @@ def norm(x: Tensor, p: float = 2, dim: PerDim | None = None, keepdim: bool = Fal
         y = sum(abs(wider), dim, keepdim)
     elif p == 2:
         y = _of_squares(lambda x: _root(sum(square(x), dim, keepdim)), wider, dim)
-    else:
+    elif p == inf:
         y = _largest_magnitude(wider, dim, keepdim)
+    else:
+        y = _of_powers(wider, p, dim, keepdim)
     return y if wider is x else cast(y, x.dtype)
+
+
+def _of_powers(x, p, dim, keepdim):
+    """Return the p-norm for another p; where it is 0, and for elements of 0, the gradient is 0."""
+    if p == 0:
+        return Tensor(sum(Tensor(x.array != 0), dim, keepdim).array.astype(x.dtype))
+    if p == -inf:
+        return min(abs(x), dim, keepdim)
+    is_zero = x.array == 0
+    powers = power(abs(where(is_zero, 1.0, x)), p)
+    powers = where(is_zero, 0.0 if p > 0 else inf, powers)
+    total = sum(powers, dim, keepdim)
+    is_none = (total.array == 0) | (total.array == inf)
+    y = power(where(is_none, 1.0, total), 1.0 / p)
+    return where(is_none, 0.0, y)
 
 
 def _largest_magnitude(x, dim, keepdim):

@@ -16,7 +16,7 @@ from functools import partial
 
 from ...array.device import BufferPool
 from ...comm.backend import CommunicationBackend
-from ...comm.checks import pieces_of, shares_of, starts_of
+from ...comm.checks import MAX_TAG, pieces_of, shares_of, starts_of
 from ...comm.collectives.asynchronous import (
     NUM_TAGS,
     AsyncCollective,
@@ -28,9 +28,10 @@ from ...comm.collectives.asynchronous import (
 from ...comm.collectives.compressed import compressed_all_reduce, compressed_reduce_scatter
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 
-# 4 x 4095 x NUM_TAGS is below 32767, the largest tag that every MPI has
-_NUM_RUNS = 4
-_NUM_TURNS = 4095
+# tags of programs that failed come back after so many more of them, those of collectives under way
+# after so many others
+_NUM_FAILURES = 128
+_NUM_TURNS = (MAX_TAG - 1) // (_NUM_FAILURES * NUM_TAGS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,8 @@ class Movement:
         self._gradients, self._wire_dtype = gradients, wire_dtype
         self._under_way: list[_UnderWay] = []
         self._lost: list[_UnderWay] = []  # of failed runs: MPI may still write to their arrays
-        self._run = self._number = 0  # of the program, and of its collectives
+        self._number = 0  # of the collective in its program
+        self._num_failures = 0  # of programs
 
     # ---- in one call -----------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Movement:
 
     def begin_run(self) -> None:
         """Begin a program, whose messages never match those of one that failed."""
-        self._run, self._number = (self._run + 1) % _NUM_RUNS, 0
+        self._number = 0
 
     def begin_gather(self, own, whole) -> _UnderWay:
         """Begin to fill `whole` [size] from the `own` [shard] of all ranks."""
@@ -150,6 +152,7 @@ class Movement:
 
     def give_up(self) -> None:
         """Forget the collectives of a program that failed on all ranks, and keep their buffers."""
+        self._num_failures += 1
         self._lost += self._under_way
         self._under_way.clear()
 
@@ -159,4 +162,4 @@ class Movement:
 
     def _next_tag(self) -> int:
         self._number = (self._number + 1) % _NUM_TURNS
-        return (self._number * _NUM_RUNS + self._run) * NUM_TAGS
+        return (self._number * _NUM_FAILURES + self._num_failures % _NUM_FAILURES) * NUM_TAGS

@@ -6,9 +6,10 @@ windows        convolutions, pooling and interpolation
 moments        norms whose moments are those of whole samples
 others         dropouts, and what joins the parts of a sample
 spans          which elements of a dim each rank holds, where parts are not even too
-attention      queries of own tokens to keys of all ranks: keys go round, or heads are exchanged
+attention      queries of own tokens to keys of all ranks: keys go round
 transposition  cut along one dim to cut along another
-spectra        Fourier layers by transposition
+ways           attention by heads, or by a ring of even or of paired spans
+spectra        Fourier layers by sums of modes
 sequences      the layers of tokens and spectra that take the place of whole ones
 graphs         message passing with a halo of nodes
 plan           the table of layers that work cut, and its use on an ordinary model; read it first

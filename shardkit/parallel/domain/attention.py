@@ -1,10 +1,8 @@
-"""Attention of a sequence that is cut over ranks: keys and values go round, or heads change hands.
+"""Attention of a sequence that is cut over ranks: keys and values go round.
 
     ring     rank 0 |q0|  k0 v0 -->  rank 1 |q1|  k1 v1 -->  rank 2 |q2|  k2 v2 -->  rank 0 ...
              each rank keeps its queries; the next block of keys travels while this one is computed,
              and what queries saw in blocks is merged by the logarithms of their sums
-    heads    [own tokens, all heads] --transposition--> [all tokens, own heads], attention of each
-             head as ever, and back
 
 A block goes on as long as a rank ahead sees one of its keys: under a causal mask or a window not
 all the way. In the backward the gradients of keys and values travel behind their block, and from
@@ -17,8 +15,7 @@ This is the order in which blocks of even spans come by, on any number of ranks.
 has the same bits in each run, and in each size that cuts into the same spans. Where a rank has
 spans early and late, the order is that in which they arrive.
 
-Sources: Ring Attention (arXiv 2310.01889), online softmax (arXiv 1805.02867), DeepSpeed Ulysses
-(arXiv 2309.14509).
+Sources: Ring Attention (arXiv 2310.01889), online softmax (arXiv 1805.02867).
 """
 
 from collections.abc import Callable
@@ -37,14 +34,12 @@ from ...comm.operations import Handle
 from ...errors import ShapeError
 from ...nn.autograd import Tensor, record
 from ...nn.ops.attention import check_window
-from .spans import Spans, Table, check_table, count_of, even_spans, length_of, placed_spans
-from .transposition import exchange_cut
+from .spans import Spans, Table, check_table, count_of, placed_spans
 
 # tags of messages: keys and values, their gradients on the way, and on the way home
 BLOCK_TAG = 1
 SUMS_TAG = 2
 HOME_TAG = 3
-HEADS, TOKENS = 1, 2  # dims of queries, keys and values
 
 
 class Sight(NamedTuple):
@@ -58,56 +53,6 @@ class Sight(NamedTuple):
         """Return that of causal attention, or to all; window: up to so many tokens, itself one."""
         before = None if window is None else window - 1
         return cls(before, 0 if causal else before)
-
-
-def cut_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: CommunicationBackend, *tables: Table, **form: Any
-) -> Tensor:
-    """Return attention in the way that is quicker: by heads where ranks divide them, or the ring.
-
-    Collective over `group`. Arguments as of ring_attention.
-    Measured on two cores (MPI, 4096 tokens, 8 heads of 64, forward and backward), seconds of CPU of
-    both: causal with even spans 0.74 by heads and 1.06 by the ring, whose first rank waits for the
-    last; with spans early and late 0.79 and 0.77; to all keys 1.35 and 1.40. By heads a rank sends
-    (2 H + 2 KV) S D (n-1) / n^2 elements, by the ring 2 KV S D (n-1) / n: less where
-    n < 1 + H / KV, but that is 1% of the time within a node.
-    """
-    attend = attention_by_heads if takes_heads(k.shape[HEADS], group.world_size) else ring_attention
-    return attend(q, k, v, group, *tables, **form)
-
-
-def takes_heads(num_key_heads: int, num_ranks: int) -> bool:
-    """Return True if attention goes by heads: each rank has as many key heads as any other."""
-    return num_key_heads % num_ranks == 0
-
-
-def attention_by_heads(
-    q: Tensor, k: Tensor, v: Tensor, group: CommunicationBackend, *tables: Table, **form: Any
-) -> Tensor:
-    """Return what ring_attention does, each head computed whole by one rank, with its bits.
-
-    Collective over `group` in forward and backward. Arguments as of ring_attention. Ranks may have
-    one key head more than others, or none.
-    """
-    table, key_table = (*tables, *tables)[:2]
-    sight, scale = _checked(q, k, v, group, table, key_table, **form)
-    of_keys = even_spans(k.shape[HEADS], group.world_size)
-    of_queries = _times(of_keys, q.shape[HEADS] // k.shape[HEADS])
-    q = exchange_cut(q, group, TOKENS, HEADS, table, of_queries)
-    k = exchange_cut(k, group, TOKENS, HEADS, key_table, of_keys)
-    v = exchange_cut(v, group, TOKENS, HEADS, key_table, of_keys)
-    whole = [even_spans(length_of(each), 1) for each in (table, key_table)]
-    y = _recorded(q, k, v, group, itinerary_of(*whole, sight, 0), scale)
-    return exchange_cut(y, group, HEADS, TOKENS, of_queries, table)
-
-
-def _times(table: Table, count: int) -> Table:
-    """Return the spans of as many elements for each one."""
-
-    def times(spans: Spans) -> Spans:
-        return tuple([(count * start, count * stop) for start, stop in spans])
-
-    return tuple(map(times, table))
 
 
 def ring_attention(
@@ -135,11 +80,11 @@ def ring_attention(
     Errors: ShapeError. Weights are not dropped, and there is no second derivative.
     """
     key_table = table if key_table is None else key_table
-    sight, scale = _checked(q, k, v, group, table, key_table, **form)
-    return _recorded(q, k, v, group, itinerary_of(table, key_table, sight, group.rank), scale)
+    sight, scale = checked(q, k, v, group, table, key_table, **form)
+    return attended(q, k, v, group, itinerary_of(table, key_table, sight, group.rank), scale)
 
 
-def _recorded(q, k, v, group, itinerary, scale) -> Tensor:
+def attended(q, k, v, group, itinerary, scale) -> Tensor:
     """Return the attention, with its backward."""
     y, log_sums = _attend(itinerary, group, q.array, k.array, v.array, scale)
 
@@ -150,7 +95,7 @@ def _recorded(q, k, v, group, itinerary, scale) -> Tensor:
     return record(y, (q, k, v), backward, needs=(q, k, v), needs_output=True)
 
 
-def _checked(q, k, v, group, table, key_table, *, causal=True, window=None, scale=None):
+def checked(q, k, v, group, table, key_table, *, causal=True, window=None, scale=None):
     """Return the sight of queries, and the scale.
 
     Errors: ShapeError unless the three fit together and the tables.
@@ -312,6 +257,8 @@ def _sighting(rows, span, columns, key_span, sight) -> Sighting | None:
 
 def _attend(itinerary, group, q, k, v, scale):
     """Return y [B, H, own, D] and log_sums [B, H, own] of arrays."""
+    if (sight := _sight_of_all(itinerary, q)) is not None:
+        return kernels.causal_attention(q, k, v, scale, *sight)
     y = _by_position(q)
     log_sums = empty(q.shape[:3], y.dtype, xp_of(q))
     log_sums.fill(-numpy.inf)
@@ -331,6 +278,9 @@ def _attend(itinerary, group, q, k, v, scale):
 
 def _attend_backward(itinerary, group, gradient, q, k, v, y, log_sums, scale):
     """Return the gradients of q, k and v, for arrays of the forward."""
+    if (sight := _sight_of_all(itinerary, q)) is not None:
+        given = gradient, q, k, v, y, log_sums, scale
+        return kernels.causal_attention_backward(*given, *sight)
     for_q = _by_position(q)
     key_sums = _KeySums(itinerary, group, k)
 
@@ -354,6 +304,14 @@ def _attend_backward(itinerary, group, gradient, q, k, v, y, log_sums, scale):
     for_keys = key_sums.come_home()
     add((k, v), itinerary.closing, lambda: for_keys)
     return tuple([rounded(total, q.dtype) for total in (for_q, *for_keys)])
+
+
+def _sight_of_all(itinerary, q):
+    """Return the sight of all queries in all keys, in one piece; None: there are several."""
+    sightings = itinerary.stops[0].sightings + itinerary.closing
+    everything = slice(0, q.shape[2]), slice(0, itinerary.counts[0])
+    is_alone = len(itinerary.ends) == len(sightings) == 1
+    return sightings[0][2:] if is_alone and sightings[0][:2] == everything else None
 
 
 def _by_position(q):

@@ -125,13 +125,14 @@ class CutLayer(Module):
     Its members are those of the layer `whole`, so parameters keep their names; it has its other
     attributes too: a forward() around it, or that of the class, may ask for them.
     leaves_parts   False: what it returns is whole, for each rank's own use
+    behind         the axis of what it returns, which is cut along another dim perhaps
     """
 
     leaves_parts = True
 
     def __init__(self, axis: DomainAxis, whole: Module):
         vars(self).update(vars(whole))
-        self.axis = axis
+        self.axis = self.behind = axis
         self._whole = whole
 
     @property

@@ -1,16 +1,18 @@
 """Norms whose moments are those of whole samples, or of a whole micro-batch.
 
-    own sums --all-reduce--> mean --> own sums of squared distances --all-reduce--> variance
-    backward: own sums of the gradient, and of it times y --all-reduce, both at once--> that of x
+    own mean and variance --all-gather--> those of all rows --> y
+    backward: own sums of the gradient, and of it times n --all-reduce, both at once--> that of x
 
-Each sum over ranks is added as the tree over them. What is kept for the backward is x.
+Moments of parts are joined as Chan, Golub and LeVeque say (Stanford STAN-CS-79-773), in float64 and
+in the order of the ranks; sums over ranks are added as the tree over them. What is kept for the
+backward is x.
 """
 
-from math import prod
+import numpy
 
-from ...array import halves
-from ...array.backend import xp_of
-from ...array.halves import rounded, widened
+from ...array import kernels
+from ...array.dtypes import wide
+from ...array.halves import rounded
 from ...nn.autograd import record
 from ...nn.context import current_context
 from ...nn.layers.normalization import (
@@ -20,7 +22,8 @@ from ...nn.layers.normalization import (
     TrackedNorm,
     observe_moments,
 )
-from ..conjugate import summed
+from ...nn.ops.channel_norm import lines_of, or_constant
+from ..conjugate import gathered, summed
 from .axis import CutLayer
 
 OVER_BATCH = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
@@ -31,7 +34,7 @@ class CutGroupNorm(CutLayer):
 
     def forward(self, x):
         self._whole.check_input(x)
-        return _normalized(self, self._whole, x, self._whole.num_groups, (2,))[0]
+        return _normalized(self, self._whole, x, self._whole.num_groups, (0,))[0]
 
 
 class CutTrackedNorm(CutLayer):
@@ -44,7 +47,7 @@ class CutTrackedNorm(CutLayer):
         layer.check_input(x)
         if layer.track_running_stats and not current_context().training:
             return layer.forward(x)
-        dims = (0, 2) if isinstance(layer, OVER_BATCH) else (2,)
+        dims = (0, 1) if isinstance(layer, OVER_BATCH) else (0,)
         y, mean, variance, count = _normalized(self, layer, x, layer.num_features, dims)
         if layer.track_running_stats:
             observe_moments(layer, mean, variance, count)
@@ -56,56 +59,61 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     the elements of each.
 
     whole   the layer that it stands for
-    dims    of [N, groups, elements of a group] that a mean goes over
+    dims    of [ranks, N, groups] that moments go over
     Collective over the axis, forward and backward.
     """
     axis = layer.axis
-    shape, dtype = x.shape, x.dtype
-    dim = axis.dim
     length = axis.length(x, layer.path_in_model)
-    num_rows = max(shape[0] * num_groups, 1)
-    view = (shape[0], num_groups, x.size // num_rows)
-    count = prod(shape[1:]) // shape[dim] * length // num_groups
-    if 0 in dims:
-        count *= shape[0]
-    values = widened(x.array).reshape(view)
-    mean = _sum_over_ranks(values, dims, axis.group) / count
-    distances = values - mean
-    variance = _sum_over_ranks(distances * distances, dims, axis.group) / count
-    scale = 1 / xp_of(variance).sqrt(variance + whole.eps)
-    weight, bias = whole.weight, whole.bias
-    along = (-1, *[1] * (x.ndim - 2))
-    others = (0, *range(2, x.ndim))
+    weight, bias = or_constant(whole.weight, 1, x), or_constant(whole.bias, 0, x)
+    lines, eps = lines_of(x), whole.eps
+    own_rows = max(x.shape[axis.dim], 1)
+    per_row = lines.shape[2] // own_rows * x.shape[1] // num_groups
+    counts = [per_row * (stop - start) for start, stop in axis.spans(length)]
+    moments, count = _moments_of_all(lines, num_groups, counts, dims, axis.group)
+    by_line, places = lines.shape, (lines.shape[0], num_groups)
+    mean, variance = [numpy.broadcast_to(each, places).astype(each.dtype) for each in moments]
 
     def backward(gradient, wanted):
-        y = (widened(x.array).reshape(view) - mean) * scale
-        y = y.reshape(shape)
-        gradient = widened(gradient)
-        of_parameters = (None, None)
-        if weight is not None and any(wanted[1:]):
-            sums = [halves.total(each, others) for each in (gradient * y, gradient)]
-            of_parameters = [rounded(each, weight.gradient_dtype) for each in sums]
-        if weight is not None:
-            gradient = gradient * widened(weight.array).reshape(along)
+        given = gradient.reshape(by_line), lines_of(x), weight.array, mean, variance
+        *sums, for_weight, for_bias = kernels.group_gradient_sums(*given, eps)
+        of_parameters = [
+            rounded(each, weight.gradient_dtype) if is_wanted else None
+            for each, is_wanted in zip((for_weight, for_bias), wanted[1:])
+        ]
         if not wanted[0]:
             return None, *of_parameters
-        y, gradient = y.reshape(view), gradient.reshape(view)
-        both = xp_of(y).stack([gradient, gradient * y])
-        there = [dim + 1 for dim in dims]
-        total, product = _sum_over_ranks(both, there, axis.group) / count
-        for_x = scale * (gradient - total - y * product)
-        return rounded(for_x.reshape(shape), dtype), *of_parameters
+        means = _sums_of_all(sums, dims, axis.group) / max(count, 1)
+        for_x = kernels.group_gradient(*given, *means, eps)
+        return for_x.reshape(x.shape), *of_parameters
 
-    y = (distances * scale).reshape(shape)
-    if weight is not None:
-        y = y * widened(weight.array).reshape(along)
-        y = y + widened(bias.array).reshape(along)
-    y = rounded(y, dtype)
-    parents = (x, weight, bias)
-    y = record(y, parents, backward, needs=(x, weight), is_one_pass=True)
-    return y, mean, variance, count
+    y = kernels.scale_groups(lines, weight.array, bias.array, mean, variance, eps)
+    y = y.reshape(x.shape)
+    parents, needs = (x, weight, bias), (x, weight)
+    y = record(y, parents, backward, needs=needs, is_one_pass=True, gives_new=True)
+    return y, *moments, count
 
 
-def _sum_over_ranks(array, dims, group):
-    """Return the sums over these dims, of length 1 then, and over the ranks. Collective."""
-    return summed(halves.total(array, tuple(dims), True), group)
+def _moments_of_all(lines, num_groups, counts, dims, group):
+    """Return (mean, variance) over `dims` of [ranks, N, groups], and the elements of each.
+
+    counts   the elements of a group of a sample, for each rank
+    Collective over the group.
+    """
+    own = numpy.stack(kernels.group_moments(lines, num_groups)).astype(float)
+    parts = gathered(own[None], group, 0, None)  # [ranks, 2, N, groups]
+    means, variances = parts[:, 0], parts[:, 1]
+    weights = numpy.reshape(counts, (-1, 1, 1)).astype(float)
+    count = sum(counts) * (len(lines) if 1 in dims else 1)
+    mean = (weights * means).sum(dims) / max(count, 1)
+    far = means - numpy.expand_dims(mean, dims)
+    variance = (weights * (variances + far * far)).sum(dims) / max(count, 1)
+    dtype = wide(lines.dtype)
+    return (mean.astype(dtype), variance.astype(dtype)), count
+
+
+def _sums_of_all(sums, dims, group):
+    """Return both sums over `dims` of [ranks, N, groups], as [2, N, groups]. Collective."""
+    both = numpy.stack(sums)
+    if 1 in dims:
+        both = numpy.broadcast_to(both.sum(1, keepdims=True), both.shape)
+    return summed(both, group)

@@ -24,6 +24,7 @@ from ...nn.layers import (
     attention,
     basic,
     convolution,
+    functions,
     normalization,
     pooling,
     recurrent,
@@ -36,7 +37,7 @@ from ...nn.lora import LoRALinear
 from ...nn.models.gpt import TokenEmbedding
 from ...nn.models.message_passing import Decoder, Encoder, OwnGraph, Step
 from ...nn.models.resnet import GridMean, ResNetHead
-from ...nn.models.vit import PatchEmbedding
+from ...nn.models.vit import PatchEmbedding, ViTHead
 from ...nn.module import Module, ModuleList, blocks_of, exchange, members_of
 from ...nn.on_parts import is_partwise
 from ...nn.transformer import SelfAttention
@@ -49,7 +50,7 @@ from ..tensor.layers import (
 from ..tensor.lora import ColumnParallelLoRALinear, RowParallelLoRALinear
 from ..tensor.sequence import SlicedDropout
 from ..tensor.vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
-from . import graphs, moments, others, sequences, windows
+from . import graphs, moments, others, patches, sequences, windows
 from .axis import GRID_DIM, CutLayer, DomainAxis
 
 Build = Callable[[DomainAxis, Any], CutLayer | None]
@@ -110,6 +111,9 @@ POINTWISE = (
     *(activation.ReLU, activation.GELU, activation.SiLU, activation.Mish, activation.Tanh),
     *(activation.Sigmoid, activation.Softplus, activation.ELU, activation.LeakyReLU),
     *(activation.Hardtanh, activation.Identity, basic.Embedding, spectral.ChannelLinear),
+    *(functions.SELU, functions.CELU, functions.ReLU6, functions.Hardswish, functions.Hardsigmoid),
+    *(functions.LogSigmoid, functions.Softsign, functions.Tanhshrink, functions.Hardshrink),
+    *(functions.Softshrink, functions.Threshold),
 )
 ALONG_LAST = (
     *(InputFeatures, LoRALinear, basic.Linear, basic.DenseLayer),
@@ -145,6 +149,8 @@ LAYERS: dict[type[Module], OnParts] = {
     resampling.Upsample: OnParts(windows.CutSum, GRID_DIM),
     normalization.GroupNorm: OnParts(moments.CutGroupNorm, GRID_DIM),
     normalization.TrackedNorm: OnParts(moments.CutTrackedNorm, GRID_DIM),
+    PatchEmbedding: OnParts(patches.CutPatchEmbedding, GRID_DIM),
+    ViTHead: OnParts(patches.CutViTHead, 1),
     GridMean: OnParts(windows.JoinedGridMean, GRID_DIM),
     activation.Flatten: OnParts(_flatten),
 }
@@ -157,7 +163,6 @@ CHAINS = (
 # {class: why it cannot be cut}
 REASONS: dict[type[Module], str] = {
     recurrent.Recurrent: "a state goes from each step of the sequence to the next",
-    PatchEmbedding: "a class token of its own stands before the patches of all rows",
     EmbeddingBag: "a bag may have its ids in several parts",
 }
 _UNKNOWN = "what its forward() does along the dim that is cut is not known"
@@ -165,9 +170,9 @@ _UNKNOWN = "what its forward() does along the dim that is cut is not known"
 
 def cut_layers(
     model: Module, group: CommunicationBackend, *, follows: bool = True
-) -> tuple[DomainAxis, bool]:
-    """Replace the layers of a model that need to know of a cut, in place; return the axis, and
-    whether what the model returns is whole.
+) -> tuple[DomainAxis, DomainAxis, bool]:
+    """Replace the layers of a model that need to know of a cut, in place; return the axes of x and
+    of what the model returns, and whether that is whole.
 
     group     the ranks that share samples
     follows   all layers run on each of them, so that lengths that no layer made are found
@@ -184,7 +189,7 @@ def cut_layers(
             break
     walk.check(model)
     exchange(model, {**walk.replaced})
-    return axis, not leaves_parts
+    return axis, walk.axis, not leaves_parts
 
 
 def _cut_dim(model: Module) -> int:
@@ -213,12 +218,13 @@ def _entry_of(module: Module) -> OnParts | None:
 class _Walk:
     """The way of x through the layers of a model.
 
+    axis       of x where the walk is: some layers cut another dim of what they make
     replaced   {id of a layer: what takes its place}
     says_dim   whether a layer that gets parts wants one dim to be cut
     """
 
     def __init__(self, axis: DomainAxis, model: Module):
-        self._axis = axis
+        self.axis = axis
         self._model = model
         self.replaced: dict[int, CutLayer] = {}
         self.says_dim = False
@@ -231,6 +237,7 @@ class _Walk:
                 self._whole[id(each)] = f"{path}.{below}".rstrip(".")
             return False
         if isinstance(module, CutLayer):  # of a copy of a model that was cut
+            self.axis = module.behind
             return module.leaves_parts
         entry = _entry_of(module)
         if getattr(module, "batch_first", True) is False and (entry or is_partwise(module)):
@@ -271,19 +278,20 @@ class _Walk:
         )
 
     def _through_layer(self, path, layer, entry) -> bool:
-        if entry.dim not in (None, self._axis.dim):
+        if entry.dim not in (None, self.axis.dim):
             raise ShardingError(
                 f"{_named(path, layer)} can share its x along dim {entry.dim}, but this model's "
-                f"samples are cut along dim {self._axis.dim}, as its first layers say"
+                f"samples are cut along dim {self.axis.dim}, as its first layers say"
             )
         self.says_dim |= entry.dim is not None
         if entry.is_last:
-            self._axis.note_last(_named(path, layer))
+            self.axis.note_last(_named(path, layer))
         if id(layer) not in self.replaced:
-            cut = entry.build(self._axis, layer)
+            cut = entry.build(self.axis, layer)
             if cut is None:
                 return True
             self.replaced[id(layer)] = cut
+        self.axis = self.replaced[id(layer)].behind
         return self.replaced[id(layer)].leaves_parts
 
     def check(self, model: Module) -> None:

@@ -8,11 +8,13 @@ This is a halo exchange where a few rows beyond the own ones are wanted, wider t
 neighbor too, and through the last rank in a circle. Its adjoint is the halo addition: the gradient
 of a row goes back to its owner, which adds those of all ranks: its own first, then by rank.
 
-Rows are spread as layout.even_span says, at every layer, whatever their number.
+Rows are spread as layout.even_span says, at every layer, whatever their number; exchange_rows()
+spreads them as any table says, and back.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy
 
@@ -20,8 +22,8 @@ from ...array import fresh
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ...comm.backend import CommunicationBackend
-from ...layout.cuts import even_span
-from ...nn.autograd import Tensor, record
+from ...nn.autograd import Tensor, record, record_linear
+from .spans import Table, even_spans, positions_of
 
 ZEROS = -1  # in an index: no row, but zeros
 
@@ -51,16 +53,81 @@ def rows_of(
     beyond   what stands there: a name of BEYOND
     returns  [..., stop - start, ...]
     """
-    own = [even_span(length, len(spans), rank) for rank in range(len(spans))]
-    if list(spans) == own:
+    own = even_spans(length, len(spans))
+    if tuple([(span,) for span in spans]) == own:
         return x
-    route = _route(length, group.rank, spans, beyond)
-    shape = x.shape
+    route = _route_to_windows(length, group.rank, spans, beyond)
+    return RowsRead(x, group, dim, route)
 
-    def backward(gradient, wanted):
-        return (_returned(gradient, group, dim, route, shape),)
 
-    return record(_fetched(x.array, group, dim, route), (x,), backward)
+class RowsRead(Tensor):
+    """The rows that a layer reads: own ones of x, and those of other ranks.
+
+    Once the layer has computed, let_go() keeps the rows of others alone: what a backward reads is
+    put together again, so that own rows are not kept twice.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, x: Tensor, group: CommunicationBackend, dim: int, route: "_Route"):
+        self._parts = _Parts(x, _received(x.array, group, dim, route), dim, route)
+        shape = x.shape
+
+        def backward(gradient, wanted):
+            return (_returned(gradient, group, dim, route, shape),)
+
+        made = record(self.array, (x,), backward)
+        self._begin(made.requires_grad)
+        self._node = made._node
+        self._memory = x._memory  # changed in place with x
+
+    array = property(lambda self: self._parts.together())  # [..., count, ...]
+
+
+class _Parts:
+    """Own rows of x and rows that came from others; both together until they are let go."""
+
+    def __init__(self, x: Tensor, came: dict, dim: int, route: "_Route"):
+        self._x = x
+        self._form = came, dim, route
+        self._whole: Any = _put_together(x.array, *self._form)
+
+    def together(self) -> Any:
+        """Return all of the rows: those that are kept, or a new array."""
+        return _put_together(self._x.array, *self._form) if self._whole is None else self._whole
+
+    def let_go(self) -> None:
+        """Keep the parts alone."""
+        self._whole = None
+
+
+def let_go(x: Tensor) -> None:
+    """Keep of rows that were read those of other ranks alone: a layer has computed with them."""
+    if isinstance(x, RowsRead):
+        x._parts.let_go()
+
+
+def exchange_rows(
+    x: Tensor, group: CommunicationBackend, dim: int, from_table: Table, to_table: Table
+) -> Tensor:
+    """Return the rows of dim that to_table gives this rank, of those that from_table gives it.
+
+    Collective over `group` in forward, and in backward, which goes the other way; nothing is sent
+    where the tables are the same.
+    x        [..., own of from_table, ...] local
+    returns  [..., own of to_table, ...] local
+    """
+    if from_table == to_table:
+        return x
+    there = _route_to_table(group.rank, from_table, to_table)
+    back = _route_to_table(group.rank, to_table, from_table)
+    return record_linear(
+        _fetched(x.array, group, dim, there),
+        x,
+        lambda gradient: _fetched(gradient, group, dim, back),
+        lambda gradient: exchange_rows(gradient, group, dim, to_table, from_table),
+        gives_new=True,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,38 +136,61 @@ class _Route:
 
     count      of the rows that it wants
     own        (places among them, own rows that stand there)
+    blank      places of zeros; None: there are none
+    is_all     it wants each of its rows once
     given      {rank: own rows that it wants}
-    taken      {rank: the places of the rows that are its}
+    taken      {rank: the places of the rows that are its}, counts: how many these are
     """
 
     count: int
     own: tuple
+    blank: object
+    is_all: bool
     given: dict[int, object]
     taken: dict[int, object]
+    counts: dict[int, int]
 
 
 @lru_cache(maxsize=1024)
-def _route(length, rank, spans, beyond) -> _Route:
-    num_ranks = len(spans)
+def _route_to_windows(length, rank, spans, beyond) -> _Route:
     wanted = [BEYOND[beyond](numpy.arange(*span), length) for span in spans]
-    start, stop = even_span(length, num_ranks, rank)
+    return _route(rank, even_spans(length, len(spans)), wanted)
 
-    def places(rows, first, last):
-        return numpy.flatnonzero((rows >= first) & (rows < last))
 
-    given, taken = {}, {}
-    for other in range(num_ranks):
-        if other == rank:
-            continue
-        theirs = places(wanted[other], start, stop)
-        if theirs.size:
-            given[other] = _as_slice(wanted[other][theirs] - start)
-        mine = places(wanted[rank], *even_span(length, num_ranks, other))
-        if mine.size:
+@lru_cache(maxsize=256)
+def _route_to_table(rank, from_table, to_table) -> _Route:
+    return _route(rank, from_table, [*map(positions_of, to_table)])
+
+
+def _route(rank, table, wanted) -> _Route:
+    """Return the route of one rank to rows of these numbers, of what ranks have by the table."""
+    owned = [positions_of(spans) for spans in table]
+    given: dict = {}
+    taken: dict = {}
+    counts: dict = {}
+    for other in range(len(table)):
+        theirs = _places(wanted[other], owned[rank])
+        if other != rank and theirs.size:
+            given[other] = _as_slice(_rows_of(wanted[other][theirs], owned[rank]))
+        mine = _places(wanted[rank], owned[other])
+        if other != rank and mine.size:
             taken[other] = _as_slice(mine)
-    here = places(wanted[rank], start, stop)
-    own = _as_slice(here), _as_slice(wanted[rank][here] - start)
-    return _Route(len(wanted[rank]), own, given, taken)
+            counts[other] = mine.size
+    here = _places(wanted[rank], owned[rank])
+    rows = _rows_of(wanted[rank][here], owned[rank])
+    blank = numpy.flatnonzero(wanted[rank] == ZEROS)
+    is_all = numpy.array_equal(rows, numpy.arange(len(owned[rank])))
+    own = _as_slice(here), _as_slice(rows)
+    zeros = _as_slice(blank) if blank.size else None
+    return _Route(len(wanted[rank]), own, zeros, is_all, given, taken, counts)
+
+
+def _places(wanted, owned):
+    return numpy.flatnonzero(numpy.isin(wanted, owned))
+
+
+def _rows_of(numbers, owned):
+    return numpy.searchsorted(owned, numbers)
 
 
 def _as_slice(rows):
@@ -112,17 +202,31 @@ def _as_slice(rows):
 
 def _fetched(array, group, dim, route):
     """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
+    return _put_together(array, _received(array, group, dim, route), dim, route)
+
+
+def _received(array, group, dim, route) -> dict:
+    """Return {rank: the wanted rows that are its, first}. Collective."""
+    xp = xp_of(array)
+    source = xp.moveaxis(array, dim, 0)
+    sent = {rank: source[rows] for rank, rows in route.given.items()}
+    rest = source.shape[1:]
+    came = {rank: (count, *rest) for rank, count in route.counts.items()}
+    return _exchanged(group, sent, came, array.dtype, xp)
+
+
+def _put_together(array, came, dim, route):
+    """Return the wanted rows of own ones and what came, a new array."""
     xp = xp_of(array)
     shape = [*array.shape]
     shape[dim] = route.count
-    result = empty(tuple(shape), array.dtype, xp)
-    result.fill(0)
+    result = fresh.ordered_as(array, shape)
     source, target = xp.moveaxis(array, dim, 0), xp.moveaxis(result, dim, 0)
+    if route.blank is not None:
+        target[route.blank] = 0
     places, rows = route.own
     target[places] = source[rows]
-    sent = {rank: source[rows] for rank, rows in route.given.items()}
-    came = {rank: target[places].shape for rank, places in route.taken.items()}
-    for rank, received in _exchanged(group, sent, came, array.dtype, xp).items():
+    for rank, received in came.items():
         target[route.taken[rank]] = received
     return result
 
@@ -130,18 +234,21 @@ def _fetched(array, group, dim, route):
 def _returned(gradient, group, dim, route, shape):
     """Return the sums [..., own, ...] of the gradients of rows [..., count, ...] of all ranks."""
     xp = xp_of(gradient)
-    result = fresh.zeros(shape, gradient.dtype, xp)
+    result = (empty if route.is_all else fresh.zeros)(shape, gradient.dtype, xp)
     source, target = xp.moveaxis(gradient, dim, 0), xp.moveaxis(result, dim, 0)
     places, rows = route.own
-    _add(xp, target, rows, source[places])
+    if route.is_all:
+        target[...] = source[places]
+    else:
+        _add(target, rows, source[places])
     sent = {rank: source[places] for rank, places in route.taken.items()}
     came = {rank: target[rows].shape for rank, rows in route.given.items()}
     for rank, received in _exchanged(group, sent, came, gradient.dtype, xp).items():
-        _add(xp, target, route.given[rank], received)
+        _add(target, route.given[rank], received)
     return result
 
 
-def _add(xp, target, rows, values):
+def _add(target, rows, values):
     """Add values to rows, of which one may stand there several times."""
     if isinstance(rows, slice):
         target[rows] += values

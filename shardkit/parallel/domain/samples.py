@@ -4,23 +4,28 @@
                                                              or   the whole prediction: one rank
                                                                   counts its loss, the others 0
 
-All ranks that share samples are given the same whole ones. A loss is a sum over items, so that of a
-sample is the sum over its parts; the engine adds losses, counts and gradients over these ranks as
-over data ranks.
+All ranks that share samples are given the same whole ones, or each the slab that it has read. A
+loss is a sum over items, so that of a sample is the sum over its parts; the engine adds losses,
+counts and gradients over these ranks as over data ranks.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy
+
+from ...annotations import Shape
 from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import CommonNumber, collectively
 from ...errors import ShapeError, ShardingError
+from ...layout.part import Rows, SamplePart, with_length
 from ...nn import loss as counted
 from ...nn import losses
 from ...nn.autograd import Tensor
 from ...nn.loss import Loss
+from ...nn.metrics import Metric
 from ...nn.module import Module
 from ...tree import leaves, map_tree, structure
 from ..conjugate import all_gather, gathered
@@ -53,14 +58,14 @@ class SampleParts:
     def __init__(
         self, model: Module, group: CommunicationBackend, loss: Any, *, follows: bool = True
     ):
-        self._axis, self._is_joined = cut_layers(model, group, follows=follows)
+        self._axis, self._behind, self._is_joined = cut_layers(model, group, follows=follows)
         self.counts_whole = group.rank == 0
         if loss is not None:
             self._dim_of_targets(counted.as_loss(loss))
 
     def own(self, x: Any) -> Any:
         """Return what this rank's model is given of x. Errors: ShapeError if it cannot be cut."""
-        if not is_array(x):
+        if not is_array(x) and not isinstance(x, Rows):
             raise ShapeError(f"x is {structure(x)}, whose samples are to be cut; wanted one array")
         if self._axis.dim == 1 and x.ndim == 2 and x.dtype.kind == "f":
             raise ShapeError(
@@ -89,7 +94,7 @@ class SampleParts:
             loss = OfWhole(loss, self._whole, self.counts_whole)
         else:
             _check_factors(loss, y, dim)
-            loss = CountedInParts(loss, self._axis, y.shape[dim])
+            loss = CountedInParts(loss, self._behind, y.shape[dim])
         return self.own(x), self._rows("y", y, dim), loss
 
     def check_same(self, *trees: Any) -> None:
@@ -115,7 +120,51 @@ class SampleParts:
                 f"{what} has shape {array.shape}, whose dim {dim} is to be cut into {num_ranks} "
                 f"parts, none of them empty; {ADVICE}"
             )
-        return self._axis.slice_of(array, dim)
+        if not isinstance(array, Rows):
+            return self._axis.slice_of(array, dim)
+        start, stop = self._axis.own_span(array.length)
+        if (array.dim, array.start, array.stop) != (dim, start, stop):
+            raise ShapeError(
+                f"{what} is {array!r}; wanted rows {start}:{stop} along dim {dim} on this domain "
+                "rank: read those of domain_part(model)"
+            )
+        return array.array
+
+    def forms_of(self, what: str, x: Any) -> list:
+        """Return arrays that a model must take if it is to take x: of a slab one of the shape of
+        whole samples, without their memory, and numbers of tokens as they are.
+
+        Errors: ShapeError if x is another slab than this rank's.
+        """
+        if not isinstance(x, Rows):
+            return [x]
+        rows = self._rows(what, x, self._axis.dim)
+        first = rows[(slice(None),) * x.dim + (slice(0, 1),)]
+        whole = numpy.broadcast_to(first, x.shape)
+        return [whole] if rows.dtype.kind == "f" else [whole, rows]
+
+    def targets_form(self, y: Any, prediction_shape: Shape | None) -> tuple[Any, Shape | None]:
+        """Return y as an array, and the shape of its predictions: of a slab those of its rows.
+
+        Errors: ShapeError where targets are of whole samples.
+        """
+        if not isinstance(y, Rows):
+            return y, prediction_shape
+        if self._is_joined:
+            raise ShapeError(
+                f"y is {y!r}, but this model joins the parts of samples; wanted y of whole samples"
+            )
+        shape, dim = prediction_shape, self._behind.dim
+        if shape is not None and len(shape) > dim and shape[dim] == y.length:
+            shape = with_length(shape, dim, y.array.shape[y.dim])
+        return y.array, shape
+
+    def part(self, loss: Any) -> SamplePart:
+        """Return which part of each sample this rank needs; loss: a Loss, or None."""
+        group, dim = self._axis.group, self._behind.dim
+        of_targets = dim if loss is None else self._dim_of_targets(counted.as_loss(loss))
+        y_dim = None if self._is_joined else of_targets
+        return SamplePart(group.rank, group.world_size, self._axis.dim, y_dim)
 
     def _dim_of_targets(self, loss: Loss) -> int:
         """Return the dim of y that is cut.
@@ -125,13 +174,31 @@ class SampleParts:
         fewer = LOSSES.get(type(loss))
         if self._is_joined:
             return 0
-        if fewer is None or self._axis.dim <= fewer:
+        if fewer is None or self._behind.dim <= fewer:
             raise ShardingError(
-                f"{type(loss).__name__} of predictions that are cut along dim {self._axis.dim}: it "
-                "is not known as a sum over their parts; use one of "
+                f"{type(loss).__name__} of predictions that are cut along dim {self._behind.dim}: "
+                "it is not known as a sum over their parts; use one of "
                 f"{', '.join(kind.__name__ for kind in LOSSES)}, or leave domain at 1"
             )
-        return self._axis.dim - fewer
+        return self._behind.dim - fewer
+
+    def adds_parts(self, loss: Loss, metrics: Iterable[Metric]) -> bool:
+        """Return True if loss and metrics of whole samples are sums of those of their parts."""
+        fewer = LOSSES.get(type(loss))
+        is_sum = fewer is not None and self._behind.dim > fewer and type(loss) not in OF_WHOLE
+        return is_sum and not self._is_joined and all(metric.adds_parts for metric in metrics)
+
+    def pair(self, prediction: Any, y: Any, loss: Loss, *, in_parts: bool) -> tuple[Any, Any]:
+        """Return a prediction of this rank's rows and its targets, as figures are made of them.
+
+        Collective over the ranks that share samples.
+        in_parts   of the own rows; otherwise of whole samples, on all ranks
+        """
+        if in_parts:
+            dim = self._dim_of_targets(loss)
+            _check_factors(loss, y, dim)
+            return prediction, self._rows("y", y, dim)
+        return self.joined(prediction), self.whole_of(y)
 
     def refuse_texts(self) -> None:
         """Raise ShardingError: a text that grows has no parts."""
@@ -146,9 +213,32 @@ class SampleParts:
             return prediction
         return map_tree(self._whole, prediction)
 
+    def in_place(self, prediction: Any) -> Any:
+        """Return the prediction of this rank's rows as slabs, whole where it is the same on all.
+
+        Collective over the ranks that share samples.
+        """
+        if self._is_joined or prediction is None:
+            return prediction
+        return map_tree(self._slab, prediction)
+
+    def whole_of(self, tree: Any) -> Any:
+        """Return a tree with its slabs made whole. Collective over the ranks that share them."""
+        return map_tree(self._joined_slab, tree)
+
+    def _joined_slab(self, leaf):
+        if not isinstance(leaf, Rows):
+            return leaf
+        return gathered(leaf.array, self._axis.group, leaf.dim, leaf.length)
+
+    def _slab(self, array):
+        axis = self._behind
+        length = axis.length(array, "the prediction")
+        return Rows(array, axis.dim, axis.own_span(length)[0], length)
+
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""
-        axis = self._axis
+        axis = self._behind
         length = axis.length(array, "the prediction")
         gather = all_gather if isinstance(array, Tensor) else gathered
         return gather(array, axis.group, axis.dim, length)

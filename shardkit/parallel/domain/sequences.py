@@ -16,11 +16,11 @@ from ...nn.layers.spectral import SpectralConv, check_grid
 from ...nn.models.gpt import TokenEmbedding
 from ...nn.ops.modes import Slab
 from ...nn.transformer import SelfAttention
-from .attention import cut_attention
 from .axis import GRID_DIM, CutLayer, DomainAxis
 from .others import CutDropout
 from .spans import length_of, positions_of
 from .spectra import cut_spectral_convolution
+from .ways import cut_attention
 
 # arguments of MultiheadAttention.forward() behind query, key and value
 _REST = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")

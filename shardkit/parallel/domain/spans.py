@@ -1,6 +1,9 @@
 """Spans: which elements of a dim each rank holds, by their numbers in the whole.
 
     even      rank 0 |######|        1 |######|        2 |######|        one run for each rank
+    paired    rank 0 |###|..................|###|   the first half of its even run, and the second
+                   1 .........|######|...........   half of the run that lies as far from the end
+                   2 ....|###|.........|###|.....
     any       rank 0 |#|............#|  1 ..|#|......|#|..  2 ....|##|....   several runs
 
 A table has the spans of every rank, and every rank has the same table: what a rank sends needs no
@@ -22,6 +25,27 @@ def even_spans(length: int, num_ranks: int) -> Table:
     """Return a run for each rank; none for one that has no element."""
     runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
     return tuple([_without_empty([run]) for run in runs])
+
+
+def paired_spans(length: int, num_ranks: int) -> Table:
+    """Return spans early and late for each rank, which see as many keys under a causal mask.
+
+    Source: the balance of arXiv 2311.09431, with halves of even spans, so that each rank exchanges
+    rows with one other rank at most.
+    """
+    runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
+    middles = [(start + stop + 1) // 2 for start, stop in runs]
+    first = [(start, middle) for (start, _), middle in zip(runs, middles)]
+    second = [(middle, stop) for (_, stop), middle in zip(runs, middles)]
+    pairs = map(sorted, zip(first, reversed(second)))
+    return tuple([_without_empty(_joined(*pair)) for pair in pairs])
+
+
+def _joined(first, second) -> Spans:
+    """Return two spans as one if they touch."""
+    if first[1] == second[0]:
+        return ((first[0], second[1]),)
+    return first, second
 
 
 def _without_empty(spans) -> Spans:

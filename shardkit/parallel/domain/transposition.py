@@ -30,7 +30,8 @@ def exchange_cut(
 
     Collective over `group` in forward, and in backward, which goes the other way.
     x        [..., own of from_dim, ..., whole to_dim, ...] local, the dims in any order
-    returns  [..., whole from_dim, ..., own of to_dim, ...] local, elements by their numbers
+    returns  [..., whole from_dim, ..., own of to_dim, ...] local, elements by their numbers; its
+             dims lie in memory in the order of those of x
     """
     dims = from_dim % x.ndim, to_dim % x.ndim
     form = group, *dims, from_table, to_table
@@ -59,11 +60,14 @@ def _exchanged(array, group, from_dim, to_dim, from_table, to_table):
     arrived, receive = _pieces(array, shapes)
     counts = [[piece.size for piece in each] for each in (pieces, arrived)]
     group.all_to_all(send, receive, *counts)
-    whole = empty((length_of(from_table), num_own, *rest), array.dtype, xp)
+    shape = list(array.shape)
+    shape[from_dim], shape[to_dim] = length_of(from_table), num_own
+    result = fresh.ordered_as(array, shape)
+    whole = xp.moveaxis(result, (from_dim, to_dim), (0, 1))
     for piece, spans in zip(arrived, from_table):
         for place, span in placed_spans(spans):
             whole[slice(*span)] = piece[place]
-    return fresh.contiguous(xp.moveaxis(whole, (0, 1), (from_dim, to_dim)))
+    return result
 
 
 def _pieces(array, shapes):

@@ -24,7 +24,7 @@ from ...nn.ops.resampling import interpolation_windows
 from ...nn.ops.windows import window_maxima, window_sums
 from ..conjugate import all_gather, all_reduce
 from .axis import GRID_DIM, CutLayer, DomainAxis
-from .rows import rows_of
+from .rows import let_go, rows_of
 
 
 class CutConvolution(CutLayer):
@@ -46,9 +46,11 @@ class CutConvolution(CutLayer):
         stops = [(stop - 1) * stride - before + reach for _, stop in own]
         spans = tuple(zip(starts, stops))
         x = rows_of(x, axis.group, GRID_DIM, length, spans, layer.padding_mode)
-        x, padding = _padded(layer, x)
+        padded, padding = _padded(layer, x)
         form = (layer.stride, padding, layer.dilation, layer.groups)
-        return type(layer).operation(x, layer.weight, layer.bias, *form)
+        y = type(layer).operation(padded, layer.weight, layer.bias, *form)
+        let_go(x)
+        return y
 
 
 def _padded(layer: ConvNd, x):
@@ -103,6 +105,7 @@ class CutTransposedConvolution(CutLayer):
         form = (layer.stride, (0, *layer.padding[1:]), more)
         parameters = layer.weight, layer.bias
         y = type(layer).operation(x, *parameters, *form, layer.groups, layer.dilation)
+        let_go(x)
         start = first - (begin * stride - padding)
         return y[:, :, start : start + stop - first]
 
@@ -114,9 +117,12 @@ def _steps(layer: ConvTransposeNd) -> tuple[int, int, int]:
 
 
 def _rows_under(span, length, stride, padding, far):
-    """Return the rows that outputs [first, stop) read, at least one."""
+    """Return the rows that outputs [first, stop) read, at least one, and from whose first output on
+    they lie.
+    """
     first, stop = span
-    begin = max((first + padding - far) // stride, 0)
+    lowest = -((far - padding - first) // stride)  # rounded up
+    begin = max(min(lowest, (first + padding) // stride), 0)
     begin = min(begin, length - 1)
     end = min((stop - 1 + padding) // stride + 1, length)
     return begin, max(end, begin + 1)

@@ -21,7 +21,7 @@ import numpy
 from ...checkpoint.choice import Validated, step_of
 from ...checkpoint.find import find_description
 from ...checkpoint.format.files import make_folder
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first, collectively
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
 from ...files.removing import remove_file
@@ -161,15 +161,7 @@ class Journal:
         Errors, on all ranks: CheckpointError if it belongs to other data, the model is unchanged
         then, or if nothing can be written into the folder; those of load_model.
         """
-        world = self._model.mesh.world
-        has_run = None
-        with collectively(world):
-            if world.rank == 0:
-                self._try_to_write()
-                has_run = any(self._checkpoints.glob("step-*[0-9]"))
-                if has_run:
-                    self._check(find_description(self._checkpoints).manifest["data_position"])
-        if not world.broadcast_object(has_run, 0):
+        if not by_first(self._model.mesh.world, self._has_run):
             return None
         stored = self._model.load_model(self._checkpoints)["data_position"]["progress"]
         step = self._model.step_number
@@ -177,6 +169,14 @@ class Journal:
         progress = _from_json(stored)
         self._tell_of_lost(progress)
         return progress
+
+    def _has_run(self) -> bool:
+        """Return whether there is a run to go on with. On one rank; errors: as find()."""
+        self._try_to_write()
+        has_run = any(self._checkpoints.glob("step-*[0-9]"))
+        if has_run:
+            self._check(find_description(self._checkpoints).manifest["data_position"])
+        return has_run
 
     def _try_to_write(self) -> None:
         """Errors: CheckpointError if the folder takes no file: no step is worth training then."""

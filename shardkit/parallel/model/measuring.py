@@ -74,6 +74,7 @@ class Measurement:
         self._metrics = metrics
         self._loss = as_loss(loss or engine.model.loss)
         self._note = note
+        self._adds_parts = engine.evaluation.adds_parts(self._loss, metrics.values())
         self._is_open = False
         self._is_in_step = True  # with the other ranks: False once a measurement has raised
         self._sums: list[numpy.ndarray] = []  # of the loss, items and samples; then of each metric
@@ -139,7 +140,8 @@ class Measurement:
         if giving.size:
             if giving.size < states.size:
                 sample = (rows(x, slice(1)), rows(y, slice(1))) if count else None
-                sample = world.broadcast_object(sample, int(giving[0]))
+                first = self._engine.mesh.shape.part_of(int(giving[0]))
+                sample = self._engine.mesh.group("data").broadcast_object(sample, first)
                 x, y = (x, y) if count else sample
             self._measure(x, y, count)
         self._is_in_step = True
@@ -164,10 +166,11 @@ class Measurement:
 
     def _measure(self, x, y, count: int) -> None:
         """Add what these samples add; those of a count of 0 only run along."""
-        evaluation = self._engine.evaluation
+        evaluation, in_parts = self._engine.evaluation, self._adds_parts
         once = count if evaluation.counts_whole else 0
         if self._metrics:
-            added, counts = self._of_prediction(evaluation.predict(x), y), once
+            pair = evaluation.predicted(x, y, self._loss, in_parts=in_parts)
+            added, counts = self._of_prediction(*pair), count if in_parts else once
         else:
             added, counts = [self._row(*evaluation.own_loss(x, y))], count
         added[0][-1] = once

@@ -10,14 +10,12 @@ engine, sharded as the model's class decides, and its files are the model's. So 
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...annotations import FilePath
 from ...arguments import is_integer, is_number, require
-from ...checkpoint.background import PendingCheckpoint
-from ...checkpoint.choice import NEWEST
-from ...checkpoint.saving import Retention
 from ...comm.failure.agreement import agree, collectively
 from ...comm.same import alike, check_same, facts_of
 from ...errors import ShardingError
@@ -27,12 +25,28 @@ from ...optim.rules import Rule
 from ...refusal import check_usable
 from ..settings import ShardingConfiguration
 from .callback import Callback, Callbacks
-from .checkpoints import Checkpoints
 from .optimization import OptimizationInputData, OptimizationResult, check_together
 from .optimizing import Optimization
 from .patience import Patience
 from .replicas import StateDrift, synchronize_replicas
 from .sharded_model import ShardedModel, parts_of, strategy_of
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _of_the_model(
+    method: Callable[Concatenate[ShardedModel, Arguments], Result],
+) -> Callable[Concatenate["ShardedOptimizer", Arguments], Result]:
+    """Return a method of optimizers that is this one of their model."""
+
+    @wraps(method)
+    def of_the_model(
+        self: "ShardedOptimizer", *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        return getattr(self._attached(), method.__name__)(*args, **kwargs)
+
+    return of_the_model
 
 
 class ShardedOptimizer:
@@ -217,117 +231,13 @@ class ShardedOptimizer:
 
     # ---- files and images of the model -----------------------------------------------------------
 
-    @property
-    def _files(self) -> Checkpoints:
-        """The checkpoints and images of the model. Errors: ShardingError without one."""
-        return parts_of(self._attached()).checkpoints
-
-    def save_model(
-        self,
-        path: FilePath,
-        *,
-        keep: int | None = None,
-        keep_every: int | None = None,
-        data_position: dict | None = None,
-        validation: dict | None = None,
-    ) -> str:
-        """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
-
-        Parameters
-        ----------
-        path, keep, keep_every, data_position, validation
-            As of ShardedModel.save_model, with its errors.
-        """
-        kept = Retention(keep, keep_every)
-        return self._files.save(path, kept, data_position, validation)
-
-    def save_model_async(
-        self,
-        path: FilePath,
-        *,
-        keep: int | None = None,
-        keep_every: int | None = None,
-        data_position: dict | None = None,
-        validation: dict | None = None,
-    ) -> PendingCheckpoint:
-        """Begin to write a checkpoint of this step; return when its values are copied. Collective.
-
-        Parameters
-        ----------
-        path, keep, keep_every, data_position, validation
-            As of ShardedModel.save_model_async, with its errors.
-        """
-        kept = Retention(keep, keep_every)
-        return self._files.save_async(path, kept, data_position, validation)
-
-    def load_model(
-        self,
-        path: FilePath | tuple[FilePath, ...],
-        *,
-        only: str | None = None,
-        strict: bool = True,
-        names: Any = None,
-        checkpoint: str | int | None = NEWEST,
-    ) -> dict:
-        """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
-
-        Parameters
-        ----------
-        path, only, strict, names, checkpoint
-            As of ShardedModel.load_model, with its errors.
-
-        Returns
-        -------
-        dict
-            As of ShardedModel.load_model.
-        """
-        selection = {"only": only, "strict": strict, "names": names}
-        return self._files.load(path, selection, checkpoint)
-
-    def serialize(self) -> bytes:
-        """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
-
-        Collective.
-        """
-        return self._files.image()
-
-    def deserialize(
-        self, data: bytes, *, only: str | None = None, strict: bool = True, names: Any = None
-    ) -> dict[str, list[str]]:
-        """Go on from an image, made under any mesh and policy. Collective.
-
-        Parameters
-        ----------
-        data, only, strict, names
-            As of ShardedModel.deserialize, with its errors.
-        """
-        selection = {"only": only, "strict": strict, "names": names}
-        return self._files.load_image(data, selection)
-
-    def save_state(self, file: Any) -> None:
-        """Write serialize() to a binary file object of rank 0; others may pass None. Collective.
-
-        Parameters
-        ----------
-        file
-            A binary file object, open for writing, on rank 0.
-        """
-        self._files.write_image(file)
-
-    def load_state(
-        self, file: Any, *, only: str | None = None, strict: bool = True, names: Any = None
-    ) -> dict[str, list[str]]:
-        """Read what save_state wrote from a file object of rank 0; others may pass None.
-
-        Collective.
-
-        Parameters
-        ----------
-        file, only, strict, names
-            As of ShardedModel.load_state, with its errors.
-        """
-        selection = {"only": only, "strict": strict, "names": names}
-        return self._files.read_image(file, selection)
+    save_model = _of_the_model(ShardedModel.save_model)
+    save_model_async = _of_the_model(ShardedModel.save_model_async)
+    load_model = _of_the_model(ShardedModel.load_model)
+    serialize = _of_the_model(ShardedModel.serialize)
+    deserialize = _of_the_model(ShardedModel.deserialize)
+    save_state = _of_the_model(ShardedModel.save_state)
+    load_state = _of_the_model(ShardedModel.load_state)
 
     # ---- whole runs ------------------------------------------------------------------------------
 

@@ -17,14 +17,17 @@ Its members are those of the table in docs/api/models.md; parts_of() is for this
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...annotations import Array, FilePath, Tree
 from ...checkpoint.background import PendingCheckpoint
 from ...checkpoint.choice import NEWEST
 from ...checkpoint.saving import Retention
 from ...comm.mesh import Mesh
-from ...errors import CommunicationError
+from ...errors import CommunicationError, ShardingError
+from ...habits import refuse
+from ...layout.part import SamplePart
+from ...nn.looks import look_of
 from ...nn.metrics import Metric
 from ...nn.module import Module
 from ...optim.rules import Rule
@@ -80,6 +83,32 @@ class ShardedModel:
                 "this model is closed; make another one, or close it after its last use"
             )
         return self._parts
+
+    def __repr__(self) -> str:
+        head = look_of(self.wrapped_model, {})
+        rest = f"{self.parameter_count:,} parameters, {self.mesh!r}, step {self.step_number}"
+        return f"{type(self).__name__}({head}, {rest})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None:  # else other ranks may be anywhere
+            self.close()
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise ShardingError(
+                f"a {type(self).__name__} is not called; model.predict(x) returns predictions, "
+                "model.train(x, y) takes a step with the gradients of its loss, and "
+                "model.compute_gradients(x, y) returns them"
+            )
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "eval":  # predict() and evaluate() never train
+                return lambda: self
+            refuse("ShardedModel", self, name)
 
     # ---- what it is ------------------------------------------------------------------------------
 
@@ -303,7 +332,8 @@ class ShardedModel:
         Parameters
         ----------
         x
-            [samples of this replica, ...].
+            [samples of this replica, ...]; on domain ranks also a Rows each: the prediction then is
+            one too.
 
         Raises
         ------
@@ -576,9 +606,7 @@ class ShardedModel:
 
         Raises
         ------
-        PermissionError
-            On all ranks.
-        OSError
+        PermissionError, OSError
             On all ranks.
         CheckpointError
             On all ranks, earlier checkpoints stay as they were.
@@ -656,9 +684,7 @@ class ShardedModel:
 
         Raises
         ------
-        FileNotFoundError
-            On all ranks.
-        PermissionError
+        FileNotFoundError, PermissionError
             On all ranks.
         CheckpointError
             On all ranks, also on a tensor of another shape or dtype.
@@ -779,6 +805,19 @@ class ShardedModel:
 def parts_of(model: ShardedModel) -> Parts:
     """Return the parts of a sharded model, for what this package does with them."""
     return model._parts
+
+
+def domain_part(model: ShardedModel) -> SamplePart | None:
+    """Return which part of each sample this rank may read alone, and pass as Rows in place of whole
+    x and y (docs/parallel/domain.md); None: no ranks share samples. No communication.
+
+    Parameters
+    ----------
+    model
+        Whose ranks share samples, or do not.
+    """
+    engine = parts_of(model).engine
+    return engine.evaluation.domain_part(engine.config.loss or engine.model.loss)
 
 
 def strategy_of(kind: type[ShardedModel]) -> Strategy:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import by_first
 from ...errors import ConfigurationError, StagesError
 from ...layout.cuts import balanced_stages
 from ...nn.autograd import Tensor, backward_inputs
@@ -138,17 +138,17 @@ def measure_blocks(
     -----
     Errors, on all ranks: those of the model's forward on this batch.
     """
-    seconds = None
-    with collectively(backend):
-        if backend.rank == 0:
-            copied = copy.deepcopy(model).finish(0)
-            criterion = as_loss(loss or model.loss)
-            for parameter in copied.parameters():
-                if parameter.awaits_values:  # it takes as long with any others
-                    parameter.init = Fill(0.0)
-            runs = [_seconds_per_block(copied, criterion, x, y) for _ in range(repeats + 1)]
-            seconds = tuple(map(median, zip(*runs[1:])))  # the first one warms up
-    return backend.broadcast_object(seconds, 0)
+
+    def seconds() -> tuple[float, ...]:
+        copied = copy.deepcopy(model).finish(0)
+        criterion = as_loss(loss or model.loss)
+        for parameter in copied.parameters():
+            if parameter.awaits_values:  # it takes as long with any others
+                parameter.init = Fill(0.0)
+        runs = [_seconds_per_block(copied, criterion, x, y) for _ in range(repeats + 1)]
+        return tuple(map(median, zip(*runs[1:])))  # the first one warms up
+
+    return by_first(backend, seconds)
 
 
 def _seconds_per_block(model, criterion, x, y) -> list[float]:

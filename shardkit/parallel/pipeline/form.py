@@ -14,6 +14,8 @@ from ...array.dtypes import is_floating
 from ...errors import ShapeError
 from ...tree import LEAF, Structure, is_tree, leaves, rebuild, structure
 
+NOTHING = (0,) * 5  # the shape of what a stage sends that failed before it knew one
+
 
 class Form:
     """A tree without its numbers, equal by value.
@@ -50,6 +52,11 @@ class Form:
     def is_array(self) -> bool:
         """True for one array."""
         return self.structure.kind is None
+
+    @property
+    def is_nothing(self) -> bool:
+        """True for what a stage sends that failed before it knew what it makes."""
+        return self.is_array and self.layout[0][0] == NOTHING
 
     @cached_property
     def gradients(self) -> tuple:

@@ -23,13 +23,17 @@ import numpy
 from ...array import fresh
 from ...array.device import Device
 from ...comm.backend import CommunicationBackend
+from ...comm.checks import MAX_TAG
 from ...comm.transport import Lane, MessageLanes, lanes_of
 from ...errors import ShapeError
 from ...schedule.actions import RECEIVES, Action, Kind
 from ...tree import LEAF
 from .form import Form, parts_of
 
-_NUM_TAGS, _NUM_RUNS = 8191, 4  # their product is below 32767, the largest tag that every MPI has
+# messages that can be under way between two ranks have so many tags, and those of programs that
+# failed come back after so many more of them
+_NUM_FAILURES = 8
+_NUM_TAGS = MAX_TAG // _NUM_FAILURES
 _HEADER = 8  # int64: number of dims, then the dims
 _IS_PACKED = -1  # in place of the number of dims
 
@@ -65,7 +69,8 @@ class Transfers:
         self._rank_of = rank_of
         self._device = device
         self._dtype = numpy.dtype(dtype)
-        self._gave_up = False  # a program: its messages must never match later ones
+        self._num_failures = 0  # of programs: their messages must never match later ones
+        self._renewed = 0  # lanes, after so many of them
         lanes = lanes_of(group)
         if lanes is not None:
             lanes.open(_lanes(rank_of))
@@ -77,7 +82,6 @@ class Transfers:
         self._posted: dict[_Message, tuple] = {}  # -> (handles, arrays)
         self._lost: list = []  # of runs that failed: MPI may still write to these arrays
         self._batch_keys: list = []  # of the micro-batches of this run
-        self._run = 0
 
     def begin(self, actions: tuple[Action, ...], batch_keys: list, arrival) -> None:
         """Begin a program: post its first receive.
@@ -89,10 +93,9 @@ class Transfers:
         """
         self._arrival = arrival
         lanes = lanes_of(self._group)
-        if self._gave_up and lanes is not None:
+        if self._num_failures > self._renewed and lanes is not None:
             lanes.renew()
-        self._gave_up = False
-        self._run = (self._run + 1) % _NUM_RUNS
+        self._renewed = self._num_failures
         self._batch_keys = batch_keys
         self._coming.extend(
             _Message(a.kind, a.stage, a.micro_batch) for a in actions if a.kind in RECEIVES
@@ -267,20 +270,23 @@ class Transfers:
 
     def _tag(self, crossing: int, micro_batch: int, what: int) -> int:
         """Return a tag that differs between messages that can be under way between two ranks."""
-        return (3 * (crossing * 101 + micro_batch) + what) % _NUM_TAGS * _NUM_RUNS + self._run
+        number = (3 * (crossing * 101 + micro_batch) + what) % _NUM_TAGS
+        return number * _NUM_FAILURES + self._num_failures % _NUM_FAILURES
 
     def end(self) -> None:
         """End a program that has been executed."""
         assert not (self._coming or self._posted or self._on_the_way), (
             "a program left messages behind"
         )
+        for key in [key for key, form in self._forms.items() if form.is_nothing]:
+            del self._forms[key]
 
     def give_up(self) -> None:
         """Give up a program that failed on all ranks.
 
         Arrays that MPI may still read or write are kept, and forms are exchanged anew.
         """
-        self._gave_up = True
+        self._num_failures += 1
         self._lost += [*self._on_the_way.values(), *self._posted.values()]
         self._on_the_way.clear()
         self._posted.clear()

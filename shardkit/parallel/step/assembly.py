@@ -18,7 +18,6 @@ from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
 from ...nn.module import Module
 from ...optim.groups import groups_by_name
-from ...optim.rules import SGD
 from ...schedule.actions import Program
 from ...schedule.catalog import order_named
 from ..data.keepers import Keepers
@@ -182,7 +181,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     """
     device = Device(config.device, ordinal=mesh.world.local_rank)
     device.drawing_on(mesh.group(COPIES).memory() or mesh.group("tensor").memory())
-    rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
+    rule = config.named_rule("sgd") if config.optimizer is None else config.optimizer
     groups = groups_by_name(model.named_parameters(), config.parameter_groups, rule)
     model.finish(config.seed)
     samples = _cut_layers(model, config, mesh)
@@ -313,7 +312,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
             flow,
             pools.device,
             rank=mesh.rank,
-            can_go_on=gathering.can_go_on,
+            agrees_on=gathering.agrees_on,
         )
         return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics, program)
 

@@ -22,6 +22,7 @@ from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...layout.axes import COPIES
+from ...layout.part import Rows
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
@@ -111,11 +112,11 @@ class Batches:
         common = CommonNumber()
         with collectively(self._mesh.world, ballot, common):
             criterion = as_loss(loss or self._usual_loss())
-            x, y = _checked_samples(self._model, criterion, x, y)
+            x, y = self._checked_samples(criterion, x, y)
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
             common.value = _structure_number(x, y)
-            given = x, y
+            given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
             size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
@@ -123,8 +124,8 @@ class Batches:
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
-        self._check_common(common, x=x, y=y)
-        self._check_peers(*given)
+        self._check_common(common, **given)
+        self._check_peers(*given.values())
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
         samples = everyones[: self._num_parts, 0] & (1 << SAMPLE_BITS) - 1
@@ -145,7 +146,7 @@ class Batches:
 
     def check(self, x, y) -> None:
         """Errors: ShapeError unless model and usual loss take them. No communication."""
-        _checked_samples(self._model, as_loss(self._usual_loss()), x, y)
+        self._checked_samples(as_loss(self._usual_loss()), x, y)
 
     def own_samples(self, x, y) -> tuple:
         """Return x, y on the host, and how many samples they have; None is none.
@@ -154,7 +155,7 @@ class Batches:
         """
         if x is None and y is None:
             return x, y, 0
-        x, y = _on_host("x", x), _on_host("y", y)
+        x, y = self._on_host("x", x), self._on_host("y", y)
         _check_lengths(x=x, y=y)
         count = len(arrays_in(x)[0])
         if count:
@@ -169,16 +170,49 @@ class Batches:
         """
         common = CommonNumber()
         with collectively(self._mesh.world, common):
-            x = _on_host("x", x)
+            x = self._on_host("x", x)
             for name, array in named_leaves(x, "x"):
                 if array.ndim == 0:
                     raise ShapeError(f"{name} is a single number; wanted an array [samples, ...]")
             _check_lengths(x=x)
-            check_input_of(self._model, x)
+            self._check_input(x)
             common.value = _structure_number(x)
         self._check_common(common, x=x)
         self._check_peers(x)
         return x
+
+    def _on_host(self, what, value):
+        """Return what a caller passed as an array of the host, a slab or a tree of arrays.
+
+        Errors: ShapeError if a leaf holds no real numbers, or there is no leaf, or on a slab where
+        ranks share no samples; DeviceError.
+        """
+        if self._samples is None or not isinstance(value, Rows):
+            return _on_host(what, value)
+        return value.map(lambda array: _numbers(what, array))
+
+    def _check_input(self, x) -> None:
+        """Errors: ShapeError unless the model takes x, of which this rank may have a slab."""
+        for form in [x] if self._samples is None else self._samples.forms_of("x", x):
+            check_input_of(self._model, form)
+
+    def _checked_samples(self, criterion: Loss, x, y):
+        """Return x and y on the host, if model and loss take them. No communication.
+
+        Errors: ShapeError, DeviceError.
+        """
+        x, y = self._on_host("x", x), self._on_host("y", y)
+        _check_lengths(x=x, y=y)
+        if any(map(_is_empty, (x, y))):
+            raise ShapeError(
+                f"{_shapes(x=x, y=y)}: there is nothing in it; wanted a sample or more on every "
+                "rank"
+            )
+        self._check_input(x)
+        shape = output_shape_of(self._model, x.shape) if hasattr(x, "shape") else None
+        form = (y, shape) if self._samples is None else self._samples.targets_form(y, shape)
+        check_targets_of(criterion, *form)
+        return x, y
 
     def _check_peers(self, *trees) -> None:
         """Raise on all ranks if peers of a replica passed other arrays, as far as is looked at:
@@ -195,7 +229,7 @@ class Batches:
         """Raise ShapeError on all ranks if some have trees of another structure."""
         if common.is_common:
             return
-        mine = ", ".join(f"{name} = {structure(tree)}" for name, tree in trees.items())
+        mine = ", ".join(f"{name} = {_told(tree)}" for name, tree in trees.items())
         everyones = self._mesh.world.all_gather_object(mine)
         rank = next(rank for rank, theirs in enumerate(everyones) if theirs != everyones[0])
         raise ShapeError(
@@ -290,28 +324,32 @@ def check_peers(mesh: Mesh, *trees) -> None:
 
     Collective over the mesh; by checksums.
     """
-    mine = [
-        (array.shape, str(array.dtype), zlib.crc32(numpy.ascontiguousarray(array)))
-        for tree in trees
-        for array in map(numpy.asarray, arrays_in(tree))
-    ]
+    arrays = [array for tree in trees for array in arrays_in(tree)]
+    starts = tuple([each.start for each in arrays if isinstance(each, Rows)])
     part, _ = mesh.sample_part
-    everyones = mesh.world.all_gather_object((part, mine))
-    first: dict[int, int] = {}  # part of the samples -> its first rank
-    for rank, (replica, _) in enumerate(everyones):
-        first.setdefault(replica, rank)
+    everyones = mesh.world.all_gather_object(((part, starts), list(map(_sum_of, arrays))))
+    first: dict[tuple, int] = {}  # part of the samples, and of each sample -> its first rank
+    for rank, (owned, _) in enumerate(everyones):
+        first.setdefault(owned, rank)
     wrong = [
         rank
-        for rank, (replica, theirs) in enumerate(everyones)
-        if theirs != everyones[first[replica]][1]
+        for rank, (owned, theirs) in enumerate(everyones)
+        if theirs != everyones[first[owned]][1]
     ]
     if wrong:
-        replica = everyones[wrong[0]][0]
+        owned = everyones[wrong[0]][0]
+        replica = owned[0]
         raise ShardingError(
-            f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[replica]}, "
+            f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[owned]}, "
             f"its peer in data replica {replica}; wanted the same part on all ranks of a "
             "replica: take it with split_batch(model.mesh, x, y)"
         )
+
+
+def _sum_of(array) -> tuple:
+    """Return the shape of an array or slab, its dtype, and a checksum."""
+    rows = numpy.ascontiguousarray(array.array if isinstance(array, Rows) else array)
+    return array.shape, str(array.dtype), zlib.crc32(rows)
 
 
 def _form(*trees) -> int:
@@ -330,29 +368,19 @@ def _form(*trees) -> int:
     )
 
 
+def _is_empty(tree) -> bool:
+    return 0 in tree.shape if hasattr(tree, "shape") else not num_samples(tree)
+
+
 def _structure_number(*trees) -> int:
     """Return 32 bits for the structure of trees: 0 if each is one array."""
     if all(map(is_array, trees)):
         return 0
-    return zlib.crc32(" ".join(str(structure(tree)) for tree in trees).encode())
+    return zlib.crc32(" ".join(map(_told, trees)).encode())
 
 
-def _checked_samples(model: Module, criterion: Loss, x, y):
-    """Return x and y on the host, if model and loss take them. No communication.
-
-    Errors: ShapeError, DeviceError.
-    """
-    x, y = _on_host("x", x), _on_host("y", y)
-    _check_lengths(x=x, y=y)
-    are_empty = (0 in x.shape if is_array(x) else not num_samples(x)), is_array(y) and 0 in y.shape
-    if any(are_empty):
-        raise ShapeError(
-            f"{_shapes(x=x, y=y)}: there is nothing in it; wanted a sample or more on every rank"
-        )
-    check_input_of(model, x)
-    shape = output_shape_of(model, x.shape) if is_array(x) else None
-    check_targets_of(criterion, y, shape)
-    return x, y
+def _told(tree) -> str:
+    return "a slab" if isinstance(tree, Rows) else str(structure(tree))
 
 
 def _on_host(what, value):

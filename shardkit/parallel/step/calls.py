@@ -18,8 +18,8 @@ from functools import partial
 
 from ...array.device import OwnBuffers
 from ...comm.mesh import Mesh
-from ...errors import CommunicationError, OutOfMemoryError
-from ...layout.axes import COPIES, TOGETHER
+from ...errors import CommunicationError, PeerError
+from ...layout.axes import COPIES
 from ...nn.autograd import WeightGradients, first_gradient, origin_of
 from ...nn.context import surrounded_by
 from ...nn.module import Parameter, members_of
@@ -31,7 +31,7 @@ from ..data.visits import Visits
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
-from .shortage import describe_shortage
+from .shortage import Company, described
 
 _BETWEEN = 0.25  # of a stop and the next operation, whose orders are whole numbers
 
@@ -47,11 +47,11 @@ class AtCalls:
     """
 
     buffers = OwnBuffers
+    lends = True
     obstacle = (
         "its modules gather their parameters when they are called, and a graph has no messages in "
         "it: give it a method blocks(), or train it with DDP or ZeRO"
     )
-    can_go_on = False  # its errors are those of all ranks
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         ((place, parts),) = stages.parts.items()
@@ -59,12 +59,13 @@ class AtCalls:
         self.parts = [units.at[at] for at in self._places]
         self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
         self.user = stages.places.index(place)
-        self._mesh = mesh
+        self._company = Company(mesh, self.parts[0].device)
         self._numbers = {
             parameter: number
             for number, unit in enumerate(self.parts)
             for parameter in unit.plan.parameters.values()
         }
+        self._rank = mesh.rank
         self.turns = Turns(mesh.group(COPIES), self._describe)
         self.visits = Visits(self.parts, self.turns)
         self._visited_by = dict(self._own_visits())
@@ -133,31 +134,30 @@ class AtCalls:
         return []
 
     @contextmanager
-    def around(self, what: str, m: int, inputs: Inputs):
+    def around(self, what: str, at: Place, m: int, inputs: Inputs):
         """Gather what modules ask for inside the block; its end, or an error, is common to all.
 
-        Errors: what a module raises on one rank is raised on all data ranks, unless others than
-        these may wait for it; ShardingError if they call modules in different orders.
+        Errors: what a module raises on one rank is raised on all, unless ranks that compute with it
+        wait for it in a layer; ShardingError if they call modules in different orders.
         """
+        place = f"{what} of micro-batch {m}"
+        tells = what == "forward" and self._company.shares_samples
         self.visits.begin()
         try:
-            with surrounded_by(self):
+            with self._company.at(place, inputs, tells=tells), surrounded_by(self):
                 yield
-        except CommunicationError:
-            raise
         except Exception as error:
-            is_alone = all(self._mesh.size(axis) == 1 for axis in TOGETHER)
-            if not is_alone or self.turns.have_ended:
+            if not self._company.agrees_on(error) or self.turns.have_ended:
                 raise
-            place = f"{what} of micro-batch {m}, step {inputs.update.number}"
-            self.turns.fail(self._described(error, place))
+            if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
+                raise
+            place = f"{place} of step {inputs.update.number}"
+            self.turns.fail(described(error, self._rank, place, self.parts[0].device))
         self.turns.end()
 
-    def _described(self, error, place):
-        if isinstance(error, MemoryError) and not isinstance(error, OutOfMemoryError):
-            rank = self._mesh.group(COPIES).rank
-            return OutOfMemoryError(describe_shortage(rank, place, error, self.parts[0].device))
-        return error
+    def agrees_on(self, error: Exception) -> bool:
+        """Return False: an error is one of all ranks, and ends the program on all."""
+        return False
 
     def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output, and write all gradients on the way."""

@@ -9,6 +9,7 @@ from ...array.halves import widened
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
+from ...layout.part import Rows, SamplePart
 from ...nn.autograd import no_grad
 from ...nn.context import ForwardContext
 from ...nn.trees import as_float64, as_tensors
@@ -16,7 +17,7 @@ from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
-from .votes import StepLosses
+from .votes import StepLosses, raise_failure
 
 _FEW_ELEMENTS = (
     1 << 20
@@ -63,8 +64,35 @@ class Evaluation:
 
     def predict(self, x):
         """Return the output of the last block for this replica's x, a NumPy array or a tree of
-        them, on all its pipeline ranks.
+        them, on all its pipeline ranks; for a slab of x slabs.
         """
+        prediction = self._own_prediction(x)
+        if self._samples is None:
+            return prediction
+        is_part = isinstance(x, Rows)
+        return (self._samples.in_place if is_part else self._samples.joined)(prediction)
+
+    def predicted(self, x, y, loss, *, in_parts: bool) -> tuple:
+        """Return a prediction and its targets, of this rank's rows or of whole samples."""
+        prediction = self._own_prediction(x)
+        if self._samples is None:
+            return prediction, y
+        return self._samples.pair(prediction, y, loss, in_parts=in_parts)
+
+    def whole_of(self, prediction):
+        """Return a prediction with whole arrays in place of slabs."""
+        return prediction if self._samples is None else self._samples.whole_of(prediction)
+
+    def adds_parts(self, loss, metrics) -> bool:
+        """Return True if ranks share samples, and these figures are sums over their parts."""
+        return self._samples is not None and self._samples.adds_parts(loss, metrics)
+
+    def domain_part(self, loss) -> SamplePart | None:
+        """Return which part of each sample this rank needs; None: whole ones."""
+        return None if self._samples is None else self._samples.part(loss)
+
+    def _own_prediction(self, x):
+        """Return the output for this rank's part of x."""
         self._weights.check()
         x = self._batches.agree_on_input(x)
         if self._samples is not None:
@@ -74,8 +102,7 @@ class Evaluation:
             prediction = self.forward(x)
         if prediction is not None:
             prediction = map_tree(lambda leaf: widened(to_host(leaf)), prediction)
-        prediction = self._from_last_stage(prediction)
-        return prediction if self._samples is None else self._samples.joined(prediction)
+        return self._from_last_stage(prediction)
 
     @property
     def counts_whole(self) -> bool:
@@ -136,6 +163,7 @@ class Evaluation:
     def forward(self, x, texts=None):
         """Return the output of this replica's x on the last stage, None elsewhere.
 
+        Errors, on all ranks: what a block of one raised.
         texts   the pass over texts that are being continued (nn/texts.py)
         """
         is_cut = self._samples is not None
@@ -144,7 +172,9 @@ class Evaluation:
         x = self._numerics.entering(map_tree(self._device.from_host, x))
         context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
         part = MicroBatch(x, None, context)
-        return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)
+        results = self._runtime.run(self._program, Inputs((part,)))
+        raise_failure(self._mesh.world, results.failure)
+        return results.predictions.get(0)
 
 
 def _description(form: Form):

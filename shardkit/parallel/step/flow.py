@@ -11,8 +11,10 @@ a tree is a list, with None for leaves that have none.
 
 from typing import Any
 
+import numpy
+
 from ...schedule.actions import Action, Kind
-from ..pipeline.form import key_of
+from ..pipeline.form import NOTHING, key_of
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
 
@@ -163,8 +165,8 @@ class Flow:
 
     def _send_zeros_f(self, action, inputs, results):
         zeros = self.transfers.zeros(Kind.RECV_F, action.stage + 1, action.micro_batch)
-        if zeros is None:  # the next rank waits for a shape that nobody knows yet
-            raise results.failure
+        if zeros is None:  # nobody knows the shape yet
+            zeros = numpy.zeros(NOTHING)
         self.transfers.send_activation(action.stage, action.micro_batch, zeros)
 
     def _send_zeros_b(self, action, inputs, results):

@@ -9,12 +9,11 @@ The blocks of a model say which unit comes next, so its program can say when to 
 block does not: there it is the modules inside of it that say so, when they are called.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
-from ...layout.axes import TOGETHER
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
@@ -22,8 +21,7 @@ from ..data.unit import Unit, Units
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
-
-_NOTHING = nullcontext()
+from .shortage import Company
 
 
 class Gathering(Protocol):
@@ -31,16 +29,19 @@ class Gathering(Protocol):
 
     buffers     makes the buffers that units are gathered in
     obstacle    why what it lends cannot be captured as CUDA graphs; None if it can
-    can_go_on   a rank that fails while it computes may go through the rest of the program alone
     """
 
     buffers: ClassVar[type[BufferPool] | type[OwnBuffers]]
     obstacle: ClassVar[str | None]
-    can_go_on: bool
 
     @staticmethod
     def programs(*args, begins_reductions: bool, **settings) -> Programs:
         """Return the programs of a pipeline rank, as Programs.of() does."""
+
+    def agrees_on(self, error: Exception) -> bool:
+        """Return whether all ranks that compute this together have raised the error, or know of
+        it.
+        """
 
     def enter(self, actions: tuple[Action, ...]) -> None:
         """Begin a program."""
@@ -48,10 +49,11 @@ class Gathering(Protocol):
     def leave(self) -> None:
         """End a program, also one that failed. No communication."""
 
-    def around(self, what: str, m: int, inputs: Inputs) -> AbstractContextManager:
-        """Inside, the parameters of what is computed are whole when they are read.
+    def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
+        """Inside, the parameters of what is computed are whole when they are read; an error is one
+        of all ranks that compute it together.
 
-        what   "forward" or "backward", of micro-batch m
+        what   "forward" or "backward", of a unit and micro-batch m
         """
 
     def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
@@ -79,7 +81,8 @@ class ByProgram:
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         self._units = units.at
-        self.can_go_on = all(mesh.size(axis) == 1 for axis in TOGETHER)
+        self._company = company = Company(mesh, units.all[0].device)
+        self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
             place: [units.at[at] for at in stages.uses.trained(place)]
             if place in stages.lenders
@@ -115,9 +118,14 @@ class ByProgram:
     def leave(self) -> None:
         """Do nothing: the actions have released."""
 
-    def around(self, what: str, m: int, inputs: Inputs) -> AbstractContextManager:
-        """Do nothing: GATHER has been there."""
-        return _NOTHING
+    def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
+        """Return where ranks that compute together agree on errors: GATHER has been there."""
+        tells = what == "forward" and at in self._told
+        return self._company.at(f"{what} of micro-batch {m}", inputs, tells=tells)
+
+    def agrees_on(self, error: Exception) -> bool:
+        """Return whether all ranks that compute together know of the error."""
+        return self._company.agrees_on(error)
 
     def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output; weight gradients are left to W."""

@@ -16,12 +16,14 @@ from typing import Any
 from ...array.arena import Arena
 from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
+from ...errors import PeerError
 from ...nn.autograd import Passage, Tensor, WeightGradients, no_grad
 from ...nn.buffer import unobserved
 from ...nn.context import begin_block, forward_context, late_logits
 from ...nn.module import Module
 from ...nn.trees import arrays_of, as_tensors, gradients_of
 from ..data.unit import Unit, Units
+from ..pipeline.form import NOTHING
 from ..pipeline.stages import Place, Stages
 from .gathering import Gathering
 from .inputs import Inputs
@@ -84,10 +86,12 @@ class Work:
 
     def forward(self, place: Place, m: int, x, inputs: Inputs):
         """Return the output of a unit for micro-batch m, or its loss, summed over the items."""
-        with self.gathering.around("forward", m, inputs):
+        with self.gathering.around("forward", place, m, inputs):
             return self._forward(place, m, x, inputs)
 
     def _forward(self, place, m, x, inputs):
+        if is_array(x) and x.shape == NOTHING:
+            raise PeerError("a stage before this one failed")
         context = inputs.micro_batches[m].context
         learns = inputs.loss is not None and place >= self._first_trained
         takes_gradient = place > self._first_trained
@@ -124,7 +128,7 @@ class Work:
 
         gradient   of the unit's output, of a tree a list; None after the loss
         """
-        with self.gathering.around("backward", m, inputs):
+        with self.gathering.around("backward", place, m, inputs):
             return self._backward(place, m, gradient, inputs)
 
     def _backward(self, place, m, gradient, inputs):

@@ -7,8 +7,11 @@ pairwise algorithm for computing sample variances" (1979).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
+
+from ..layout.part import Rows, each_part
 
 _ROUNDING = 2.0**-53  # of a float64, relative
 _FAR = 2.0**20  # deviations from 0 to a mean
@@ -49,6 +52,18 @@ class Scaling:
         """Return scaled values in their own units, float64."""
         center, scale = self._along(values.ndim)
         return values * scale + center
+
+    def of(self, values: Any) -> "Scaling":
+        """Return the scaling of the columns that are in an array or slab: a slab may cut them."""
+        if not isinstance(values, Rows) or values.dim != self.axis % values.ndim:
+            return self
+        there = slice(values.start, values.stop)
+        return Scaling(self.center[there], self.scale[there], self.axis)
+
+    def scaled(self, values: Any) -> Any:
+        """Return an array or a slab scaled: float32."""
+        scaling = self.of(values)
+        return each_part(lambda array: scaling.apply(array).astype(numpy.float32), values)
 
     def _along(self, ndim: int):
         """Return center and scale in a form that spreads over values of so many dims."""

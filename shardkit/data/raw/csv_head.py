@@ -13,10 +13,10 @@ is lost, or a row of names that is trained on, nobody would see.
 import re
 from pathlib import Path
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
-_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?|", re.ASCII)  # or nothing
+_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__|", re.ASCII)  # or nothing
 
 
 def has_names(cells: list[str], rows: list[list[str]], path: Path) -> bool:

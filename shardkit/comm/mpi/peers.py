@@ -1,0 +1,138 @@
+"""Peers: a rank that waits for a lost one raises, where a failure does not end the job.
+
+    a rank of the node dies             its process is gone
+    it leaves while others need it      its entry in the roll says so
+    a rank of another node is lost      one that saw it there sends a note to all
+
+A rank looks while it waits, and only then: no thread, no process, nothing that ends a rank. What is
+lost stays lost: every later wait raises too. The ranks of a node that is lost whole are not missed.
+"""
+
+import time
+from contextlib import suppress
+
+from ...errors import CommunicationError
+from ..watch.attendance import attendance
+from ..watch.processes import state_of
+from ..watch.roll import Entry
+from ..watch.warden import SURE_SECONDS, whereabouts
+
+LOOK_SECONDS = 0.25
+LOST_TAG = 2
+ADVICE = (
+    "All ranks of the backend's communicator must stay until all have called shutdown(); the "
+    "others can go on with a new backend, on a communicator without the lost"
+)
+
+
+class Peers:
+    """The ranks of a communicator, as one of them sees them.
+
+    failure   who is lost, in words; None: nobody, as far as is known
+    """
+
+    def __init__(self, mpi, comm):
+        self.failure: str | None = None
+        self._mpi = mpi
+        self._rank, self._size = comm.rank, comm.size
+        self._places = _places(mpi, comm)  # of its ranks in the roll
+        self._comm = None
+        self._notes: list = []  # requests whose messages must live
+        self._next_look = 0.0
+        self._left_since: float | None = None
+
+    def speak_on(self, comm) -> None:
+        """Send notes about lost ranks over this communicator of the same ranks."""
+        self._comm = comm
+
+    def look(self, progress=None, *, doing: str = "", at_once: bool = False) -> None:
+        """Raise if a rank is lost; to be called again and again while this one waits.
+
+        progress   names the call under way and its ranks; None: `doing` does, for all ranks
+        at_once    even if it has looked a moment ago
+        Errors: CommunicationError that names the lost rank.
+        """
+        now = time.monotonic()
+        if self.failure is None and (at_once or now >= self._next_look):
+            self._next_look = now + LOOK_SECONDS
+            call = None if progress is None else progress.current
+            self.failure = self._heard() or self._found(
+                range(self._size) if call is None else call.ranks
+            )
+        if self.failure is not None:
+            doing = doing or str(progress.current or "its own code")
+            raise CommunicationError(
+                f"rank {self._rank} of {self._size} waits in {doing}: {self.failure}. {ADVICE}"
+            )
+
+    def _heard(self) -> str | None:
+        """Return what another rank has said, if one has."""
+        anyone = self._mpi.ANY_SOURCE
+        with suppress(self._mpi.Exception):  # an MPI that goes on hears nobody when one is dead
+            if self._comm is not None and self._comm.iprobe(anyone, LOST_TAG):
+                return self._comm.recv(None, anyone, LOST_TAG)
+        return None
+
+    def _found(self, needed) -> str | None:
+        """Return who is lost, in words, and tell the others.
+
+        needed   ranks without which the call under way does not end
+        """
+        here = self._entries()
+        lost = {rank for rank, entry in here.items() if _has_died(entry)}
+        left = {rank for rank, entry in here.items() if _has_left(entry)}.intersection(needed)
+        if self._have_lasted(left):
+            lost |= left
+        if not lost:
+            return None
+        text = "; ".join(_told(rank, here[rank]) for rank in sorted(lost))
+        self._tell(text, lost)
+        return text
+
+    def _entries(self) -> dict[int, Entry]:
+        """Return what the roll has of the other ranks, as far as they are on this node."""
+        entries = attendance().others_here()
+        here = dict(enumerate(map(entries.get, self._places)))
+        del here[self._rank]
+        return {rank: entry for rank, entry in here.items() if entry is not None}
+
+    def _have_lasted(self, left) -> bool:
+        """Return True if ranks have left for so long that no message of theirs is under way."""
+        now = time.monotonic()
+        self._left_since = (self._left_since or now) if left else None
+        return self._left_since is not None and now > self._left_since + SURE_SECONDS
+
+    def _tell(self, text: str, lost):
+        """Send it to all that are not lost."""
+        others = {*range(self._size)} - {self._rank, *lost}
+        with suppress(self._mpi.Exception):  # another one is lost by now
+            if self._comm is not None:
+                self._notes += [self._comm.isend(text, rank, LOST_TAG) for rank in sorted(others)]
+
+
+def _places(mpi, comm) -> list[int]:
+    """Return the ranks of a communicator in the roll: those of the launcher."""
+    world, own = mpi.COMM_WORLD.Get_group(), comm.Get_group()
+    places = own.Translate_ranks(None, world)
+    world.Free()
+    own.Free()
+    return list(places)
+
+
+def _told(rank: int, entry: Entry) -> str:
+    where = (
+        f"which has left the program (process {entry.process})"
+        if _has_left(entry)
+        else whereabouts(entry)
+    )
+    return f"rank {rank} is missing, {where}"
+
+
+def _has_left(entry: Entry) -> bool:
+    """Return True if the rank has come to its end, or is not needed by its own account."""
+    return entry.has_left or entry.may_end and state_of(entry.process) is None
+
+
+def _has_died(entry: Entry) -> bool:
+    """Return True if the rank's process is gone before it might be."""
+    return not (entry.has_left or entry.may_end) and state_of(entry.process) is None

@@ -1,0 +1,267 @@
+"""Files of rows that are read a group at a time: row groups of Parquet, batches of Arrow, folders.
+
+    file --RowGroups--> group 0 | group 1 | ...   each whole, for the columns that are wanted
+    folder/year=2025/a.parquet, ...   all their groups, one behind the other, with a column `year`
+
+A group has the same rows whoever reads it, so that what is found in groups and merged in their
+order has the same bits on any number of ranks.
+"""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from io import BytesIO
+from itertools import accumulate
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy
+
+from ...checkpoint.format.files import checksum
+from ...errors import ConfigurationError, InputError
+from ...files.reading import library, size_of
+from ..arrow import (
+    NUMBER,
+    TEXT,
+    Text,
+    arrow,
+    checked_rows,
+    column_of,
+    dtypes_of,
+    flat_column,
+    open_parquet,
+)
+
+_MOST_FILES = 1 << 16  # of a folder
+_NOTHING = "__HIVE_DEFAULT_PARTITION__"  # as the value in the name of a folder
+
+
+class RowGroups(ABC):
+    """The rows of a source, in groups.
+
+    types  {name: dtype of a column, see arrow.py; None if it is none}
+    sizes  the rows of each group
+    files  that hold them
+    """
+
+    types: dict[str, numpy.dtype | None]
+    sizes: list[int]
+    files: tuple[Path, ...]
+    content = ""  # a hash of rows that are in no file
+    is_in_memory = False  # rows of any group are at hand, so no neighbors are worth being kept
+
+    @abstractmethod
+    def read(self, group: int, names) -> dict:
+        """Return {name: column} of a group. Errors: ConfigurationError, OSError."""
+
+    def place(self, row: int) -> str:
+        """Return where a row stands, for messages."""
+        return f"row {row}"
+
+
+class ArrowGroups(RowGroups):
+    """Row groups of a Parquet file, or batches of a file of Arrow (.arrow, .feather)."""
+
+    def __init__(self, path: Path):
+        self._path, self.files = path, (path,)
+        if path.suffix.lower() in (".arrow", ".feather"):
+            self._open_batches()
+        else:
+            self._open_row_groups()
+        with library(path):
+            self.types = dtypes_of(self._schema)
+
+    def _open_row_groups(self):
+        file = open_parquet(self._path)
+        self._schema, about = file.schema_arrow, file.metadata
+        self.sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+        self._table = lambda group, names: file.read_row_group(
+            group, [self._whole_name(name) for name in names], use_threads=False
+        )
+
+    def _whole_name(self, name: str) -> str:
+        """Return a column without the place in its lists; `t [C]` may be a name."""
+        is_place = name.endswith("]") and name not in self._schema.names
+        return name.rpartition("[")[0] if is_place else name
+
+    def _open_batches(self):
+        parts = arrow(self._path)
+        size_of(self._path)
+        with library(self._path):
+            file = parts.ipc.open_file(parts.pa.memory_map(str(self._path)))
+            batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+            for batch in batches:
+                batch.validate(full=True)
+        self._schema, self.sizes = file.schema, [batch.num_rows for batch in batches]
+        self._table = lambda group, names: parts.pa.Table.from_batches([batches[group]])
+
+    def read(self, group, names):
+        with library(self._path):
+            table = self._table(group, list(names))
+            found = {name: flat_column(table, name) for name in names}
+            for name, column in found.items():
+                checked_rows(column, self.sizes[group], self._path, name).validate(full=True)
+            return {name: column_of(found[name], self.types[name]) for name in names}
+
+
+class FrameGroups(RowGroups):
+    """A frame in memory: a pyarrow.Table, or what pandas, polars and xarray have."""
+
+    is_in_memory = True
+    files = ()
+
+    def __init__(self, frame):
+        parts = arrow("a frame")
+        self._table = as_arrow(frame, parts.pa)
+        self.sizes = [self._table.num_rows]
+        self.types = dtypes_of(self._table.schema)
+
+    @cached_property
+    def content(self):
+        parts, written = arrow("a frame"), BytesIO()
+        with parts.ipc.new_stream(written, self._table.schema) as stream:
+            stream.write_table(self._table.combine_chunks())
+        return checksum(written.getbuffer())
+
+    def read(self, group, names):
+        return {name: column_of(flat_column(self._table, name), self.types[name]) for name in names}
+
+
+def is_frame(value) -> bool:
+    """Return True for what as_arrow takes, but for {name: column}."""
+    return hasattr(value, "schema") or hasattr(value, "iloc") or hasattr(value, "to_dataframe")
+
+
+def as_arrow(frame, pa):
+    """Return a frame as a pyarrow.Table. Errors: ConfigurationError."""
+    try:
+        table = _arrow_of(frame, pa)
+        if not isinstance(table, pa.Table):
+            raise TypeError("it has no columns")
+        return table
+    except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"a frame of type {type(frame).__name__} is no table: {str(error)[:200]}; wanted one "
+            "of pandas, polars, xarray or pyarrow, or {name: column}"
+        ) from None
+
+
+def _arrow_of(frame, pa):
+    if isinstance(frame, pa.Table):
+        return frame
+    if hasattr(frame, "to_arrow"):  # of polars
+        return frame.to_arrow()
+    if hasattr(frame, "to_dataframe"):  # of xarray
+        frame = frame.to_dataframe().reset_index()
+    if hasattr(frame, "iloc"):  # of pandas
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    return pa.table(frame)
+
+
+class JoinedGroups(RowGroups):
+    """The groups of several files of one kind, one behind the other.
+
+    keys   of each file: {name: value} that its folders say (`year=2025`); None: nothing
+    """
+
+    def __init__(self, path: Path, parts: list[RowGroups], keys: list[dict[str, str | None]]):
+        self._parts, self._keys = parts, keys
+        self.files = tuple(file for part in parts for file in part.files)
+        self.sizes = [size for part in parts for size in part.sizes]
+        self._begins = [0, *accumulate(len(part.sizes) for part in parts)]
+        self._rows = [0, *accumulate(sum(part.sizes) for part in parts)]
+        self.types = _joined_types(path, parts)
+        _check_keys(path, keys, self.types)
+        for name in keys[0]:
+            values = (each[name] for each in keys)
+            is_number = all(_is_number(value) for value in values if value is not None)
+            self.types[name] = NUMBER if is_number else TEXT
+
+    def read(self, group, names):
+        part = int(numpy.searchsorted(self._begins, group, side="right")) - 1
+        keys, rows = self._keys[part], self.sizes[group]
+        inside = [name for name in names if name not in keys]
+        found = self._parts[part].read(group - self._begins[part], inside)
+        for name in names:
+            if name in keys:
+                found[name] = _constant(keys[name], self.types[name], rows)
+        return found
+
+    def place(self, row):
+        part = int(numpy.searchsorted(self._rows, row, side="right")) - 1
+        (file,) = self._parts[part].files
+        place = self._parts[part].place(row - self._rows[part])
+        return f"{file.name}, {place}"
+
+
+def _check_keys(path: Path, keys, columns) -> None:
+    """Raise ConfigurationError unless all folders say as much, and no file has it too."""
+    for each in keys:
+        if each.keys() != keys[0].keys():
+            raise ConfigurationError(
+                f"{path}: the folders of its files say {list(keys[0])}, but also {list(each)}; "
+                "wanted the same name=value above all files"
+            )
+    for name in keys[0].keys() & columns.keys():
+        raise ConfigurationError(f"{path}: {name!r} is a folder and a column; rename one")
+
+
+def _constant(value: str | None, dtype, rows: int):
+    if dtype == NUMBER:
+        return numpy.full(rows, numpy.nan if value is None else float(value))
+    if value is None:
+        return Text(numpy.full(rows, -1), ())
+    return Text(numpy.zeros(rows, numpy.int64), (value,))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return numpy.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _joined_types(path: Path, parts) -> dict:
+    """Return the columns of all parts. Errors: ConfigurationError where they have others."""
+    types = dict(parts[0].types)
+    for part in parts[1:]:
+        names = dict.fromkeys([*types, *part.types])
+        others = [name for name in names if part.types.get(name) != types.get(name)]
+        if others:
+            raise ConfigurationError(
+                f"{path}: column {others[0]!r} of {part.files[0].name} is not as in "
+                f"{parts[0].files[0].name}; wanted the same columns in all files"
+            )
+    return types
+
+
+def files_below(path: Path, suffixes) -> list[Path]:
+    """Return the files of a folder that end so, in the order of their names.
+
+    What begins with a dot or an underscore is passed over, as other programs do.
+    Errors: InputError if there are none, too many, or a link leads round.
+    """
+    found = [
+        file
+        for file in sorted(path.rglob("*"))
+        if not any(name[0] in "._" for name in file.relative_to(path).parts)
+        and any(file.name.lower().endswith(suffix) for suffix in suffixes)
+    ]
+    if not 0 < len(found) <= _MOST_FILES:
+        raise InputError(
+            f"{path} has {len(found):,} files that end in {', '.join(suffixes)}; wanted 1 to "
+            f"{_MOST_FILES:,}",
+            path,
+        )
+    return found
+
+
+def keys_of(file: Path, folder: Path) -> dict[str, str | None]:
+    """Return what the folders of a file say of it: year=2025/month=3 -> {year: 2025, month: 3}."""
+    parts = file.relative_to(folder).parts[:-1]
+    pairs = [part.partition("=") for part in parts]
+    return {name: _value_of(value) for name, is_key, value in pairs if is_key}
+
+
+def _value_of(text: str) -> str | None:
+    """Return the value that a folder has in its name, which is written as in an address."""
+    return None if text == _NOTHING else unquote(text)

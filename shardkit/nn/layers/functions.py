@@ -1,0 +1,383 @@
+"""Layers that apply one operation to x, with its arguments kept: each is its operation and its
+signature. Names and arguments are PyTorch's; `inplace` is refused.
+"""
+
+from typing import Any, TypeVar
+
+from ...annotations import DTypeLike, PerDim
+from ...arguments import is_integer, is_number, require
+from ...array.backend import xp_of
+from ...errors import ShapeError, ShardingError
+from ..autograd import Tensor
+from ..context import current_context
+from ..init import Fill
+from ..module import Module, Parameter
+from ..ops import composed
+from ..ops.elementwise import multiply
+from ..ops.normalization import dropout
+from ..ops.padding import pad
+from .activation import OutOfPlace
+
+
+class Applied(Module):
+    """operation(*inputs, *form)."""
+
+    operation: Any  # of ops
+
+    def __init__(self, *form: Any) -> None:
+        self.form = form
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return type(self).operation(*inputs, *self.form)
+
+
+class SELU(OutOfPlace):
+    """elu(x) with the scale and alpha that keep mean 0 and variance 1 (arXiv 1706.02515)."""
+
+    operation = staticmethod(composed.selu)
+
+
+class ReLU6(OutOfPlace):
+    """x between 0 and 6, and the nearer one elsewhere."""
+
+    operation = staticmethod(composed.relu6)
+
+
+class Hardswish(OutOfPlace):
+    """x times hardsigmoid(x) (arXiv 1905.02244)."""
+
+    operation = staticmethod(composed.hardswish)
+
+
+class Hardsigmoid(OutOfPlace):
+    """x / 6 + 1 / 2 between 0 and 1."""
+
+    operation = staticmethod(composed.hardsigmoid)
+
+
+class LogSigmoid(OutOfPlace):
+    """The logarithm of sigmoid(x), without overflow for any x."""
+
+    operation = staticmethod(composed.logsigmoid)
+
+
+class Softsign(OutOfPlace):
+    """x / (1 + |x|)."""
+
+    operation = staticmethod(composed.softsign)
+
+
+class Tanhshrink(OutOfPlace):
+    """x - tanh(x)."""
+
+    operation = staticmethod(composed.tanhshrink)
+
+
+class CELU(Applied):
+    """max(x, 0) + min(alpha (exp(x / alpha) - 1), 0) (arXiv 1704.07483).
+
+    Parameters
+    ----------
+    alpha
+        Minus the limit for very negative x.
+    """
+
+    operation = staticmethod(composed.celu)
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__(alpha)
+
+
+class Hardshrink(Applied):
+    """x where its magnitude is above lambd, 0 elsewhere.
+
+    Parameters
+    ----------
+    lambd
+        The limit.
+    """
+
+    operation = staticmethod(composed.hardshrink)
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        super().__init__(lambd)
+
+
+class Softshrink(Applied):
+    """x moved by lambd towards 0, and 0 where it would pass it.
+
+    Parameters
+    ----------
+    lambd
+        The way.
+    """
+
+    operation = staticmethod(composed.softshrink)
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        super().__init__(lambd)
+
+
+class Threshold(Applied):
+    """x where it is above the threshold, the value elsewhere.
+
+    Parameters
+    ----------
+    threshold
+        Above which x stays.
+    value
+        In place of others.
+    """
+
+    operation = staticmethod(composed.threshold)
+
+    def __init__(self, threshold: float, value: float) -> None:
+        super().__init__(threshold, value)
+
+
+class GLU(Applied):
+    """The first half of x along dim, times sigmoid of the second (arXiv 1612.08083).
+
+    Parameters
+    ----------
+    dim
+        Of an even size.
+    """
+
+    operation = staticmethod(composed.glu)
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__(dim)
+
+
+class PixelShuffle(Applied):
+    """[.., C r r, H, W] -> [.., C, H r, W r] (arXiv 1609.05158).
+
+    Parameters
+    ----------
+    upscale_factor
+        r.
+    """
+
+    operation = staticmethod(composed.pixel_shuffle)
+
+    def __init__(self, upscale_factor: int) -> None:
+        super().__init__(upscale_factor)
+
+
+class PixelUnshuffle(Applied):
+    """[.., C, H r, W r] -> [.., C r r, H, W]: PixelShuffle, undone.
+
+    Parameters
+    ----------
+    downscale_factor
+        r.
+    """
+
+    operation = staticmethod(composed.pixel_unshuffle)
+
+    def __init__(self, downscale_factor: int) -> None:
+        super().__init__(downscale_factor)
+
+
+class Unfold(Applied):
+    """The windows of x [N, C, H, W] as columns: [N, C kernel, windows].
+
+    Parameters
+    ----------
+    kernel_size, dilation, padding, stride
+        As of a convolution.
+    """
+
+    operation = staticmethod(composed.unfold)
+
+    def __init__(
+        self, kernel_size: PerDim, dilation: PerDim = 1, padding: PerDim = 0, stride: PerDim = 1
+    ) -> None:
+        super().__init__(kernel_size, dilation, padding, stride)
+
+
+class Fold(Applied):
+    """Columns [N, C kernel, windows], added up to [N, C, H, W].
+
+    Parameters
+    ----------
+    output_size
+        (H, W).
+    kernel_size, dilation, padding, stride
+        As of Unfold.
+    """
+
+    operation = staticmethod(composed.fold)
+
+    def __init__(
+        self,
+        output_size: PerDim,
+        kernel_size: PerDim,
+        dilation: PerDim = 1,
+        padding: PerDim = 0,
+        stride: PerDim = 1,
+    ) -> None:
+        super().__init__(output_size, kernel_size, dilation, padding, stride)
+
+
+class CosineSimilarity(Applied):
+    """(x1, x2) -> the cosine of the angles between vectors along dim.
+
+    Parameters
+    ----------
+    dim
+        Of the vectors.
+    eps
+        Smallest length.
+    """
+
+    operation = staticmethod(composed.cosine_similarity)
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        super().__init__(dim, eps)
+
+
+class PairwiseDistance(Applied):
+    """(x1, x2) -> the p-norm of x1 - x2 + eps over the last dimension.
+
+    Parameters
+    ----------
+    p
+        Of the norm.
+    eps
+        Added to each difference.
+    keepdim
+        Keep the last dimension, of size 1.
+    """
+
+    operation = staticmethod(composed.pairwise_distance)
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        super().__init__(p, eps, keepdim)
+
+
+class PReLU(Module):
+    """x where it is positive, weight x elsewhere (arXiv 1502.01852).
+
+    Parameters
+    ----------
+    num_parameters
+        1, or the channels of x [samples, channels, ...].
+    init
+        Of the weight.
+    dtype
+        Of the weight, such as "float32".
+    """
+
+    def __init__(
+        self, num_parameters: int = 1, init: float = 0.25, *, dtype: DTypeLike = "float32"
+    ) -> None:
+        is_count = is_integer(num_parameters, at_least=1)
+        require(is_count, "PReLU with num_parameters", num_parameters, "an int, at least 1")
+        self.weight = Parameter((num_parameters,), Fill(float(init)), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return composed.prelu(x, self.weight)
+
+
+_Kind = TypeVar("_Kind", bound=Module)
+
+
+def _family(kind: type[_Kind], name: str, **of_all: Any) -> list[type[_Kind]]:
+    """Return the classes NAME1d, NAME2d, NAME3d of a kind, with these attributes."""
+    made = {"__doc__": kind.__doc__, "__module__": __name__, **of_all}
+    kinds = []
+    for dims in (1, 2, 3):
+        kinds.append(type(f"{name}{dims}d", (kind,), {**made, "num_dims": dims}))
+    return kinds
+
+
+class ChannelDropout(Module):
+    """Whole channels of x [samples, channels, *grid] zeroed with probability p in training, the
+    others times 1 / (1 - p): the same ones however the batch is cut, as of Dropout.
+
+    Parameters
+    ----------
+    p
+        Probability, from 0 to below 1.
+    inplace
+        False; True is refused.
+    """
+
+    num_dims: int
+
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        name = type(self).__name__
+        require(is_number(p, at_least=0, below=1), f"{name} with p", p, "0 <= p < 1")
+        require(inplace is False, f"{name} with inplace", inplace, "False")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        context = current_context()
+        if not context.training or self.p == 0:
+            return x
+        if x.ndim != self.num_dims + 2:
+            wanted = f"[samples, channels, and {self.num_dims} more]"
+            raise ShapeError(f"{type(self).__name__} of x {x.shape}; wanted {wanted}")
+        if self.path_in_model is None:
+            raise ShardingError(f"a {type(self).__name__} without a path; call finish(seed) first")
+        points = (slice(0, 1),) * self.num_dims
+        ones = xp_of(x.array).ones_like(x.array[(..., *points)])  # one for each channel
+        return multiply(x, dropout(Tensor(ones), self.p, self.path_in_model, context, 0))
+
+
+class Padding(Module):
+    """x with more elements around its last dimensions, as ops.pad makes them.
+
+    Parameters
+    ----------
+    padding
+        One number for all sides, or (before, after) of each dimension, the last one first.
+    """
+
+    num_dims: int
+    mode = "constant"
+    value = 0.0
+
+    def __init__(self, padding: PerDim) -> None:
+        self.padding = _sides(type(self).__name__, padding, self.num_dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pad(x, self.padding, self.mode, self.value)
+
+
+class ConstantPadding(Padding):
+    """x with a number around its last dimensions.
+
+    Parameters
+    ----------
+    padding
+        One number for all sides, or (before, after) of each dimension, the last one first.
+    value
+        Of the elements around.
+    """
+
+    def __init__(self, padding: PerDim, value: float) -> None:
+        super().__init__(padding)
+        self.value = value
+
+
+def _sides(owner, padding, dims) -> tuple[int, ...]:
+    """Return the pairs (before, after) of all dimensions, one after the other."""
+    sides = (padding,) * (2 * dims) if is_integer(padding) else tuple(padding)
+    wanted = f"1 or {2 * dims} integers"
+    require(len(sides) == 2 * dims, f"{owner} with padding", padding, wanted)
+    return sides
+
+
+Dropout1d, Dropout2d, Dropout3d = _family(ChannelDropout, "Dropout")
+ConstantPad1d, ConstantPad2d, ConstantPad3d = _family(ConstantPadding, "ConstantPad")
+ZeroPad1d, ZeroPad2d, ZeroPad3d = _family(Padding, "ZeroPad")
+CircularPad1d, CircularPad2d, CircularPad3d = _family(Padding, "CircularPad", mode="circular")
+ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = _family(
+    Padding, "ReflectionPad", mode="reflect"
+)
+ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = _family(
+    Padding, "ReplicationPad", mode="replicate"
+)

@@ -1,0 +1,279 @@
+"""One pass over a table of numbers, texts and times before training, which ranks share.
+
+group 0, 1, ... of data.path             each on some rank: findings of its training rows, and
+groups of data.validation_path           the classes of those that are held out
+   --merged in their order, on one rank--> ColumnEncoder, what was left out, what tells the target
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from ..data.arrow import TEXT, TIME
+from ..data.raw.encodings import ColumnEncoder, as_classes, as_names, as_text
+from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
+from ..data.raw.samples import place_of
+from ..data.scaling import Scaling
+from ..data.split import Selected
+from ..data.tables import MOST_CLASSES, RawSamples
+from ..errors import ConfigurationError, ShardingWarning
+from .class_checks import check_named
+from .described import Described
+from .table_files import TableData, rows_of
+
+
+@dataclass
+class RawFindings:
+    """What some rows have shown.
+
+    columns  of the training rows, {name: findings}
+    held     the texts of a target of classes, in the rows that are held out
+    """
+
+    columns: dict[str, ColumnFindings] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+
+    def merge(self, other: "RawFindings") -> None:
+        """Add what other rows have shown."""
+        for name, found in other.columns.items():
+            if name in self.columns:
+                self.columns[name].merge(found)
+            else:
+                self.columns[name] = found
+        self.held |= other.held
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What follows from all training rows.
+
+    class_counts  of each class
+    left_out      {feature: why it is no column of x}
+    telling       features that alone say what a target is
+    """
+
+    encoder: ColumnEncoder
+    class_counts: tuple[int, ...]
+    left_out: Mapping[str, str]
+    telling: tuple[str, ...]
+
+
+class RawSurvey:
+    """The groups of the rows of a run.
+
+    training, validation  RawSamples, or a selection of them
+    """
+
+    def __init__(self, training, validation, data: TableData):
+        self._data = data
+        self._training, self._validation = training, validation
+        self._rows: RawSamples = rows_of(training)
+        self._others: RawSamples | None = None
+        if rows_of(validation) is not self._rows:
+            self._others = rows_of(validation)
+
+    def __len__(self):
+        others = 0 if self._others is None else self._others.table.num_groups
+        return self._rows.table.num_groups + others
+
+    @property
+    def training_rows(self) -> int:
+        """How many rows are trained on."""
+        return len(self._training)
+
+    def look(self, number: int) -> RawFindings:
+        """Return what a group shows. Errors: ConfigurationError, OSError."""
+        num_groups = self._rows.table.num_groups
+        if number < num_groups:
+            return self._look(self._rows, number)
+        assert self._others is not None
+        return RawFindings(held=self._classes(self._others, number - num_groups, None))
+
+    def _look(self, rows: RawSamples, group: int) -> RawFindings:
+        table = rows.table
+        first, stop = table.begins[group : group + 2].tolist()
+        is_held = _is_in(self._validation, first, stop)
+        kept = numpy.flatnonzero(~is_held)
+        is_sampled = sampled(len(rows), first, stop)[kept]
+        names = [*rows.feature_names, *rows.target_names]
+        columns = table.group(group, names)
+        found = {}
+        for name in names:
+            where = _Place(table, first, kept)
+            column = self._typed(name, _rows_of(columns[name], kept), where)
+            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
+            found[name] = ColumnFindings.of(column, dtype, name, is_sampled, where)
+        return RawFindings(found, self._classes(rows, group, numpy.flatnonzero(is_held)))
+
+    def _is_class(self, name: str) -> bool:
+        return self._data.kind != "regression" and name in self._rows.target_names
+
+    def _is_text(self, name: str) -> bool:
+        return self._is_class(name) or name in self._data.categories
+
+    def _typed(self, name: str, column, where):
+        if self._is_class(name):
+            return as_classes(column, name, where)
+        return as_names(column, name, where) if self._is_text(name) else column
+
+    def _classes(self, rows: RawSamples, group: int, kept) -> set[str]:
+        if self._data.kind == "regression":
+            return set()
+        (name,) = rows.target_names
+        column = rows.table.group(group, (name,))[name]
+        text = as_text(column if kept is None else _rows_of(column, kept))
+        there = set(text.codes.tolist())
+        return {value for code, value in enumerate(text.values) if code in there}
+
+    # ---- all of them -----------------------------------------------------------------------------
+
+    def merged(self, findings: list[RawFindings]) -> RawFindings:
+        """Return what all rows show. Errors: ConfigurationError if ranks have other columns."""
+        total = RawFindings()
+        for found in findings:
+            total.merge(found)
+        own = (*self._rows.feature_names, *self._rows.target_names)
+        for name in sorted(total.columns.keys() ^ {*own}):
+            raise ConfigurationError(
+                f"{self._data.place}: not all ranks have a column {name}; pass the same data on all"
+            )
+        return total
+
+    def fitted(self, total: RawFindings) -> Fitted:
+        """Return what follows from what all rows show. Errors: ConfigurationError."""
+        data, table = self._data, self._rows.table
+        fitting = Fitting(data.rare, data.scaling, data.target_scaling, str(table.path))
+        made: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
+        for name in self._rows.feature_names:
+            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
+            encoding = self._feature(fitting, name, dtype, total.columns[name])
+            (left_out if isinstance(encoding, str) else made)[name] = encoding
+        if not made:
+            raise ConfigurationError(f"{table.path} has no feature that says something: {left_out}")
+        targets = self._targets(fitting, total)
+        counts = total.columns[targets[0].name].counts
+        class_counts = tuple(counts[value] for value in ColumnEncoder((), targets).class_names)
+        telling = tuple(
+            name
+            for name in made
+            if any(tells(total.columns[name], total.columns[each.name]) for each in targets)
+        )
+        return Fitted(ColumnEncoder(tuple(made.values()), targets), class_counts, left_out, telling)
+
+    def _feature(self, fitting: Fitting, name: str, dtype, found: ColumnFindings):
+        if dtype == TEXT and self._rows.table.fields[name].dtype == TIME:
+            raise ConfigurationError(
+                f"{self._rows.table.path}: {name} of data.categories holds times; leave it out"
+            )
+        if not self._data.standardize and dtype != TEXT:
+            fitting = Fitting(fitting.rare, "standard", fitting.target_scaling, fitting.where)
+        try:
+            may_slip = name in self._data.categories
+            return fitting.feature(name, dtype, found, may_slip=may_slip)
+        except SlipError as slip:
+            raise slip.at(self._place(slip)) from None
+
+    def _place(self, slip: SlipError) -> str:
+        """Return where the text of a slip stands."""
+        table = self._rows.table
+        for first, column in zip(table.begins.tolist(), table.column(slip.name)):
+            text = as_text(column)
+            if slip.text in text.values:
+                rows = text.codes == text.values.index(slip.text)
+                return place_of(table, first + int(rows.argmax()))
+        return str(table.path)
+
+    def _targets(self, fitting: Fitting, total: RawFindings) -> tuple[Any, ...]:
+        for name in self._rows.target_names:
+            self._check_target(name, total.columns[name])
+        if self._data.kind != "regression":
+            (name,) = self._rows.target_names
+            return (classes(name, total.columns[name], MOST_CLASSES),)
+        return tuple(fitting.target(name, total.columns[name]) for name in self._rows.target_names)
+
+    def _check_target(self, name: str, found: ColumnFindings):
+        where = f"{self._rows.table.path}, column {name} of data.target"
+        if self._rows.table.fields[name].dtype == TIME:
+            raise ConfigurationError(
+                f"{where} holds times; wanted numbers or classes, such as the days since a date"
+            )
+        if self._data.kind == "regression" and found.counts:
+            raise ConfigurationError(
+                f"{where} holds texts, {len(found.counts):,} different ones; wanted numbers, or "
+                "data.kind = 'multiclass' or 'binary'"
+            )
+        if found.missing:
+            raise ConfigurationError(
+                f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
+                "value in each: leave these rows out of the file"
+            )
+
+
+def described_by(survey: RawSurvey, findings: list[RawFindings], data: TableData) -> Described:
+    """Return what a pass over all rows has found. Errors: ConfigurationError.
+
+    Warns of features that are left out, and of one that alone says what the target is.
+    """
+    total = survey.merged(findings)
+    fitted = survey.fitted(total)
+    encoder, nothing = fitted.encoder, Scaling.none(0)
+    if data.kind != "regression":
+        check_named(data, encoder.class_names, total.held, survey.training_rows)
+    if fitted.left_out:
+        reasons = "; ".join(f"{name}: {why}" for name, why in fitted.left_out.items())
+        warnings.warn(
+            f"{data.place}: columns are left out, since they say nothing ({reasons:.500})",
+            ShardingWarning,
+            stacklevel=2,
+        )
+    for name in fitted.telling:
+        warnings.warn(
+            f"{data.place}: column {name} alone tells {', '.join(data.target)}; if it is not known "
+            "before what is predicted, leave it out of data.features",
+            ShardingWarning,
+            stacklevel=2,
+        )
+    return Described(
+        tuple(each.name for each in encoder.features),
+        encoder.names,
+        tuple(each.name for each in encoder.targets),
+        nothing,
+        nothing,
+        len(encoder.class_names),
+        fitted.class_counts,
+        encoder=encoder,
+        left_out=fitted.left_out,
+    )
+
+
+class _Place:
+    """Where a row stands that is one of those of a group that are kept."""
+
+    def __init__(self, table, first: int, kept):
+        self._table = table
+        self._rows = kept + first
+
+    def __call__(self, row) -> str:
+        return place_of(self._table, int(self._rows[row]))
+
+
+def _rows_of(column, kept):
+    """Return some rows of a column."""
+    if isinstance(column, numpy.ndarray):
+        return column[kept]
+    return type(column)(column.codes[kept], column.values)
+
+
+def _is_in(samples, first: int, stop: int) -> numpy.ndarray:
+    """Return which of the rows [first, stop) are in a selection; of other samples none: bool."""
+    is_in = numpy.zeros(stop - first, bool)
+    if isinstance(samples, Selected):
+        ranges = samples.ranges
+        near = (ranges.stops > first) & (ranges.starts < stop)
+        for begin, end in zip(ranges.starts[near] - first, ranges.stops[near] - first):
+            is_in[max(begin, 0) : end] = True
+    return is_in

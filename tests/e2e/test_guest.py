@@ -1,0 +1,266 @@
+"""A guest in programs of many forms: good ones are left alone and not spoken of, and a rank that is
+killed is named. Some forms here; every form several times, under both MPIs, as a table, with
+    python tests/e2e/test_guest.py 2        (runs of each form under each MPI)
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_programs, words_of_shardkit  # noqa: E402
+
+HERE = Path(__file__).parent
+C, PYTHON = "C", "Python"
+ANY_MPI = (("MPICH", ()), ("Open MPI", ()))
+ULFM = (("Open MPI", ("--with-ft", "ulfm")),)
+FACTS = """
+import json, sys, sysconfig, mpi4py
+path = sysconfig.get_config_var
+packages = [folder for folder in sys.path if folder.endswith("-packages")]
+include = sysconfig.get_paths()["include"]
+is_shared = bool(path("Py_ENABLE_SHARED"))
+print(json.dumps([include, mpi4py.get_include(), path("LIBDIR"), path("LDVERSION"), is_shared]))
+print(json.dumps(packages))
+"""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A job.
+
+    programs   (number of ranks, C or PYTHON, arguments) of each
+    lost       what shardkit must say of the rank that is lost; "": nothing
+    code       of the launcher: "0", "not 0", or "any": its own, without MPI_Finalize
+    launchers  (MPI, options of its launcher): others cannot run it
+    words      that the program must say
+    """
+
+    name: str
+    programs: tuple
+    lost: str = ""
+    code: str = "0"
+    launchers: tuple = ANY_MPI
+    words: tuple = ()
+
+    def __str__(self):
+        return self.name
+
+
+def in_python(*arguments, ranks=3, **wanted) -> Form:
+    return Form(" ".join(arguments), ((ranks, PYTHON, arguments),), **wanted)
+
+
+def in_c(*arguments) -> Form:
+    return Form(f"in C {' '.join(arguments)}", ((3, C, arguments),))
+
+
+HALF = ("comm=half",)
+DIED = "rank 2 died"
+FAILING = ("comm=half", "failing=abort", "fails=trained")
+WITH_C = ((1, C, ("0", "half", "open")), (2, PYTHON, HALF))
+WELL = [
+    in_python("finalize=program"),
+    in_python("finalize=exit", "shutdown=no"),
+    in_python("finalize=never", "end=exit", code="any"),
+    in_python("first=shardkit", "comm=none"),
+    in_python("first=shardkit", "comm=world", "shutdown=no"),
+    in_python("comm=none", "finalize=program", "shutdown=no"),
+    in_python("comm=half"),
+    in_python("comm=half", "shutdown=no", "finalize=exit", ranks=4),
+    in_python("comm=half", "level=single", "shutdown=no"),
+    in_python("level=funneled", "finalize=exit"),
+    in_python("level=serialized", "comm=half", "finalize=exit"),
+    in_python("level=multiple", "end=exit", "finalize=exit"),
+    in_python("shutdown=no", ranks=1),
+    Form("MPMD", ((1, PYTHON, HALF), (2, PYTHON, (*HALF, "shutdown=no")))),
+    Form("MPMD with C", WITH_C),
+    in_c("3", "world", "ended"),
+    in_c("3", "none", "ended"),
+    in_c("3", "none", "open"),
+    in_c("0", "half", "open"),
+    in_c("1", "half", "ended"),
+]
+ABORTED = [
+    in_python("end=abort", code="not 0"),
+    in_python("comm=half", "end=abort", "shutdown=no", code="not 0"),
+]
+KILLED = [
+    in_python("fails=ready", lost=DIED),
+    in_python("fails=trained", "comm=half", lost=DIED),
+    in_python("fails=trained", "comm=half", "level=single", lost=DIED),
+    in_python("fails=ready", "first=shardkit", lost=DIED),
+    in_python("fails=finalize", lost=DIED),
+    in_python("fails=finalize", "comm=half", "finalize=exit", lost=DIED),
+]
+LEFT = [
+    in_python(*FAILING, "how=exit", lost="rank 1 left the program"),
+    in_python(*FAILING, "how=error", lost="KeyError: 'lost'"),
+    in_python(*FAILING, lost="died"),
+    in_python(*FAILING, "how=sleep", lost="no progress in barrier"),
+]
+ALONE = ("told", "went on")
+EXITED = ("fails=trained", "how=exit", "go_on=yes")
+KILLED_ALONE = ("fails=trained", "go_on=yes", "finalize=never")
+MISSED = [
+    in_python(*EXITED, "comm=half", "others=split", ranks=4, words=ALONE),
+    in_python("fails=trained", "how=error", "go_on=yes", words=ALONE),
+    in_python(*KILLED_ALONE, "others=shutdown", launchers=ULFM, words=ALONE),
+    in_python(*KILLED_ALONE, launchers=ULFM, words=ALONE),
+    *(in_python(*EXITED, f"others={call}", words=ALONE) for call in ("barrier", "close", "common")),
+]
+FORMS = [*WELL, *ABORTED, *KILLED, *LEFT, *MISSED]
+
+
+@cache
+def facts_of(python) -> tuple[list, list]:
+    """Return what it takes to embed a Python, and the folders of its packages."""
+    found = subprocess.run(
+        [python, "-c", FACTS], capture_output=True, text=True, timeout=500, check=True
+    )
+    needed, packages = map(json.loads, found.stdout.splitlines())
+    return needed, packages
+
+
+@cache
+def folder_of_programs() -> tempfile.TemporaryDirectory:
+    """Return a folder that goes with this process."""
+    return tempfile.TemporaryDirectory(prefix="guest-")
+
+
+@cache
+def c_program(library) -> Path:
+    """Return the program in C that embeds Python, or skip where it cannot be built."""
+    python = python_of(library)
+    compiler = python.with_name("mpicc")
+    (include, of_mpi4py, folder, version, is_shared), _ = facts_of(python)
+    if shutil.which("cc") is None or not compiler.exists():
+        pytest.skip("no C compiler, or no mpicc beside the MPI of this Python")
+    if not Path(include, "Python.h").exists() or not is_shared:
+        pytest.skip("no headers, or no shared library, of this Python")
+    target = Path(folder_of_programs().name, f"guest-{library.replace(' ', '-')}")
+    command = [compiler, HERE / "guest.c", "-o", target, f"-I{include}", f"-I{of_mpi4py}"]
+    command += [f"-L{folder}", f"-lpython{version}", f"-Wl,-rpath,{folder}"]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert not built.returncode, built.stderr
+    return target
+
+
+def command_of(library, kind, arguments) -> list:
+    """Return the command of a rank."""
+    if kind == C:
+        return [c_program(library), HERE / "guest_script.py", *arguments]
+    return [python_of(library), HERE / "guest_rank.py", *arguments]
+
+
+def run(library, form, folder):
+    """Return the finished job of a form."""
+    python = python_of(library)
+    programs = [(ranks, command_of(library, *rest)) for ranks, *rest in form.programs]
+    has_c = any(kind == C for _, kind, _ in form.programs)
+    return run_programs(
+        library,
+        programs,
+        launcher_options=dict(form.launchers)[library],
+        time_limit=200,
+        TMPDIR=str(folder),
+        PYTHONPATH=os.pathsep.join([str(ROOT), *(facts_of(python)[1] if has_c else [])]),
+        PATH=os.pathsep.join([str(python.parent), os.environ["PATH"]]),
+        OMPI_MCA_async_mpi_finalize="0",
+    )
+
+
+def fault_of(form, done, folder) -> str:
+    """Return what is wrong with how a job ended; "" if nothing is."""
+    words = words_of_shardkit(done)
+    if form.lost:
+        is_named = words and form.lost in words[0] and not any(map(_is_new, words[1:]))
+        return "" if is_named and done.returncode else f"{done.returncode}, said {words}"
+    if words:
+        return f"said {words}"
+    if form.code != "0":
+        return "" if done.returncode or form.code == "any" else "exit code 0"
+    if form.words:
+        missing = [word for word in form.words if word not in done.stdout]
+        return f"the program did not say {missing}" if missing else ""
+    return _is_well(form, done, folder)
+
+
+def _is_new(word):
+    """Return False of a rank that says which lost one it waited for."""
+    return "CommunicationError" not in word
+
+
+def _is_well(form, done, folder):
+    num_ranks = sum(ranks for ranks, *_ in form.programs)
+    if done.returncode:
+        return f"exit code {done.returncode}"
+    if len(set(re.findall("rank . reached its end", done.stdout))) < num_ranks:
+        return "not all came to their end"
+    left = [*folder.glob("shardkit-job-*")]
+    return f"left {left}" if left else ""
+
+
+def check(library, form, folder):
+    if library not in dict(form.launchers):
+        pytest.skip(f"{library} cannot run this")
+    done = run(library, form, folder)
+    if form.lost == DIED and not words_of_shardkit(done):  # a launcher may be quicker: not twice
+        done = run(library, form, folder)
+    fault = fault_of(form, done, folder)
+    assert not fault, f"{library} {form}: {fault}\n{done.stdout}{done.stderr}"
+
+
+SOME = [
+    ("MPICH", WELL[6]),
+    ("MPICH", WELL[16]),
+    ("Open MPI", WELL[14]),
+    ("Open MPI", ABORTED[0]),
+    ("MPICH", KILLED[4]),
+    ("Open MPI", KILLED[1]),
+    ("MPICH", LEFT[0]),
+    ("MPICH", MISSED[0]),
+    ("Open MPI", MISSED[2]),
+]
+
+
+@pytest.mark.parametrize("library, form", SOME, ids=str)
+def test_a_guest_leaves_its_host_alone_and_names_who_is_killed(library, form, tmp_path):
+    check(library, form, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_guest_in_every_form(library, form, tmp_path):
+    check(library, form, tmp_path)
+
+
+def main(times: int):
+    counts = Counter()
+    for form in FORMS:
+        for library in dict(form.launchers):
+            for _ in range(times):
+                with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                    done = run(library, form, Path(folder))
+                    fault = fault_of(form, done, Path(folder))
+                counts[library, "well" if not fault else "fault"] += 1
+                print(f"{library:9s} {form!s:60s} {fault or 'well'}", flush=True)
+                if fault:
+                    print(done.stdout, done.stderr, flush=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
