@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -36,27 +36,24 @@ def claimed(
     paths   where the file may be, the best first: the claim is in the first folder that takes it
     find    function () that returns what is in the file; None as long as it is not there
     """
-    claim, found = _taken_or_found(paths, find)
-    try:
-        yield found
-    finally:
-        if claim is not None:
-            claim.release()
+    with ExitStack() as claims:
+        yield _claimed_or_found(paths, find, claims)
 
 
-def _taken_or_found(paths, find):
-    """Return a claim that was taken, or None, and what was found, or None."""
+def _claimed_or_found(paths, find, claims):
+    """Return what was found, or None: then this process has the claim, if any could be taken."""
     deadline = time.monotonic() + WAIT_SECONDS
     for path in paths:
         try:
             while (claim := _Claim.take(path)) is None:
                 if (found := find()) is not None or time.monotonic() > deadline:
-                    return None, found
+                    return found
                 time.sleep(POLL_SECONDS)
         except OSError:
             continue
-        return claim, find()  # it may have been made between two looks
-    return None, None
+        claims.callback(claim.release)
+        return find()  # it may have been made between two looks
+    return None
 
 
 @dataclass(frozen=True)

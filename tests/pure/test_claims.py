@@ -107,3 +107,15 @@ def test_an_error_in_the_making_gives_the_claim_up(tmp_path):
     with pytest.raises(ValueError), claimed([tmp_path / "file"], lambda: None):
         raise ValueError
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, SystemExit, KeyboardInterrupt])
+def test_an_error_while_looking_once_more_gives_the_claim_up(tmp_path, error):
+    def find():
+        raise error
+
+    with pytest.raises(error), claimed([tmp_path / "file"], find):
+        pass
+    assert not list(tmp_path.iterdir())
+    with claimed([tmp_path / "file"], lambda: None) as found:
+        assert found is None
