@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import types
+from importlib import metadata
 from pathlib import Path
 
 import numpy
@@ -180,6 +181,7 @@ def _other_target():
     [
         ("_source_digest", lambda: "of another version"),
         ("target", _other_target),
+        ("_compiler", lambda: "of another version"),
         ("ABI", "of another Python"),
     ],
 )
@@ -189,6 +191,17 @@ def test_code_of_other_sources_or_for_another_machine_is_not_used(
     fresh(tmp_path)(1.5)
     monkeypatch.setattr(compiled, what, other)
     assert fresh(tmp_path)(1.5) == 3.0 and len(made) == 2
+
+
+@pytest.mark.parametrize("library", ["numba", "llvmlite"])
+def test_another_version_of_the_compiler_is_told(library, tmp_path, monkeypatch):
+    assert metadata.version(library).encode() in compiled._version_of(library)
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").touch()
+    (tmp_path / library / "_version.py").write_text("0.1.2")
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert compiled._version_of(library) == b"0.1.2"
 
 
 def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, monkeypatch):

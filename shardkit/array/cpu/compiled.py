@@ -34,6 +34,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from ...environment import choose_kernel_folder, kernel_folder
@@ -202,8 +203,8 @@ class Loop(Formula):
         return hashlib.sha256((_source_digest() + _digest_of(self._home)).encode()).hexdigest()
 
     def file_name(self, signature: tuple[str, ...]) -> str:
-        """Return a name that differs with sources, signature, target, Python and NumPy."""
-        key = repr((self.sources, signature, target().name, ABI))
+        """Return a name that differs with sources, signature, target, compiler, Python and NumPy."""
+        key = repr((self.sources, signature, target().name, _compiler(), ABI))
         name = ".".join(self.name.split(".")[-2:])
         return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
 
@@ -256,6 +257,28 @@ def _is_private(folder):
     except OSError:
         return not os.path.lexists(folder)
     return stat.S_ISDIR(found.st_mode) and can_be_trusted(found)
+
+
+@functools.cache
+def _compiler() -> str:
+    """Return a digest of what Numba and LLVM say of their versions, which are not loaded for it.
+
+    Other versions may make other code of the same sources, in folders that environments share.
+    """
+    versions = b"\0".join(map(_version_of, ("numba", "llvmlite")))
+    return hashlib.sha256(versions).hexdigest()
+
+
+def _version_of(library: str) -> bytes:
+    found = find_spec(library)
+    if found is None or found.origin is None:
+        return b""
+    file = Path(found.origin).with_name("_version.py")
+    if file.is_file():
+        return file.read_bytes()
+    from importlib.metadata import version  # loads much, and reads more
+
+    return version(library).encode()
 
 
 @functools.cache
