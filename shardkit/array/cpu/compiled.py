@@ -203,7 +203,7 @@ class Loop(Formula):
         return hashlib.sha256((_source_digest() + _digest_of(self._home)).encode()).hexdigest()
 
     def file_name(self, signature: tuple[str, ...]) -> str:
-        """Return a name that differs with sources, signature, target, compiler, Python and NumPy."""
+        """Return a name that differs with sources, types, target, compiler, Python and NumPy."""
         key = repr((self.sources, signature, target().name, _compiler(), ABI))
         name = ".".join(self.name.split(".")[-2:])
         return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
