@@ -113,6 +113,7 @@ class RunReport(Callback):
         self._reporter.line(f"step {step}/{run.steps}  {text}")
         return {
             "train_loss": loss,
+            **{f"train_loss_{name}": part for name, part in engine.loss_parts().items()},
             "learning_rate": engine.state.rule.rate(step),
             f"{self._unit}_per_second": speed,
             "gradient_norm": engine.gradient_norm,

@@ -22,6 +22,7 @@ from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError
 from ...layout.axes import COPIES
 from ...layout.policy import Policy
+from ...nn.loss import Loss
 from ...nn.module import Module
 from ...optim.clipping import clip_factor
 from ...schedule.actions import Action
@@ -204,6 +205,14 @@ class Engine:
         if not self.overlap.is_settled:
             self.overlap.count(time.perf_counter() - began)
         return loss
+
+    def loss_parts(self) -> dict[str, float]:
+        """Return the mean of each part of the last step's loss, if a function gave it some.
+
+        Collective over the mesh where the loss is a function.
+        """
+        usual = self.config.loss or self.model.loss
+        return {} if isinstance(usual, Loss) else self._losses.parts()
 
     def compute_gradients(self, x, y, loss=None) -> float:
         """Do everything up to the reduction; return the mean loss.

@@ -11,6 +11,7 @@ other what happened.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite, nan
 
 import numpy
@@ -84,9 +85,11 @@ def fetch(results: Results, *scalars) -> list[float]:
 
     All that lies on a GPU comes in one transfer, which the host waits for.
     """
-    waiting = [m for m, loss in results.losses.items() if is_array(loss)]
-    numbers = numbers_of([*scalars, *[results.losses[m] for m in waiting]])
-    results.losses.update(zip(waiting, numbers[len(scalars) :]))
+    tables = results.losses, *results.parts.values()
+    waiting = [(table, key) for table in tables for key, loss in table.items() if is_array(loss)]
+    numbers = numbers_of([*scalars, *[table[key] for table, key in waiting]])
+    for (table, key), number in zip(waiting, numbers[len(scalars) :]):
+        table[key] = number
     return numbers[: len(scalars)]
 
 
@@ -99,6 +102,7 @@ class StepLosses:
     def __init__(self, mesh: Mesh, last_rank: int):
         self._pipeline, self._data = mesh.group("pipeline"), mesh.group(COPIES)
         self._last_rank = last_rank
+        self._last: tuple[dict, float] = {}, 0.0  # parts and items of the last mean_of()
 
     def mean_of(self, results: Results, items: float) -> float:
         """Return the mean loss of a step: NaN if there are no items. Collective.
@@ -106,9 +110,22 @@ class StepLosses:
         Losses of micro-batches, then of ranks, are summed in the tree order of their gradients.
         """
         fetch(results)
+        self._last = results.parts, items
         losses = results.losses  # of the last stage; others have none
         own = tree_total([losses[m] for m in sorted(losses)] or [0.0])
         return mean(self.summed([own])[0], items)
+
+    def parts(self) -> dict[str, float]:
+        """Return the mean of each part that the loss of the last step has. Collective."""
+        parts, items = self._last
+        found = [parts[m] for m in sorted(parts)]
+        own = {name: tree_total([each[name] for each in found]) for name in (found or [{}])[0]}
+        everyones = self._data.all_gather_object(own)
+        everyones = self._pipeline.broadcast_object(everyones, self._last_rank)
+        return {
+            name: mean(tree_total([each.get(name, 0.0) for each in everyones]), items)
+            for name in dict.fromkeys(chain.from_iterable(everyones))
+        }
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over COPIES of what the last stage of each has. Collective.
