@@ -5,7 +5,7 @@ import pytest
 
 import shardkit as sk
 from shardkit.nn import ops
-from shardkit.testing.parallel import parts_of
+from shardkit.testing.parallel import loss_parts_of
 
 SAMPLES, FEATURES, TARGETS = 8, 5, 3
 MESHES = {
@@ -65,7 +65,7 @@ def test_the_sum_is_minimized_and_each_part_told_on_all_ranks(mesh, micro_batche
         model = sharded(backend, MESHES[mesh], in_parts, micro_batches=micro_batches)
         own = sk.split_batch(model.mesh, *batch())
         loss = model.train(*own)
-        told = parts_of(model).engine.loss_parts()
+        told = loss_parts_of(model)
         return loss, told, model.gather_full_parameters(), model.evaluate(*own)
 
     everyones = sk.run_ranks(numpy.prod(MESHES[mesh]), run, timeout=500)
@@ -80,7 +80,7 @@ def test_a_loss_of_one_part_has_no_names():
     def run(backend):
         model = sharded(backend, (2, 1, 1), summed)
         model.train(*batch())
-        return parts_of(model).engine.loss_parts()
+        return loss_parts_of(model)
 
     assert sk.run_ranks(2, run) == [{}, {}]
 

@@ -90,6 +90,7 @@ class Engine:
 
     parts           what it is made of (assembly.py)
     compilation     of its steps as CUDA graphs
+    losses          of the last step, summed over the ranks
     overlap         whether messages go ahead in the next step
     gradient_norm   of the last step, before clipping; None if nothing clips
     """
@@ -110,12 +111,13 @@ class Engine:
         samples = plan.samples
         batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
-        self._losses = StepLosses(mesh, plan.stages.last_rank)
+        is_function = not isinstance(config.loss or model.loss, Loss)
+        self.losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=is_function)
         self.evaluation = Evaluation(
             parts.plain,
             plan.programs.forward,
             batches,
-            self._losses,
+            self.losses,
             mesh,
             plan.device,
             plan.numerics,
@@ -206,14 +208,6 @@ class Engine:
             self.overlap.count(time.perf_counter() - began)
         return loss
 
-    def loss_parts(self) -> dict[str, float]:
-        """Return the mean of each part of the last step's loss, if a function gave it some.
-
-        Collective over the mesh where the loss is a function.
-        """
-        usual = self.config.loss or self.model.loss
-        return {} if isinstance(usual, Loss) else self._losses.parts()
-
     def compute_gradients(self, x, y, loss=None) -> float:
         """Do everything up to the reduction; return the mean loss.
 
@@ -225,7 +219,7 @@ class Engine:
             raise ShapeError(f"{NOTHING_COUNTS}; the mean gradient is undefined")
         results = self._compute(batch, inputs)
         self._gradients.count(first + batch.samples)
-        mean_loss = self._losses.mean_of(results, batch.items)
+        mean_loss = self.losses.mean_of(results, batch.items)
         self._check_failures(results)
         return mean_loss
 
@@ -243,7 +237,7 @@ class Engine:
         self._check_failures(results)
         pending.add(self.config.micro_batches, batch.samples, batch.items)
         self.state.samples_seen += batch.samples
-        return self._losses.mean_of(results, batch.items)
+        return self.losses.mean_of(results, batch.items)
 
     def reduce_accumulated(self):
         """Reduce what accumulate() left: the mean over all its calls.
@@ -345,7 +339,7 @@ class Engine:
         self.gradient_norm = norm
         skip = None
         takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, units.trained.all)
-        loss = None if items is None else self._losses.mean_of(computed, items)
+        loss = None if items is None else self.losses.mean_of(computed, items)
         if takes_it:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)

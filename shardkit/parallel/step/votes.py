@@ -13,6 +13,7 @@ other what happened.
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, nan
+from typing import Any
 
 import numpy
 
@@ -85,7 +86,7 @@ def fetch(results: Results, *scalars) -> list[float]:
 
     All that lies on a GPU comes in one transfer, which the host waits for.
     """
-    tables = results.losses, *results.parts.values()
+    tables: list[dict[Any, Any]] = [results.losses, *results.parts.values()]
     waiting = [(table, key) for table in tables for key, loss in table.items() if is_array(loss)]
     numbers = numbers_of([*scalars, *[table[key] for table, key in waiting]])
     for (table, key), number in zip(waiting, numbers[len(scalars) :]):
@@ -96,12 +97,13 @@ def fetch(results: Results, *scalars) -> list[float]:
 class StepLosses:
     """The losses that the last stage of each pipeline has, summed on all ranks.
 
-    last_rank   of a pipeline: the one that has the last stage
+    last_rank        of a pipeline: the one that has the last stage
+    may_have_parts   the usual loss is a function, which may return several means
     """
 
-    def __init__(self, mesh: Mesh, last_rank: int):
+    def __init__(self, mesh: Mesh, last_rank: int, *, may_have_parts: bool = False):
         self._pipeline, self._data = mesh.group("pipeline"), mesh.group(COPIES)
-        self._last_rank = last_rank
+        self._last_rank, self._may_have_parts = last_rank, may_have_parts
         self._last: tuple[dict, float] = {}, 0.0  # parts and items of the last mean_of()
 
     def mean_of(self, results: Results, items: float) -> float:
@@ -117,6 +119,8 @@ class StepLosses:
 
     def parts(self) -> dict[str, float]:
         """Return the mean of each part that the loss of the last step has. Collective."""
+        if not self._may_have_parts:
+            return {}
         parts, items = self._last
         found = [parts[m] for m in sorted(parts)]
         own = {name: tree_total([each[name] for each in found]) for name in (found or [{}])[0]}
