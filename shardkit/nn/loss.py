@@ -348,7 +348,8 @@ class FunctionLoss(Loss):
 def _check_parts(means: dict) -> None:
     """Raise ShapeError unless these are one mean or more, each under a name."""
     for name, mean in means.items() or [("nothing", None)]:
-        if not isinstance(name, str) or not isinstance(mean, Tensor) or mean.size != 1:
+        is_mean = isinstance(mean, Tensor) and mean.size == 1
+        if not isinstance(name, str) or not is_mean:
             told = f"of shape {mean.shape}" if isinstance(mean, Tensor) else type(mean).__name__
             raise ShapeError(
                 f"the loss returned a dict with {name!r}: {told}; wanted {{name: mean}}, a text "

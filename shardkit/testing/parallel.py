@@ -103,7 +103,7 @@ def is_in_a_window(unit: Any) -> bool:
 
 def loss_parts_of(model: Any) -> dict[str, float]:
     """Return the mean of each part of the last step's loss. Collective over the mesh."""
-    return parts_of(model).engine.losses.parts()
+    return parts_of(model).engine.evaluation.loss_parts()
 
 
 def traced_parts_of(model: Any) -> Any:

@@ -111,7 +111,9 @@ class RunReport(Callback):
         )
         self._reporter.progress(step, text)
         self._reporter.line(f"step {step}/{run.steps}  {text}")
-        parts = {f"train_loss_{name}": part for name, part in engine.losses.parts().items()}
+        parts = {
+            f"train_loss_{name}": part for name, part in engine.evaluation.loss_parts().items()
+        }
         return {
             "train_loss": loss,
             **parts,

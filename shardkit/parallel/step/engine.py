@@ -90,7 +90,6 @@ class Engine:
 
     parts           what it is made of (assembly.py)
     compilation     of its steps as CUDA graphs
-    losses          of the last step, summed over the ranks
     overlap         whether messages go ahead in the next step
     gradient_norm   of the last step, before clipping; None if nothing clips
     """
@@ -112,12 +111,12 @@ class Engine:
         batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
         is_function = not isinstance(config.loss or model.loss, Loss)
-        self.losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=is_function)
+        self._losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=is_function)
         self.evaluation = Evaluation(
             parts.plain,
             plan.programs.forward,
             batches,
-            self.losses,
+            self._losses,
             mesh,
             plan.device,
             plan.numerics,
@@ -219,7 +218,7 @@ class Engine:
             raise ShapeError(f"{NOTHING_COUNTS}; the mean gradient is undefined")
         results = self._compute(batch, inputs)
         self._gradients.count(first + batch.samples)
-        mean_loss = self.losses.mean_of(results, batch.items)
+        mean_loss = self._losses.mean_of(results, batch.items)
         self._check_failures(results)
         return mean_loss
 
@@ -237,7 +236,7 @@ class Engine:
         self._check_failures(results)
         pending.add(self.config.micro_batches, batch.samples, batch.items)
         self.state.samples_seen += batch.samples
-        return self.losses.mean_of(results, batch.items)
+        return self._losses.mean_of(results, batch.items)
 
     def reduce_accumulated(self):
         """Reduce what accumulate() left: the mean over all its calls.
@@ -339,7 +338,7 @@ class Engine:
         self.gradient_norm = norm
         skip = None
         takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, units.trained.all)
-        loss = None if items is None else self.losses.mean_of(computed, items)
+        loss = None if items is None else self._losses.mean_of(computed, items)
         if takes_it:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)

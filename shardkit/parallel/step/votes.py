@@ -86,9 +86,13 @@ def fetch(results: Results, *scalars) -> list[float]:
 
     All that lies on a GPU comes in one transfer, which the host waits for.
     """
-    tables: list[dict[Any, Any]] = [results.losses, *results.parts.values()]
-    waiting = [(table, key) for table in tables for key, loss in table.items() if is_array(loss)]
-    numbers = numbers_of([*scalars, *[table[key] for table, key in waiting]])
+    numbers = list(scalars)
+    waiting: list[tuple[dict, Any]] = []
+    for table in (results.losses, *results.parts.values()):
+        keys = [key for key, loss in table.items() if is_array(loss)]
+        waiting += [(table, key) for key in keys]
+        numbers += [table[key] for key in keys]
+    numbers = numbers_of(numbers)
     for (table, key), number in zip(waiting, numbers[len(scalars) :]):
         table[key] = number
     return numbers[: len(scalars)]
@@ -123,7 +127,9 @@ class StepLosses:
             return {}
         parts, items = self._last
         found = [parts[m] for m in sorted(parts)]
-        own = {name: tree_total([each[name] for each in found]) for name in (found or [{}])[0]}
+        own = {}
+        for name in found[0] if found else ():
+            own[name] = tree_total([each[name] for each in found])
         everyones = self._data.all_gather_object(own)
         everyones = self._pipeline.broadcast_object(everyones, self._last_rank)
         return {
