@@ -88,7 +88,9 @@ def fetch(results: Results, *scalars) -> list[float]:
     """
     numbers = list(scalars)
     waiting: list[tuple[dict, Any]] = []
-    for table in (results.losses, *results.parts.values()):
+    tables: list[dict] = [results.losses]
+    tables += results.parts.values()
+    for table in tables:
         keys = [key for key, loss in table.items() if is_array(loss)]
         waiting += [(table, key) for key in keys]
         numbers += [table[key] for key in keys]
