@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy
 
 from ..annotations import Array, Shape
-from ..array.backend import is_array, is_device_array, to_host, xp_of
+from ..array.backend import is_array, is_device_array, plain_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
 from ..habits import refuse
@@ -413,13 +413,6 @@ def kept(tensor: Tensor):
     if isinstance(tensor, CheapTensor):
         return tensor.again, tensor.needs
     return (lambda: tensor), (tensor,)
-
-
-def plain_array(values: Any) -> numpy.ndarray:
-    """Return an array of NumPy's own class. Errors: ShapeError on one with a mask."""
-    if isinstance(values, numpy.ma.MaskedArray):
-        raise ShapeError("a masked array, whose mask would be lost; fill it: x.filled(0.0)")
-    return numpy.asarray(values)
 
 
 def array_of(value):

@@ -101,6 +101,11 @@ def is_in_a_window(unit: Any) -> bool:
     return isinstance(unit.lent, Window)
 
 
+def loss_parts_of(model: Any) -> dict[str, float]:
+    """Return the mean of each part of the last step's loss. Collective over the mesh."""
+    return parts_of(model).engine.evaluation.loss_parts()
+
+
 def traced_parts_of(model: Any) -> Any:
     """Return the executor of steps, and who is told what it does."""
     executor = parts_of(model).engine.runtime.executor.executor

@@ -111,8 +111,12 @@ class RunReport(Callback):
         )
         self._reporter.progress(step, text)
         self._reporter.line(f"step {step}/{run.steps}  {text}")
+        parts = {
+            f"train_loss_{name}": part for name, part in engine.evaluation.loss_parts().items()
+        }
         return {
             "train_loss": loss,
+            **parts,
             "learning_rate": engine.state.rule.rate(step),
             f"{self._unit}_per_second": speed,
             "gradient_norm": engine.gradient_norm,

@@ -160,6 +160,10 @@ class Evaluation:
         """Return the sums over data ranks of what the last stage of each has."""
         return self._losses.summed(numbers)
 
+    def loss_parts(self) -> dict[str, float]:
+        """Return the mean of each part that the loss of the last step has. Collective."""
+        return self._losses.parts()
+
     def forward(self, x, texts=None):
         """Return the output of this replica's x on the last stage, None elsewhere.
 
