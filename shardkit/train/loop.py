@@ -387,9 +387,7 @@ class TrainingRun:
             parts_of(self.model).checkpoints.add_companions(self.task.companions())
 
     def be_at_step(self, why: str):
-        """Report that the model is at another step now, and end the curve there.
-        Collective.
-        """
+        """Report that the model is at another step now, and end the curve there. Collective."""
         with collectively(self.backend):
             self.reporter.drop_records_after(self.model.step_number)
         self.reporter.line(why)
@@ -421,8 +419,7 @@ class TrainingRun:
         if is_interrupted:
             self.reporter.line(
                 f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit "
-                "train --resume "
-                f"--run.folder={self.folder}"
+                f"train --resume --run.folder={self.folder}"
             )
         if self.loop.validation_loss is None and not is_interrupted:
             self._validate()

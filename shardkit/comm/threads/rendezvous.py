@@ -36,9 +36,7 @@ class Wait:
 
 
 class Meeting(Wait):
-    """One collective of one group: what each rank has brought, and afterwards the result for
-    each.
-    """
+    """One collective of one group: what each rank has brought, then the result for each."""
 
     def __init__(self, what, needs, signature, first_rank):
         super().__init__(what, needs)
