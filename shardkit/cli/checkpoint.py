@@ -11,11 +11,7 @@ from ..errors import ConfigurationError, ShardkitError
 from ..files.shown import shown
 from .arguments import add_averaged, add_checkpoint, local_path, option, tolerance
 
-_CONVERSIONS = {
-    "safetensors": to_safetensors,
-    "shardkit": from_safetensors,
-    "adapter": to_adapter,
-}
+_CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors, "adapter": to_adapter}
 _DIFF = """compare two checkpoints number by number
 
 Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 wrong usage, or one

@@ -145,10 +145,7 @@ def describe(
     names    of the attributes; those that are no single text or integer are left out
     Errors: OSError; `error` if this is no HDF5 file, or has more than datasets and a few texts.
     """
-    with (
-        open_to_read(path, error=error) as file,
-        library(path, error=error),
-    ):
+    with open_to_read(path, error=error) as file, library(path, error=error):
         found = {
             name: _place(each)
             for name, each in datasets(file).items()

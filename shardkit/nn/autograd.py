@@ -22,13 +22,7 @@ from ..array.backend import is_array, is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
 from ..habits import refuse
-from .tape import (
-    TapeNode,
-    VersionCounter,
-    WeightGradients,
-    is_grad_enabled,
-    walk,
-)
+from .tape import TapeNode, VersionCounter, WeightGradients, is_grad_enabled, walk
 from .tape import enable_grad as enable_grad
 from .tape import no_grad as no_grad
 

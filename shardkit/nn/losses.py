@@ -23,14 +23,7 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .loss import (
-    Loss,
-    check_equal_shapes,
-    is_ignored,
-    one_array,
-    target_beside,
-    weights_of_items,
-)
+from .loss import Loss, check_equal_shapes, is_ignored, one_array, target_beside, weights_of_items
 from .ops.loss import IGNORED
 from .ops.operands import check_floating
 

@@ -147,9 +147,7 @@ def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | No
     whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
     row = whole[:1].size
     group.all_gather(
-        own.reshape(-1),
-        whole.reshape(-1),
-        [(stop - start) * row for start, stop in spans],
+        own.reshape(-1), whole.reshape(-1), [(stop - start) * row for start, stop in spans]
     )
     return fresh.contiguous(xp.moveaxis(whole, 0, dim))
 

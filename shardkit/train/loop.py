@@ -35,13 +35,7 @@ from ..parallel.model.patience import Patience
 from ..parallel.model.saves import Saves
 from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
-from .agreement import (
-    SAME_DATA,
-    SAME_SETTINGS,
-    facts_of_samples,
-    facts_of_start,
-    facts_of_task,
-)
+from .agreement import SAME_DATA, SAME_SETTINGS, facts_of_samples, facts_of_start, facts_of_task
 from .best import Best
 from .choice import with_blas
 from .feed import reading_line, training_stream

@@ -25,12 +25,7 @@ class RunReport(Callback):
     on_all_ranks = True
 
     def __init__(
-        self,
-        task: Task,
-        model: ShardedModel,
-        stream: Stream,
-        reporter: Reporter,
-        log: RankLog,
+        self, task: Task, model: ShardedModel, stream: Stream, reporter: Reporter, log: RankLog
     ):
         self._task = task
         self._model, self._parts = model, parts_of(model)

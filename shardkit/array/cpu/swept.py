@@ -16,15 +16,7 @@ from ..arena import empty
 from .arrays import plain
 from .compiled import compiled, inlined
 from .sweep import RUN_COST, SUM_COST, input_sweeps, windows_sweep
-from .tiles import (
-    ROWS,
-    VECTOR_BYTES,
-    VECTORS,
-    clear_row,
-    copy_row,
-    tile_of_dots,
-    tile_product,
-)
+from .tiles import ROWS, VECTOR_BYTES, VECTORS, clear_row, copy_row, tile_of_dots, tile_product
 
 SINGLE_VECTORS = 8  # of a tile with one row, for groups of one channel
 BLOCK_ELEMENTS = 1 << 14  # of results before they are unpacked

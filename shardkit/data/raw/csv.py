@@ -192,9 +192,7 @@ class CSVGroups(RowGroups):
             table = csv_.read_csv(
                 pa.py_buffer(content),
                 csv_.ReadOptions(
-                    use_threads=False,
-                    block_size=len(content) + 1,
-                    column_names=self._dialect.names,
+                    use_threads=False, block_size=len(content) + 1, column_names=self._dialect.names
                 ),
                 csv_.ParseOptions(
                     delimiter=self._dialect.delimiter,

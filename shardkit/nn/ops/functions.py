@@ -18,18 +18,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, TensorLike, array_of, record
 from .activation import of_input, of_output, sigmoid
 from .broadcast import fit, form
-from .elementwise import (
-    _compute,
-    add,
-    alike,
-    divide,
-    exp,
-    multiply,
-    negative,
-    power,
-    sqrt,
-    where,
-)
+from .elementwise import _compute, add, alike, divide, exp, multiply, negative, power, sqrt, where
 from .operands import FLOAT32, check_floating, check_numbers, divided, is_counted
 from .shape import cast
 

@@ -115,10 +115,7 @@ def variance(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Ten
 
     def backward(gradient, wanted):
         return (
-            rounded(
-                _stretch(widened(gradient) * (2 / count), x.shape, dims) * centered(),
-                x.dtype,
-            ),
+            rounded(_stretch(widened(gradient) * (2 / count), x.shape, dims) * centered(), x.dtype),
         )
 
     def differentiable(gradient, wanted, output):

@@ -39,11 +39,7 @@ class Updates:
     @property
     def table(self) -> dict:
         """What ends a step: gradients of ties, the norm that clips, the rule."""
-        return {
-            Kind.TIE: self._tie,
-            Kind.CLIP: self._clip,
-            Kind.STEP: self._step,
-        }
+        return {Kind.TIE: self._tie, Kind.CLIP: self._clip, Kind.STEP: self._step}
 
     def _tie(self, action, inputs, results):
         """Add the gradients of a tied unit and its replicas, in one order on all their ranks."""
