@@ -74,9 +74,8 @@ def open_to_read(
     Errors: FileNotFoundError, PermissionError; `error` if it is no HDF5 file.
     """
     size_of(path, error=error)
-    slots = (
-        100 * max(cache_bytes >> 20, 1) + 1
-    )  # HDF5 advises a hundred for each chunk, and a prime
+    # HDF5 advises a hundred for each chunk, and a prime.
+    slots = 100 * max(cache_bytes >> 20, 1) + 1
     try:
         return h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=slots)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError):

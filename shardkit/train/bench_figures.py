@@ -30,12 +30,10 @@ def figures_of(
     step_seconds = max(profile.seconds for profile in ranks)
     samples = settings.batch.sequences
     parts = [_split_rest(profile.parts, of_tiny) for profile, of_tiny in zip(ranks, fixed)]
-    speed = sum(
-        _speed_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone)
-    )  # of all ranks together
-    flops = (
-        task.num_flops_per_sample(model.wrapped_model) * samples
-    )  # of the whole model, whatever this rank holds
+    # Of all ranks together.
+    speed = sum(_speed_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone))
+    # Of the whole model, whatever this rank holds.
+    flops = task.num_flops_per_sample(model.wrapped_model) * samples
     return {
         "strategy": parts_of(model).policy.name,
         "mesh": str(model.mesh.shape),

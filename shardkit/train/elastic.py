@@ -273,9 +273,8 @@ class ElasticTraining:
             self._recover(living, model, num)
         self._life = replace(self._life, is_first=False)
         result = None if model is None else self._train(model)
-        living.exchange_within(
-            None, None
-        )  # where spares wait, and where nobody leaves before all are done
+        # Where spares wait, and where nobody leaves before all are done.
+        living.exchange_within(None, None)
         return result
 
     def _recover(self, living, model, num):

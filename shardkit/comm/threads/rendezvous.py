@@ -204,9 +204,8 @@ class Group:
         self.environment = environment
         self.world_ranks = world_ranks
         self._meetings: dict[int, Meeting] = {}
-        self._mail = defaultdict(
-            lambda: (deque(), deque())
-        )  # (source, destination, tag) -> sends, receives
+        # (source, destination, tag) -> sends, receives.
+        self._mail = defaultdict(lambda: (deque(), deque()))
 
     def arrive(self, rank: int, number: int, signature: str, given, work) -> Meeting:
         """Take part in collective `number`. The last to arrive runs work(list of what each rank

@@ -291,8 +291,7 @@ def _complex_waves(xp, size, m, dtype):
 
 def _waves(xp, size, frequencies):
     """Return the cosines and sines of 2 pi j k / size, each [size, frequencies], for j < size."""
-    turns = (
-        xp.arange(size)[:, None] * xp.asarray(list(frequencies)) % size
-    )  # whole: nothing is lost
+    # Whole: nothing is lost.
+    turns = xp.arange(size)[:, None] * xp.asarray(list(frequencies)) % size
     angles = turns * (2 * math.pi / size)
     return xp.cos(angles), xp.sin(angles)

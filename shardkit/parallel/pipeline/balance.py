@@ -189,9 +189,8 @@ def _by_hand(units, num_stages, blocks_per_stage) -> list[range]:
             f"{len(blocks_per_stage)} stages; wanted {num_blocks} blocks for {num_stages} stages, "
             "at least one each"
         )
-    ends = [
-        sum(len(unit.blocks) for unit in units[:number]) for number in range(len(units) + 1)
-    ]  # in blocks
+    # In blocks.
+    ends = [sum(len(unit.blocks) for unit in units[:number]) for number in range(len(units) + 1)]
     starts = [sum(blocks_per_stage[:stage]) for stage in range(num_stages)] + [num_blocks]
     cut = next((start for start in starts if start not in ends), None)
     if cut is not None:

@@ -66,9 +66,8 @@ class Updates:
         """
         sharing = self._movement.group
         units = self._units.trained.at
-        local = [
-            unit.gradients.squares() for unit in units.values()
-        ]  # [blocks of this rank's shard] each
+        # [blocks of this rank's shard] each.
+        local = [unit.gradients.squares() for unit in units.values()]
         losses = update.computed.losses.values()
         xp = xp_of(*local, *filter(is_array, losses))
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
