@@ -475,12 +475,8 @@ def _around(knee, difference):
     """Return |d| of a difference d, where it is below the knee, and d^2 there."""
     size = ops.abs(difference)
     is_near = ~(size.array >= knee)  # NaN is near, and stays NaN
-    return size, is_near, _square_where(is_near, difference)
-
-
-def _square_where(holds, x):
-    """Return the squares of x where something holds; elsewhere x may be infinite."""
-    return ops.square(ops.where(holds, x, 0))
+    square = ops.square(ops.where(is_near, difference, 0))  # elsewhere d may be infinite
+    return size, is_near, square
 
 
 def _two(owner, prediction, wanted):

@@ -97,17 +97,12 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
 
 _QUOTIENT = (
     lambda gradient, x, y: fresh.compute("divide", gradient, array_of(y)),
-    lambda gradient, x, y: _for_divisor(gradient, array_of(x), array_of(y)),
+    lambda gradient, x, y: divisor_backward.dispatch(*alike(gradient, array_of(x), array_of(y))),
 )
 _QUOTIENT_AGAIN = (
     lambda gradient, x, y: divide(gradient, y),
     lambda gradient, x, y: negative(divide(multiply(divide(gradient, y), x), y)),
 )
-
-
-def _for_divisor(gradient, x, y):
-    """Return -gradient x / y^2, and 0 where x and not y is 0."""
-    return divisor_backward.dispatch(*alike(gradient, x, y))
 
 
 def alike(gradient, *operands):
