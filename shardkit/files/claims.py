@@ -24,7 +24,10 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def claimed(paths: Sequence[Path], find: Callable[[], Result | None]) -> Iterator[Result | None]:
+def claimed(
+    paths: Sequence[Path],
+    find: Callable[[], Result | None],
+) -> Iterator[Result | None]:
     """Enclose the making of a file by one of several processes: what another has made, or None.
 
         with claimed(paths, find) as found:

@@ -133,9 +133,8 @@ def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | No
     spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
     whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
     row = whole[:1].size
-    group.all_gather(
-        own.reshape(-1), whole.reshape(-1), [(stop - start) * row for start, stop in spans]
-    )
+    counts = [(stop - start) * row for start, stop in spans]
+    group.all_gather(own.reshape(-1), whole.reshape(-1), counts)
     return fresh.contiguous(xp.moveaxis(whole, 0, dim))
 
 

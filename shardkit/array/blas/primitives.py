@@ -119,7 +119,11 @@ class _Form:
         strides = [1] * missing + [step // array.itemsize or 1 for step in array.strides]
         dims = c_int64 * _MOST_DIMS
         made = c.dnnl_memory_desc_create_with_strides(
-            byref(self.descriptor), num_dims, dims(*shape), _TYPES[array.dtype.name], dims(*strides)
+            byref(self.descriptor),
+            num_dims,
+            dims(*shape),
+            _TYPES[array.dtype.name],
+            dims(*strides),
         )
         check(made)
 

@@ -89,7 +89,7 @@ def _gradients(loop, given, eps, wanted, sums_of_groups=()):
     _, x, weight, *_ = given
     sums = [numpy.zeros(weight.shape) for _ in range(2)]  # float64: one line after another
     for_x = empty_like(x, None) if wanted[0] else empty((0, 0, 0), x.dtype)
-    loop(*[plain(array) for array in given], eps, wanted[0], for_x, *sums_of_groups, *sums)
+    loop(*map(plain, given), eps, wanted[0], for_x, *sums_of_groups, *sums)
     results = (for_x, *[each.astype(weight.dtype) for each in sums])
     return tuple([array if want else None for array, want in zip(results, wanted)])
 

@@ -87,7 +87,9 @@ class CSVGroups(RowGroups):
             if b"\0" in more:
                 raise InputError(f"{self._path} is no text: it has bytes of zeros", self._path)
             content = rest + more
-            end = len(content) if len(more) < _BLOCK_BYTES else int(row_ends(content)[-1:].sum())
+            end = len(content)
+            if len(more) == _BLOCK_BYTES:
+                end = int(row_ends(content)[-1:].sum())
             if end:
                 if content[:end].strip(b"\r\n"):
                     yield start, start + end

@@ -225,7 +225,8 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
 
     def backward(gradient):
         gradient = widened(gradient)
-        return rounded(gradient - xp.exp(widened(y)) * fresh.total(gradient, (dim,), True), dtype)
+        total = fresh.total(gradient, (dim,), True)
+        return rounded(gradient - xp.exp(widened(y)) * total, dtype)
 
     def again(gradient, output):
         return subtract(gradient, multiply(exp(output), sum(gradient, dim, keepdim=True)))

@@ -111,7 +111,8 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
         xp.moveaxis(whole, (first, second), (-2, -1))[places] = gradient
         return whole
 
-    return record_unary(xp.moveaxis(x.array, (first, second), (-2, -1))[places], x, backward)
+    chosen = xp.moveaxis(x.array, (first, second), (-2, -1))[places]
+    return record_unary(chosen, x, backward)
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:

@@ -282,6 +282,7 @@ def _complex_waves(xp, size, m, dtype):
 def _waves(xp, size, frequencies):
     """Return the cosines and sines of 2 pi j k / size, each [size, frequencies], for j < size."""
     # Whole: nothing is lost.
-    turns = xp.arange(size)[:, None] * xp.asarray(list(frequencies)) % size
+    places, frequencies = xp.arange(size)[:, None], xp.asarray(list(frequencies))
+    turns = places * frequencies % size
     angles = turns * (2 * math.pi / size)
     return xp.cos(angles), xp.sin(angles)
