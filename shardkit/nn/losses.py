@@ -23,7 +23,15 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .layers.basic import input_tensor
-from .loss import Loss, check_equal_shapes, is_ignored, one_array, target_beside, weights_of_items
+from .loss import (
+    Loss,
+    check_equal_shapes,
+    is_ignored,
+    one_array,
+    target_beside,
+    weighted_sum,
+    weights_of_items,
+)
 from .ops.loss import IGNORED
 from .ops.operands import check_floating
 
@@ -55,9 +63,7 @@ class PointwiseLoss(Loss):
         return self._items(prediction, y).sum()
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
-        items = self._items(prediction, y)
-        weights = weights_of_items(weights, items.shape, xp_of(items.array))
-        return (items * weights.astype(items.dtype, copy=False)).sum()
+        return weighted_sum(self._items(prediction, y), weights)
 
     def _items(self, prediction, y):
         parts = prediction if isinstance(prediction, (tuple, list)) else (prediction,)
