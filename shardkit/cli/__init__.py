@@ -99,7 +99,9 @@ def make_parser(word: str = "") -> tuple[argparse.ArgumentParser, dict]:
            commands of its file alone
     """
     parser = argparse.ArgumentParser(
-        prog="shardkit", description="Sharded training as an ordinary MPI job.", epilog=_EXIT_CODES
+        prog="shardkit",
+        description="Sharded training as an ordinary MPI job.",
+        epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")

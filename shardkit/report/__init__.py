@@ -9,5 +9,10 @@ text        the validation curve in a few lines
 from ..public import import_names
 
 __all__ = import_names(
-    __name__, {"page": "page_of", "run": "RunRecord read_run_folder", "text": "describe_run"}
+    __name__,
+    {
+        "page": "page_of",
+        "run": "RunRecord read_run_folder",
+        "text": "describe_run",
+    },
 )

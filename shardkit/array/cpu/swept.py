@@ -40,7 +40,7 @@ class Form(NamedTuple):
 class Rows(NamedTuple):
     """The rows of a group of weights: how many, their stride, where a row has channels and taps."""
 
-    count: int
+    num_rows: int
     stride: int
     places: Any
 
@@ -128,10 +128,10 @@ def _packing(sweep, channels, dtype, cost):
 def _sweep_over(x, sweep, weight, rows, bias, y):
     """Set what a sweep reaches of y to the bias and the products of the weight with x."""
     height, vectors, loop = (
-        (ROWS, VECTORS, _convolve) if rows.count > 1 else (1, SINGLE_VECTORS, _convolve_1)
+        (ROWS, VECTORS, _convolve) if rows.num_rows > 1 else (1, SINGLE_VECTORS, _convolve_1)
     )
     width = vectors * VECTOR_BYTES // x.itemsize
-    count = _up(rows.count, height)
+    count = _up(rows.num_rows, height)
     results = empty((count, max(1, BLOCK_ELEMENTS // (count * width)) * width), x.dtype)
     source, form = _packing(sweep, x.shape[1] // weight.shape[0], x.dtype, RUN_COST)
     bias = fresh.zeros(y.shape[1], x.dtype) if bias is None else plain(bias)
@@ -275,9 +275,9 @@ def _convolving(rows, vectors, name):
         p = begin
         while p < stop:
             is_wide = stop - p > (vectors - 1) * lanes
-            for o in range(0, rows_of.count, rows):
+            for o in range(0, rows_of.num_rows, rows):
                 to = o * block + p - begin
-                left = (weight, o, rows_of.count - 1, rows_of.stride, rows_of.places, bias)
+                left = (weight, o, rows_of.num_rows - 1, rows_of.stride, rows_of.places, bias)
                 read = (source, p, offsets, offsets.size)
                 if is_wide:
                     wide_tile(*left, *read, out, to, block)
@@ -291,7 +291,7 @@ def _convolving(rows, vectors, name):
 
     def loop(x, weight, rows_of, bias, offsets, form, source, results, target):
         for g in range(weight.shape[0]):
-            level = bias[g * rows_of.count : (g + 1) * rows_of.count]
+            level = bias[g * rows_of.num_rows : (g + 1) * rows_of.num_rows]
             for part in form.parts:
                 _pack(x, g, form, part, source)
                 num_samples, num_planes, num_lines, length = _runs(part, form)
@@ -300,7 +300,7 @@ def _convolving(rows, vectors, name):
                     for begin in range(start, start + length, results.shape[1]):
                         stop = min(begin + results.shape[1], start + length)
                         multiply(begin, stop, weight[g], rows_of, level, offsets, source, results)
-                        _unpack(results, begin, stop, g, rows_of.count, part, form.grid, target)
+                        _unpack(results, begin, stop, g, rows_of.num_rows, part, form.grid, target)
 
     return _named(loop, name)
 
