@@ -153,7 +153,9 @@ def _layer_norm_backward(
     seen,
     for_x,
 ):
-    given, sums, start = (gradient, x, mean, inverse, weight), (for_weight, for_bias), 0
+    given = gradient, x, mean, inverse, weight
+    sums = for_weight, for_bias
+    start = 0
     while start < x.shape[0]:
         stop = block_end(start, x.shape[0], seen)
         _layer_norm_backward_rows(given, wants_x, wants_sums, sums, for_x, start, stop)

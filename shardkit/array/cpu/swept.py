@@ -37,7 +37,7 @@ class Form(NamedTuple):
     merged: int
 
 
-class Rows(NamedTuple):
+class WeightRows(NamedTuple):
     """The rows of a group of weights: how many, their stride, where a row has channels and taps."""
 
     num_rows: int
@@ -113,7 +113,7 @@ def _in_order(weight, row_dim, channel_dim, sweep):
     channels = numpy.arange(weight.shape[channel_dim], dtype=numpy.int64)[:, None]
     taps = numpy.array(sweep.taps, numpy.int64)
     offsets = (channels * strides[channel_dim] + taps).reshape(-1)
-    return Rows(weight.shape[row_dim], strides[row_dim], offsets)
+    return WeightRows(weight.shape[row_dim], strides[row_dim], offsets)
 
 
 def _packing(sweep, channels, dtype, cost):
