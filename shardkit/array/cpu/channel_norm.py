@@ -54,7 +54,8 @@ def scale_groups(x, weight, bias, mean, variance, eps):
 @on_cpu
 def group_gradient_sums(gradient, x, weight, mean, variance, eps):
     of_groups = [numpy.zeros(mean.shape) for _ in range(2)]  # float64, as those of lines
-    given, wanted = (gradient, x, weight, mean, variance), (False, True, True)
+    given = gradient, x, weight, mean, variance
+    wanted = False, True, True
     _, *of_channels = _gradients(_group_norm_backward, given, eps, wanted, of_groups)
     return *[each.astype(weight.dtype) for each in of_groups], *of_channels
 

@@ -25,7 +25,7 @@ BLOCK_ELEMENTS = 1 << 14  # of results before they are unpacked
 SUM_BLOCK = 2048  # windows whose products are added up at once
 
 
-class Form(NamedTuple):
+class PartForm(NamedTuple):
     """What the loops have to know of parts of x: see Sweep, and merged_dims there."""
 
     num_channels: int
@@ -45,7 +45,7 @@ class WeightRows(NamedTuple):
     places: Any
 
 
-class Target(NamedTuple):
+class WindowTarget(NamedTuple):
     """A flat y, its shape, where window 0 lies in it, and from one to the next."""
 
     y: Any
@@ -122,7 +122,7 @@ def _packing(sweep, channels, dtype, cost):
     source = fresh.zeros(sweep.packed_elements(channels) + lanes, dtype)
     merged = sweep.merged_dims(lanes, cost)
     grids = sweep.step, sweep.grid, sweep.reach
-    return source, Form(channels, sweep.firsts, *grids, sweep.parts, merged)
+    return source, PartForm(channels, sweep.firsts, *grids, sweep.parts, merged)
 
 
 def _sweep_over(x, sweep, weight, rows, bias, y):
@@ -135,7 +135,7 @@ def _sweep_over(x, sweep, weight, rows, bias, y):
     results = empty((count, max(1, BLOCK_ELEMENTS // (count * width)) * width), x.dtype)
     source, form = _packing(sweep, x.shape[1] // weight.shape[0], x.dtype, RUN_COST)
     bias = fresh.zeros(y.shape[1], x.dtype) if bias is None else plain(bias)
-    target = Target(y.reshape(-1), y.shape, sweep.first_out, sweep.out_step)
+    target = WindowTarget(y.reshape(-1), y.shape, sweep.first_out, sweep.out_step)
     loop(x, weight, rows, bias, sweep.offsets, form, source, results, target)
 
 
@@ -243,7 +243,8 @@ def _pack_results(y, shape, begin, stop, group, num_rows, part, grid, left):
 @inlined
 def _runs(part, form):
     """Return how many runs a part has in each of the outer dimensions, and their length."""
-    grid, merged, length = form.grid, form.merged, part[7]
+    grid, merged = form.grid, form.merged
+    length = part[7]
     if merged > 1:
         length += (part[6] - 1) * grid[3]
     if merged > 2:
