@@ -44,11 +44,7 @@ class CheckpointStore:
     """
 
     def __init__(
-        self,
-        folder,
-        *,
-        copies: Copies | None = None,
-        companions: dict[str, bytes] | None = None,
+        self, folder, *, copies: Copies | None = None, companions: dict[str, bytes] | None = None
     ):
         self.folder = Path(folder)
         self.copies = copies or Copies()

@@ -18,7 +18,7 @@ from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
-from .arguments import add_averaged, add_checkpoint, add_trust, local_path
+from .arguments import add_averaged, add_checkpoint, add_trust, local_path, option
 from .job import job, mpi_backend
 from .settings import parsed, texts_of, trust_in
 
@@ -35,21 +35,15 @@ Write the predictions of a checkpoint of a run, in the order of the rows:
 def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
     both = argparse.ArgumentParser(add_help=False)
-    both.add_argument("path", type=local_path, help="run folder")
-    both.add_argument(
-        "--data", type=local_path, metavar="PATH", help="source; default: what the run held out"
-    )
+    option(both, "path", "run folder", type=local_path)
+    option(both, "--data PATH", "source; default: what the run held out")
     add_checkpoint(both)
     add_averaged(both)
     add_trust(both)
     measure = add_command("evaluate", _evaluate, _EVALUATE, takes_settings=True, parents=[both])
-    measure.add_argument(
-        "--json", type=local_path, metavar="FILE", help="also write the figures to this file"
-    )
+    option(measure, "--json FILE", "also write the figures to this file")
     write = add_command("predict", _predict, _PREDICT, takes_settings=True, parents=[both])
-    write.add_argument(
-        "--output", type=local_path, metavar="FILE", required=True, help="HDF5 file to write"
-    )
+    option(write, "--output FILE", "HDF5 file to write", required=True)
 
 
 def _trust(known, overrides) -> Trust:

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..checkpoint.models import gpt_of
@@ -23,7 +24,7 @@ from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
 from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
-from .arguments import add_averaged, add_checkpoint, count, local_path
+from .arguments import add_averaged, add_checkpoint, count, local_path, option
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -45,48 +46,34 @@ class GenerationConfiguration(Sections):
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     generate = add_command("generate", _generate, _GENERATE, takes_settings=True)
-    add = generate.add_argument
+    add = partial(option, generate)
     add(
         "path",
+        "run folder, checkpoint, folder of checkpoints, or folder of transformers",
         type=local_path,
-        help="run folder, checkpoint, folder of checkpoints, or folder of transformers",
     )
     add(
         "--prompt",
+        "text to continue, may be given again; default: 'def '",
         action="append",
         type=spelled_out,
-        help="text to continue, may be given again; default: 'def '",
     )
-    add("--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line")
-    add("--tokens", type=int, default=200, help="most tokens to add; default: %(default)s")
-    add(
-        "--temperature",
-        type=float,
-        default=0.8,
-        help="0 takes the most probable token; default: %(default)s",
-    )
-    add("--top-k", type=count, help="draw among the k likeliest tokens")
-    add("--top-p", type=float, help="draw among the likeliest tokens of this probability together")
+    add("--prompt-file FILE", "a prompt in each line")
+    add("--tokens", "most tokens to add", type=int, default=200)
+    add("--temperature", "0 takes the most probable token", type=float, default=0.8)
+    add("--top-k", "draw among the k likeliest tokens", type=count)
+    add("--top-p", "draw among the likeliest tokens of this probability together", type=float)
     add(
         "--stop",
+        "text that ends a text, may be given again",
         action="append",
         default=[],
         type=spelled_out,
-        help="text that ends a text, may be given again",
     )
-    add("--seed", type=int, default=0, help="of the first prompt; default: %(default)s")
-    add(
-        "--tokenizer",
-        type=local_path,
-        metavar="PATH",
-        help="tokenizer.json, where none is beside the weights",
-    )
-    add(
-        "--numbers",
-        action="store_true",
-        help="prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer",
-    )
-    add("--json", action="store_true", help="print an object of prompt and text in each line")
+    add("--seed", "of the first prompt", type=int, default=0)
+    add("--tokenizer PATH", "tokenizer.json, where none is beside the weights")
+    add("--numbers", "prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer")
+    add("--json", "print an object of prompt and text in each line")
     add_checkpoint(generate)
     add_averaged(generate)
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from ..comm.seats import all_seats, share_cores
@@ -12,7 +13,7 @@ from ..environment import share_tokenizer_threads
 from ..files.notes import Screen
 from ..files.paths import spelled_out
 from ..train.log import duration_text
-from .arguments import count, local_path, seconds
+from .arguments import count, local_path, option, seconds
 from .job import job, mpi_backend
 
 _TIMEOUT_SECONDS = 120.0  # less than for a step: what is done stays, and work is in small pieces
@@ -28,55 +29,45 @@ keeps what is done (in FILE.parts)."""
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     prepare = add_command("prepare", _prepare, _PREPARE, allow_abbrev=False)
-    add = prepare.add_argument
+    add = partial(option, prepare)
     add(
-        "inputs",
+        "inputs INPUT",
+        "files, or folders of files: text (one document each), JSON lines (.jsonl, .ndjson, "
+        ".json; a document in each line), Parquet (.parquet; a document in each row)",
         nargs="+",
         type=local_path,
-        metavar="INPUT",
-        help="files, or folders of files: text (one document each), JSON lines (.jsonl, .ndjson, "
-        ".json; a document in each line), Parquet (.parquet; a document in each row)",
     )
     how = prepare.add_mutually_exclusive_group(required=True)
-    how.add_argument(
-        "--tokenizer",
-        type=local_path,
-        metavar="PATH",
-        help="a tokenizer.json, a folder that holds one, or the word bytes",
-    )
-    how.add_argument(
-        "--train-vocabulary",
-        type=count,
-        metavar="N",
-        help="train a byte-level BPE of N tokens on the inputs first; it is written beside the "
+    option(how, "--tokenizer PATH", "a tokenizer.json, a folder that holds one, or the word bytes")
+    option(
+        how,
+        "--train-vocabulary N",
+        "train a byte-level BPE of N tokens on the inputs first; it is written beside the "
         "output as tokenizer.json",
+        type=count,
     )
-    add("--output", type=local_path, required=True, metavar="FILE", help="token file to write")
+    add("--output FILE", "token file to write", required=True)
     add(
         "--reuse",
-        action="store_true",
-        help="leave the output as it is where it is there already, made from the same texts, "
+        "leave the output as it is where it is there already, made from the same texts, "
         "tokenizer and field; one that was made from others is refused",
     )
     add(
-        "--field",
+        "--field NAME",
+        f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
         type=spelled_out,
-        metavar="NAME",
-        help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
     )
     add(
-        "--threads",
+        "--threads N",
+        "threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
         type=count,
-        metavar="N",
-        help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
     )
     add(
-        "--timeout",
+        "--timeout SECONDS",
+        "longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
+        f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
         type=seconds,
         default=_TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
-        f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..files.shown import shown
 from ..files.writing import write_whole
 from ..report import describe_run, page_of, read_run_folder
-from .arguments import local_path
+from .arguments import local_path, option
 
 _REPORT = """draw a run, or several side by side, in one HTML file
 
@@ -16,11 +16,12 @@ several side by side. It needs no network and no other file."""
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     report = add_command("report", _report, _REPORT)
-    report.add_argument("path", nargs="+", type=local_path, help="run folder")
-    report.add_argument(
+    option(report, "path", "run folder", nargs="+", type=local_path)
+    option(
+        report,
         "--output",
+        "file to write; default: report.html in the (first) run folder",
         type=local_path,
-        help="file to write; default: report.html in the (first) run folder",
     )
 
 

@@ -121,9 +121,8 @@ def _crowding_on(host, seats):
     fair = max(1, len(seat.cores) // len(peers))
     what = (
         f"on {host} rank{'s' if len(peers) > 1 else ''} {ranks_text(peers)} "
-        f"run{'' if len(peers) > 1 else 's'} "
-        f"{sum(seats[rank].threads for rank in peers)} threads on {len(seat.cores)} "
-        f"core{'s' if len(seat.cores) > 1 else ''}"
+        f"run{'' if len(peers) > 1 else 's'} {sum(seats[rank].threads for rank in peers)} threads "
+        f"on {len(seat.cores)} core{'s' if len(seat.cores) > 1 else ''}"
     )
     if len(peers) == 1:
         return [

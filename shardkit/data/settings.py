@@ -25,9 +25,8 @@ class TextData:
     format: str = fixed(
         _KEPT,
         AUTO,
-        "text (its bytes are the tokens), tokens (of `shardkit prepare`), nanogpt (.bin), "
-        "megatron (.bin and .idx), npy, npz (of several arrays FILE.npz:NAME); auto: by suffix "
-        "and content",
+        "text (its bytes are the tokens), tokens (of `shardkit prepare`), nanogpt (.bin), megatron "
+        "(.bin and .idx), npy, npz (of several arrays FILE.npz:NAME); auto: by suffix and content",
         among=(AUTO, *FORMATS),
     )
     weights: tuple[float, ...] = fixed(

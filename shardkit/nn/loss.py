@@ -104,6 +104,12 @@ def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
     return xp.broadcast_to(weights.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
+def weighted_sum(items: Tensor, weights: Any) -> Tensor:
+    """Return the sum of items [samples, ...], each times its weight: [samples], or one each."""
+    weights = weights_of_items(weights, items.shape, xp_of(items.array))
+    return (items * weights.astype(items.dtype, copy=False)).sum()
+
+
 def check_equal_shapes(y: Any, prediction_shape: Shape | None) -> None:
     """Raise ShapeError unless targets have the shape of predictions, if that is known."""
     if prediction_shape is not None and y.shape != prediction_shape:

@@ -35,13 +35,7 @@ from ..parallel.model.patience import Patience
 from ..parallel.model.saves import Saves
 from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
-from .agreement import (
-    SAME_DATA,
-    SAME_SETTINGS,
-    facts_of_samples,
-    facts_of_start,
-    facts_of_task,
-)
+from .agreement import SAME_DATA, SAME_SETTINGS, facts_of_samples, facts_of_start, facts_of_task
 from .best import Best
 from .choice import with_blas
 from .feed import reading_line, training_stream
@@ -387,9 +381,7 @@ class TrainingRun:
             parts_of(self.model).checkpoints.add_companions(self.task.companions())
 
     def be_at_step(self, why: str):
-        """Report that the model is at another step now, and end the curve there.
-        Collective.
-        """
+        """Report that the model is at another step now, and end the curve there. Collective."""
         with collectively(self.backend):
             self.reporter.drop_records_after(self.model.step_number)
         self.reporter.line(why)
@@ -421,8 +413,7 @@ class TrainingRun:
         if is_interrupted:
             self.reporter.line(
                 f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit "
-                "train --resume "
-                f"--run.folder={self.folder}"
+                f"train --resume --run.folder={self.folder}"
             )
         if self.loop.validation_loss is None and not is_interrupted:
             self._validate()

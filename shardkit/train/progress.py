@@ -25,12 +25,7 @@ class RunReport(Callback):
     on_all_ranks = True
 
     def __init__(
-        self,
-        task: Task,
-        model: ShardedModel,
-        stream: Stream,
-        reporter: Reporter,
-        log: RankLog,
+        self, task: Task, model: ShardedModel, stream: Stream, reporter: Reporter, log: RankLog
     ):
         self._task = task
         self._model, self._parts = model, parts_of(model)
@@ -59,10 +54,9 @@ class RunReport(Callback):
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self._reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self._parts.policy.name} on "
-            f"{self._backend.world_size} ranks "
-            f"({self._model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
-            f"{self._task.describe_data()}; "
-            f"{settings.batch.sequences} {self._task.sample} per step{_epochs_text(settings)}; "
+            f"{self._backend.world_size} ranks ({self._model.mesh.shape}), {about['shard_size']:,} "
+            f"on this one{mixed}; {self._task.describe_data()}; {settings.batch.sequences} "
+            f"{self._task.sample} per step{_epochs_text(settings)}; "
             f"{bits_text(settings, self._backend.world_size)}; run folder {settings.run.folder}"
         )
         self._introduce_ranks()
@@ -74,10 +68,8 @@ class RunReport(Callback):
         at, rank = self._model.mesh.coordinates, self._backend.rank
         seat, node = seats[rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
         self._log.line(
-            f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, "
-            f"process {os.getpid()}, cores "
-            f"{ranks_text(seat.cores)}, "
-            f"{seat.threads} BLAS threads"
+            f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, process "
+            f"{os.getpid()}, cores {ranks_text(seat.cores)}, {seat.threads} BLAS threads"
         )
         for text in [*launch_warnings(self._backend.world_size), *crowding(seats)]:
             self._reporter.line(f"warning: {text}")

@@ -228,3 +228,13 @@ def test_stacks_are_layers_one_after_the_other_with_values_of_their_own():
 def test_what_does_not_fit_is_refused(line, error):
     with pytest.raises(error, match="wanted|there is none"):
         line()
+
+
+def test_arguments_of_a_layer_of_one_operation_are_its_attributes():
+    layer = nn.Threshold(0.5, value=2.0)
+    assert (layer.threshold, layer.value, repr(nn.ELU(0.3))) == (0.5, 2.0, "ELU(alpha=0.3)")
+    assert layer([0.0, 1.0]).array.tolist() == [2.0, 1.0]
+    with pytest.raises(ConfigurationError, match="ELU with inplace = True; wanted False"):
+        nn.ELU(inplace=True)
+    with pytest.raises(TypeError, match="dim"):
+        nn.Softmax()

@@ -280,13 +280,7 @@ class Progress:
             self._ledger.begin(verb, group, ranks, None)
 
     def resume(
-        self,
-        call: Call,
-        verb: str = "",
-        *,
-        dtype=None,
-        count: int = -1,
-        site: int | None = None,
+        self, call: Call, verb: str = "", *, dtype=None, count: int = -1, site: int | None = None
     ) -> None:
         """Begin to wait for a call that was started earlier; end() must follow.
 

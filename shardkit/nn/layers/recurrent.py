@@ -256,12 +256,7 @@ class Cell(Module):
     num_gates: int
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        dtype: DTypeLike = "float32",
+        self, input_size: int, hidden_size: int, bias: bool = True, *, dtype: DTypeLike = "float32"
     ) -> None:
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         self.hidden_size = hidden_size

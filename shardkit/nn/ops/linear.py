@@ -9,7 +9,7 @@ from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, kept, no_grad, record
+from ..autograd import Tensor, array_of, kept, no_grad, record, record_unary
 from ..context import logits_are_late
 from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
@@ -255,12 +255,8 @@ def embedding(weight: Tensor, ids: Any) -> Tensor:
     check_ids("embedding", ids, num_rows)
     ids = fresh.placed(ids, xp_of(weight.array))
 
-    def backward(gradient, wanted):
-        rows = gradient.reshape(ids.size, width)
-        return (
-            kernels.embedding_backward(
-                rows, ids.reshape(-1), num_rows, out=weight.empty_gradient()
-            ),
-        )
+    def backward(gradient):
+        rows, out = gradient.reshape(ids.size, width), weight.empty_gradient()
+        return kernels.embedding_backward(rows, ids.reshape(-1), num_rows, out=out)
 
-    return record(fresh.rows(weight.array, ids), (weight,), backward)
+    return record_unary(fresh.rows(weight.array, ids), weight, backward)

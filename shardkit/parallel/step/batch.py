@@ -26,15 +26,7 @@ from ...layout.part import Rows
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
-from ...tree import (
-    is_tree,
-    leaves,
-    map_tree,
-    named_leaves,
-    num_samples,
-    rebuild,
-    structure,
-)
+from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
 
 SAMPLE_BITS = (

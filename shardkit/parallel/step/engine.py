@@ -292,9 +292,8 @@ class Engine:
             updated[...] = self.device.from_host(gradients[at : at + updated.size])
             at += updated.size
         self._gradients.reduce(None)
-        self.runtime.run(
-            self.runtime.program.ties, Inputs()
-        )  # copies, which have zero, get the sum
+        # Copies, which have zero, get the sum.
+        self.runtime.run(self.runtime.program.ties, Inputs())
         self.update(learning_rate)
 
     @property

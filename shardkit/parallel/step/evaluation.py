@@ -19,9 +19,8 @@ from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
 from .votes import StepLosses, raise_failure
 
-_FEW_ELEMENTS = (
-    1 << 20
-)  # of a prediction whose loss is computed in float64; logits of texts are more
+# Of a prediction whose loss is computed in float64; logits of texts are more.
+_FEW_ELEMENTS = 1 << 20
 
 
 class Evaluation:
