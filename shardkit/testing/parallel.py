@@ -13,6 +13,7 @@ NAMES = {
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
     "domain.attention": "ring_attention",
+    "domain.axis": "DomainAxis",
     "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
     "domain.rows": "exchange_rows let_go rows_of",

@@ -12,7 +12,7 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ForwardContext, Tensor, forward_context
 from shardkit.testing.layout import even_span
-from shardkit.testing.parallel import LAYERS, REASONS, cut_layers, let_go, rows_of
+from shardkit.testing.parallel import LAYERS, REASONS, DomainAxis, cut_layers, let_go, rows_of
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
 TOLERANCE = 1e-12
@@ -199,6 +199,64 @@ def test_a_layer_on_parts_of_a_grid_is_the_layer(what, dims, num_ranks):
         return  # there is none
     x = drawn((2, CHANNELS, *GRIDS[dims]), 0)
     check(lambda: behind_a_convolution(what, dims), x, 2, num_ranks)
+
+
+def any_convolution(seed):
+    """Return a convolution of a line, of any form, and a length that gives 5 outputs or more."""
+    rng = numpy.random.default_rng(seed)
+    kernel, stride, dilation = (int(rng.integers(1, most)) for most in (6, 4, 4))
+    padding, groups = int(rng.integers(0, 5)), int(rng.integers(1, 3))
+    mode = rng.choice(["zeros", "zeros", "circular", "reflect", "replicate"])
+    reach = dilation * (kernel - 1) + 1
+    length = max(reach + stride * int(rng.integers(4, 9)) - 2 * padding, 5)
+    form = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
+    form |= {"kernel_size": kernel, "padding_mode": str(mode), "bias": bool(rng.integers(2))}
+    return lambda: convolution(1, **form), length
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.thorough(but=6)
+def test_convolutions_of_any_form_are_those_of_whole_samples(seed):
+    make, length = any_convolution(seed)
+    check(make, drawn((2, CHANNELS, length), seed), 2, 2 + seed % 4)
+
+
+def test_float32_convolutions_by_fewer_products_are_made_of_own_rows_and_halos():
+    """Their sums are those of other tiles, so they agree to the rounding of float32."""
+    layer = nn.Sequential(nn.Conv3d(16, 16, 3, padding=1))
+    layer.finish(1)
+    x, weigh = [drawn((1, 16, 9, 16, 16), seed).astype("float32") for seed in range(2)]
+    wanted = run(copy.deepcopy(layer), x, lambda _: weigh)
+
+    def on_rank(backend):
+        mine = copy.deepcopy(layer)
+        cut_layers(mine, backend)
+        cut = [own(each, 2, backend.rank, 3) for each in (x, weigh)]
+        return run(mine, cut[0], lambda _: cut[1])
+
+    for rank, found in enumerate(results := sk.run_ranks(3, on_rank)):
+        for got, whole in zip(found[:2], wanted):
+            numpy.testing.assert_allclose(got, own(whole, 2, rank, 3), rtol=0, atol=2e-5)
+    for name, gradient in wanted[2].items():
+        total = sum(result[2][name] for result in results)
+        numpy.testing.assert_allclose(total, gradient, rtol=0, atol=1e-3)
+
+
+def test_lengths_that_parts_tell_are_not_asked_for():
+    """Parts of 13, 6 and 9 rows differ on both ranks; the first of 14 has as many as that of 13."""
+
+    def on_rank(backend):
+        axis, asked = DomainAxis(backend, 2), []
+        for noted, length in (((13, 6, 9), 9), ((14,), 14)):
+            for each in noted:
+                axis.note(each)
+            before = backend.traffic.calls.get("all_gather", 0)
+            x = numpy.empty((1, 1, length))
+            assert axis.length(axis.slice_of(x), "a layer") == length
+            asked.append(backend.traffic.calls.get("all_gather", 0) - before)
+        assert asked == [0, 1]
+
+    sk.run_ranks(2, on_rank)
 
 
 @RANKS

@@ -2,6 +2,7 @@
 
 rows           halo exchange and halo addition
 axis           who holds which rows of a layer's input; what is read and what is refused
+interior       convolutions of own rows, while those of others travel
 windows        convolutions, pooling and interpolation
 moments        norms whose moments are those of whole samples
 others         dropouts, and what joins the parts of a sample
