@@ -110,6 +110,23 @@ ON_GRIDS = {
         convolution(d, padding=1, padding_mode="circular"),
     ),
 }
+
+
+@nn.partwise
+class Outputs(nn.Module):
+    """The outputs of a recurrent layer."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+def in_turn(kind, *sizes, **how):
+    return Outputs(getattr(nn, kind)(6, *sizes, batch_first=True, **how, **F64))
+
+
 SILENT = ("dropout", "activation", "softmax of channels", "flatten", "flatten the rest", "a head")
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 ON_TOKENS = {
@@ -120,6 +137,13 @@ ON_TOKENS = {
     "dropout": lambda: nn.Dropout(0.4),
     "feed-forward": lambda: nn.FeedForward(6, 12, **F64),
     "flatten": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6 * 13, 2, **F64)),
+    "LSTM": lambda: in_turn("LSTM", 5),
+    "GRU": lambda: in_turn("GRU", 5, bias=False),
+    "RNN": lambda: in_turn("RNN", 5, 2, "relu", bidirectional=True),
+    "LSTM, both directions": lambda: in_turn("LSTM", 4, 2, bidirectional=True, dropout=0.3),
+    "GRU, both directions": lambda: in_turn("GRU", 4, 3, bidirectional=True, dropout=0.3),
+    "LSTM model": lambda: nn.models.LSTM(6, 3, width=5, dropout=0.2, **F64),
+    "LSTM of steps": lambda: nn.models.LSTM(6, 3, width=5, readout="steps", **F64),
 }
 
 
@@ -366,7 +390,10 @@ REFUSED = {
         lambda: nn.models.MessagePassing(2, 2),
         "^encode of .* bring their edges",
     ),
-    "an LSTM": (lambda: nn.models.LSTM(3, 4), "a state goes from each step"),
+    "an LSTM over time first": (
+        lambda: nn.Sequential(nn.LSTM(3, 4)),
+        "^0, a LSTM, whose samples lie along dim 1 .* batch_first=True",
+    ),
     "bags": (lambda: nn.Sequential(nn.EmbeddingBag(5, 4)), "a bag may have its ids"),
     "a layer alone": (lambda: convolution(2), "a Conv2d alone .* Sequential"),
     "maxima of two": (lambda: nn.Sequential(nn.AdaptiveMaxPool1d(2)), "with 2 shares .* wanted 1"),
@@ -429,6 +456,37 @@ def test_a_forward_that_shortens_parts_is_found_at_the_next_layer():
     sk.run_ranks(3, on_rank)
 
 
+def test_states_before_and_after_a_sequence_that_is_cut_are_refused():
+    @nn.partwise
+    class Taking(nn.Module):
+        def __init__(self, use):
+            self.layer, self._use = nn.GRU(4, 3, batch_first=True), use
+
+        def forward(self, x):
+            return self._use(self.layer, x)
+
+    uses = [
+        (
+            lambda layer, x: layer(x, Tensor(numpy.zeros((1, 2, 3), "float32"))),
+            "was given the states",
+        ),
+        (lambda layer, x: x + layer(x)[1], "does not return its states"),
+        (lambda layer, x: layer(x)[1][0], "does not return its states"),
+        (lambda layer, x: layer(x)[1].shape, "does not return its states"),
+    ]
+
+    def on_rank(backend):
+        x = Tensor(own(drawn((2, 8, 4), 0).astype("float32"), 1, backend.rank, 2))
+        for use, message in uses:
+            model = nn.Sequential(Taking(use))
+            model.finish()
+            cut_layers(model, backend)
+            with pytest.raises(sk.ShardingError, match=message):
+                model(x)
+
+    sk.run_ranks(2, on_rank)
+
+
 # ---- each exchange is needed ---------------------------------------------------------------------
 
 
@@ -483,9 +541,19 @@ def every_exchange():
     )
 
 
-def test_an_exchange_that_is_left_out_is_seen():
-    x, num_ranks = drawn((2, CHANNELS, 13), 0), 3
-    model = every_exchange()
+def every_turn():
+    layer = nn.LSTM(CHANNELS, 3, 2, batch_first=True, bidirectional=True, **F64)
+    return nn.Sequential(Outputs(layer), nn.Flatten())
+
+
+# what has all kinds of exchanges, the dim of x that is cut, how many messages a middle rank gets
+WITH_EXCHANGES = [(every_exchange, 2, 15), (every_turn, 1, 10)]
+
+
+@pytest.mark.parametrize("make, dim, least", WITH_EXCHANGES)
+def test_an_exchange_that_is_left_out_is_seen(make, dim, least):
+    x, num_ranks = drawn((2, CHANNELS, 13), 0).swapaxes(2, dim), 3
+    model = make()
     model.finish(3)
     for p in model.parameters():
         p.array = drawn(p.shape, len(p.name))
@@ -499,7 +567,7 @@ def test_an_exchange_that_is_left_out_is_seen():
             group = Deaf(backend, number if backend.rank == 1 else None)
             mine = copy.deepcopy(model)
             cut_layers(mine, group)
-            mine_x, counts = own(x, 2, backend.rank, num_ranks), backend.rank == 0
+            mine_x, counts = own(x, dim, backend.rank, num_ranks), backend.rank == 0
             y, for_x, gradients = run(mine, mine_x, lambda shape: drawn(shape, 1) * counts)
             return group.count, numpy.concatenate(
                 [a.ravel() for a in (y, for_x, *gradients.values())]
@@ -509,7 +577,7 @@ def test_an_exchange_that_is_left_out_is_seen():
         return results[1][0], numpy.concatenate([result[1] for result in results])
 
     count, wanted = found(None)
-    assert count > 14
+    assert count >= least
     deaf = [found(number)[1] for number in range(count)]
     unseen = [n for n, each in enumerate(deaf) if numpy.abs(each - wanted).max() < 1e-6]
     assert not unseen, f"of {count} exchanges nobody missed {unseen}"

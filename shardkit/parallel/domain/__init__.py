@@ -11,6 +11,7 @@ attention      queries of own tokens to keys of all ranks: keys go round
 transposition  cut along one dim to cut along another
 ways           attention by heads, or by a ring of even or of paired spans
 spectra        Fourier layers by sums of modes
+recurrent      recurrent layers, in turn
 sequences      the layers of tokens and spectra that take the place of whole ones
 graphs         message passing with a halo of nodes
 plan           the table of layers that work cut, and its use on an ordinary model; read it first

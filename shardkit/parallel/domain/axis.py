@@ -79,9 +79,9 @@ class DomainAxis:
         self.made.add(length)
         lengths = sorted(self.made)
         parts = [[stop - start for start, stop in self.spans(each)] for each in lengths]
-        tell = all(len(set(of_rank)) == len(lengths) for of_rank in zip(*parts))
-        own = [each[self.group.rank] for each in parts]
-        self._by_part = dict(zip(own, lengths)) if tell else {}
+        by_part = [dict(zip(of_rank, lengths)) for of_rank in zip(*parts)]
+        tell = min(map(len, by_part)) == len(lengths)
+        self._by_part = by_part[self.group.rank] if tell else {}
 
     def note_last(self, name: str) -> None:
         """Note a layer that gets parts, and computes along the last dim."""

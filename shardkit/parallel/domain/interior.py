@@ -27,8 +27,8 @@ def takes_halo(x: Tensor, weight: Tensor, window: ConvolutionWindow) -> bool:
     """Return whether x can be convolved so: not half floats, whose sums would be rounded twice, nor
     what conv1d, conv2d or conv3d refuse.
     """
-    is_exact = x.dtype == weight.dtype == wide(x.dtype)
-    return is_exact and min(window.counts(x.shape[2:], weight.shape[2:])) > 0
+    counts = window.counts(x.shape[GRID_DIM:], weight.shape[GRID_DIM:])
+    return x.dtype == weight.dtype == wide(x.dtype) and min(counts) > 0
 
 
 def convolve_with_halo(
@@ -40,7 +40,7 @@ def convolve_with_halo(
     weight   [O, C/groups, *taps]; bias [O], or None
     window   on own rows; its first `before` counts the rows of the halo too, and the zeros
     """
-    form = _Form.of(window, x.shape[GRID_DIM:], weight.shape[GRID_DIM:], halo)
+    form = _OnHalo.of(window, x.shape[GRID_DIM:], weight.shape[GRID_DIM:], halo)
     read_x = x if weight.requires_grad else None
     read_weight = weight if x.requires_grad else None
     biases = None if bias is None else bias.array
@@ -68,7 +68,7 @@ def convolve_with_halo(
 
 
 @dataclass(frozen=True)
-class _Form:
+class _OnHalo:
     """What a convolution reads of own rows, and of those of a halo.
 
     sizes, taps   of the grid of own rows, and of the weight
@@ -82,9 +82,10 @@ class _Form:
     sides: "tuple[_Side, ...]"
 
     @classmethod
-    def of(cls, window: ConvolutionWindow, sizes: Shape, taps: Shape, halo: Halo) -> "_Form":
-        outputs = window.counts(sizes, taps)[0]
-        return cls(window, sizes, taps, halo, _sides(window, sizes[0], taps[0], outputs, halo))
+    def of(cls, window: ConvolutionWindow, sizes: Shape, taps: Shape, halo: Halo) -> "_OnHalo":
+        outputs = window.counts(sizes, taps)
+        sides = _sides(window, sizes[0], taps[0], outputs[0], halo)
+        return cls(window, sizes, taps, halo, sides)
 
     def convolve(self, x, weight, bias):
         """Return y, and the rows [N, C, rows, *grid] of the halo. Collective."""
@@ -100,8 +101,9 @@ class _Form:
         """Begin to send the gradients of the halo, by that of y; return what adds own ones to an
         array. Collective.
         """
-        shape = len(gradient), weight.shape[1] * self.window.groups, self.halo.count
-        result = empty((*shape, *self.sizes[1:]), gradient.dtype, xp_of(gradient))
+        channels = weight.shape[1] * self.window.groups
+        shape = len(gradient), channels, self.halo.count, *self.sizes[1:]
+        result = empty(shape, gradient.dtype, xp_of(gradient))
         for side in self.sides:
             given = gradient[side.outputs], weight[side.taps], None, side.window
             rows = result[side.rows]
@@ -113,8 +115,8 @@ class _Form:
         total = kernels.convolve_weight(gradient, x, self.window, self.taps, out=out)
         for side in self.sides:
             met = total[side.taps]
-            given = gradient[side.outputs], beside[side.rows], side.window, met.shape[GRID_DIM:]
-            met += kernels.convolve_weight(*given)
+            given = gradient[side.outputs], beside[side.rows], side.window
+            met += kernels.convolve_weight(*given, met.shape[GRID_DIM:])
         return total
 
 
@@ -151,15 +153,24 @@ def _side(window: ConvolutionWindow, place: int, rows: slice, num_taps: int, num
     """
     step, gap = window.stride[0], window.dilation[0]
     last = place + rows.stop - rows.start - 1
-    first = max(0, min(-(((num_taps - 1) * gap - place) // step), place // step))
+    earliest = place - (num_taps - 1) * gap  # the place where an output reads with its last tap
+    first = max(0, min(-(-earliest // step), place // step))
     stop = min(num_outputs, last // step + 1)
-    begin, reach = place - first * step, (stop - 1 - first) * step
+    begin = place - first * step  # from the place where the first output reads with its first tap
+    reach = (stop - 1 - first) * step
     low = max(0, min(-((reach - begin) // gap), begin // gap))
     high = min(num_taps, (last - first * step) // gap + 1)
     before = begin - low * gap
-    after = reach + (high - 1 - low) * gap - before - (last - place)
-    of_rows = replace(window, before=(before, *window.before[1:]), after=(after, *window.after[1:]))
-    return _Side(_along(rows), _along(slice(first, stop)), _along(slice(low, high)), of_rows)
+    after = reach + (high - low - 1) * gap - before
+    window = _with_first(window, before, after - (last - place))
+    outputs, taps = slice(first, stop), slice(low, high)
+    return _Side(_along(rows), _along(outputs), _along(taps), window)
+
+
+def _with_first(window: ConvolutionWindow, before: int, after: int) -> ConvolutionWindow:
+    """Return a window with other zeros before and after the first dim of its grid."""
+    befores, afters = window.before[1:], window.after[1:]
+    return replace(window, before=(before, *befores), after=(after, *afters))
 
 
 def _along(part: slice) -> tuple:

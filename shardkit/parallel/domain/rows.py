@@ -117,8 +117,10 @@ class Halo:
     """
 
     def __init__(self, group: CommunicationBackend, dim: int, before: int, route: "_Route"):
-        self._group, self._dim, self._route = group, dim, route
-        self.before, self.count = before, route.count
+        self._group, self._dim = group, dim
+        self._route = route
+        self.before = before
+        self.count = route.count
 
     def fetch(self, array: Any) -> Callable[[], Any]:
         """Begin to fetch the rows; return what waits for them and returns [..., count, ...].
@@ -212,9 +214,13 @@ def _route_to_halo(length, rank, spans, beyond):
     own = _places(read[rank], owned[rank])
     if not numpy.array_equal(own + spans[rank][0], owned[rank]):  # once, and where they stand
         return None
-    wanted = [rows[~numpy.isin(rows, [ZEROS, *mine])] for rows, mine in zip(read, owned)]
+    wanted = [_of_others(*both) for both in zip(read, owned)]
     before = numpy.count_nonzero(read[rank][: own[0]] != ZEROS)
     return int(before), _route(rank, table, wanted)
+
+
+def _of_others(rows, owned):
+    return rows[(rows != ZEROS) & ~numpy.isin(rows, owned)]
 
 
 @lru_cache(maxsize=256)
@@ -318,8 +324,9 @@ def _sent_home(gradient, group, dim, route, own):
     xp = xp_of(gradient)
     source = xp.moveaxis(gradient, dim, 0)
     sent = {rank: source[places] for rank, places in route.taken.items()}
-    counts = {rank: len(numpy.arange(own)[rows]) for rank, rows in route.given.items()}
-    came = {rank: (count, *source.shape[1:]) for rank, count in counts.items()}
+    shape, numbers = source.shape[1:], numpy.arange(own)
+    wanted = {rank: numbers[rows] for rank, rows in route.given.items()}
+    came = {rank: (len(rows), *shape) for rank, rows in wanted.items()}
     return _exchange(group, sent, came, gradient.dtype, xp)
 
 

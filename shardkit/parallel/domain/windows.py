@@ -48,33 +48,31 @@ class CutConvolution(CutLayer):
         stops = [(stop - 1) * stride - before + reach for _, stop in own]
         spans = tuple(zip(starts, stops))
         x, zeros = _continued(layer, x)
-        if (y := _by_halo(self, x, length, spans, zeros)) is not None:
+        if (y := self._by_halo(x, length, spans, zeros)) is not None:
             return y
         x = rows_of(x, axis.group, GRID_DIM, length, spans, layer.padding_mode)
         y = _of_rows(layer, x, zeros)
         let_go(x)
         return y
 
+    def _by_halo(self, x, length, spans, zeros):
+        """Return the outputs of own rows and of a halo, which travels; None: it cannot be so.
 
-def _by_halo(cut: CutConvolution, x, length, spans, zeros):
-    """Return the outputs of which some are computed while rows travel; None: it cannot be so.
-
-    spans   of the rows that ranks read; zeros: before and after the other dims
-    """
-    layer, axis = cut._whole, cut.axis
-    mode, (start, stop) = layer.padding_mode, spans[axis.group.rank]
-    if mode == "zeros":  # which stand in the window
-        spans = tuple([(max(start, 0), min(stop, length)) for start, stop in spans])
-    halo = halo_of(axis.group, GRID_DIM, length, spans, mode)
-    if halo is None:
-        return None
-    before = axis.own_span(length)[0] - start
-    after = stop - start - before - x.shape[GRID_DIM]
-    befores, afters = [(one, *others) for one, others in zip((before, after), zeros)]
-    window = ConvolutionWindow(layer.stride, layer.dilation, befores, afters, layer.groups)
-    if not takes_halo(x, layer.weight, window):
-        return None
-    return convolve_with_halo(x, layer.weight, layer.bias, window, halo)
+        spans   of the rows that ranks read; zeros: before and after the other dims
+        """
+        layer, axis = self._whole, self.axis
+        halo = halo_of(axis.group, GRID_DIM, length, spans, layer.padding_mode)
+        if halo is None:
+            return None
+        start, stop = spans[axis.group.rank]
+        before = axis.own_span(length)[0] - start
+        after = stop - start - before - x.shape[GRID_DIM]
+        befores, afters = zeros
+        sides = (before, *befores), (after, *afters)
+        window = ConvolutionWindow(layer.stride, layer.dilation, *sides, layer.groups)
+        if not takes_halo(x, layer.weight, window):
+            return None
+        return convolve_with_halo(x, layer.weight, layer.bias, window, halo)
 
 
 def _of_rows(layer: ConvNd, x, zeros):
