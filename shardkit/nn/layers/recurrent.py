@@ -107,21 +107,14 @@ class Recurrent(Module):
         """Return the states [batch, H] before the first step of each layer and direction, a tuple:
         those of hx [.., batch, H], of several as a tuple, or zeros where that is None.
         """
+        shape = (
+            self.num_layers * len(self.endings),
+            x.shape[not self.batch_first],
+            self.hidden_size,
+        )
         is_one = hx is None or self._num_states == 1
         several = (hx,) * self._num_states if is_one else hx
-        return list(zip(*[self._split(states, x) for states in several]))
-
-    def _split(self, states, x):
-        count = self.num_layers * len(self.endings)
-        shape = (x.shape[not self.batch_first], self.hidden_size)
-        if states is None:
-            zeros = Tensor(fresh.zeros(shape, x.dtype, xp_of(x.array)))
-            return [zeros] * count
-        if states.shape != (count, *shape):
-            raise ShapeError(
-                f"{type(self).__name__} with a state {states.shape}; wanted {(count, *shape)}"
-            )
-        return [getitem(states, number) for number in range(count)]
+        return list(zip(*[_by_layer(type(self).__name__, each, shape, x) for each in several]))
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         y, ends = self.run(x, hx, self.dropouts)
@@ -168,6 +161,15 @@ class Recurrent(Module):
         start   a tuple of states
         """
         raise NotImplementedError
+
+
+def _by_layer(owner, states, shape, x):
+    """Return states [layers * directions, batch, H] of this shape one by one; None: zeros."""
+    if states is None:
+        return [Tensor(fresh.zeros(shape[1:], x.dtype, xp_of(x.array)))] * shape[0]
+    if states.shape != shape:
+        raise ShapeError(f"{owner} with a state {states.shape}; wanted {shape}")
+    return [getitem(states, number) for number in range(shape[0])]
 
 
 class LSTM(Recurrent):
