@@ -72,8 +72,13 @@ class DomainAxis:
             )
         return length
 
+    def begin(self, length: int) -> None:
+        """Begin with samples of this length, whatever others had, and ranks noted that failed."""
+        self.made = None if self.made is None else set()
+        self.note(length)
+
     def note(self, length: int) -> None:
-        """Note a length that an input has, or that a layer makes: on all ranks alike."""
+        """Note a length that a layer makes: on all ranks alike."""
         if self.made is None or length in self.made:
             return
         self.made.add(length)
