@@ -262,6 +262,11 @@ def test_stages_work_on_parts(name):
     check(name, 1, "fsdp", domain=2, pipeline=2)
 
 
+@pytest.mark.parametrize("name", ["a net", "LSTM"])
+def test_gradients_of_weights_wait_where_those_of_inputs_go_on(name):
+    check(name, 1, "ddp", {"schedule": "zb-h1"}, domain=2, pipeline=2)
+
+
 MESHES = {2: "zero1", 3: "fsdp", 4: "zero2"}
 
 
