@@ -45,6 +45,7 @@ MODULES = {
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",
+    "recurrent": "domain.recurrent",
     "saves": "model.saves",
     "shortage": "step.shortage",
     "stopwatch": "step.stopwatch",

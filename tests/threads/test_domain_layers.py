@@ -3,6 +3,8 @@ in float64, for odd lengths, in 1, 2 and 3 dimensions, on 1 to 5 ranks that are 
 """
 
 import copy
+import dataclasses
+import sys
 import types
 
 import numpy
@@ -12,7 +14,15 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ForwardContext, Tensor, forward_context
 from shardkit.testing.layout import even_span
-from shardkit.testing.parallel import LAYERS, REASONS, DomainAxis, cut_layers, let_go, rows_of
+from shardkit.testing.parallel import (
+    LAYERS,
+    REASONS,
+    DomainAxis,
+    cut_layers,
+    let_go,
+    recurrent,
+    rows_of,
+)
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
 TOLERANCE = 1e-12
@@ -287,6 +297,16 @@ def test_lengths_that_parts_tell_are_not_asked_for():
 @pytest.mark.parametrize("what", ON_TOKENS)
 def test_a_layer_on_parts_of_texts_is_the_layer(what, num_ranks):
     check(ON_TOKENS[what], drawn((2, 13, 6), 0), 1, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("what", ["LSTM, both directions", "GRU"])
+def test_samples_of_a_recurrent_layer_follow_others(what, num_ranks, monkeypatch):
+    monkeypatch.setattr(recurrent, "LEAST_SAMPLES", 1)
+    monkeypatch.setattr(
+        sys.modules[__name__], "CONTEXT", dataclasses.replace(CONTEXT, num_samples=5)
+    )
+    check(ON_TOKENS[what], drawn((5, 13, 6), 0), 1, num_ranks)
 
 
 # ---- the exchange of rows ------------------------------------------------------------------------
