@@ -107,11 +107,8 @@ class Recurrent(Module):
         """Return the states [batch, H] before the first step of each layer and direction, a tuple:
         those of hx [.., batch, H], of several as a tuple, or zeros where that is None.
         """
-        shape = (
-            self.num_layers * len(self.endings),
-            x.shape[not self.batch_first],
-            self.hidden_size,
-        )
+        count = self.num_layers * len(self.endings)
+        shape = count, x.shape[not self.batch_first], self.hidden_size
         is_one = hx is None or self._num_states == 1
         several = (hx,) * self._num_states if is_one else hx
         return list(zip(*[_by_layer(type(self).__name__, each, shape, x) for each in several]))

@@ -45,7 +45,7 @@ def convolve_with_halo(
     read_weight = weight if x.requires_grad else None
     biases = None if bias is None else bias.array
     y, beside = form.convolve(x.array, weight.array, biases)
-    rows = beside if weight.requires_grad else beside[:0]
+    rows = beside if weight.requires_grad else None
     dtypes = [None if each is None else each.gradient_dtype for each in (weight, bias)]
 
     def backward(gradient, wanted):

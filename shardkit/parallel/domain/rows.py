@@ -72,7 +72,7 @@ class RowsRead(Tensor):
     __slots__ = ("_parts",)
 
     def __init__(self, x: Tensor, group: CommunicationBackend, dim: int, route: "_Route"):
-        self._parts = _Parts(x, _received(x.array, group, dim, route), dim, route)
+        self._parts = _Parts(x, _sent_for(x.array, group, dim, route)(), dim, route)
         shape = x.shape
 
         def backward(gradient, wanted):
@@ -268,16 +268,13 @@ def _as_slice(rows):
 
 def _fetched(array, group, dim, route):
     """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
-    return _put_together(array, _received(array, group, dim, route), dim, route)
-
-
-def _received(array, group, dim, route) -> dict:
-    """Return {rank: the wanted rows that are its, first}. Collective."""
-    return _sent_for(array, group, dim, route)()
+    return _put_together(array, _sent_for(array, group, dim, route)(), dim, route)
 
 
 def _sent_for(array, group, dim, route):
-    """Send own rows to the ranks that want them; return what waits for those of _received()."""
+    """Send own rows to the ranks that want them; return what waits for {rank: the wanted rows that
+    are its, first}. Collective.
+    """
     xp = xp_of(array)
     source = xp.moveaxis(array, dim, 0)
     sent = {rank: source[rows] for rank, rows in route.given.items()}
