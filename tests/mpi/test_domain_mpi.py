@@ -24,6 +24,7 @@ def cases():
         (models.FNO(2, 1, (3, 3), width=6, layers=2, **f64), x, y),
         (models.GPT(17, 13, 16, 2, 4, dropout=0.1, **f64), ids, ids),
         (models.GPT(17, 13, **llama, **f64), ids, ids),
+        (models.LSTM(6, 4, width=8, dropout=0.1, **f64), x[:, 0, :9], rng.normal(size=(4, 4))),
         (
             models.MessagePassing(2, 1, *edges, width=8, **f64),
             x[:, :, :13, 0].swapaxes(1, 2),

@@ -80,7 +80,7 @@ class SampleParts:
                 "domain ranks share; use a layer of another dim, or leave domain at 1"
             )
         part = self._rows("x", x, self._axis.dim)
-        self._axis.note(x.shape[self._axis.dim])
+        self._axis.begin(x.shape[self._axis.dim])
         return part
 
     def part_of_batch(self, x: Any, y: Any, loss: Loss) -> tuple[Any, Any, Loss]:
