@@ -38,6 +38,7 @@ LEVEL = {
     "task": 5,
     "train": 6,
     "plan": 7,
+    "ensemble": 7,
     "report": 8,
     "slurm": 8,
     "doctor": 8,

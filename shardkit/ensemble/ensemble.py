@@ -1,0 +1,387 @@
+"""sk.Ensemble: many trainings side by side, on groups of the ranks of one job.
+
+    ranks 0 1 2 3, groups = 2     0 1: trial 0, trial 2, ...       2 3: trial 1, trial 3, ...
+
+    ensemble = sk.Ensemble(make, [{"run.seed": seed} for seed in range(12)], groups=2,
+                           folder="runs/ensemble")
+    ensemble.run()                              # mpiexec -n 4 python script.py; the same to go on
+    ensemble.predict(x, "out.h5")               # mean and spread over the trials
+
+sweep.h5 of the folder has what is known (record.py), trials/0003 is a run folder as any other.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ..annotations import FilePath
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import by_first, collectively
+from ..comm.failure.program import abort_on_error
+from ..comm.failure.signals import StopSignals
+from ..comm.mpi.backend import MPICommunicationBackend
+from ..comm.same import alike, facts_of
+from ..errors import ConfigurationError, MeshError, ShardingError, StopVoted
+from ..files.notes import settle_output
+from ..files.paths import usable_path
+from ..refusal import check_made, check_usable
+from ..task.task import Task
+from ..train.agreement import SAME_SETTINGS, facts_of_place
+from ..train.keeping import KeptFolder
+from ..train.training import Training
+from .asking import Study
+from .comparing import Exchange, Halving, Judge
+from .desk import Book, Desk
+from .group import TrialGroup
+from .post import Line
+from .prediction import predict
+from .record import SweepRecord, read_record
+from .settings import OnlySweep, SweepSettings
+from .space import Space, storable
+from .trials import FAILED, FINISHED, WAITING, Trial
+
+_FREE = ("folder", "groups", "trials", "retry")  # what may change where an ensemble goes on
+
+
+class Ensemble:
+    """Trainings that differ in their settings, each on a group of ranks.
+
+    Parameters
+    ----------
+    make
+        A class derived from Task, or the name of a task; or a function (settings, *, folder,
+        backend, callbacks) that returns the sk.Training of a trial, made with all of them.
+    settings
+        Of each trial {"section.key": value}; or one such table for all, in which a list has the
+        values that are tried, and {"log": [low, high]} or {"uniform": [low, high]} a range.
+    groups
+        Of ranks, as many in each; a trial is trained by one group.
+    folder
+        Of the ensemble; one that is there goes on.
+    trials, seed
+        How many are drawn, and from which seed; None: every combination of the lists.
+    compare_at, keep, exchange
+        Steps at which the trials are compared, by their last validation before them; the share
+        that goes on; True: the others go on too, with the weights of those.
+    sampler, pruner
+        Classes of Optuna that draw trials, and end them at compare_at instead of `keep`.
+    retry
+        Trials that have failed before are trained again.
+    backend
+        None: MPI, and an error ends the job, as in sk.Training.
+
+    Raises
+    ------
+    ConfigurationError
+        On what is none of this; among several ranks run() raises it, on all of them.
+    """
+
+    def __init__(
+        self,
+        make: str | type[Task] | Callable[..., Training],
+        settings: Sequence[dict[str, Any]] | dict[str, Any],
+        *,
+        groups: int,
+        folder: FilePath,
+        trials: int | None = None,
+        seed: int = 0,
+        compare_at: Sequence[int] = (),
+        keep: float = 0.5,
+        exchange: bool = False,
+        sampler: str | None = None,
+        pruner: str | None = None,
+        retry: bool = False,
+        backend: CommunicationBackend | None = None,
+    ) -> None:
+        self._backend = backend
+        self._trials: tuple[Trial, ...] = ()
+        options = {
+            "folder": folder,
+            "groups": groups,
+            "trials": trials,
+            "seed": seed,
+            "compare_at": compare_at,
+            "keep": keep,
+            "exchange": exchange,
+            "sampler": sampler,
+            "pruner": pruner,
+            "retry": retry,
+        }
+        num_ranks = None if backend is None else backend.world_size
+        check_made(self, lambda: self._configure(make, settings, options), num_ranks)
+
+    def _configure(self, make, settings, options: dict[str, Any]) -> None:
+        """Set how trials are made, and which there are. Errors: ConfigurationError."""
+        self._sweep = sweep_of(options)
+        is_task = isinstance(make, str) or isinstance(make, type) and issubclass(make, Task)
+        if not is_task and not callable(make):
+            raise ConfigurationError(
+                f"make = {make!r:.100}; wanted a Task, the name of a task, or a function that "
+                "returns the sk.Training of a trial"
+            )
+        self._make = partial(_training_of, partial(Training, make) if is_task else make)
+        self._space = Space.of(settings) if isinstance(settings, dict) else None
+        self._first = first_trials(settings, self._space, self._sweep)
+
+    # ---- training --------------------------------------------------------------------------------
+
+    def run(self) -> tuple[Trial, ...]:
+        """Train all trials to their ends and return them, from where the folder says. Collective.
+
+        A job that is told to stop saves each trial and ends with exit code 75, or returns where
+        the backend is one's own; start it again to go on.
+
+        Notes
+        -----
+        Errors, on all ranks: ConfigurationError, MeshError, OSError. Those of a trial are in it.
+        """
+        signals = StopSignals().listen()
+        if self._backend is not None:
+            return self._run(self._backend, signals)
+        self._backend = MPICommunicationBackend()
+        self._backend.initialize()
+        with abort_on_error(self._backend):
+            trials = self._run(self._backend, signals)
+        if any(trial.status == WAITING for trial in trials):
+            signals.ignore()
+            settle_output()
+            raise SystemExit(StopVoted.exit_code)
+        return trials
+
+    def _run(self, backend: CommunicationBackend, signals: StopSignals) -> tuple[Trial, ...]:
+        folder = Path(self._sweep.folder)
+        if not backend.is_initialized:
+            backend.initialize()
+        with alike(backend, SAME_SETTINGS) as facts:
+            check_usable(self)
+            facts |= facts_of_place(folder) | facts_of(asdict(self._sweep))
+            facts |= facts_of({"the settings of the trials": [t.settings for t in self._first]})
+            check_groups(backend.world_size, self._sweep.groups)
+        with KeptFolder(folder) as kept:
+            kept.own(backend)
+            by_first(backend, lambda: self._found())
+            self._trials = self._worked(backend, signals, folder)
+        return self._trials
+
+    def _worked(self, backend, signals: StopSignals, folder: Path) -> tuple[Trial, ...]:
+        """Let all groups work, and return the trials. Collective."""
+        number = backend.rank * self._sweep.groups // backend.world_size
+        group = backend.split(number)
+        leaders = backend.split(0 if group.rank == 0 else None)
+        desk = None
+        with collectively(backend):
+            leader = None if leaders is None else self._leader(leaders)
+            desk = leader if isinstance(leader, Desk) else None
+        TrialGroup(group, leader, self._make, folder, signals).work()
+        with collectively(backend):
+            trials = None if desk is None else desk.close()
+        if leaders is not None:
+            leaders.close()
+        group.close()
+        return backend.broadcast_object(trials)
+
+    def _leader(self, leaders: CommunicationBackend) -> Line | Desk:
+        if leaders.rank:
+            return Line(leaders, 0)
+        record = self._found()
+        others = range(1, leaders.world_size)
+        return Desk(self._book(record), {group: Line(leaders, group) for group in others})
+
+    def _book(self, record: SweepRecord) -> Book:
+        sweep, folder = self._sweep, Path(self._sweep.folder)
+        first = len(self._first)
+        if sweep.sampler is None and sweep.pruner is None:
+            return Book(folder, record, _rule(sweep), first)
+        study = Study(sweep, self._space or Space({}, {}), record.trials)
+        total = first if sweep.sampler is None else sweep.trials or 0
+        return Book(folder, record, study, total, None if sweep.sampler is None else study.ask)
+
+    def _found(self) -> SweepRecord:
+        """Return the record of the folder, or a first one. Errors: ConfigurationError."""
+        sweep = self._sweep
+        about = {name: value for name, value in asdict(sweep).items() if name not in _FREE}
+        about = {name: storable(name, value) for name, value in about.items()}
+        found = read_record(Path(sweep.folder)) or SweepRecord(about, [], {})
+        _check_same(found, about, self._first, sweep)
+        trials = found.trials + self._first[len(found.trials) :]
+        if sweep.retry:
+            trials = [_again(trial) if trial.status == FAILED else trial for trial in trials]
+        return replace(found, trials=trials)
+
+    # ---- afterwards ------------------------------------------------------------------------------
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """What is known of the trials, by their numbers; after run().
+
+        Raises
+        ------
+        ShardingError
+            Before run().
+        """
+        if not self._trials:
+            raise ShardingError("this ensemble has no trials yet; call run() first")
+        return self._trials
+
+    @property
+    def best(self) -> Trial:
+        """The finished trial of the lowest validation loss; after run().
+
+        Raises
+        ------
+        ShardingError
+            If none has finished.
+        """
+        return self._finished()[0]
+
+    def predict(
+        self, data: Any, output: FilePath, *, best: int | None = None
+    ) -> dict[str, numpy.ndarray]:
+        """Write mean and spread of the trials' outputs into an HDF5 file; return its datasets,
+        those of more than 64 MiB mapped. Collective.
+
+        Parameters
+        ----------
+        data
+            As for Training.predict: samples, a pair x, y, or x alone.
+        output
+            The HDF5 file to write: for each output NAME_mean and NAME_spread, in its dtype, and
+            the spread is the standard deviation over the trials, n - 1 in its denominator.
+        best
+            Only so many trials, those of the lowest validation loss; None: all that have finished.
+
+        Raises
+        ------
+        ShardingError
+            If fewer than two have finished.
+        """
+        chosen = self._finished()[:best]
+        if len(chosen) < 2:
+            raise ShardingError(f"{len(chosen)} trials have finished; a spread wants two or more")
+        assert self._backend is not None
+        runs = {trial.number: trial.settings for trial in chosen}
+        how = self._backend, self._sweep.groups, self._make, Path(self._sweep.folder)
+        return predict(*how, runs, data, Path(usable_path(output)))
+
+    def _finished(self) -> list[Trial]:
+        done = [trial for trial in self.trials if trial.status == FINISHED]
+        if not done:
+            raise ShardingError("no trial of this ensemble has finished")
+        return sorted(done, key=lambda trial: trial.rank)
+
+
+def _training_of(make: Callable[..., Any], settings: dict[str, Any], **place: Any) -> Training:
+    """Return the training of a trial. Errors: ConfigurationError, and those of `make`."""
+    training = make(settings=settings, **place)
+    if not isinstance(training, Training):
+        raise ConfigurationError(
+            f"make returned a {type(training).__name__}; wanted the sk.Training of a trial, made "
+            "with the folder, backend and callbacks that it was given"
+        )
+    return training
+
+
+def _rule(sweep: SweepSettings) -> Judge:
+    return (Exchange if sweep.exchange else Halving)(sweep.compare_at, sweep.keep)
+
+
+def _again(trial: Trial) -> Trial:
+    return replace(trial, status=WAITING, error="")
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def sweep_of(options: dict[str, Any]) -> SweepSettings:
+    """Return the settings of an ensemble. Errors: ConfigurationError unless they go together."""
+    named = {f"sweep.{name}": value for name, value in options.items()}
+    sweep = OnlySweep().replace(named).sweep
+    _check_together(sweep)
+    return sweep
+
+
+def _check_together(sweep: SweepSettings) -> None:
+    steps, asks = sweep.compare_at, sweep.sampler or sweep.pruner
+    wrong = {
+        f"compare_at = {list(steps)}; wanted ascending steps": list(steps) != sorted(set(steps)),
+        "exchange needs compare_at, the steps at which trials are exchanged": sweep.exchange
+        and not steps,
+        "exchange and Optuna's sampler or pruner cannot go together; leave one out": sweep.exchange
+        and asks,
+        "pruner needs compare_at, the steps at which it is asked": sweep.pruner and not steps,
+        "sampler draws while trials are compared, so compare_at wants a pruner": sweep.sampler
+        and steps
+        and not sweep.pruner,
+        "sampler needs trials, how many to draw": sweep.sampler and not sweep.trials,
+    }
+    for text, is_so in wrong.items():
+        if is_so:
+            raise ConfigurationError(text)
+
+
+def check_groups(num_ranks: int, groups: int) -> None:
+    """Raise MeshError unless the ranks make so many groups of one size."""
+    if num_ranks % groups:
+        fits = [each for each in range(1, num_ranks + 1) if num_ranks % each == 0]
+        raise MeshError(
+            f"{num_ranks} ranks in {groups} groups are {num_ranks / groups:.3g} ranks each; wanted "
+            f"groups of one size, so that no trial depends on its group: set groups to one of "
+            f"{', '.join(map(str, fits))}, or start {groups * -(-num_ranks // groups)} ranks"
+        )
+
+
+def first_trials(settings, space: Space | None, sweep: SweepSettings) -> list[Trial]:
+    """Return the trials that are known from the start: all, unless Optuna draws them.
+
+    Errors: ConfigurationError.
+    """
+    if space is None:
+        if sweep.trials is not None or sweep.sampler or sweep.pruner:
+            raise ConfigurationError(
+                "trials, sampler and pruner go with a table of lists and ranges; wanted that as "
+                "settings, or leave them out: the trials are listed"
+            )
+        found = [_stored(each) for each in settings]
+    elif sweep.sampler is not None:
+        return []
+    elif sweep.trials is None:
+        found = space.grid()
+    else:
+        found = [space.draw(sweep.seed, number) for number in range(sweep.trials)]
+    if not found:
+        raise ConfigurationError("settings has no trials; wanted one or more")
+    return [Trial(number, each) for number, each in enumerate(found)]
+
+
+def _stored(settings) -> dict[str, Any]:
+    if not isinstance(settings, dict):
+        raise ConfigurationError(
+            f"settings of a trial = {settings!r:.100}; wanted a table {{'section.key': value}}"
+        )
+    return {name: storable(name, value) for name, value in settings.items()}
+
+
+def _check_same(found: SweepRecord, about: dict, first: list[Trial], sweep: SweepSettings) -> None:
+    """Raise ConfigurationError unless a record is of this ensemble."""
+    differ = [
+        f"{name} = {about[name]}, {found.about.get(name)} before"
+        for name in about
+        if found.about.get(name) != about[name]
+    ]
+    differ += [
+        f"trial {old.number} has settings {new.settings}, {old.settings} before"
+        for old, new in zip(found.trials, first)
+        if old.settings != new.settings
+    ]
+    num_asked = sweep.trials if sweep.sampler else len(first)
+    if len(found.trials) > (num_asked or 0):
+        differ.append(f"{num_asked} trials, {len(found.trials)} before")
+    if differ:
+        raise ConfigurationError(
+            f"{sweep.folder} holds another ensemble: {differ[0]}; choose another folder, or "
+            "begin as before (more trials may be added)"
+        )
