@@ -80,7 +80,8 @@ class Book:
         done = sum(each.status != WAITING for each in self.trials)
         loss = "" if trial.loss is None else f", validation loss {trial.loss:.6g}"
         what = trial.error if trial.status == FAILED else f"step {trial.step}{loss}"
-        return f"trial {trial.number} {trial.status}: {what} ({done} of {self._total} done)"
+        status = "waits to be compared" if trial.status == WAITING else trial.status
+        return f"trial {trial.number} {status}: {what} ({done} of {self._total} done)"
 
     def next_order(self) -> Assignment | None:
         """Return what a free group does next; None: there is nothing now."""

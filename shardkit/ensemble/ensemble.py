@@ -29,9 +29,11 @@ from ..errors import ConfigurationError, MeshError, ShardingError, StopVoted
 from ..files.notes import settle_output
 from ..files.paths import usable_path
 from ..refusal import check_made, check_usable
+from ..task.load import load_task
 from ..task.task import Task
 from ..train.agreement import SAME_SETTINGS, facts_of_place
 from ..train.keeping import KeptFolder
+from ..train.settings import configuration_of, first_settings
 from ..train.training import Training
 from .asking import Study
 from .comparing import Exchange, Halving, Judge
@@ -126,6 +128,8 @@ class Ensemble:
         self._make = partial(_training_of, partial(Training, make) if is_task else make)
         self._space = Space.of(settings) if isinstance(settings, dict) else None
         self._first = first_trials(settings, self._space, self._sweep)
+        for trial in self._first if is_task else ():
+            check_trial(make, trial)
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -276,6 +280,8 @@ class Ensemble:
 
 def _training_of(make: Callable[..., Any], settings: dict[str, Any], **place: Any) -> Training:
     """Return the training of a trial. Errors: ConfigurationError, and those of `make`."""
+    if "run.folder" in settings:
+        raise ConfigurationError("run.folder of a trial is in the ensemble's folder; leave it out")
     training = make(settings=settings, **place)
     if not isinstance(training, Training):
         raise ConfigurationError(
@@ -332,6 +338,15 @@ def check_groups(num_ranks: int, groups: int) -> None:
             f"groups of one size, so that no trial depends on its group: set groups to one of "
             f"{', '.join(map(str, fits))}, or start {groups * -(-num_ranks // groups)} ranks"
         )
+
+
+def check_trial(task: str | type[Task], trial: Trial) -> None:
+    """Raise ConfigurationError, with the number, if a task does not take settings of a trial."""
+    try:
+        configuration = configuration_of(load_task(task) if isinstance(task, str) else task)
+        first_settings(configuration, trial.settings)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"trial {trial.number}: {error}") from None
 
 
 def first_trials(settings, space: Space | None, sweep: SweepSettings) -> list[Trial]:

@@ -18,7 +18,7 @@ import numpy
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import agree, collectively, describe_error
 from ..comm.failure.signals import StopRequest, StopSignals
-from ..errors import CommunicationError, PeerError
+from ..errors import CommunicationError, ConfigurationError, PeerError
 from ..parallel.model.callback import Callback
 from ..parallel.step.shortage import come_in_time
 from ..train.folder import stored_places
@@ -46,16 +46,26 @@ class TrialPlace(Callback):
         self._signals = signals
         self.step = 0
         self.has_patience = False
+        self._is_called = False
 
     @property
     def name(self) -> str | None:
         """What asks the trial to stop."""
-        return self._signals.name or (f"comparison of trials at step {self._order.until}")
+        compared = f"comparison of trials at step {self._order.until}" if self.is_there else None
+        return self._signals.name or compared
 
     @property
     def is_there(self) -> bool:
         """True at the step of the next comparison."""
         return self._order.until is not None and self.step >= self._order.until
+
+    def check_called(self) -> None:
+        """Raise ConfigurationError unless the training has called this, in the trial's folder."""
+        if not self._is_called:
+            raise ConfigurationError(
+                "make left out the folder or the callbacks that it was given; wanted the "
+                "sk.Training of a trial, made with them and the backend"
+            )
 
     def is_raised(self) -> bool:
         """Return True once the trial is to stop."""
@@ -68,6 +78,9 @@ class TrialPlace(Callback):
     def at_start(self, run):
         """Note where the trial begins, after it has taken the state of another. Collective."""
         self.step, source = run.model.step_number, self._order.source
+        own = trial_folder(self._folder, self._order.trial.number)
+        self._is_called = Path(run.folder).resolve() == own.resolve()
+        self.check_called()
         self.has_patience = run.settings.run.patience is not None
         if source is not None and source[0] == self.step:
             places = stored_places(trial_folder(self._folder, source[1]))
@@ -173,6 +186,7 @@ class TrialGroup:
         with open(os.devnull, "w") as nowhere:  # its lines are in its own logs
             result = training.run_among(place, nowhere)
         training.model.close()
+        place.check_called()
         curves = self._curves(folder, ranks)
         return Report(
             number,

@@ -127,6 +127,14 @@ FAILURES = {
         "did you mean run.steps",
     ),
     "another thing": (lambda settings, **place: None, "make returned a NoneType; wanted the sk.T"),
+    "no callbacks": (
+        lambda settings, *, callbacks, **place: training(settings, **place),
+        "make left out the folder or the callbacks",
+    ),
+    "no ranks": (
+        lambda settings, *, backend, **place: training(settings, **place),
+        "pass backend=",
+    ),
     "a step": (partial(training, loss=broken_loss), "ValueError: no loss here"),
     "a step of a rank": (
         partial(training, loss=partial(broken_loss, on_rank=3)),
