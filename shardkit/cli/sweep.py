@@ -53,7 +53,7 @@ def _sweep(known, overrides) -> int:
     with job(backend):
         with collectively(backend):
             given = Given.read(known.settings, overrides)
-            options, settings = _parted(given)
+            options, settings = parted(given)
             task = given.configuration().task_class
         ensemble = Ensemble(task, settings, backend=backend, **options)
         trials = ensemble.run()
@@ -64,7 +64,7 @@ def _sweep(known, overrides) -> int:
     return StopVoted.exit_code if is_told else 0
 
 
-def _parted(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+def parted(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (the options of the ensemble, the settings of its trials): [try] as it is, all others
     as lists of one value. Errors: ConfigurationError, with the line of the file.
     """
