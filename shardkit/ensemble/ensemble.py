@@ -145,7 +145,10 @@ class Ensemble:
         """
         signals = StopSignals().listen()
         if self._backend is not None:
-            return self._run(self._backend, signals)
+            try:
+                return self._run(self._backend, signals)
+            finally:
+                signals.leave()
         self._backend = MPICommunicationBackend()
         self._backend.initialize()
         with abort_on_error(self._backend):
@@ -154,6 +157,7 @@ class Ensemble:
             signals.ignore()
             settle_output()
             raise SystemExit(StopVoted.exit_code)
+        signals.leave()
         return trials
 
     def _run(self, backend: CommunicationBackend, signals: StopSignals) -> tuple[Trial, ...]:
