@@ -14,6 +14,7 @@ from ..ensemble.trials import WAITING
 from ..errors import ConfigurationError, InputError, StopVoted
 from ..files.notes import settle_output
 from ..files.reading import named
+from ..files.shown import shown
 from ..report.sweep import describe_sweep
 from ..settings import line_of
 from ..train.settings import RunConfiguration
@@ -38,6 +39,7 @@ that trials differ in, and in [sweep] which of them there are:
 The same command goes on with a sweep that was stopped or killed.
 
 """
+Values = dict[str, Any]
 _TRIED = "try."
 _SWEEPS = "sweep."
 
@@ -58,19 +60,19 @@ def _sweep(known, overrides) -> int:
         ensemble = Ensemble(task, settings, backend=backend, **options)
         trials = ensemble.run()
         if backend.rank == 0:
-            print(describe_sweep(Path(options["folder"])), end="")
+            print(shown(describe_sweep(Path(options["folder"]))), end="")
     settle_output()
     is_told = any(trial.status == WAITING for trial in trials)
     return StopVoted.exit_code if is_told else 0
 
 
-def parted(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+def parted(given: Given) -> tuple[Values, Values]:
     """Return (the options of the ensemble, the settings of its trials): [try] as it is, all others
     as lists of one value. Errors: ConfigurationError, with the line of the file.
     """
     tried = _tried(given)
-    base = {name: each for name, each in given.values.items() if not _is_ours(name)}
-    texts = {name: each for name, each in given.texts.items() if not name.startswith(_SWEEPS)}
+    base = _without(given.values, _TRIED, _SWEEPS)
+    texts = _without(given.texts, _SWEEPS)
     configuration = given.configuration()
     for name, value in base.items():
         with _at_line(given, name):
@@ -86,8 +88,8 @@ def parted(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     return _options(given), {**common, **tried}
 
 
-def _is_ours(name: str) -> bool:
-    return name.startswith((_TRIED, _SWEEPS))
+def _without(values: dict[str, Any], *beginnings: str) -> dict[str, Any]:
+    return {name: each for name, each in values.items() if not name.startswith(beginnings)}
 
 
 def _tried(given: Given) -> dict[str, Any]:

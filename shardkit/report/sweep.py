@@ -75,16 +75,21 @@ def describe_sweep(folder) -> str:
     rows = [heads, *(_texts(row) for row in sweep.trials)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    errors = [f"trial {row['number']}: {_short(row)}" for row in sweep.trials if row["error"]]
+    errors = [_error(row) for row in sweep.trials if row["error"]]
     return "\n".join([f"sweep {sweep.name}", *lines, *errors]) + "\n"
 
 
 def _texts(row: dict) -> list[str]:
     loss = "none" if row["loss"] is None else f"{row['loss']:.6g}"
-    values = [f"{value:.4g}" if type(value) is float else str(value) for value in row["values"]]
+    values = [_value(each) for each in row["values"]]
     return [str(row["number"]), row["status"], str(row["step"]), loss, *values]
 
 
-def _short(row: dict) -> str:
+def _value(value) -> str:
+    return f"{value:.4g}" if type(value) is float else str(value)
+
+
+def _error(row: dict) -> str:
     text = row["error"].partition("\n")[0]
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ..."
+    short = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ..."
+    return f"trial {row['number']}: {short}"

@@ -5,9 +5,8 @@ from . import open_door
 ROOM = "shardkit.ensemble"
 NAMES = {
     "comparing": "Exchange Halving",
-    "desk": "Book Desk",
+    "desk": "Book",
     "record": "SweepRecord read_record",
-    "settings": "SweepSettings",
     "space": "Space",
     "trials": "Report Trial",
 }
