@@ -4,6 +4,7 @@
     settings/NAME      [trials]   float64, of settings that are numbers
     trials/0003/NAME   [n, 2]     a curve: step, value
     state              uint8      all but the curves, as JSON: what an ensemble goes on from
+    crc32              uint32     of state
 
 It is written whole, under another name first, on each report; who reads it meanwhile, or after a
 kill, finds the one before or the one after.
@@ -17,7 +18,7 @@ from typing import Any
 import numpy
 
 from ..arguments import is_number
-from ..checkpoint.format.files import sync
+from ..checkpoint.format.files import crc32, sync
 from ..checkpoint.format.hdf5 import write_image
 from ..data.hdf5 import describe
 from ..errors import InputError
@@ -51,7 +52,9 @@ class SweepRecord:
         """Write the file. It is on disk when this returns. Errors: OSError."""
         state = {**_FORMAT, "about": self.about, "trials": [asdict(each) for each in self.trials]}
         content = numpy.frombuffer(json.dumps(state).encode(), numpy.uint8)
-        image, _ = write_image({"state": content, **self._columns(), **self._curves()}, _FORMAT, 0)
+        seal = numpy.array([crc32(content)], numpy.uint32)
+        tables = {"state": content, "crc32": seal, **self._columns(), **self._curves()}
+        image, _ = write_image(tables, _FORMAT, 0)
         write_whole(folder / SWEEP_FILE, bytes(image), durable=True)
         sync(folder)
 
@@ -83,9 +86,13 @@ def read_record(folder: Path) -> SweepRecord | None:
     if not path.exists():
         return None
     _, found = describe(path, ())
-    if "state" not in found or found["state"][2] is None:
-        raise InputError(f"{path} is no file of an ensemble: it has no dataset 'state'", path)
-    state = parsed_json(_values(path, "state", found).tobytes(), path)
+    missing = [name for name in ("state", "crc32") if name not in found]
+    if missing:
+        raise InputError(f"{path} is no file of an ensemble: it has no {missing[0]!r}", path)
+    content = _values(path, "state", found)
+    if _values(path, "crc32", found).tolist() != [crc32(content)]:
+        raise InputError(f"{path} is damaged: 'state' has another checksum; restore it", path)
+    state = parsed_json(content.tobytes(), path)
     if {name: state.get(name) for name in _FORMAT} != _FORMAT:
         raise InputError(
             f"{path} says {state.get('format')!r:.40} version {state.get('version')!r:.40}; "
@@ -104,6 +111,8 @@ def read_record(folder: Path) -> SweepRecord | None:
 
 def _values(path: Path, name: str, found: dict) -> numpy.ndarray:
     shape, dtype, at = found[name]
+    if at is None:
+        raise InputError(f"{path} is damaged: {name!r} does not lie in it as it was written", path)
     return loaded(path, dtype, at, shape, field=name)
 
 
