@@ -20,29 +20,28 @@ import numpy
 
 from ..annotations import FilePath
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import by_first, collectively
+from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
 from ..comm.failure.signals import StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
 from ..comm.same import alike, facts_of
-from ..errors import ConfigurationError, MeshError, ShardingError, StopVoted
+from ..errors import ConfigurationError, ShardingError, StopVoted
 from ..files.notes import settle_output
 from ..files.paths import usable_path
 from ..refusal import check_made, check_usable
-from ..task.load import load_task
 from ..task.task import Task
 from ..train.agreement import SAME_SETTINGS, facts_of_place
 from ..train.keeping import KeptFolder
-from ..train.settings import configuration_of, first_settings
 from ..train.training import Training
 from .asking import Study
+from .checks import check_groups, check_same, check_trial, first_trials, sweep_of
 from .comparing import Exchange, Halving, Judge
 from .desk import Book, Desk
 from .group import TrialGroup
 from .post import Line
 from .prediction import predict
 from .record import SweepRecord, read_record
-from .settings import OnlySweep, SweepSettings
+from .settings import SweepSettings
 from .space import Space, storable
 from .trials import FAILED, FINISHED, WAITING, Trial
 
@@ -64,17 +63,14 @@ class Ensemble:
         Of ranks, as many in each; a trial is trained by one group.
     folder
         Of the ensemble; one that is there goes on.
-    trials, seed
-        How many are drawn, and from which seed; None: every combination of the lists.
-    compare_at, keep, exchange
-        Steps at which the trials are compared, by their last validation before them; the share
-        that goes on; True: the others go on too, with the weights of those.
-    sampler, pruner
-        Classes of Optuna that draw trials, and end them at compare_at instead of `keep`.
-    retry
-        Trials that have failed before are trained again.
     backend
         None: MPI, and an error ends the job, as in sk.Training.
+    **options
+        trials, seed: how many are drawn, and from which seed; without, every combination of lists.
+        compare_at, keep, exchange: steps at which trials are compared, by their validation there;
+        the share that goes on, 0.5; True: the others go on too, with the weights of those.
+        sampler, pruner: classes of Optuna that draw trials, and end them at compare_at instead of
+        `keep`. retry: trials that have failed before are trained again.
 
     Raises
     ------
@@ -89,30 +85,12 @@ class Ensemble:
         *,
         groups: int,
         folder: FilePath,
-        trials: int | None = None,
-        seed: int = 0,
-        compare_at: Sequence[int] = (),
-        keep: float = 0.5,
-        exchange: bool = False,
-        sampler: str | None = None,
-        pruner: str | None = None,
-        retry: bool = False,
         backend: CommunicationBackend | None = None,
+        **options: Any,
     ) -> None:
         self._backend = backend
         self._trials: tuple[Trial, ...] = ()
-        options = {
-            "folder": folder,
-            "groups": groups,
-            "trials": trials,
-            "seed": seed,
-            "compare_at": compare_at,
-            "keep": keep,
-            "exchange": exchange,
-            "sampler": sampler,
-            "pruner": pruner,
-            "retry": retry,
-        }
+        options |= {"folder": folder, "groups": groups}
         num_ranks = None if backend is None else backend.world_size
         check_made(self, lambda: self._configure(make, settings, options), num_ranks)
 
@@ -171,18 +149,24 @@ class Ensemble:
             check_groups(backend.world_size, self._sweep.groups)
         with KeptFolder(folder) as kept:
             kept.own(backend)
-            by_first(backend, lambda: self._found())
-            self._trials = self._worked(backend, signals, folder)
+            with collectively(backend):
+                record = None if backend.rank else self._found()
+            self._trials = self._worked(backend, signals, folder, record)
         return self._trials
 
-    def _worked(self, backend, signals: StopSignals, folder: Path) -> tuple[Trial, ...]:
-        """Let all groups work, and return the trials. Collective."""
+    def _worked(
+        self, backend, signals: StopSignals, folder: Path, record: SweepRecord | None
+    ) -> tuple[Trial, ...]:
+        """Let all groups work, and return the trials. Collective.
+
+        record   of the trials, on rank 0
+        """
         number = backend.rank * self._sweep.groups // backend.world_size
         group = backend.split(number)
         leaders = backend.split(0 if group.rank == 0 else None)
         desk = None
         with collectively(backend):
-            leader = None if leaders is None else self._leader(leaders)
+            leader = None if leaders is None else self._leader(leaders, record)
             desk = leader if isinstance(leader, Desk) else None
         TrialGroup(group, leader, self._make, folder, signals).work()
         with collectively(backend):
@@ -192,10 +176,9 @@ class Ensemble:
         group.close()
         return backend.broadcast_object(trials)
 
-    def _leader(self, leaders: CommunicationBackend) -> Line | Desk:
-        if leaders.rank:
+    def _leader(self, leaders: CommunicationBackend, record: SweepRecord | None) -> Line | Desk:
+        if record is None:
             return Line(leaders, 0)
-        record = self._found()
         others = range(1, leaders.world_size)
         return Desk(self._book(record), {group: Line(leaders, group) for group in others})
 
@@ -214,7 +197,7 @@ class Ensemble:
         about = {name: value for name, value in asdict(sweep).items() if name not in _FREE}
         about = {name: storable(name, value) for name, value in about.items()}
         found = read_record(Path(sweep.folder)) or SweepRecord(about, [], {})
-        _check_same(found, about, self._first, sweep)
+        check_same(found, about, self._first, sweep)
         trials = found.trials + self._first[len(found.trials) :]
         if sweep.retry:
             trials = [_again(trial) if trial.status == FAILED else trial for trial in trials]
@@ -301,106 +284,3 @@ def _rule(sweep: SweepSettings) -> Judge:
 
 def _again(trial: Trial) -> Trial:
     return replace(trial, status=WAITING, error="")
-
-
-# ---- what is refused -----------------------------------------------------------------------------
-
-
-def sweep_of(options: dict[str, Any]) -> SweepSettings:
-    """Return the settings of an ensemble. Errors: ConfigurationError unless they go together."""
-    named = {f"sweep.{name}": value for name, value in options.items()}
-    sweep = OnlySweep().replace(named).sweep
-    _check_together(sweep)
-    return sweep
-
-
-def _check_together(sweep: SweepSettings) -> None:
-    steps, asks = sweep.compare_at, sweep.sampler or sweep.pruner
-    wrong = {
-        f"compare_at = {list(steps)}; wanted ascending steps": list(steps) != sorted(set(steps)),
-        "exchange needs compare_at, the steps at which trials are exchanged": sweep.exchange
-        and not steps,
-        "exchange and Optuna's sampler or pruner cannot go together; leave one out": sweep.exchange
-        and asks,
-        "pruner needs compare_at, the steps at which it is asked": sweep.pruner and not steps,
-        "sampler draws while trials are compared, so compare_at wants a pruner": sweep.sampler
-        and steps
-        and not sweep.pruner,
-        "sampler needs trials, how many to draw": sweep.sampler and not sweep.trials,
-    }
-    for text, is_so in wrong.items():
-        if is_so:
-            raise ConfigurationError(text)
-
-
-def check_groups(num_ranks: int, groups: int) -> None:
-    """Raise MeshError unless the ranks make so many groups of one size."""
-    if num_ranks % groups:
-        fits = [each for each in range(1, num_ranks + 1) if num_ranks % each == 0]
-        raise MeshError(
-            f"{num_ranks} ranks in {groups} groups are {num_ranks / groups:.3g} ranks each; wanted "
-            f"groups of one size, so that no trial depends on its group: set groups to one of "
-            f"{', '.join(map(str, fits))}, or start {groups * -(-num_ranks // groups)} ranks"
-        )
-
-
-def check_trial(task: str | type[Task], trial: Trial) -> None:
-    """Raise ConfigurationError, with the number, if a task does not take settings of a trial."""
-    try:
-        configuration = configuration_of(load_task(task) if isinstance(task, str) else task)
-        first_settings(configuration, trial.settings)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"trial {trial.number}: {error}") from None
-
-
-def first_trials(settings, space: Space | None, sweep: SweepSettings) -> list[Trial]:
-    """Return the trials that are known from the start: all, unless Optuna draws them.
-
-    Errors: ConfigurationError.
-    """
-    if space is None:
-        if sweep.trials is not None or sweep.sampler or sweep.pruner:
-            raise ConfigurationError(
-                "trials, sampler and pruner go with a table of lists and ranges; wanted that as "
-                "settings, or leave them out: the trials are listed"
-            )
-        found = [_stored(each) for each in settings]
-    elif sweep.sampler is not None:
-        return []
-    elif sweep.trials is None:
-        found = space.grid()
-    else:
-        found = [space.draw(sweep.seed, number) for number in range(sweep.trials)]
-    if not found:
-        raise ConfigurationError("settings has no trials; wanted one or more")
-    return [Trial(number, each) for number, each in enumerate(found)]
-
-
-def _stored(settings) -> dict[str, Any]:
-    if not isinstance(settings, dict):
-        raise ConfigurationError(
-            f"settings of a trial = {settings!r:.100}; wanted a table {{'section.key': value}}"
-        )
-    return {name: storable(name, value) for name, value in settings.items()}
-
-
-def _check_same(found: SweepRecord, about: dict, first: list[Trial], sweep: SweepSettings) -> None:
-    """Raise ConfigurationError unless a record is of this ensemble."""
-    differ = [
-        f"{name} = {about[name]}, {found.about.get(name)} before"
-        for name in about
-        if found.about.get(name) != about[name]
-    ]
-    differ += [
-        f"trial {old.number} has settings {new.settings}, {old.settings} before"
-        for old, new in zip(found.trials, first)
-        if old.settings != new.settings
-    ]
-    num_asked = sweep.trials if sweep.sampler else len(first)
-    if len(found.trials) > (num_asked or 0):
-        differ.append(f"{num_asked} trials, {len(found.trials)} before")
-    if differ:
-        raise ConfigurationError(
-            f"{sweep.folder} holds another ensemble: {differ[0]}; choose another folder, or "
-            "begin as before (more trials may be added)"
-        )

@@ -23,10 +23,11 @@ from ..parallel.model.callback import Callback
 from ..parallel.step.shortage import come_in_time
 from ..train.folder import stored_places
 from ..train.log import curves_of, read_metrics
+from ..train.settings import Run
 from .desk import END, Desk
 from .post import Line
 from .record import trial_folder
-from .trials import Assignment, Curves, Report
+from .trials import Assignment, Report
 
 _LOSS = "validation_loss"
 _LONGEST_PAUSE_SECONDS = 0.2
@@ -81,6 +82,7 @@ class TrialPlace(Callback):
         own = trial_folder(self._folder, self._order.trial.number)
         self._is_called = Path(run.folder).resolve() == own.resolve()
         self.check_called()
+        check_run(run.settings.run, self._order.until)
         self.has_patience = run.settings.run.patience is not None
         if source is not None and source[0] == self.step:
             places = stored_places(trial_folder(self._folder, source[1]))
@@ -89,6 +91,20 @@ class TrialPlace(Callback):
     def after_step(self, step, loss):
         """Note the step."""
         self.step = step
+
+
+def check_run(run: Run, until: int | None) -> None:
+    """Raise ConfigurationError if a run cannot be a trial that is compared at this step."""
+    if run.elastic:
+        raise ConfigurationError(
+            "run.elastic of a trial, whose group cannot go on without some of its ranks; leave it "
+            "out: start the ensemble again, which goes on"
+        )
+    if until is not None and (until >= run.steps or until % run.validate_every):
+        raise ConfigurationError(
+            f"compare_at has step {until} of run.steps = {run.steps}, with a validation each "
+            f"run.validate_every = {run.validate_every}; wanted steps of validations before the end"
+        )
 
 
 @dataclass(frozen=True)
@@ -187,26 +203,20 @@ class TrialGroup:
             result = training.run_among(place, nowhere)
         training.model.close()
         place.check_called()
-        curves = self._curves(folder, ranks)
+        with collectively(ranks):
+            records = [] if ranks.rank else read_metrics(folder / "metrics.jsonl")
+        curves = curves_of(records).items()
         return Report(
             number,
             result.steps,
-            _loss_of(curves, place.has_patience),
+            loss_of(records, place.has_patience),
             is_over=not result.is_interrupted,
             is_told=result.is_interrupted and not place.is_there,
-            curves=curves,
+            curves={name: _as_array(points) for name, points in curves},
         )
 
     def _called(self, place: TrialPlace) -> list[Callback]:
         return [place, self.leader] if isinstance(self.leader, Desk) else [place]
-
-    def _curves(self, folder: Path, ranks: CommunicationBackend) -> Curves:
-        """Return the curves of a run, on its first rank; {} on the others."""
-        with collectively(ranks):
-            if ranks.rank:
-                return {}
-            curves = curves_of(read_metrics(folder / "metrics.jsonl"))
-        return {name: _as_array(points) for name, points in curves.items()}
 
 
 def _as_array(points: list) -> numpy.ndarray:
@@ -214,9 +224,11 @@ def _as_array(points: list) -> numpy.ndarray:
     return numpy.array([*dict(points).items()], numpy.float64)
 
 
-def _loss_of(curves: Curves, has_patience: bool) -> float | None:
-    """Return the loss of the checkpoint that is taken: of the best, or of the last validation."""
-    if _LOSS not in curves:
-        return None
-    losses = curves[_LOSS][:, 1].tolist()
-    return min(losses) if has_patience else losses[-1]
+def loss_of(records: list[dict], has_patience: bool) -> float | None:
+    """Return the loss of the checkpoint that is taken: of the best, or of the last validation; None
+    if that was NaN.
+    """
+    losses = [record[_LOSS] for record in records if _LOSS in record]
+    if has_patience:
+        return min((loss for loss in losses if loss is not None), default=None)
+    return losses[-1] if losses else None

@@ -6,6 +6,7 @@ ROOM = "shardkit.ensemble"
 NAMES = {
     "comparing": "Exchange Halving",
     "desk": "Book",
+    "group": "check_run loss_of",
     "record": "SweepRecord read_record",
     "space": "Space",
     "trials": "Report Trial",

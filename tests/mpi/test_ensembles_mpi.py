@@ -53,7 +53,7 @@ def alone_is_equal(folder, size, seed):
 
 
 def test_trials_are_compared_over_all_groups(backend, folder):
-    seeds = [{"run.seed": seed, "run.keep_every": 2} for seed in (0, 2, 3)]
+    seeds = [{"run.seed": seed} for seed in (0, 2, 3)]
     options = {"groups": backend.world_size, "compare_at": [2, 4], "backend": backend}
     halved = sk.Ensemble(make, seeds, folder=folder / "halved", keep=0.4, **options).run()
     assert sorted(trial.step for trial in halved) == [2, 4, 6]

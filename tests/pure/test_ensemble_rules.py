@@ -21,8 +21,12 @@ from shardkit.testing.ensemble import (
     Space,
     SweepRecord,
     Trial,
+    check_run,
+    loss_of,
     read_record,
 )
+from shardkit.testing.task import load_task
+from shardkit.testing.train import configuration_of
 
 # ---- which trials there are ---------------------------------------------------------------------
 
@@ -185,6 +189,31 @@ def test_a_group_that_was_told_to_stop_ends_the_queue_and_keeps_its_trial(tmp_pa
     book.hear(Report(0, 2, 1.0, is_told=True))
     assert book.next_order() is None and book.is_over
     assert [trial.status for trial in read_record(tmp_path).trials] == ["waiting"] * 3
+
+
+@pytest.mark.parametrize("until", [5, 30, 40])
+def test_a_comparison_where_no_validation_is_before_the_end_is_refused(until):
+    run = configuration_of(load_task("table"))().replace(
+        {"run.steps": 30, "run.validate_every": 10}
+    )
+    check_run(run.run, None)
+    check_run(run.run, 20)
+    with pytest.raises(ConfigurationError, match=f"compare_at has step {until} of run.steps = 30"):
+        check_run(run.run, until)
+    with pytest.raises(ConfigurationError, match=r"run\.elastic of a trial"):
+        check_run(run.replace({"run.elastic": True}).run, None)
+
+
+def test_a_trial_that_has_diverged_has_no_loss():
+    records = [
+        {"step": 1},
+        {"step": 2, "validation_loss": 0.5},
+        {"step": 3, "validation_loss": 0.7},
+    ]
+    assert loss_of(records, False) == 0.7 and loss_of(records, True) == 0.5
+    records.append({"step": 4, "validation_loss": None})
+    assert loss_of(records, False) is None and loss_of(records, True) == 0.5
+    assert loss_of([], False) is loss_of([], True) is None
 
 
 # ---- the file -----------------------------------------------------------------------------------

@@ -249,9 +249,8 @@ def test_the_better_half_goes_on_with_the_bits_of_an_undisturbed_training(
 
 
 def test_the_worse_go_on_with_the_state_of_the_better(tmp_path):
-    own = {"run.keep_every": 4}
-    listed = [{**each, **own} for each in TRIALS[:2]]
-    trials = on_ranks(2, tmp_path / "many", 2, trials=listed, compare_at=(4,), exchange=True)
+    own = {"trials": TRIALS[:2], "compare_at": (4,), "exchange": True}
+    trials = on_ranks(2, tmp_path / "many", 2, **own)
     assert statuses(trials) == ["finished"] * 2
     worse, better = sorted((0, 1), key=lambda number: trials[number].losses[0][1], reverse=True)
     assert trials[worse].sources == [[4, better]] and trials[better].sources == [[4, better]]
