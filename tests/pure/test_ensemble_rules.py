@@ -25,6 +25,7 @@ from shardkit.testing.ensemble import (
     loss_of,
     read_record,
 )
+from shardkit.testing.report import describe_sweep, page_of_sweep, read_sweep
 from shardkit.testing.task import load_task
 from shardkit.testing.train import configuration_of
 
@@ -264,6 +265,26 @@ def test_a_damaged_file_is_named(words, tmp_path):
     with pytest.raises(ConfigurationError, match=r"sweep\.h5") as caught:
         read_record(tmp_path)
     assert words in str(caught.value)
+
+
+def test_a_sweep_is_shown_from_the_lowest_loss_on_and_its_texts_end_no_script(tmp_path):
+    trials = [
+        Trial(0, {"a.b": 1, "a.c": 5}, "failed", error="ValueError: </script>\nmore"),
+        Trial(1, {"a.b": 2, "a.c": 5}, "finished", 4, 0.5),
+        Trial(2, {"a.b": 3, "a.c": 5}, "stopped", 2, 0.1, sources=[[1, 1], [1, 2]]),
+        Trial(3, {"a.b": 4, "a.c": 5}, "finished", 4, 0.25),
+    ]
+    curves = {3: {"validation_loss": numpy.array([[2, 0.5], [4, 0.25]])}}
+    SweepRecord({}, trials, curves).write(tmp_path)
+    sweep = read_sweep(tmp_path)
+    assert [row["number"] for row in sweep.trials] == [3, 1, 2, 0] and sweep.tried == ["a.b"]
+    assert sweep.trials[0]["curve"] == [[2, 0.5], [4, 0.25]]
+    assert sweep.trials[2]["sources"] == [[1, 1]], "what it had itself is none"
+    heads, *rows = [line.split() for line in describe_sweep(tmp_path).splitlines()[1:6]]
+    assert heads == ["trial", "status", "step", "validation", "loss", "a.b"]
+    assert rows[0] == ["3", "finished", "4", "0.25", "4"] and rows[3][3] == "none"
+    page = page_of_sweep(sweep)
+    assert page.count("</script>") == 2 and "drawTable();" in page
 
 
 # ---- the command --------------------------------------------------------------------------------
