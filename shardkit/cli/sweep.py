@@ -10,7 +10,6 @@ from ..comm.failure.agreement import collectively
 from ..ensemble.ensemble import Ensemble
 from ..ensemble.settings import OnlySweep
 from ..ensemble.space import span_of
-from ..ensemble.trials import WAITING
 from ..errors import ConfigurationError, InputError, StopVoted
 from ..files.notes import settle_output
 from ..files.reading import named
@@ -58,12 +57,11 @@ def _sweep(known, overrides) -> int:
             options, settings = parted(given)
             task = given.configuration().task_class
         ensemble = Ensemble(task, settings, backend=backend, **options)
-        trials = ensemble.run()
+        ensemble.run()
         if backend.rank == 0:
             print(shown(describe_sweep(Path(options["folder"]))), end="")
     settle_output()
-    is_told = any(trial.status == WAITING for trial in trials)
-    return StopVoted.exit_code if is_told else 0
+    return 0 if ensemble.is_complete else StopVoted.exit_code
 
 
 def parted(given: Given) -> tuple[Values, Values]:

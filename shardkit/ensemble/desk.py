@@ -55,6 +55,12 @@ class Book:
         """True if no trial is under way, where next_order() has none."""
         return not self._running
 
+    @property
+    def is_complete(self) -> bool:
+        """True if no trial is left to run."""
+        is_done = all(trial.status != WAITING for trial in self.trials)
+        return is_done and len(self.trials) >= self._total
+
     def hear(self, report: Report) -> None:
         """Note what a group says of its trial, or of itself (number -1)."""
         self.is_told |= report.is_told
@@ -133,12 +139,14 @@ class Desk(Callback):
         if self._own:
             yield self._own.pop()
 
-    def close(self) -> tuple[Trial, ...]:
-        """Part from the other groups, write the record, and return the trials. Errors: OSError."""
+    def close(self) -> tuple[tuple[Trial, ...], bool]:
+        """Part from the other groups and write the record; return the trials, and whether none is
+        left to run. Errors: OSError.
+        """
         for line in self._lines.values():
             line.part()
         self._book.write()
-        return tuple(self._book.trials)
+        return tuple(self._book.trials), self._book.is_complete
 
     def _serve(self) -> None:
         """Hear all groups, and give orders to those that wait."""

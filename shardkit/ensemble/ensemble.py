@@ -90,6 +90,7 @@ class Ensemble:
     ) -> None:
         self._backend = backend
         self._trials: tuple[Trial, ...] = ()
+        self._is_complete = False
         options |= {"folder": folder, "groups": groups}
         num_ranks = None if backend is None else backend.world_size
         check_made(self, lambda: self._configure(make, settings, options), num_ranks)
@@ -131,7 +132,7 @@ class Ensemble:
         self._backend.initialize()
         with abort_on_error(self._backend):
             trials = self._run(self._backend, signals)
-        if any(trial.status == WAITING for trial in trials):
+        if not self._is_complete:
             signals.ignore()
             settle_output()
             raise SystemExit(StopVoted.exit_code)
@@ -139,11 +140,11 @@ class Ensemble:
         return trials
 
     def _run(self, backend: CommunicationBackend, signals: StopSignals) -> tuple[Trial, ...]:
-        folder = Path(self._sweep.folder)
         if not backend.is_initialized:
             backend.initialize()
         with alike(backend, SAME_SETTINGS) as facts:
             check_usable(self)
+            folder = Path(self._sweep.folder)
             facts |= facts_of_place(folder) | facts_of(asdict(self._sweep))
             facts |= facts_of({"the settings of the trials": [t.settings for t in self._first]})
             check_groups(backend.world_size, self._sweep.groups)
@@ -151,13 +152,14 @@ class Ensemble:
             kept.own(backend)
             with collectively(backend):
                 record = None if backend.rank else self._found()
-            self._trials = self._worked(backend, signals, folder, record)
+            worked = self._worked(backend, signals, folder, record)
+            self._trials, self._is_complete = worked
         return self._trials
 
     def _worked(
         self, backend, signals: StopSignals, folder: Path, record: SweepRecord | None
-    ) -> tuple[Trial, ...]:
-        """Let all groups work, and return the trials. Collective.
+    ) -> tuple[tuple[Trial, ...], bool]:
+        """Let all groups work; return the trials, and whether none is left to run. Collective.
 
         record   of the trials, on rank 0
         """
@@ -170,11 +172,11 @@ class Ensemble:
             desk = leader if isinstance(leader, Desk) else None
         TrialGroup(group, leader, self._make, folder, signals).work()
         with collectively(backend):
-            trials = None if desk is None else desk.close()
+            worked = None if desk is None else desk.close()
         if leaders is not None:
             leaders.close()
         group.close()
-        return backend.broadcast_object(trials)
+        return backend.broadcast_object(worked)
 
     def _leader(self, leaders: CommunicationBackend, record: SweepRecord | None) -> Line | Desk:
         if record is None:
@@ -217,6 +219,11 @@ class Ensemble:
         if not self._trials:
             raise ShardingError("this ensemble has no trials yet; call run() first")
         return self._trials
+
+    @property
+    def is_complete(self) -> bool:
+        """True after run(), if no trial is left to run: it was not told to stop before."""
+        return self._is_complete
 
     @property
     def best(self) -> Trial:

@@ -107,6 +107,16 @@ def test_an_ensemble_that_means_nothing_is_refused(message):
     assert message in str(caught.value)
 
 
+def test_what_ranks_make_wrong_together_is_refused_on_all_of_them(tmp_path):
+    def run(backend):
+        own = {"groups": 1, "folder": tmp_path, "backend": backend, "keep": 2 * backend.rank}
+        ensemble = sk.Ensemble(lambda settings, **place: None, [{}], **own)
+        with pytest.raises(ConfigurationError, match="sweep.keep = "):
+            ensemble.run()
+
+    sk.run_ranks(2, run)
+
+
 def test_optuna_is_named_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     options = {"trials": 3, "sampler": "TPESampler", "groups": 1, "folder": tmp_path}
@@ -167,7 +177,7 @@ def test_who_goes_on_does_not_depend_on_who_is_first(
             continue
         assert all(sent[each][-1] == step for each in kept[num_kept:])
         kept = kept[:num_kept]
-    assert all(sent[each] == [3, 6, 10] for each in kept)
+    assert all(sent[each] == [3, 6, 10] for each in kept) and book.is_complete
     assert all(len(set(steps)) == len(steps) for steps in sent.values()), "no step twice"
 
 
@@ -188,7 +198,7 @@ def test_a_group_that_was_told_to_stop_ends_the_queue_and_keeps_its_trial(tmp_pa
     book = trial_book(tmp_path, Halving((), 0.5), 3)
     book.next_order()
     book.hear(Report(0, 2, 1.0, is_told=True))
-    assert book.next_order() is None and book.is_over
+    assert book.next_order() is None and book.is_over and not book.is_complete
     assert [trial.status for trial in read_record(tmp_path).trials] == ["waiting"] * 3
 
 

@@ -217,14 +217,23 @@ def test_trials_may_be_added_and_no_others_are_taken(tmp_path):
 
 
 def test_one_ensemble_has_the_folder(tmp_path):
-    def run(backend):
-        ours = sk.Ensemble(training, TRIALS, groups=1, folder=tmp_path, backend=backend)
-        theirs = sk.Ensemble(training, TRIALS, groups=1, folder=tmp_path, backend=backend)
-        with pytest.raises(ShardingError, match="no trials yet; call run"):
-            ours.trials
-        return ours, theirs
+    told = []
 
-    sk.run_ranks(1, run)
+    def make(settings, **place):
+        with pytest.raises(ConfigurationError, match="belongs to") as caught:
+            on_ranks(1, tmp_path, 1)
+        told.append(str(caught.value))
+        return training(settings, **place)
+
+    assert statuses(on_ranks(1, tmp_path, 1, make, trials=TRIALS[:1])) == ["finished"] and told
+
+
+def test_before_run_nothing_is_known(tmp_path):
+    ensemble = sk.Ensemble(training, TRIALS, groups=1, folder=tmp_path)
+    assert not ensemble.is_complete
+    for asked in ("trials", "best"):
+        with pytest.raises(ShardingError, match="no trials yet; call run"):
+            getattr(ensemble, asked)
 
 
 # ---- comparisons --------------------------------------------------------------------
