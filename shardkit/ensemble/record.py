@@ -81,10 +81,29 @@ class SweepRecord:
 
 
 def read_record(folder: Path) -> SweepRecord | None:
-    """Return what the file in a folder holds; None if there is none. Errors: InputError."""
+    """Return what the file in a folder holds, also while an ensemble replaces it; None if there is
+    none. Errors: InputError.
+    """
     path = folder / SWEEP_FILE
-    if not path.exists():
-        return None
+    while path.exists():
+        before = _version(path)
+        try:
+            record = _read(path)
+        except (InputError, FileNotFoundError):
+            if _version(path) == before:
+                raise
+            continue
+        if _version(path) == before:
+            return record
+    return None
+
+
+def _version(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_ino, about.st_mtime_ns
+
+
+def _read(path: Path) -> SweepRecord:
     _, found = describe(path, ())
     missing = [name for name in ("state", "crc32") if name not in found]
     if missing:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 from collections import Counter
 
 import h5py
@@ -246,6 +247,23 @@ def test_the_file_gives_back_what_was_written(tmp_path):
     with h5py.File(tmp_path / "sweep.h5") as file:
         assert file["settings/a.b"][:].tolist() == [1.5, 2.5] and numpy.isnan(file["loss"][1])
     assert read_record(tmp_path / "nowhere") is None
+
+
+def test_the_file_can_be_read_while_it_is_replaced(tmp_path):
+    has_ended = threading.Event()
+    records = [SweepRecord({}, [Trial(k, {}) for k in range(n)], {}) for n in (1, 40)]
+    records[0].write(tmp_path)
+
+    def write():
+        for number in range(150):
+            records[number % 2].write(tmp_path)
+        has_ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not has_ended.is_set():
+        assert len(read_record(tmp_path).trials) in (1, 40)
+    writer.join()
 
 
 def test_a_full_disk_does_not_end_an_ensemble(tmp_path, monkeypatch, capfd):
