@@ -189,7 +189,8 @@ class Ensemble:
         first = len(self._first)
         if sweep.sampler is None and sweep.pruner is None:
             return Book(folder, record, _rule(sweep), first)
-        study = Study(sweep, self._space or Space({}, {}), record.trials)
+        assert self._space is not None  # first_trials() has asked for one
+        study = Study(sweep, self._space, record.trials)
         total = first if sweep.sampler is None else sweep.trials or 0
         return Book(folder, record, study, total, None if sweep.sampler is None else study.ask)
 
