@@ -45,6 +45,7 @@ __getattr__, __dir__, __all__ = public_names(
             "ReductionOperation run_ranks"
         ),
         "data.samples": "Samples",
+        "ensemble.ensemble": "Ensemble",
         "layout.part": "Rows SamplePart",
         "errors": (
             "AutogradError CheckpointError CommunicationError CommunicationTimeout "

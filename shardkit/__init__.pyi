@@ -17,6 +17,7 @@ from .comm import (
     run_ranks as run_ranks,
 )
 from .data.samples import Samples as Samples
+from .ensemble.ensemble import Ensemble as Ensemble
 from .layout.part import (
     Rows as Rows,
     SamplePart as SamplePart,

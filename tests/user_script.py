@@ -252,6 +252,15 @@ def runs(folder: Path, backend: sk.CommunicationBackend) -> None:
     training.predict(batch(8)[0], folder / "out.h5")
 
 
+def ensemble(folder: Path, backend: sk.CommunicationBackend) -> dict[str, np.ndarray]:
+    """Train two trials at a time, and predict with error bars."""
+    seeds = [{"run.seed": seed, "run.steps": 2, "batch.sequences": 8} for seed in range(4)]
+    several = sk.Ensemble(Regression, seeds, groups=2, folder=folder / "many", backend=backend)
+    assert [trial.status for trial in several.run()] == ["finished"] * 4
+    assert several.best.loss is not None
+    return several.predict(batch(8)[0], folder / "spread.h5")
+
+
 def files(folder: Path) -> None:
     """Write a module to files of other programs, read it, and load a checkpoint on one process."""
     sk.save_safetensors(Surrogate().finish(0), folder / "module.safetensors")

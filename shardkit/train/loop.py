@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from threadpoolctl import threadpool_limits
 
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import Program
-from ..comm.failure.signals import StopSignals
+from ..comm.failure.signals import StopRequest, StopSignals
 from ..comm.same import alike
 from ..data.samples import TRAINING, VALIDATION
 from ..errors import CheckpointError
@@ -80,7 +81,8 @@ def train_run(
     *,
     resume: bool = False,
     program: Program | None = None,
-    signals: StopSignals | None = None,
+    signals: StopRequest | None = None,
+    stream: TextIO | None = None,
     callbacks: Iterable[Callback] = (),
     after: Callable[["TrainingRun"], None] = lambda run: None,
     start: StartClock | None = None,
@@ -93,6 +95,8 @@ def train_run(
         Of the abort_on_error around this call, which learns the run folder and the step from here.
     signals
         That end the run early, with a checkpoint.
+    stream
+        Where its lines for people go; None: standard output.
     callbacks
         Beside those of the run itself.
     after
@@ -109,12 +113,21 @@ def train_run(
     """
     settings, start = agreed(settings, backend, resume=resume), start or StartClock()
     with KeptFolder(Path(settings.run.folder)) as kept:
-        how = program, signals, callbacks, after, start
+        how = program, signals, stream, callbacks, after, start
         return _train_in(kept, settings, backend, resume, *how)
 
 
 def _train_in(
-    kept: KeptFolder, settings, backend, resume: bool, program, signals, callbacks, after, start
+    kept: KeptFolder,
+    settings,
+    backend,
+    resume: bool,
+    program,
+    signals,
+    stream,
+    callbacks,
+    after,
+    start,
 ) -> RunResult:
     folder = kept.folder
     task = prepare_run(settings, backend, kept, resume=resume)
@@ -125,7 +138,8 @@ def _train_in(
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
-        run = TrainingRun(task, backend, signals, log, kept, callbacks, goes_on=resume)
+        how = {"goes_on": resume, "stream": stream}
+        run = TrainingRun(task, backend, signals, log, kept, callbacks, **how)
         run.say(reason)
         run.say(reading_line(run.model, run.stream.samples))
         begin_run(run, task.settings, resume=resume)
@@ -219,19 +233,22 @@ class TrainingRun:
         The model awaits the weights of a checkpoint; otherwise it has its first ones.
     watched
         The backend that keeps the ledger of this rank; None: that of the run.
+    stream
+        As of train_run.
     """
 
     def __init__(
         self,
         task: Task,
         backend: CommunicationBackend,
-        signals: StopSignals,
+        signals: StopRequest,
         log: RankLog,
         kept: KeptFolder,
         callbacks: Iterable[Callback] = (),
         *,
         goes_on: bool = False,
         watched: CommunicationBackend | None = None,
+        stream: TextIO | None = None,
     ):
         self.task, self._kept = task, kept
         self._watched = watched or backend
@@ -255,7 +272,7 @@ class TrainingRun:
         places = checkpoint_places(self.folder, run.fallback_folder)
         self.model = make_model(task, backend, awaits=places if goes_on else None)
         parts_of(self.model).checkpoints.check()
-        self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first)
+        self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first, stream=stream)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model, held_out)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.signals import StopSignals
+from ..comm.failure.signals import StopRequest
 from ..environment import allocation_end, slurm_job
 from ..files.programs import find_program
 from ..parallel.model.patience import Patience
@@ -98,7 +98,7 @@ class Stops:
     Until begin() there is time without end, as there is on all ranks but the first.
     """
 
-    def __init__(self, run: Run, signals: StopSignals):
+    def __init__(self, run: Run, signals: StopRequest):
         self._run, self._signals = run, signals
         self._clock = Clock(None, run.stop_margin_seconds)
 

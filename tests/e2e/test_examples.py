@@ -166,3 +166,11 @@ def test_every_cell_of_the_notebook_runs(monkeypatch):
                 exec("".join(cell["source"]), names)
     assert said.getvalue().count("same bits: True") == 4
     assert not any(cell.get("outputs") for cell in cells), "store it without outputs"
+
+
+def test_an_ensemble_is_sure_where_it_has_seen_something_and_nowhere_else(tmp_path):
+    printed = run(tmp_path, "error_bars.py", "runs/error_bars", ranks=2)
+    rows = [re.findall(r"-?[\d.]+", line) for line in printed.splitlines() if "+-" in line]
+    found = {float(x): [float(each) for each in rest] for x, *rest in rows}
+    inside, outside = (found[x] for x in (0.5, 2.0))
+    assert abs(inside[0] - inside[1]) < 0.2 and outside[2] > 3 * inside[2]

@@ -38,6 +38,7 @@ LEVEL = {
     "task": 5,
     "train": 6,
     "plan": 7,
+    "ensemble": 7,
     "report": 8,
     "slurm": 8,
     "doctor": 8,
@@ -53,6 +54,7 @@ DOORS = {
     "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
     "xxhash": ("checkpoint/format/files.py",),
     "pyarrow": ("data/arrow.py",),
+    "optuna": ("ensemble/asking.py",),
     "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),
 }
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package

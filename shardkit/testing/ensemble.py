@@ -1,0 +1,15 @@
+"""ensemble: the trials of an ensemble, who goes on, and their file."""
+
+from . import open_door
+
+ROOM = "shardkit.ensemble"
+NAMES = {
+    "comparing": "Exchange Halving",
+    "desk": "Book",
+    "group": "check_run loss_of",
+    "record": "SweepRecord read_record",
+    "space": "Space",
+    "trials": "Report Trial",
+}
+
+open_door(__name__)
