@@ -17,7 +17,7 @@ from ..files.shown import shown
 from ..report.sweep import describe_sweep
 from ..settings import line_of
 from ..train.settings import RunConfiguration
-from .arguments import local_path
+from .arguments import local_path, option
 from .job import job, mpi_backend
 from .settings import Given
 
@@ -46,7 +46,7 @@ _SWEEPS = "sweep."
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     sweep = add_command("sweep", _sweep, _SWEEP + OnlySweep.help_text(), takes_settings=True)
-    sweep.add_argument("settings", type=local_path, help="TOML file of settings")
+    option(sweep, "settings", "TOML file of settings", type=local_path)
 
 
 def _sweep(known, overrides) -> int:
