@@ -169,7 +169,8 @@ class Coupled:
         """Yield this rank's part of each global batch, x and y, until the solver ranks have ended.
 
         Collective over the trainers. Where ranks share their time, until the next batch is not all
-        there yet, so that the solver goes on; after finish() until the stream ends.
+        there yet, so that the solver goes on; after finish() until the stream ends. A reservoir has
+        always another one: leave the loop, and the next call goes on behind it.
 
         Parameters
         ----------
@@ -299,7 +300,7 @@ class Coupled:
             samples, moments = int(stored["samples"]), from_stored(stored["moments"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{COMPANION} of the checkpoint: {error}") from error
-        if self._reading.moments() == {} or samples == 0:
+        if samples != self._reading.num_read:
             self._reading.go_on_from(samples, moments)
         return samples
 

@@ -52,6 +52,11 @@ class Reading:
         found = [moments for end, moments in self._moments if end <= samples]
         return found[-1] if found else {}
 
+    @property
+    def num_read(self) -> int:
+        """Samples of the stream up to the last one that was read."""
+        return self._moments[-1][0]
+
     def go_on_from(self, samples: int, moments: Moments) -> None:
         """Count from here on."""
         self._moments = deque([(samples, moments)], _KEPT_READS)

@@ -253,6 +253,23 @@ def test_a_full_buffer_of_a_rank_that_is_both_raises(backend):
     agree(backend, c.report()["received"] == 2)
 
 
+def test_a_reservoir_of_ranks_that_are_both_is_read_as_often_as_wanted(backend):
+    seen = []
+    with sk.coupled(None, buffer="reservoir", buffer_bytes=8 * RECORD_BYTES) as c:
+        model = model_on(c.backend)
+        for put in range(30):
+            c.put(x=numpy.full(8, put, "float32"), y=numpy.ones(1, "float32"), time=float(put))
+            for _, time in itertools.islice(c.batches(model, BATCH, y="time"), 2):
+                seen.append(time)
+        c.finish()
+        assert not list(c.batches(model, BATCH))
+        rows = BATCH * len(seen)
+        assert c.statistics()["x"].values == 8 * rows
+    assert 40 < len(seen) <= 60  # the first ones wait until there are as many samples as they draw
+    assert max(map(max, seen[:10])) < 12 and max(map(max, seen)) > 20
+    backend.barrier()
+
+
 def test_a_run_trains_on_a_stream_until_it_ends(backend, tmp_path):
     """By sk.Training, whose checkpoints hold the statistics up to their step."""
     folder = backend.broadcast_object(tmp_path / "run")
