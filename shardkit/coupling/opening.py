@@ -81,7 +81,7 @@ def coupled(
     del options["post"], options["comm"]
     if buffer in USUALLY and when_full is None:
         options["when_full"] = USUALLY[buffer]
-    told = post.parent.allgather((_problem(options, post.size), _facts(options)))
+    told = post.parent.allgather((_problem(options, post), _facts(options)))
     found = [problem for problem, _ in told]
     problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(found) if problem]
     asked = [facts["trainers"] for _, facts in told]
@@ -109,13 +109,18 @@ def _differences(facts: list[dict], num_trainers: int) -> list[str]:
     ]
 
 
-def _problem(options: dict, size: int) -> str | None:
+def _problem(options: dict, post: Post) -> str | None:
     """Return what is wrong on this rank, in words; None: nothing."""
-    trainers = options["trainers"]
+    trainers, size = options["trainers"], post.size
     if trainers is not None and not (is_integer(trainers) and 0 < trainers < size):
         return (
             f"trainers = {trainers!r} of {size} ranks; wanted 1 ... {size - 1}, so that a rank is "
             "left to solve, or None: every rank does both"
+        )
+    if trainers is not None and post.rank >= size - trainers and not post.takes_threads:
+        return (
+            "a trainer receives in a thread beside its training, and this program has initialized "
+            "MPI below MPI_THREAD_MULTIPLE; wanted that level, or trainers=None"
         )
     choices: dict[str, tuple[str, ...]] = {"buffer": tuple(USUALLY), "on_loss": ON_LOSS}
     choices["predict_on"] = PREDICT_ON

@@ -12,6 +12,26 @@ RANK = Path(__file__).with_name("coupled_rank.py")
 LIVING = ("--with-ft", "ulfm")
 DIED = r"rank \d is missing, which has died"
 
+LEVEL = """
+import mpi4py
+mpi4py.rc.thread_level = "serialized"
+import shardkit as sk
+try:
+    sk.coupled(None, 1)
+except sk.ConfigurationError as error:
+    print("refused:", error)
+with sk.coupled() as c:
+    print("shared:", c.is_solver and c.is_trainer)
+"""
+
+
+def test_a_trainer_needs_the_level_of_threads_and_ranks_that_are_both_do_not(tmp_path):
+    script = tmp_path / "level.py"
+    script.write_text(LEVEL)
+    said = run_job("MPICH", script, num_ranks=2).stdout
+    assert said.count("refused: coupled(): rank 1: a trainer receives in a thread") == 2, said
+    assert said.count("shared: True") == 2
+
 
 def killed(lost, on_loss, folder):
     done = run_job(
