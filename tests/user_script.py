@@ -277,6 +277,19 @@ def measured(backend: sk.CommunicationBackend) -> tuple[float, ...]:
     return sk.measure_blocks(sk.models.MLP([4, 8, 1]), *batch(), backend)
 
 
+def couple() -> float:
+    """Feed a training and predict by it, on ranks that do both; MPI alone has such ranks."""
+    with sk.coupled(buffer="latest", when_full="drop_oldest") as coupling:
+        model = sk.FSDPModel(sk.models.MLP([4, 8, 1]), sk.ShardingConfiguration(coupling.backend))
+        loss = 0.0
+        coupling.put(x=np.ones(4, np.float32), y=np.ones(1, np.float32), time=0.5)
+        for x, y in coupling.batches(model, coupling.backend.world_size):
+            loss = model.train(x, y)
+        coupling.publish(model)
+        coupling.predict(np.ones((1, 4), np.float32))
+    return loss
+
+
 def classes() -> tuple[type[object], ...]:
     """Return what only some sites can start: MPI, elastic runs, and the table task."""
     return sk.MPICommunicationBackend, sk.ElasticTraining, sk.TableTask

@@ -29,7 +29,7 @@ from ..comm.failure.program import Program
 from ..comm.failure.signals import StopRequest, StopSignals
 from ..comm.same import alike
 from ..data.samples import TRAINING, VALIDATION
-from ..errors import CheckpointError
+from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..parallel.model.loop import RunLoop
 from ..parallel.model.patience import Patience
@@ -52,7 +52,7 @@ from .resuming import UNKNOWN_POSITION, DataMarks, changes, schedule_line
 from .saves import CheckpointNews
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
-from .stopping import Stops
+from .stopping import COMPLETING, Stops
 from .tracing import Tracing
 from .tracking import make_tracker
 from .validation import Validation
@@ -426,7 +426,7 @@ class TrainingRun:
                 self._save()
             self.saves.finish()
             self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
-        is_interrupted = stop is not None and stop.reasons != ("patience",)
+        is_interrupted = stop is not None and stop.reasons not in COMPLETING
         if is_interrupted:
             self.reporter.line(
                 f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit "
@@ -459,6 +459,8 @@ class TrainingRun:
         try:
             with parts_of(self.model).engine.listening.span("data"):
                 return self.stream.batch(step)
+        except StopVoted:  # on all ranks: a stream has ended
+            raise
         except Exception as error:
             unreadable = Unreadable(error)
             return unreadable, unreadable

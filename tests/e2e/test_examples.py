@@ -21,7 +21,8 @@ from test_command_line import MPIEXEC, in_one_job
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 MOST_LINES = 60
-LONGER = {"forces.py": 108, "poisson.py": 64}  # a potential, an equation: they may only get shorter
+# a solver, a potential, an equation: they may only get shorter
+LONGER = {"coupled_heat.py": 99, "forces.py": 108, "poisson.py": 64}
 
 
 def run(folder, name, *arguments, ranks=None, limit=None, code=0):
@@ -64,6 +65,13 @@ def test_a_residual_network_learns_and_h5py_reads_its_checkpoint(tmp_path):
 
 def test_a_convolutional_network_tells_stripes_apart(tmp_path):
     assert int(run(tmp_path, "convolution.py", ranks=2).partition("%")[0]) >= 95
+
+
+@pytest.mark.parametrize("trainers", ["1", "0"])
+def test_a_solver_trains_its_surrogate_while_it_runs(tmp_path, trainers):
+    printed = run(tmp_path, "coupled_heat.py", trainers, ranks=4)
+    error = int(re.search(r"error is (\d+)% of a step's change", printed)[1])
+    assert error < 60
 
 
 def test_a_hybrid_mesh_has_the_loss_of_another(tmp_path):

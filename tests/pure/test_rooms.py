@@ -37,6 +37,7 @@ LEVEL = {
     "parallel": 4,
     "task": 5,
     "train": 6,
+    "coupling": 6,
     "plan": 7,
     "ensemble": 7,
     "report": 8,

@@ -1,0 +1,71 @@
+"""Attendant: who takes what comes to a trainer, beside its training or while it waits."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from .desk import NAP_SECONDS, Desk
+
+
+class Attendant:
+    """A thread, once it is started; else whoever waits.
+
+    turn   function () -> bool: take what has come; True if there was something
+    lock   held around turns, and by others who use the same things
+    jobs   functions () to be called beside the turns, without the lock
+    """
+
+    def __init__(self, desk: Desk, turn: Callable[[], bool]):
+        self.lock = threading.RLock()
+        self.jobs: list[Callable[[], None]] = []
+        self._desk, self._turn = desk, turn
+        self._thread: threading.Thread | None = None
+        self._has_stopped = False
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Let a thread take what comes, until stop()."""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="shardkit-coupled")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._has_stopped = True
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self):
+        try:
+            while not self._has_stopped:
+                if not self._take():
+                    time.sleep(NAP_SECONDS)
+        except BaseException as error:  # for who waits
+            self._failure = error
+
+    def _take(self) -> bool:
+        with self.lock:
+            is_busy = self._turn()
+        while self.jobs:
+            self.jobs.pop(0)()
+        return is_busy
+
+    def wait(
+        self, until: Callable[[], bool], needed: Callable[[], Iterable[int]], doing: str
+    ) -> None:
+        """Wait until this is true, which is asked with the lock held.
+
+        Errors: CommunicationError if one of the needed ranks is lost.
+        """
+        while not self._is_true(until, needed, doing):
+            if self._thread is not None or not self._take():
+                time.sleep(NAP_SECONDS)
+
+    def _is_true(self, until, needed, doing: str) -> bool:
+        with self.lock:
+            if self._failure is not None:
+                raise self._failure
+            if until():
+                return True
+            self._desk.check(needed(), doing)
+            return False
