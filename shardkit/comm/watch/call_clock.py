@@ -13,9 +13,9 @@ import time
 from math import inf
 
 from .cores import FairClock
-from .hang import has_come, read_ledgers
-from .ledger import RecordedRank
+from .ledgers import read_ledgers
 from .progress import Call
+from .recorded import RecordedRank
 
 LATE_PART = 0.25  # of the limit: from then on it is asked why the others do not come
 
@@ -65,9 +65,10 @@ def ranks_needed(folder, call: Call) -> tuple[list[RecordedRank], float]:
     The time is in seconds since the epoch; -inf if one of them never said that it does such work.
     Errors: FileNotFoundError if there are no ledgers.
     """
-    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
-    late = [n for n in call.ranks if not has_come(ranks.get(n), call.group, call.number)]
-    needed = [ranks[n] for n in late or call.ranks if n in ranks]
-    if len(needed) < len(late):
+    found = read_ledgers(folder, call.ranks)
+    late = found.late(call)
+    rows = found.rows_of(late if late.size else call.ranks)
+    needed = [found.rank(row) for row in rows[rows >= 0].tolist()]
+    if len(needed) < late.size:
         return needed, -inf
     return needed, min((rank.worked or -inf for rank in needed), default=-inf)

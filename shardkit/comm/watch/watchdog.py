@@ -32,9 +32,9 @@ from .hang import (
     hang_suspects,
     idle_since,
     late_text,
-    read_ledgers,
 )
 from .ledger import LEDGER_NAME, Ledger
+from .ledgers import read_ledgers
 from .progress import Call
 from .pulse import beat_seconds
 
@@ -143,6 +143,7 @@ class Watchdog:
         now = time.monotonic()
         self._away_since = (self._away_since or now) if self._is_away() else 0.0
         self.ledger.beat(self._seconds(), self._away_since)
+        self.ledger.note_made(self._progress.calls_made)
 
     def _is_away(self) -> bool:
         """Return True if the main thread runs code of others inside of its call."""
@@ -238,17 +239,16 @@ class Watchdog:
     def _late(self, call: Call) -> str:
         """Return the ranks that have not come to this call, in words; "" if none is known."""
         with suppress(OSError):
-            return late_text(self.folder, call.group, call.number, call.ranks)
+            return late_text(self.folder, call)
         return ""
 
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
-        for other in read_ledgers(self.folder):
-            if other.host == os.uname().nodename:
-                try:
-                    os.kill(other.pid, STACKS_SIGNAL)
-                except OSError:  # it has died, or the id belongs to another user's process now
-                    continue
+        for process in read_ledgers(self.folder).processes_on(os.uname().nodename):
+            try:
+                os.kill(process, STACKS_SIGNAL)
+            except OSError:  # it has died, or the id belongs to another user's process now
+                continue
 
     def _dump_stacks(self):
         """Write the stacks, unless the signal has done so."""
