@@ -53,12 +53,14 @@ NAMES = {
     "watch.progress": "Call Progress",
     "watch.pulse": "note_path",
     "watch.roll": "EXIT_HOOKS Entry Roll",
+    "watch.turn": "Turn",
     "watch.warden": "Warden whom",
     "watch.watchdog": "Watchdog",
     "watch.witness": "Witness",
 }
 MODULES = {
     "arguments": "arguments",
+    "call_clock": "watch.call_clock",
     "checks": "checks",
     "cores": "watch.cores",
     "ending": "mpi.ending",

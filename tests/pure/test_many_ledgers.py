@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from collections import Counter
 
 import numpy
@@ -12,7 +13,10 @@ from shardkit.testing.comm import (
     LEDGER_NAME,
     NUM_RECORDS,
     Call,
+    CallClock,
     Ledger,
+    Turn,
+    call_clock,
     hang_report,
     hang_suspects,
     ranges_text,
@@ -182,17 +186,41 @@ def test_calls_that_were_noted_in_time_are_known_although_the_ring_forgot_them(t
     busy.begin("all_reduce", "world", (0, 1), 1)
     busy.end()
     waiting.begin("all_reduce", "world", (0, 1), 2)
-    for number in range(NUM_RECORDS):
-        busy.begin("barrier", "other", (1,), number + 1)
-        busy.end()
+    busy_with_others(busy)
     assert hang_suspects(tmp_path) == NOT_KNOWN
     assert "it is not known if they have come" in hang_report(tmp_path)
     busy.note_made(lambda: {"world": 1, "other": NUM_RECORDS})
     assert hang_suspects(tmp_path) == "rank 1 is missing"
-    for number in range(NUM_RECORDS + 1):
-        busy.begin("barrier", "other", (1,), NUM_RECORDS + number + 1)
-        busy.end()
+    busy_with_others(busy, NUM_RECORDS + 1)
     assert hang_suspects(tmp_path) == NOT_KNOWN
+
+
+def busy_with_others(ledger, number=NUM_RECORDS):
+    for at in range(number):
+        ledger.begin("barrier", "other", (1,), at + 1)
+        ledger.end()
+
+
+def test_a_call_that_ended_after_it_was_noted_may_have_been_forgotten(tmp_path):
+    """A compiled call counts when it has ended, and the calls were noted while it was under way."""
+    busy = Ledger(tmp_path / LEDGER_NAME.format(1), 1, 2)
+    for number in (1, 2):
+        busy.begin("all_reduce", "world", (0, 1), number)
+        busy.note_made(lambda: {"world": number - 1})
+        busy.end()
+    assert read_ledgers(tmp_path).begun("world", (1,)).tolist() == [2]
+    busy_with_others(busy)
+    assert read_ledgers(tmp_path).begun("world", (1,)).tolist() == [ANY]
+
+
+def test_a_wait_does_not_tell_that_there_was_no_later_call(tmp_path):
+    busy = Ledger(tmp_path / LEDGER_NAME.format(1), 1, 2)
+    for number in (1, 2):
+        busy.begin("all_reduce", "world", (0, 1), number)
+        busy.end()
+    busy_with_others(busy)
+    busy.begin("wait for all_reduce", "world", (0, 1), 1)
+    assert read_ledgers(tmp_path).begun("world", (1,)).tolist() == [ANY]
 
 
 def test_a_group_too_irregular_for_a_name_leaves_its_ranks_unknown(tmp_path):
@@ -294,3 +322,32 @@ def test_only_the_ledgers_of_these_ranks_are_read(tmp_path):
         read_ledgers(tmp_path, (9,))
     with pytest.raises(sk.CheckpointError, match="not a ledger"):
         read_ledger(tmp_path / LEDGER_NAME.format(9))
+
+
+# ---- who looks -----------------------------------------------------------------------------------
+
+
+def test_one_rank_of_many_looks_until_it_is_silent(tmp_path):
+    turns = [Turn(tmp_path, rank) for rank in range(4)]
+    for _ in range(3):
+        assert [turn.is_mine("world", 65, 600.0) for turn in turns] == [True, False, False, False]
+    assert turns[1].is_mine("another group", 65, 600.0)
+    time.sleep(0.06)
+    assert [turn.is_mine("world", 65, 0.2) for turn in turns[1:]] == [True, False, False]
+    assert [turn.is_mine("world", 65, 600.0) for turn in turns] == [False, True, False, False]
+    assert all(Turn(tmp_path, rank).is_mine("world", 64, 600.0) for rank in range(4))
+    assert Turn(tmp_path / "missing", 0).is_mine("world", 65, 600.0)
+
+
+def test_of_many_that_wait_one_reads_the_ledgers(tmp_path, monkeypatch):
+    """The others do not count the wait, and the one that reads rests in between."""
+    simulated(tmp_path, 80, missing=(7,))
+    call, reads = Call("barrier", "world", tuple(range(80)), 1), []
+    needed = call_clock.ranks_needed
+    monkeypatch.setattr(call_clock, "ranks_needed", lambda *of: reads.append(of) or needed(*of))
+    clocks = [CallClock(tmp_path, rank) for rank in range(10)]
+    began = time.monotonic() - 100.0
+    for _ in range(3):
+        counted = [clock.seconds(call, began, 40.0) for clock in clocks]
+    assert counted[0] > 40.0 and counted[1:] == [10.0] * 9
+    assert len(reads) == 1

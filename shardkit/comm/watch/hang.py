@@ -15,16 +15,21 @@ import numpy
 from ...errors import CheckpointError
 from ...files.reading import read_bytes
 from ...files.removing import FILE, TEMPORARY
+from .folder import LOOK_NAMES
 from .ledger import LEDGER_NAME
 from .ledgers import ANY, Ledgers, read_ledgers
 from .processes import is_stopped
 from .progress import Call
 from .pulse import Pulse
-from .recorded import Place, RecordedRank
+from .recorded import GroupName, RecordedRank
 
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports
-LEDGER_NAMES = {r"rank-\d{5,}\.(ledger|stacks)|hang": FILE, TEMPORARY: FILE}  # in a folder
+LEDGER_NAMES = {  # in a folder
+    r"rank-\d{5,}\.(ledger|stacks)|hang": FILE,
+    TEMPORARY: FILE,
+    **LOOK_NAMES,
+}
 _OWN_THREADS = (
     "comm/watch/watchdog.py",
     "comm/watch/own_warden.py",
@@ -147,7 +152,9 @@ def _not_come(folder: Path, found: Ledgers, seconds: float) -> tuple[set[int], s
 
     seconds   ranks that got on with work of their own within this time are meant only if all did
     """
-    missing, peers, is_known = set(), set(), True
+    missing: set[int] = set()
+    peers: set[int] = set()
+    is_known = True
     for name, number in _last_numbers(found).items():
         place = found.place(name)
         late, knows = _late(found, place, number)
@@ -173,7 +180,7 @@ def _last_numbers(found: Ledgers) -> dict[int, int]:
     return numbers
 
 
-def _late(found: Ledgers, place: Place, number: int) -> tuple[list[int], bool]:
+def _late(found: Ledgers, place: GroupName, number: int) -> tuple[list[int], bool]:
     """Return the ranks that have not begun a collective; False if there may be more.
 
     number   0: a message, for which its other end is late
@@ -260,7 +267,8 @@ def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
             f"{_ranks(found.ranks[rows].tolist())} in {call.carries} with {peer} "
             f"for {now - call.began:.1f} s, called at {call.site}"
         ]
-    lines, by_call = [], _by_call(rows, found)
+    lines = []
+    by_call = _by_call(rows, found)
     where = f"(call {call.number_on_group} on group {call.group}) for {now - call.began:.1f} s"
     for numbers in by_call:
         of_these = found.rank(numbers[0]).calls[-1]

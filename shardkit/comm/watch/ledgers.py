@@ -19,11 +19,11 @@ from ...errors import CheckpointError
 from ...files.reading import understood
 from .ledger import LEDGER_NAME, RECORD
 from .progress import WAIT_FOR, Call
-from .pulse import Pulse
+from .pulse import RECORD_FIELDS, Pulse
 from .recorded import (
     UNKNOWN_NAME,
+    GroupName,
     LedgerContent,
-    Place,
     RecordedRank,
     names_in,
     read_content,
@@ -45,7 +45,7 @@ _ROW = numpy.dtype(
     ]
 )
 _COME = numpy.dtype([("group", "<i4"), ("row", "<i4"), ("calls", "<u8")])
-_NO_CALL = numpy.zeros((), RECORD).item()
+_NO_CALL = (0,) * len(RECORD_FIELDS)
 ANY = numpy.uint64(numpy.iinfo(numpy.uint64).max)  # calls of a rank that may have come to each
 
 
@@ -61,7 +61,7 @@ class Ledgers:
     rows: numpy.ndarray
     come: numpy.ndarray
     texts: dict[str, int]
-    places: dict[str, Place]
+    places: dict[str, GroupName]
 
     @cached_property
     def names(self) -> list[str]:
@@ -85,7 +85,7 @@ class Ledgers:
         last = self.rows["last"]
         return numpy.where(last["ended"] == 0, last["began"], numpy.abs(last["ended"]))
 
-    def place(self, name: int) -> Place:
+    def place(self, name: int) -> GroupName:
         """Return the group, or message, of this number."""
         return self.places[self.names[name]]
 
@@ -181,7 +181,7 @@ class _Collected:
     def __init__(self):
         self.texts: dict[str, int] = {UNKNOWN_NAME: 0}
         self._by_number = [UNKNOWN_NAME]
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, GroupName] = {}
         self.rows: list[tuple] = []
         self.come: list[tuple[int, int, int]] = []
         self._names: dict[bytes, _Names] = {}
@@ -254,10 +254,10 @@ class _Collected:
             self._by_number.append(text)
         return number
 
-    def _place(self, name: int) -> Place:
+    def _place(self, name: int) -> GroupName:
         text = self._by_number[name]
         if text not in self.places:
-            self.places[text] = Place.of(text)
+            self.places[text] = GroupName.of(text)
         return self.places[text]
 
 

@@ -89,7 +89,7 @@ class RecordedRank:
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupName:
     """The name of a group with its ranks, or of a message with its other end.
 
     ranks   int64, None if they are not known
@@ -99,7 +99,7 @@ class Place:
     ranks: numpy.ndarray | None
 
     @classmethod
-    def of(cls, text: str) -> "Place":
+    def of(cls, text: str) -> "GroupName":
         """Return the group, or message, of this name in a ledger. Errors: ValueError."""
         group, is_group, ranks = text.partition(OF_RANKS)
         if not is_group:
@@ -187,7 +187,7 @@ def read_ledger(path) -> RecordedRank:
     """Read the ledger of a rank with all calls that it has. Errors: as read_content()."""
     found = read_content(path)
     names = names_in(found.names)
-    places: dict[str, Place] = {}
+    places: dict[str, GroupName] = {}
     since, until, code = found.code
     with understood(path, "records", error=CheckpointError):
         calls = tuple(
@@ -212,7 +212,7 @@ def name_of(names: list[str], number: int) -> str:
     return names[number] if number < len(names) else UNKNOWN_NAME
 
 
-def recorded_call(record, names: list[str], places: dict[str, Place], clock) -> RecordedCall:
+def recorded_call(record, names: list[str], places: dict[str, GroupName], clock) -> RecordedCall:
     """Return the call of a record. Errors: ValueError if it is damaged.
 
     places   {name of a group: what it says}, filled
@@ -222,7 +222,7 @@ def recorded_call(record, names: list[str], places: dict[str, Place], clock) -> 
     name = name_of(names, group)
     place = places.get(name)
     if place is None:
-        place = places[name] = Place.of(name)
+        place = places[name] = GroupName.of(name)
     if not math.isfinite(began) or not math.isfinite(ended):
         raise ValueError(f"call {number} has no time")
     return RecordedCall(

@@ -37,6 +37,7 @@ from .ledger import LEDGER_NAME, Ledger
 from .ledgers import read_ledgers
 from .progress import Call
 from .pulse import beat_seconds
+from .turn import Turn
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 STACKS_SECONDS = 0.7  # until the stacks of this node are written
@@ -77,7 +78,9 @@ class Watchdog:
         self._seconds_left = seconds_left
         self._patience = patience
         self._stopped = threading.Event()
-        self._clock = CallClock(self.folder)
+        self._clock = CallClock(self.folder, rank)
+        self._turn = Turn(self.folder, rank)
+        self._world_size = world_size
         self._next_check = 0.0  # of ranks that work
         self._away_since = 0.0
         self._resumed_at = 0.0  # after this process was stopped
@@ -182,6 +185,8 @@ class Watchdog:
             return
         limit = self._limit()
         self._next_check = now + beat_seconds(limit)
+        if not self._turn.is_mine("work", self._world_size, limit):
+            return
         with suppress(OSError):
             stuck = idle_since(self.folder, time.time() - limit)
             if stuck and self._is_first():
