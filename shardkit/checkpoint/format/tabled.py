@@ -1,0 +1,100 @@
+"""The boxes of a checkpoint of many files: found by the manifest, described in each file's table.
+
+    wanted of a tensor --parts of the manifest--> files --their tables--> boxes
+
+A rank opens the tables of the files that it reads, and keeps a few.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+from pathlib import Path
+
+from ...errors import CheckpointError
+from ...layout.box import Box
+from .parts import Parts, check_whole, range_of
+from .reads import Reader
+from .stored import StoredBox
+from .tables import FileTable, table_checksum
+
+_MOST_TABLES = 16  # that are kept
+
+
+class TabledBoxes:
+    """All boxes of a checkpoint whose manifest has `parts`, as SegmentTable has them."""
+
+    def __init__(self, folder: Path, manifest: dict):
+        self._folder = folder
+        self._files = manifest["files"]
+        self._names = [name for name, record in self._files.items() if "table" in record]
+        self._tensors = manifest["tensors"]
+        self._parts = [Parts(entry) for entry in manifest["parts"]]
+        counts = [self._files[name]["table"][2] for name in self._names]
+        self._first = [0, *accumulate(counts)]
+        self._number_of = {name: number for number, name in enumerate(self._names)}
+        self._tables: dict[str, FileTable] = {}
+
+    def __len__(self):
+        return self._first[-1]
+
+    def of(self, tensor: str, wanted: Box) -> list[StoredBox]:
+        """Return boxes of a tensor that together hold what is wanted of it.
+
+        Errors: CheckpointError, PermissionError.
+        """
+        entry = self._tensors[tensor]
+        shape, first = tuple(entry["shape"]), entry["first"]
+        if wanted.is_empty:
+            return []
+        files = self._parts[entry["parts"]].files(*range_of(wanted, shape))
+        boxes = [
+            box for file in files for box in self._table(self._names[first + file]).boxes_of(tensor)
+        ]
+        for box in boxes:
+            if (box.global_shape, box.dtype) != (shape, entry["dtype"]):
+                raise CheckpointError(
+                    f"{self._folder / box.file} has {tensor} of {box.dtype} {box.global_shape}, "
+                    f"but the manifest says {entry['dtype']} {shape}"
+                )
+        check_whole(tensor, wanted, boxes)
+        return boxes
+
+    def boxes_of(self, file: str) -> list[StoredBox]:
+        """Return the boxes in one file, from its beginning to its end."""
+        return self._table(file).boxes() if file in self._number_of else []
+
+    def number(self, box: StoredBox, start: int) -> int:
+        """Return the number of the segment that holds byte `start` of the box."""
+        return self._first[self._number_of[box.file]] + self._table(box.file).number(box, start)
+
+    def __getitem__(self, number: int) -> tuple[StoredBox, int, int]:
+        """Return the box of a segment, and which of its bytes [start, stop) the segment is."""
+        file = bisect_right(self._first, number) - 1
+        return self._table(self._names[file]).segment(number - self._first[file])
+
+    def _table(self, file: str) -> FileTable:
+        table = self._tables.pop(file, None)
+        if table is None:
+            table = self._opened(file)
+        self._tables[file] = table
+        if len(self._tables) > _MOST_TABLES:
+            del self._tables[next(iter(self._tables))]  # the one that was not asked for longest
+        return table
+
+    def _opened(self, file: str) -> FileTable:
+        record = self._files[file]
+        at, num_bytes, num_segments, wanted = record["table"]
+        content = bytearray(num_bytes)
+        with Reader(self._folder) as reader:
+            reader.read(file, at, memoryview(content))
+        if table_checksum(content) != wanted:
+            raise CheckpointError(
+                f"{self._folder / file} is damaged: its table has checksum "
+                f"{table_checksum(content)}, but the manifest says {wanted}"
+            )
+        table = FileTable(file, record["bytes"], bytes(content))
+        if len(table) != num_segments:
+            raise CheckpointError(
+                f"{self._folder / file} is damaged: its table has {len(table)} segments, but the "
+                f"manifest says {num_segments}"
+            )
+        return table
