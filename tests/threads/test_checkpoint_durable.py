@@ -90,7 +90,14 @@ def names(path):
     return sorted(p.name for p in path.iterdir())
 
 
+@pytest.fixture(params=[64, 0], ids=["listed", "tabled"])
+def form(request, monkeypatch):
+    """The boxes stand in the manifest, or in the files as of many ranks."""
+    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", request.param)
+
+
 @pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.usefixtures("form")
 @pytest.mark.thorough
 def test_a_full_disk_at_any_moment_is_an_error_on_all_ranks_and_the_checkpoint_before_opens(
     step, tmp_path
@@ -127,6 +134,7 @@ def save_and_die(folder, step, at):
 
 
 @pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.usefixtures("form")
 @pytest.mark.thorough
 def test_a_process_that_dies_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(step, tmp_path):
     found, at, status = set(), 0, 9
