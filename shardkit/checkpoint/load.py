@@ -24,7 +24,7 @@ from .fit import Fit, Stored, Wanted
 from .format.companions import read_companions
 from .format.manifest import checked_shape, read_manifest, stored_boxes
 from .format.reads import READERS, Check, Reader, read_all, reads_of
-from .format.stored import SegmentTable, ranges_outside, table_places
+from .format.stored import SegmentTable, StoredBoxes, ranges_outside, table_places
 from .format.tabled import TabledBoxes
 from .paths import state_names
 
@@ -43,7 +43,7 @@ class Checkpoint:
         tensors = self.manifest["tensors"]
         self._forms = {tensor: checked_shape(tensor, entry) for tensor, entry in tensors.items()}
         self.shapes = {tensor: shape for tensor, (shape, _) in self._forms.items()}
-        self._stored: SegmentTable | TabledBoxes = (
+        self._stored: StoredBoxes = (
             TabledBoxes(self.folder, self.manifest)
             if "parts" in self.manifest
             else SegmentTable(

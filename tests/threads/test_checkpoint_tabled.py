@@ -123,6 +123,12 @@ def test_boxes_of_any_form_come_back(tmp_path, num_ranks):
     assert all(sk.run_ranks(2, on_rank)) and all(sk.run_ranks(3, on_rank))
 
 
+def test_ranks_may_own_the_rows_in_any_order(tmp_path):
+    own = [rows(SHAPE, 4)[part] for part in (2, 3, 0, 1)]
+    checkpoint = Checkpoint(save_boxes(tmp_path, {A: (values(), own)}))
+    assert (checkpoint.read_whole(A) == values()).all()
+
+
 @pytest.mark.parametrize(
     "parts, words",
     [

@@ -126,9 +126,10 @@ def tables_of(summaries: list[Summary]) -> tuple[dict, list]:
     size = numpy.concatenate([each.stops for each in summaries]) - start
     order = numpy.lexsort((file, start, number))
     cuts = numpy.searchsorted(number[order], numpy.arange(1, len(forms)))
-    tensors, parts = {}, {}
+    tensors: dict[str, dict] = {}
+    parts: dict[tuple, tuple] = {}
     for (tensor, dtype, shape), rows in zip(forms, numpy.split(order, cuts)):
-        first = int(file[rows[0]])
+        first = int(file[rows].min())
         content = file[rows] - first, start[rows], size[rows]
         entry = parts.setdefault(tuple(each.tobytes() for each in content), (len(parts), content))
         form = {"shape": list(shape), "dtype": dtype}

@@ -12,6 +12,7 @@ all of it.
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 from ...annotations import Shape
 from ...errors import CheckpointError
@@ -109,8 +110,27 @@ def check_places(files: dict[str, int], boxes: list[StoredBox]) -> None:
         stop_of[stored.file] = stop
 
 
+class StoredBoxes(Protocol):
+    """All boxes of a checkpoint, and their segments, numbered in the order of its files."""
+
+    def __len__(self) -> int:
+        """Return the number of segments."""
+
+    def of(self, tensor: str, wanted: Box) -> list[StoredBox]:
+        """Return boxes of a tensor that together hold what is wanted of it."""
+
+    def boxes_of(self, file: str) -> list[StoredBox]:
+        """Return the boxes in one file, from its beginning to its end."""
+
+    def number(self, box: StoredBox, start: int) -> int:
+        """Return the number of the segment that holds byte `start` of the box."""
+
+    def __getitem__(self, number: int) -> tuple[StoredBox, int, int]:
+        """Return the box of a segment, and which of its bytes [start, stop) the segment is."""
+
+
 class SegmentTable:
-    """All segments of a checkpoint, numbered in their order in its files."""
+    """The StoredBoxes of a list."""
 
     def __init__(self, boxes: list[StoredBox]):
         self.boxes = sorted(boxes, key=lambda box: (box.file, box.at))

@@ -20,7 +20,7 @@ _MOST_TABLES = 16  # that are kept
 
 
 class TabledBoxes:
-    """All boxes of a checkpoint whose manifest has `parts`, as SegmentTable has them."""
+    """The StoredBoxes of a checkpoint whose manifest has `parts`."""
 
     def __init__(self, folder: Path, manifest: dict):
         self._folder = folder
@@ -83,15 +83,16 @@ class TabledBoxes:
     def _opened(self, file: str) -> FileTable:
         record = self._files[file]
         at, num_bytes, num_segments, wanted = record["table"]
-        content = bytearray(num_bytes)
+        memory = bytearray(num_bytes)
         with Reader(self._folder) as reader:
-            reader.read(file, at, memoryview(content))
+            reader.read(file, at, memoryview(memory))
+        content = bytes(memory)
         if table_checksum(content) != wanted:
             raise CheckpointError(
                 f"{self._folder / file} is damaged: its table has checksum "
                 f"{table_checksum(content)}, but the manifest says {wanted}"
             )
-        table = FileTable(file, record["bytes"], bytes(content))
+        table = FileTable(file, record["bytes"], content)
         if len(table) != num_segments:
             raise CheckpointError(
                 f"{self._folder / file} is damaged: its table has {len(table)} segments, but the "
