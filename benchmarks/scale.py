@@ -1,5 +1,6 @@
 """Count what grows with the ranks, without a cluster: ranks are simulated one after the other.
 
+    python benchmarks/scale.py costs 64 512 4096        the rows of docs/scale.md: counts
     python benchmarks/scale.py hang 64 512 4096         ledgers of so many ranks, and their report
     python benchmarks/scale.py save 70b 4096            a checkpoint: what is said, not its values
     python benchmarks/scale.py save 405b 16384
@@ -9,9 +10,11 @@ checkpoint only the tables have bytes on the disk.
 """
 
 import argparse
+import json
 import pickle
 import resource
 import shutil
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -24,16 +27,25 @@ from shardkit.testing.checkpoint import (
     StoredBox,
     Summary,
     TabledBoxes,
+    TensorCut,
     are_whole,
     encoded,
     num_segments,
+    range_of,
     read_manifest,
     table_bytes,
     table_checksum,
     tables_of,
     write_manifest,
 )
-from shardkit.testing.comm import LEDGER_NAME, Ledger, hang_report, hang_suspects
+from shardkit.testing.comm import (
+    LEDGER_NAME,
+    Ledger,
+    Seat,
+    crowding,
+    hang_report,
+    hang_suspects,
+)
 from shardkit.testing.layout import Box, FlatLayout
 
 STATES = ("model", "optimizer/first_moment", "optimizer/second_moment")
@@ -191,17 +203,30 @@ def opened(folder: Path, message: bytes, own) -> int:
 # ---- hangs ---------------------------------------------------------------------------------------
 
 
+def ledgers(folder: Path, num_ranks: int, tensor: int = 8) -> None:
+    """Write the ledgers of a mesh whose ranks wait in a barrier, but for two that do not come."""
+    groups = [("world", range(num_ranks))]
+    for rank in range(num_ranks):
+        place, column = divmod(rank, tensor)
+        first = place * tensor
+        own = [
+            (f"world/1.{place}", range(first, first + tensor)),
+            (f"world/2.{column}", range(column, num_ranks, tensor)),
+            *groups,
+        ]
+        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, num_ranks)
+        for group, ranks in own:
+            ledger.begin("all_reduce", group, ranks, 1, numpy.dtype("float32"), 10)
+            ledger.end()
+        if rank not in (3, num_ranks - 2):
+            ledger.begin("barrier", "world", range(num_ranks), 2)
+        ledger.close()
+
+
 def hang(num_ranks: int) -> None:
     """Print what the report of many ranks takes, of which two do not come to a barrier."""
-    folder, world = Path(tempfile.mkdtemp(prefix="scale-")), tuple(range(num_ranks))
-    missing = {3, num_ranks - 2}
-    for rank in range(num_ranks):
-        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, num_ranks)
-        for number in range(1, 301 - (rank in missing)):
-            ledger.begin("all_reduce", "world", world, number, numpy.dtype("float32"), 10)
-            if number < 300:
-                ledger.end()
-        ledger.close()
+    folder = Path(tempfile.mkdtemp(prefix="scale-"))
+    ledgers(folder, num_ranks)
     began = time.process_time()
     suspects, report = hang_suspects(folder, 60.0), hang_report(folder)
     seconds, most = time.process_time() - began, memory()
@@ -215,13 +240,113 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+# ---- what grows ----------------------------------------------------------------------------------
+
+
+def calls_of(function) -> int:
+    """Return how many functions it calls, those in C too."""
+    num_calls = 0
+
+    def note(frame, event, argument):
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def hang_costs(num_ranks: int) -> dict[str, int]:
+    """Return the bytes of names in a ledger, and the calls of functions of a report."""
+    folder = Path(tempfile.mkdtemp(prefix="scale-"))
+    ledgers(folder, num_ranks)
+    content = (folder / LEDGER_NAME.format(num_ranks - 1)).read_bytes()[128:4096]
+    calls = calls_of(lambda: (hang_suspects(folder, 60.0), hang_report(folder)))
+    shutil.rmtree(folder)
+    return {
+        "names in a ledger, bytes": len(content.rstrip(b"\0")),
+        "report of a hang, calls of functions": calls,
+    }
+
+
+def save_costs(num_ranks: int) -> dict[str, int]:
+    """Return bytes of what a checkpoint says, and the tables that a rank opens."""
+    written = Written(SMALL, num_ranks)
+    files = [written.boxes(rank) for rank in range(num_ranks)]
+    summaries = [Summary.of(boxes) for boxes in files]
+    tensors, parts = tables_of(summaries)
+    own = [box for box in files[num_ranks // 2] if box.tensor.startswith("model/")]
+    found = [
+        TensorCut(parts[tensors[box.tensor]["parts"]]).files(*range_of(box.box, box.global_shape))
+        for box in own
+    ]
+    middle = files[num_ranks // 2]
+    return {
+        "manifest, of tensors, bytes": len(json.dumps([tensors, parts])),
+        "manifest, of a file, bytes": len(RECORD_OF_FILE),
+        "table of a file, bytes": table_bytes(middle),
+        "sent to the first rank for each file, bytes": len(pickle.dumps(summaries[num_ranks // 2])),
+        "files that a rank opens for a box, at most": max(map(len, found)),
+    }
+
+
+def seat_costs(num_ranks: int) -> dict[str, int]:
+    """Return the calls of functions that look for crowded hosts, on the first rank."""
+    seats = [Seat(f"host-{rank // 8}", tuple(range(8)), 1) for rank in range(num_ranks)]
+    return {"crowded hosts, calls of functions": calls_of(lambda: crowding(seats))}
+
+
+SMALL = Model(1, 1024, 4096, 256, 8192)
+RECORD_OF_FILE = json.dumps(
+    {
+        "rank-00000.h5": {
+            "bytes": 1 << 32,
+            "crc32": "0" * 8,
+            "table": [1 << 32, 1 << 16, 1 << 12, "0" * 16],
+        }
+    }
+)
+# {cost: its exponent in the number of ranks, at most}
+EXPONENTS = {
+    "names in a ledger, bytes": 0,
+    "report of a hang, calls of functions": 1,
+    "manifest, of tensors, bytes": 0,
+    "manifest, of a file, bytes": 0,
+    "table of a file, bytes": 0,
+    "sent to the first rank for each file, bytes": 0,
+    "files that a rank opens for a box, at most": 0,
+    "crowded hosts, calls of functions": 1,
+}
+
+
+def costs(num_ranks: int) -> dict[str, int]:
+    """Return {cost: count}, of as many ranks."""
+    return {**hang_costs(num_ranks), **save_costs(num_ranks), **seat_costs(num_ranks)}
+
+
+def table(sizes: list[int]) -> str:
+    """Return the rows of docs/scale.md."""
+    of_sizes = [costs(size) for size in sizes]
+    lines = [f"| cost | exponent | {' | '.join(f'{size:,}' for size in sizes)} |"]
+    lines.append("|---|---|" + "---|" * len(sizes))
+    for name, exponent in EXPONENTS.items():
+        cells = " | ".join(f"{found[name]:,}" for found in of_sizes)
+        lines.append(f"| {name} | {exponent} | {cells} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("hang", "save"))
+    parser.add_argument("what", choices=("costs", "hang", "save"))
     parser.add_argument("numbers", nargs="+", help="of ranks; of save: a model, and numbers")
     known = parser.parse_args()
-    if known.what == "hang":
+    if known.what == "costs":
+        print(table([int(number) for number in known.numbers]))
+    elif known.what == "hang":
         for number in known.numbers:
             hang(int(number))
     else:

@@ -22,10 +22,10 @@ from ..layout.box import Box
 from ..layout.piece import Piece
 from .fit import Fit, Stored, Wanted
 from .format.companions import read_companions
-from .format.manifest import checked_shape, read_manifest, stored_boxes
+from .format.manifest import checked_shape, read_manifest
 from .format.reads import READERS, Check, Reader, read_all, reads_of
-from .format.stored import SegmentTable, StoredBoxes, ranges_outside, table_places
-from .format.tabled import TabledBoxes
+from .format.stored import ranges_outside, table_places
+from .format.tabled import boxes_of
 from .paths import state_names
 
 
@@ -43,13 +43,7 @@ class Checkpoint:
         tensors = self.manifest["tensors"]
         self._forms = {tensor: checked_shape(tensor, entry) for tensor, entry in tensors.items()}
         self.shapes = {tensor: shape for tensor, (shape, _) in self._forms.items()}
-        self._stored: StoredBoxes = (
-            TabledBoxes(self.folder, self.manifest)
-            if "parts" in self.manifest
-            else SegmentTable(
-                [b for name, each in tensors.items() for b in stored_boxes(name, each)]
-            )
-        )
+        self._stored = boxes_of(self.folder, self.manifest)
 
     @classmethod
     def opened_together(cls, folder, backend: CommunicationBackend) -> "Checkpoint":
@@ -136,8 +130,8 @@ class Checkpoint:
         backend.all_reduce(verified, ReductionOperation.MAX)
         rank, num_ranks = backend.rank, backend.world_size
         with collectively(backend):
-            left_over = numpy.flatnonzero(verified == 0)
-            self._verify(numpy.array_split(left_over, num_ranks)[rank].tolist(), rank, num_ranks)
+            left_over = numpy.array_split(numpy.flatnonzero(verified == 0), num_ranks)
+            self._verify(left_over[rank].tolist(), rank, num_ranks)
 
     def read_into(self, owned, copies: Copies | None = None, verified=None) -> None:
         """Fill 1-D arrays from the files. No communication.
@@ -146,10 +140,7 @@ class Checkpoint:
                   zero, as at the first step
         verified  see reads_of; None: no checksums are compared
         """
-        wanted = [
-            (self._boxes_of(tensor, piece.box, array), piece, array)
-            for tensor, piece, array in owned
-        ]
+        wanted = [(self._boxes_of(*part), *part[1:]) for part in owned]
         reads = (
             read
             for stored, piece, array in wanted
@@ -164,13 +155,13 @@ class Checkpoint:
         finally:
             copies.finish()
 
-    def _boxes_of(self, tensor: str, wanted: Box, array) -> list:
+    def _boxes_of(self, tensor: str, piece: Piece, array) -> list:
         """Return the stored boxes; none, and zeros, for state that only another rule keeps.
 
         Errors: CheckpointError if there should be some.
         """
         if tensor in self._forms:
-            return self._stored.of(tensor, wanted)
+            return self._stored.of(tensor, piece.box)
         if not set(state_names([tensor])) - set(state_names(self.shapes)):
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         array[...] = 0

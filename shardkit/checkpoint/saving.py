@@ -172,8 +172,10 @@ class Saving:
         self._boxes, self._table_at = lay_out(
             self._path, forms, table_bytes if self._is_tabled else None
         )
-        table = [TablePlace(self._table_at, table_bytes(self._boxes))] if self._is_tabled else []
-        self._records = {self._path.name: _record(self._path, [*self._boxes, *table])}
+        inside: list = [*self._boxes]
+        if self._is_tabled:
+            inside.append(TablePlace(self._table_at, table_bytes(self._boxes)))
+        self._records = {self._path.name: _record(self._path, inside)}
 
     def _form(self, tensor: str, piece: Piece, array) -> tuple:
         """Return (tensor path, Piece, dtype), and note the value of a scalar."""

@@ -12,7 +12,7 @@ NAMES = {
     "fit": "Wanted",
     "format.description": "storable",
     "format.manifest": "read_manifest write_manifest",
-    "format.parts": "Parts Summary are_whole fingerprint runs_of tables_of",
+    "format.parts": "TensorCut Summary are_whole fingerprint range_of runs_of tables_of",
     "format.reads": "READERS Reader",
     "format.stored": "SEGMENT_BYTES StoredBox num_segments",
     "format.tabled": "TabledBoxes",

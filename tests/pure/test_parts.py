@@ -6,21 +6,27 @@ from itertools import product
 
 import numpy
 import pytest
+from checkpoints import described
 
 import shardkit as sk
 from shardkit.testing.checkpoint import (
     SEGMENT_BYTES,
     FileTable,
-    Parts,
     StoredBox,
     Summary,
+    TabledBoxes,
+    TensorCut,
     are_whole,
     encoded,
     fingerprint,
     num_segments,
+    range_of,
+    read_manifest,
     runs_of,
     table_bytes,
+    table_checksum,
     tables_of,
+    write_manifest,
 )
 from shardkit.testing.layout import Box, FlatLayout
 
@@ -76,7 +82,7 @@ def test_runs_hold_the_sequence():
 def test_runs_that_are_none_are_refused(runs):
     entry = {"files": [[0, 1, 1]], "starts": [[0, 0, 1]], "sizes": runs}
     with pytest.raises(sk.CheckpointError):
-        Parts(entry).last_file() or Parts(entry).files(0, 9)
+        TensorCut(entry).last_file() or TensorCut(entry).files(0, 9)
 
 
 # ---- coverage ------------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ def test_the_files_that_hold_something_are_found(num_ranks):
                 for box in boxes
                 if box.tensor == tensor and element_in(box, start)
             }
-            found = Parts(parts[entry["parts"]]).files(start, start + 1)
+            found = TensorCut(parts[entry["parts"]]).files(start, start + 1)
             assert wanted <= {entry["first"] + file for file in found}
             assert len(found) <= 2, "a file between whose elements are those of another"
 
@@ -178,6 +184,36 @@ def test_tensors_that_are_cut_alike_share_an_entry_and_regular_cuts_are_a_formul
         )
         sizes.append(len(json.dumps([tensors, parts])))
     assert sizes[2] < 1.1 * sizes[0], sizes
+
+
+@pytest.mark.parametrize("num_ranks, num_readers", [(40, 30), (3, 8), (1, 2)])
+def test_a_rank_opens_the_tables_of_what_it_reads(tmp_path, num_ranks, num_readers):
+    """Values aside: a folder of tables, as many ranks write it, and what others find there."""
+    written, wanted = layout_of(num_ranks), layout_of(num_readers)
+    summaries, records = [], {}
+    for rank in range(num_ranks):
+        boxes = stored_boxes(written, rank)
+        name, content = f"rank-{rank:05d}.h5", encoded(boxes)
+        size = max([box.at + box.box_bytes for box in boxes], default=4096)
+        (tmp_path / name).write_bytes(content.ljust(size, b"\0"))
+        segments = sum(len(box.checksums) for box in boxes)
+        place = [0, len(content), segments, table_checksum(content)]
+        records[name] = {"bytes": size, "crc32": "00000000", "table": place}
+        summaries.append(Summary.of(boxes))
+    write_manifest(tmp_path, described(), records, *tables_of(summaries))
+    found = TabledBoxes(tmp_path, read_manifest(tmp_path))
+    assert len(found) == sum(record["table"][2] for record in records.values())
+    for rank in range(num_readers):
+        files = set()
+        for piece in wanted.pieces(rank):
+            boxes = found.of(piece.name, piece.box)
+            files |= {box.file for box in boxes}
+            start, stop = range_of(piece.box, piece.global_shape)
+            assert any(range_of(box.box, box.global_shape)[0] <= start for box in boxes)
+            for box in boxes:
+                number = found.number(box, 0)
+                assert found[number][0] == box and box in found.boxes_of(box.file)
+        assert len(files) <= num_ranks / num_readers + 2
 
 
 # ---- tables --------------------------------------------------------------------------------------

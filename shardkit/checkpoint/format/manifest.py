@@ -27,7 +27,7 @@ from ...layout.box import Box, tiles_exactly
 from .companions import check_companion
 from .description import check_description, is_count
 from .files import as_text, crc32, file_bytes, read_whole
-from .parts import Parts
+from .parts import TensorCut
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, check_places
 
 FORMAT = "shardkit-checkpoint"
@@ -120,10 +120,7 @@ def read_manifest(folder: Path) -> dict:
         check_description(manifest)
         _check_step(folder, manifest)
         _check_files(folder, manifest["files"])
-        if manifest["version"] == TABLED_VERSION:
-            _check_parts(manifest)
-        else:
-            _check_tensors(manifest)
+        _check_boxes(manifest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__} {error}") from None
     except CheckpointError as error:
@@ -198,16 +195,23 @@ def _check_files(folder: Path, files: dict) -> None:
             )
 
 
+def _check_boxes(manifest: dict) -> None:
+    _check_segments(manifest)
+    if manifest["version"] == TABLED_VERSION:
+        _check_parts(manifest)
+    else:
+        _check_tensors(manifest)
+
+
 def _check_parts(manifest: dict) -> None:
     """Check the places of tables and parts; tables are checked where they are read."""
-    _check_segments(manifest)
     records = [record for record in manifest["files"].values() if "table" in record]
     for record in records:
         at, num_bytes, num_segments, checksum = record["table"]
         is_right = all(map(is_count, (at, num_bytes, num_segments))) and _XXH3.fullmatch(checksum)
         if not is_right or at + num_bytes > record["bytes"]:
             raise CheckpointError(f"the place of a table is {record['table']!r:.100}")
-    parts = [Parts(entry) for entry in manifest["parts"]]
+    parts = [TensorCut(entry) for entry in manifest["parts"]]
     num_elements = [each.num_elements() for each in parts]
     last_files = [each.last_file() for each in parts]
     room = sum(record["bytes"] for record in records)
@@ -216,9 +220,11 @@ def _check_parts(manifest: dict) -> None:
         number, first = entry["parts"], entry["first"]
         if not is_count(number) or not is_count(first) or number >= len(parts):
             raise CheckpointError(f"{tensor} has parts {number!r:.40} from file {first!r:.40} on")
-        if first + last_files[number] >= len(records) or prod(shape) * ITEM_BYTES[dtype] > room:
+        size = prod(shape)
+        last_file = first + last_files[number]
+        if last_file >= len(records) or size * ITEM_BYTES[dtype] > room:
             raise CheckpointError(f"{tensor} of shape {shape} stands in files that are not there")
-        if num_elements[number] != prod(shape):
+        if num_elements[number] != size:
             raise CheckpointError(f"the parts of {tensor} do not make shape {shape} whole")
 
 
@@ -240,7 +246,6 @@ def _check_tensors(manifest: dict) -> None:
             raise CheckpointError(
                 f"a box of {box.tensor} stands in {box.file!r:.100}, which is not among the files"
             )
-    _check_segments(manifest)
     check_places({name: record["bytes"] for name, record in manifest["files"].items()}, boxes)
 
 

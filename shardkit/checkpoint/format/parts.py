@@ -25,6 +25,7 @@ import xxhash
 
 from ...annotations import Shape
 from ...errors import CheckpointError, LayoutError
+from ...files.reading import LARGEST
 from ...layout.box import Box, tiles_exactly
 from .reads import first_element
 from .stored import StoredBox
@@ -58,9 +59,10 @@ class Summary:
             own = range_of(box.box, box.global_shape)
             ranges[form] = min(start, own[0]), max(stop, own[1])
             covered += fingerprint(box.tensor, box.box)
-        starts, stops = numpy.array([*ranges.values()], numpy.int64).reshape(-1, 2).T
+        starts = numpy.array([start for start, _ in ranges.values()], numpy.int64)
+        stops = numpy.array([stop for _, stop in ranges.values()], numpy.int64)
         forms = zlib.compress("\n".join(ranges).encode())
-        return cls(forms, starts.copy(), stops.copy(), covered % PRIME)
+        return cls(forms, starts, stops, covered % PRIME)
 
     def lines(self) -> list[str]:
         """Return the forms."""
@@ -81,7 +83,8 @@ def form_in(text: str) -> tuple[str, str, Shape]:
 def range_of(box: Box, shape: Shape) -> tuple[int, int]:
     """Return [start, stop) of the elements of a tensor, in C order, between which a box lies."""
     whole = Box.whole(shape)
-    corner = Box(tuple(stop - 1 for stop in box.stop), (1,) * len(shape))
+    last = tuple(stop - 1 for stop in box.stop)
+    corner = Box(last, (1,) * len(shape))
     return first_element(box, whole), first_element(corner, whole) + 1
 
 
@@ -93,13 +96,14 @@ def fingerprint(tensor: str, box: Box) -> int:
     total = _point(tensor)
     for dim, (start, size) in enumerate(zip(box.offset, box.shape)):
         z = _point(dim)
-        total = total * pow(z, start, PRIME) * (pow(z, size, PRIME) - 1) % PRIME
-        total = total * _inverse(dim) % PRIME
+        run = (pow(z, size, PRIME) - 1) * _inverse(dim)
+        total = total * pow(z, start, PRIME) * run % PRIME
     return total
 
 
 def _point(key) -> int:
-    return 2 + xxhash.xxh3_64_intdigest(f"{type(key).__name__} {key}".encode()) % (PRIME - 3)
+    text = f"{type(key).__name__} {key}"
+    return 2 + xxhash.xxh3_64_intdigest(text.encode()) % (PRIME - 3)
 
 
 @cache
@@ -131,9 +135,10 @@ def tables_of(summaries: list[Summary]) -> tuple[dict, list]:
     for (tensor, dtype, shape), rows in zip(forms, numpy.split(order, cuts)):
         first = int(file[rows].min())
         content = file[rows] - first, start[rows], size[rows]
-        entry = parts.setdefault(tuple(each.tobytes() for each in content), (len(parts), content))
+        key = tuple(each.tobytes() for each in content)
+        entry, _ = parts.setdefault(key, (len(parts), content))
         form = {"shape": list(shape), "dtype": dtype}
-        tensors[tensor] = {**form, "parts": entry[0], "first": first}
+        tensors[tensor] = {**form, "parts": entry, "first": first}
     names = "files", "starts", "sizes"
     return dict(sorted(tensors.items())), [
         dict(zip(names, map(runs_of, content))) for _, content in parts.values()
@@ -142,8 +147,10 @@ def tables_of(summaries: list[Summary]) -> tuple[dict, list]:
 
 def are_whole(tensors: dict, summaries: list[Summary]) -> bool:
     """Return True if the boxes of all files tile each of these tensors exactly once."""
-    whole = sum(fingerprint(tensor, Box.whole(entry["shape"])) for tensor, entry in tensors.items())
-    return whole % PRIME == sum(each.covered for each in summaries) % PRIME
+    covered = sum(each.covered for each in summaries)
+    for tensor, entry in tensors.items():
+        covered -= fingerprint(tensor, Box.whole(entry["shape"]))
+    return covered % PRIME == 0
 
 
 def _check_forms(forms) -> None:
@@ -160,11 +167,14 @@ def _check_forms(forms) -> None:
 def runs_of(numbers: numpy.ndarray) -> list[list[int]]:
     """Return a sequence as runs [first, step, count]."""
     ends = numpy.flatnonzero(numpy.diff(numbers, 2)) + 1
-    runs, start, last = [], 0, numbers.size - 1
+    runs = []
+    start = 0
+    last = numbers.size - 1
     for end in [*ends.tolist(), last]:
         if end > start or end == last:
             run = numbers[start : end + 1].tolist()
-            runs.append([run[0], run[1] - run[0] if len(run) > 1 else 0, len(run)])
+            step = run[1] - run[0] if len(run) > 1 else 0
+            runs.append([run[0], step, len(run)])
             start = end + 1
     return runs
 
@@ -173,7 +183,7 @@ def runs_of(numbers: numpy.ndarray) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class Parts:
+class TensorCut:
     """One entry of "parts": which files hold something between which elements.
 
     Errors: CheckpointError, TypeError, ValueError if the entry is damaged.
@@ -200,7 +210,8 @@ class Parts:
         _, starts, stops = self._columns
         order = numpy.argsort(starts, kind="stable")
         reached = numpy.concatenate([[0], numpy.maximum.accumulate(stops[order])])
-        return -1 if (starts[order] > reached[:-1]).any() else int(reached[-1])
+        has_gap = (starts[order] > reached[:-1]).any()
+        return -1 if has_gap else int(reached[-1])
 
     def last_file(self) -> int:
         """Return the largest number of a file."""
@@ -210,15 +221,18 @@ class Parts:
 def _sequence(runs) -> numpy.ndarray:
     """Return the numbers of runs. Errors: CheckpointError."""
     for run in runs:
-        is_run = type(run) is list and len(run) == 3 and all(type(n) is int for n in run)
-        first, step, count = run if is_run else (-1, 0, 0)
-        last = first + step * (count - 1)
-        if not 0 <= first < 1 << 62 or not 0 <= last < 1 << 62 or not 0 < count <= MOST_PARTS:
+        first, step, count = run if _is_run(run) else (-1, 0, 0)
+        ends = first, first + step * (count - 1)
+        if min(ends) < 0 or max(ends) > LARGEST // 2 or not 0 < count <= MOST_PARTS:
             raise CheckpointError(f"parts have {run!r:.100}; wanted [first, step, count]")
     if sum(count for *_, count in runs) > MOST_PARTS:
         raise CheckpointError(f"an entry of parts has more than {MOST_PARTS:,} files")
     parts = [first + step * numpy.arange(count) for first, step, count in runs]
     return numpy.concatenate([numpy.empty(0, numpy.int64), *parts])
+
+
+def _is_run(run) -> bool:
+    return type(run) is list and [type(number) for number in run] == [int] * 3
 
 
 def check_whole(tensor: str, wanted: Box, boxes: list[StoredBox]) -> None:

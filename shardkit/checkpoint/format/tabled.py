@@ -11,12 +11,21 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...layout.box import Box
-from .parts import Parts, check_whole, range_of
+from .manifest import TABLED_VERSION, stored_boxes
+from .parts import TensorCut, check_whole, range_of
 from .reads import Reader
-from .stored import StoredBox
+from .stored import SegmentTable, StoredBox, StoredBoxes
 from .tables import FileTable, table_checksum
 
 _MOST_TABLES = 16  # that are kept
+
+
+def boxes_of(folder: Path, manifest: dict) -> StoredBoxes:
+    """Return the boxes of a checkpoint, listed in its manifest or in its files."""
+    if manifest["version"] == TABLED_VERSION:
+        return TabledBoxes(folder, manifest)
+    tensors = manifest["tensors"].items()
+    return SegmentTable([box for name, entry in tensors for box in stored_boxes(name, entry)])
 
 
 class TabledBoxes:
@@ -27,7 +36,7 @@ class TabledBoxes:
         self._files = manifest["files"]
         self._names = [name for name, record in self._files.items() if "table" in record]
         self._tensors = manifest["tensors"]
-        self._parts = [Parts(entry) for entry in manifest["parts"]]
+        self._parts = [TensorCut(entry) for entry in manifest["parts"]]
         counts = [self._files[name]["table"][2] for name in self._names]
         self._first = [0, *accumulate(counts)]
         self._number_of = {name: number for number, name in enumerate(self._names)}
@@ -50,10 +59,12 @@ class TabledBoxes:
             box for file in files for box in self._table(self._names[first + file]).boxes_of(tensor)
         ]
         for box in boxes:
-            if (box.global_shape, box.dtype) != (shape, entry["dtype"]):
+            found = f"{box.dtype} {box.global_shape}"
+            stated = f"{entry['dtype']} {shape}"
+            if found != stated:
                 raise CheckpointError(
-                    f"{self._folder / box.file} has {tensor} of {box.dtype} {box.global_shape}, "
-                    f"but the manifest says {entry['dtype']} {shape}"
+                    f"{self._folder / box.file} has {tensor} of {found}, but the manifest says "
+                    f"{stated}"
                 )
         check_whole(tensor, wanted, boxes)
         return boxes
@@ -64,7 +75,8 @@ class TabledBoxes:
 
     def number(self, box: StoredBox, start: int) -> int:
         """Return the number of the segment that holds byte `start` of the box."""
-        return self._first[self._number_of[box.file]] + self._table(box.file).number(box, start)
+        first = self._first[self._number_of[box.file]]
+        return first + self._table(box.file).number(box, start)
 
     def __getitem__(self, number: int) -> tuple[StoredBox, int, int]:
         """Return the box of a segment, and which of its bytes [start, stop) the segment is."""

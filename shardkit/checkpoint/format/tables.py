@@ -15,6 +15,7 @@ from math import prod
 import numpy
 import xxhash
 
+from ...annotations import Shape
 from ...errors import CheckpointError
 from ...files.reading import LARGEST, MOST_DIMS, understood
 from ...layout.box import Box
@@ -34,7 +35,8 @@ def table_bytes(boxes: list[StoredBox]) -> int:
     names = len(_names_text(boxes))
     numbers = _NUMBERS_PER_DIM * sum(len(box.box.shape) for box in boxes)
     checksums = sum(num_segments(box.box_bytes) for box in boxes)
-    return _COUNTS.size + names + len(boxes) * _ROW.itemsize + 8 * (numbers + checksums)
+    rows = len(boxes) * _ROW.itemsize
+    return _COUNTS.size + names + rows + 8 * (numbers + checksums)
 
 
 def encoded(boxes: list[StoredBox]) -> bytes:
@@ -108,7 +110,8 @@ class FileTable:
         self._first_numbers = _firsts(_NUMBERS_PER_DIM * self._rows["dims"].astype(numpy.int64))
         if self._first_numbers[-1] != num_numbers or (self._numbers < 0).any():
             raise ValueError("its numbers do not fit its rows")
-        if (self._rows["dims"] > MOST_DIMS).any() or self._rows["at"].max(initial=0) > LARGEST:
+        most = self._rows["dims"].max(initial=0), self._rows["at"].max(initial=0)
+        if most[0] > MOST_DIMS or most[1] > LARGEST:
             raise ValueError("its rows are no boxes")
         counts = [num_segments(self._form(row)[-1]) for row in range(num_rows)]
         self._first_segments = _firsts(counts)
@@ -141,25 +144,24 @@ class FileTable:
         box = self._box(row)
         return box, start, min(start + SEGMENT_BYTES, box.box_bytes)
 
-    def _form(self, row: int) -> tuple[list[int], list[int], list[int], str, int]:
-        """Return (shape of the tensor, offset, shape, dtype, bytes) of a box."""
-        dims = int(self._rows["dims"][row])
+    def _form(self, row: int) -> tuple[Shape, Box, str, int]:
+        """Return (shape of the tensor, box, dtype, bytes) of a row."""
         first, last = self._first_numbers[row : row + 2].tolist()
-        numbers = self._numbers[first:last].tolist()
-        whole, offset, shape = (numbers[i * dims : (i + 1) * dims] for i in range(_NUMBERS_PER_DIM))
+        numbers = self._numbers[first:last].reshape(_NUMBERS_PER_DIM, -1)
+        whole, offset, shape = map(tuple, numbers.tolist())
         dtype = _DTYPES[self._rows["dtype"][row]]
-        return whole, offset, shape, dtype, prod(shape) * ITEM_BYTES[dtype]
+        return whole, Box(offset, shape), dtype, prod(shape) * ITEM_BYTES[dtype]
 
     def _box(self, row: int) -> StoredBox:
-        whole, offset, shape, dtype, _ = self._form(row)
+        whole, box, dtype, _ = self._form(row)
         first, last = self._first_segments[row : row + 2].tolist()
         tensor = self.names[self._rows["tensor"][row]]
         return StoredBox(
             tensor,
             self.file,
             f"{tensor}/{self._rows['dataset'][row]}",
-            Box(tuple(offset), tuple(shape)),
-            tuple(whole),
+            box,
+            whole,
             dtype,
             int(self._rows["at"][row]),
             tuple(f"{each:016x}" for each in self._checksums[first:last].tolist()),

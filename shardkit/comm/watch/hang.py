@@ -76,8 +76,9 @@ def _calls_lines(found: Ledgers, now: float) -> list[str]:
     rows = numpy.flatnonzero(found.is_in_call)
     last = found.rows["last"][rows]
     waiting = defaultdict(list)  # (group or message, number) -> rows
-    for row, *key in zip(rows.tolist(), last["group"].tolist(), last["number_on_group"].tolist()):
-        waiting[tuple(key)].append(row)
+    keys = zip(last["group"].tolist(), last["number_on_group"].tolist())
+    for row, key in zip(rows.tolist(), keys):
+        waiting[key].append(row)
     began = found.rows["last"]["began"]
     calls = sorted(waiting.values(), key=lambda rows: began[rows].min())
     lines = [line for rows in calls[:_MAX_CALLS] for line in _waiting_lines(rows, found, now)]
@@ -163,7 +164,8 @@ def _not_come(folder: Path, found: Ledgers, seconds: float) -> tuple[set[int], s
         peers.update(() if number else late)
     ready = found.ranks[~found.is_in_call].tolist()
     silent = numpy.asarray([*missing, *peers], numpy.int64)
-    idle = {*silent[found.rows_of(silent) < 0].tolist(), *(missing | peers).intersection(ready)}
+    idle = (missing | peers).intersection(ready)
+    idle |= {*silent[found.rows_of(silent) < 0].tolist()}
     since = inf if seconds == inf else time.time() - seconds
     at_work = idle.intersection(found.ranks[found.rows["worked"] > since].tolist())
     idle = idle - at_work or at_work
@@ -253,7 +255,8 @@ def idle_since(folder, time: float) -> str:
     found = read_ledgers(folder)
     worked = found.rows["worked"]
     is_idle = ~found.is_in_call & (worked > 0)
-    idle = found.ranks[is_idle & (numpy.maximum(worked, found.last_times) < time)].tolist()
+    is_idle &= numpy.maximum(worked, found.last_times) < time
+    idle = found.ranks[is_idle].tolist()
     return _ranks(idle) if idle else ""
 
 
@@ -270,11 +273,11 @@ def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
     lines = []
     by_call = _by_call(rows, found)
     where = f"(call {call.number_on_group} on group {call.group}) for {now - call.began:.1f} s"
-    for numbers in by_call:
-        of_these = found.rank(numbers[0]).calls[-1]
+    firsts = [found.rank(numbers[0]).calls[-1] for numbers in by_call]
+    for numbers, of_these in zip(by_call, firsts):
         who = _ranks(found.ranks[numbers].tolist())
         lines.append(f"{who} in {of_these.carries} {where}, called at {of_these.site}")
-    if len({found.rank(numbers[0]).calls[-1].carries for numbers in by_call}) > 1:
+    if len({of_these.carries for of_these in firsts}) > 1:
         lines.append(
             "  these are different calls with the same number: all ranks of a group must make the "
             "same calls"

@@ -102,18 +102,19 @@ class Ledgers:
 
     def rank(self, row: int) -> RecordedRank:
         """Return what the rank of a row says, with its last call."""
-        rank, world_size, pid, host, code, pulse, worked, since, _, last = self.rows[row].item()
+        found = self.rows[row]
+        last = found["last"].item()
         calls = (recorded_call(last, self.names, self.places, 0.0),) if last[0] else ()
         return RecordedRank(
-            rank,
-            world_size,
-            pid,
-            self.names[host],
-            Pulse(*pulse),
-            worked or None,
+            int(found["rank"]),
+            int(found["world_size"]),
+            int(found["pid"]),
+            self.names[found["host"]],
+            Pulse(*found["pulse"].tolist()),
+            float(found["worked"]) or None,
             calls,
-            self.names[code] if code else "",
-            since,
+            self.names[found["code"]] if found["code"] else "",
+            float(found["since"]),
         )
 
     def begun(self, group: str, ranks) -> numpy.ndarray:
@@ -122,9 +123,11 @@ class Ledgers:
         returns   uint64; 0 for those without a ledger, ANY for those of which it is not known
         """
         rows = self.rows_of(ranks)
-        begun = numpy.where(self.rows["sees_all"][rows] | (rows < 0), numpy.uint64(0), ANY)
+        is_known = self.rows["sees_all"][rows] | (rows < 0)
+        begun = numpy.where(is_known, numpy.uint64(0), ANY)
         name = self.texts.get(group, -1)
-        come = self.come[slice(*numpy.searchsorted(self.come["group"], [name, name + 1]))]
+        first, last = numpy.searchsorted(self.come["group"], [name, name + 1])
+        come = self.come[first:last]
         if not come.size:
             return begun
         at = numpy.minimum(numpy.searchsorted(come["row"], rows), come.size - 1)
@@ -133,7 +136,9 @@ class Ledgers:
     def late(self, call: Call) -> numpy.ndarray:
         """Return which ranks of a collective are known not to have begun it; of a message, all."""
         ranks = numpy.asarray(call.ranks, numpy.int64)
-        return ranks if call.number is None else ranks[self.begun(call.group, ranks) < call.number]
+        if call.number is None:
+            return ranks
+        return ranks[self.begun(call.group, ranks) < call.number]
 
 
 def read_ledgers(folder, ranks=None) -> Ledgers:

@@ -16,9 +16,10 @@ def ranges_text(ranks) -> str:
     """Return the ranks as text, in order, each once."""
     found = numpy.unique(numpy.asarray(ranks, numpy.int64))
     steps = numpy.diff(found)
-    ends = [*(numpy.flatnonzero(numpy.diff(steps)) + 1).tolist(), max(found.size - 1, 0)]
-    parts, start = [], 0
-    for end in ends:  # from one to the next, all steps are the same
+    ends = numpy.flatnonzero(numpy.diff(steps)) + 1
+    parts = []
+    start = 0
+    for end in [*ends.tolist(), found.size - 1]:  # from one to the next, all steps are the same
         if start < end:
             parts.append(_part(found[start : end + 1].tolist()))
             start = end + 1
@@ -53,7 +54,8 @@ def _range(text: str, most: int) -> range:
     if match is None:
         raise ValueError(f"{text!r:.50} is no range of ranks")
     first, last, step = match.groups()
-    found = range(int(first), int(last or first) + 1, int(step or 1))
+    stop = int(last or first) + 1
+    found = range(int(first), stop, int(step or 1))
     if found.stop > most or not found:
         raise ValueError(f"{text} is no range of {most:,} ranks")
     return found

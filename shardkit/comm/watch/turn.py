@@ -8,14 +8,41 @@ Otherwise each rank of a large group would read the ledgers of all others, again
 
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from ...files.reading import MOST_TABLE_BYTES, read_bytes
 from ...files.writing import write_whole
 from .folder import LOOK_NAME
+from .hang import idle_since
+from .pulse import beat_seconds
 
 FEW_RANKS = 64  # each of so few reads the ledgers of the others
 MOST_PATIENCE_SECONDS = 30.0
+
+
+class Idle:
+    """Looks for ranks in no call that note no work, while all that work do; one rank for all.
+
+    folder   of the ledgers; None: there are none
+    """
+
+    def __init__(self, folder, rank: int, world_size: int):
+        self._folder, self._world_size = folder, world_size
+        self._turn = Turn(folder, rank)
+        self._next_look = 0.0
+
+    def ranks(self, limit: float) -> str:
+        """Return those that got nowhere for the limit, in words; "" if none did. Often called."""
+        now = time.monotonic()
+        if self._folder is None or now < self._next_look:
+            return ""
+        self._next_look = now + beat_seconds(limit)
+        if not self._turn.is_mine("work", self._world_size, limit):
+            return ""
+        with suppress(OSError):
+            return idle_since(self._folder, time.time() - limit)
+        return ""
 
 
 class Turn:

@@ -30,14 +30,13 @@ from .hang import (
     STACKS_NAME,
     hang_report,
     hang_suspects,
-    idle_since,
     late_text,
 )
 from .ledger import LEDGER_NAME, Ledger
 from .ledgers import read_ledgers
 from .progress import Call
 from .pulse import beat_seconds
-from .turn import Turn
+from .turn import Idle
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 STACKS_SECONDS = 0.7  # until the stacks of this node are written
@@ -79,9 +78,7 @@ class Watchdog:
         self._patience = patience
         self._stopped = threading.Event()
         self._clock = CallClock(self.folder, rank)
-        self._turn = Turn(self.folder, rank)
-        self._world_size = world_size
-        self._next_check = 0.0  # of ranks that work
+        self._idle = Idle(self.folder, rank, world_size)
         self._away_since = 0.0
         self._resumed_at = 0.0  # after this process was stopped
         self._gives_up = inf  # when this rank ends the job although another one should
@@ -180,15 +177,9 @@ class Watchdog:
 
         For ranks that all note their work, while this one works too.
         """
-        now = time.monotonic()
-        if self.folder is None or now < self._next_check:
-            return
         limit = self._limit()
-        self._next_check = now + beat_seconds(limit)
-        if not self._turn.is_mine("work", self._world_size, limit):
-            return
+        stuck = self._idle.ranks(limit)
         with suppress(OSError):
-            stuck = idle_since(self.folder, time.time() - limit)
             if stuck and self._is_first():
                 _, report = self._look_at_ledgers()
                 self._abort(f"{stuck} got nowhere for {limit:g} s; the job is ended\n{report}")
