@@ -1,268 +1,241 @@
-"""Tables of files, and which files hold what: against lists of all boxes."""
+"""A rank reads its part of each sample: the rows of whole samples, and no more of the file."""
 
-import json
-import random
-from itertools import product
+from dataclasses import dataclass
 
+import h5py
 import numpy
 import pytest
-from checkpoints import described
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_rows import rows_in
 
-import shardkit as sk
-from shardkit.testing.checkpoint import (
-    SEGMENT_BYTES,
-    FileTable,
-    StoredBox,
-    Summary,
-    TabledBoxes,
-    TensorCut,
-    are_whole,
-    encoded,
-    fingerprint,
-    num_segments,
-    range_of,
-    read_manifest,
-    runs_of,
-    table_bytes,
-    table_checksum,
-    tables_of,
-    write_manifest,
+from shardkit import ConfigurationError, Rows, SamplePart, Samples, ShapeError
+from shardkit.testing.data import (
+    FileMap,
+    Mixture,
+    PackedTokens,
+    Selected,
+    TableSamples,
+    TokenWindows,
+    content_of_array,
+    contents,
+    open_table,
+    reader_of,
+    split_rows,
 )
-from shardkit.testing.layout import Box, FlatLayout
+from shardkit.testing.task import ArraySamples
 
-SHAPES = {"model/a": (12, 7), "model/b": (5,), "model/c": (), "model/d": (3, 4, 5)}
-
-
-def stored_boxes(layout, rank, *, states=("model",), whole=None):
-    """The boxes of a rank's file."""
-    at, boxes = 4096, []
-    for state, piece in product(states, layout.pieces(rank)):
-        tensor = piece.name.replace("model", state)
-        number = sum(box.tensor == tensor for box in boxes)
-        checksums = tuple(f"{at + i:016x}" for i in range(num_segments(4 * piece.box.size)))
-        place = f"rank-{rank:05d}.h5", f"{tensor}/{number}"
-        form = piece.box, piece.global_shape, "float32"
-        boxes.append(StoredBox(tensor, *place, *form, at, checksums))
-        at += 4 * piece.box.size + 8 * rank
-    return boxes
+ROWS, SHAPE = 6, (2, 11, 3)
+NUMBERS = numpy.array([4, 0, 5, 4])
 
 
-def layout_of(num_ranks, shapes=SHAPES, alignment=1):
-    return FlatLayout.of(shapes, num_ranks, alignment=alignment)
+def values(dtype="f4"):
+    return numpy.random.default_rng(0).normal(size=(ROWS, *SHAPE)).astype(dtype)
 
 
-# ---- sequences -----------------------------------------------------------------------------------
+def write(path, **how):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values(), **how)
+        file["y"] = values()[:, :1]
+    return path
 
 
-def test_runs_hold_the_sequence():
-    rng = random.Random(0)
-    for _ in range(300):
-        numbers = [rng.randrange(9) * rng.choice([1, 5]) for _ in range(rng.randrange(1, 20))]
-        runs = runs_of(numpy.array(numbers))
-        assert [a + step * i for a, step, count in runs for i in range(count)] == numbers
-    assert runs_of(numpy.arange(5, 500, 7)) == [[5, 7, 71]]
-    assert runs_of(numpy.array([4])) == [[4, 0, 1]]
+def stacked(folder):
+    """Write a virtual dataset: each row is all of a file of its own."""
+    layout = h5py.VirtualLayout((ROWS, *SHAPE), "f4")
+    for number, row in enumerate(values()):
+        with h5py.File(folder / f"r{number}.h5", "w") as file:
+            file["x"] = row
+        layout[number] = h5py.VirtualSource(f"r{number}.h5", "x", SHAPE)
+    with h5py.File(folder / "all.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+        file["y"] = values()[:, :1]
+    return folder / "all.h5"
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [
-        [[-1, 1, 3]],
-        [[5, -3, 3]],
-        [[0, 1, 0]],
-        [[0, 1, 1 << 40]],
-        [[0, 1 << 60, 9]],
-        [[0, 1]],
-        [[0, True, 2]],
-        ["012"],
-        [[0, 1.0, 2]],
-        [[0, 0, 1 << 23]] * 3,
-    ],
-)
-def test_runs_that_are_none_are_refused(runs):
-    entry = {"files": [[0, 1, 1]], "starts": [[0, 0, 1]], "sizes": runs}
-    with pytest.raises(sk.CheckpointError):
-        TensorCut(entry).last_file() or TensorCut(entry).files(0, 9)
+def joined(folder):
+    """Write a virtual dataset: its rows are those of two files."""
+    layout = h5py.VirtualLayout((ROWS, *SHAPE), "f4")
+    for number in range(2):
+        with h5py.File(folder / f"h{number}.h5", "w") as file:
+            file["x"] = values()[3 * number : 3 * number + 3]
+        layout[3 * number : 3 * number + 3] = h5py.VirtualSource(f"h{number}.h5", "x", (3, *SHAPE))
+    with h5py.File(folder / "both.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+        file["y"] = values()[:, :1]
+    return folder / "both.h5"
 
 
-# ---- coverage ------------------------------------------------------------------------------------
+def npz(folder):
+    numpy.savez(folder / "arrays.npz", x=values(), y=values()[:, :1])
+    return folder / "arrays.npz"
 
 
-def test_a_fingerprint_is_the_sum_over_elements():
-    rng = random.Random(1)
-    for shape in [(), (4,), (3, 5), (2, 3, 4)]:
-        for _ in range(10):
-            offset = tuple(rng.randrange(size) for size in shape)
-            size = tuple(rng.randrange(size - at + 1) for size, at in zip(shape, offset))
-            box = Box(offset, size)
-            elements = product(*(range(at, stop) for at, stop in zip(box.offset, box.stop)))
-            one = sum(fingerprint("model/a", Box(at, (1,) * len(at))) for at in elements)
-            assert (one - fingerprint("model/a", box)) % ((1 << 61) - 1) == 0
+def big_endian(folder):
+    numpy.savez(folder / "big.npz", x=values(">f4"), y=values(">f4")[:, :1])
+    return folder / "big.npz"
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
-def test_only_what_tiles_every_tensor_once_is_whole(num_ranks):
-    rng = random.Random(num_ranks)
-    layout = layout_of(num_ranks)
-    files = [stored_boxes(layout, rank) for rank in range(num_ranks)]
+FILES = {
+    "contiguous": lambda folder: write(folder / "a.h5"),
+    "chunks of rows": lambda folder: write(folder / "a.h5", chunks=(2, *SHAPE)),
+    "compressed": lambda folder: write(folder / "a.h5", chunks=(4, 1, 5, 2), compression="gzip"),
+    "a file for each row": stacked,
+    "files of rows": joined,
+    "npz": npz,
+    "big endian": big_endian,
+}
+PARTS = [(dim, count, number) for dim in (1, 2, 3) for count in (2, 3) for number in (0, count - 1)]
 
-    def is_whole(files):
-        summaries = [Summary.of(boxes) for boxes in files]
-        return are_whole(tables_of(summaries)[0], summaries)
 
-    assert is_whole(files)
-    for _ in range(20):
-        spoilt = [list(boxes) for boxes in files]
-        victim, other = rng.choice(spoilt), rng.choice(spoilt)
-        if not victim:
+@pytest.mark.parametrize("kind", FILES)
+def test_a_table_reads_the_rows_of_whole_samples(kind, tmp_path):
+    samples = TableSamples(open_table(FILES[kind](tmp_path)), ["x"], ["y"], dtype=None)
+    assert samples.reads_parts
+    for dim, count, number in PARTS:
+        part = SamplePart(number, count, dim, 2)
+        if SHAPE[dim - 1] < count:
             continue
-        box = rng.choice(victim)
-        kind = rng.randrange(3)
-        if kind == 0 and sum(b.tensor == box.tensor for own in spoilt for b in own) > 1:
-            victim.remove(box)
-        elif kind == 1:
-            other.append(box)
-        else:
-            twin = [b for own in spoilt for b in own if b.box.size == box.box.size and b != box]
-            twin = [b for b in twin if len(b.box.shape) == len(box.box.shape)]
-            if not twin:
-                continue
-            victim.remove(box)
-            victim.append(rng.choice(twin))  # as many elements as before
-        assert not is_whole(spoilt)
+        found, wanted = samples.read(NUMBERS, part), part.cut(*samples.read(NUMBERS))
+        for ours, theirs in zip(found, wanted):
+            assert (ours.dim, ours.start, ours.length) == (theirs.dim, theirs.start, theirs.length)
+            assert ours.dtype == "f4" and ours.shape == theirs.shape
+            assert numpy.array_equal(ours.array, theirs.array)
+        assert samples.read(NUMBERS[:0], part)[0].array.shape == found[0][:0].array.shape
 
 
-def test_owners_that_do_not_agree_are_named():
-    one = Summary.of(stored_boxes(layout_of(1), 0))
-    other = Summary.of(stored_boxes(layout_of(1, {"model/a": (7, 12)}), 0))
-    with pytest.raises(sk.CheckpointError, match="two owners of model/a do not agree: float32"):
-        tables_of([one, other])
+@pytest.mark.parametrize("kind", ["contiguous", "chunks of rows", "npz"])
+def test_no_more_of_a_file_is_read_than_the_part(kind, tmp_path, monkeypatch):
+    read, read_into = [], FileMap.read_into
+
+    def counted(file, buffer, start):
+        read.append(memoryview(buffer).nbytes)
+        read_into(file, buffer, start)
+
+    monkeypatch.setattr(FileMap, "read_into", counted)
+    samples = TableSamples(open_table(FILES[kind](tmp_path)), ["x"], ["y"], dtype=None)
+    monkeypatch.setattr(FileMap, "_map", None)  # which nothing can be taken from
+    read.clear()
+    x, y = samples.read(NUMBERS, SamplePart(1, 3, 2, 2))
+    assert sum(read) == x.array.nbytes + y.array.nbytes
 
 
-# ---- which files ---------------------------------------------------------------------------------
+def test_a_value_that_is_no_number_is_named_by_its_place_in_the_whole_row(tmp_path):
+    wrong = values()
+    wrong[5, 1, 9, 2] = numpy.nan
+    numpy.savez(tmp_path / "a.npz", x=wrong, y=wrong[:, :1])
+    samples = TableSamples(open_table(tmp_path / "a.npz"), ["x"], ["y"])
+    with pytest.raises(ValueError, match=r"row 5, column x\[1,9,2\]: nan"):
+        samples.read(NUMBERS, SamplePart(2, 3, 2, 2))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 5, 40])
-def test_the_files_that_hold_something_are_found(num_ranks):
-    layout = layout_of(num_ranks)
-    files = [stored_boxes(layout, rank) for rank in range(num_ranks)]
-    tensors, parts = tables_of([Summary.of(boxes) for boxes in files])
-    tensors, parts = json.loads(json.dumps([tensors, parts]))
-    for tensor, shape in SHAPES.items():
-        entry = tensors[tensor]
-        assert (tuple(entry["shape"]), entry["dtype"]) == (shape, "float32")
-        size = max(1, int(numpy.prod(shape)))
-        for start in range(size):
-            wanted = {
-                rank
-                for rank, boxes in enumerate(files)
-                for box in boxes
-                if box.tensor == tensor and element_in(box, start)
-            }
-            found = TensorCut(parts[entry["parts"]]).files(start, start + 1)
-            assert wanted <= {entry["first"] + file for file in found}
-            assert len(found) <= 2, "a file between whose elements are those of another"
+def test_a_text_file_is_read_whole_and_cut(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,c\n" + "1,2,3\n" * 8)
+    samples = rows_in(tmp_path / "a.csv", ["a", "b"], ["c"])
+    assert not samples.reads_parts
+    x, y = reader_of(samples)(NUMBERS, None, SamplePart(1, 2, 1, None))
+    assert x.array.tolist() == [[2]] * 4 and y.shape == (4, 1)
 
 
-def element_in(stored, number):
-    index = numpy.unravel_index(number, stored.global_shape) if stored.global_shape else ()
-    return stored.box.contains(Box(tuple(map(int, index)), (1,) * len(index)))
+@dataclass
+class Lazy:
+    """What is indexed like an array, and told by how much; it has no length, as one of Zarr."""
+
+    dtype = numpy.dtype("f4")
+    shape = (ROWS, *SHAPE)
+    largest = 0
+
+    def __array__(self, dtype=None, copy=None):
+        raise AssertionError("it was read whole")
+
+    def __getitem__(self, index):
+        found = values()[index]
+        Lazy.largest = max(Lazy.largest, found.size // max(len(found), 1))
+        return found
 
 
-def test_tensors_that_are_cut_alike_share_an_entry_and_regular_cuts_are_a_formula():
-    """Bytes of what the manifest says about tensors do not grow with the ranks."""
-    sizes = []
-    shapes = {f"model/{n}.{name}": (512, 64) for n in range(4) for name in "abcd"}
-    for num_ranks in (16, 128, 1024):
-        layout = layout_of(num_ranks, shapes, alignment=64)
-        states = "model", "optimizer/m", "optimizer/v"
-        files = [stored_boxes(layout, rank, states=states) for rank in range(num_ranks)]
-        tensors, parts = tables_of([Summary.of(boxes) for boxes in files])
-        assert (
-            len({tensors[name.replace("model", s)]["parts"] for name in shapes for s in states})
-            <= 2
-        )
-        sizes.append(len(json.dumps([tensors, parts])))
-    assert sizes[2] < 1.1 * sizes[0], sizes
+def test_what_is_indexed_like_an_array_is_asked_for_the_part_alone():
+    Lazy.largest = 0
+    x, y = ArraySamples(Lazy(), numpy.arange(ROWS)).read(NUMBERS, SamplePart(2, 3, 2, None))
+    assert numpy.array_equal(x.array, values()[NUMBERS, :, 8:]) and y.tolist() == NUMBERS.tolist()
+    assert Lazy.largest == 2 * 3 * 3
 
 
-@pytest.mark.parametrize("num_ranks, num_readers", [(40, 30), (3, 8), (1, 2)])
-def test_a_rank_opens_the_tables_of_what_it_reads(tmp_path, num_ranks, num_readers):
-    """Values aside: a folder of tables, as many ranks write it, and what others find there."""
-    written, wanted = layout_of(num_ranks), layout_of(num_readers)
-    summaries, records = [], {}
-    for rank in range(num_ranks):
-        boxes = stored_boxes(written, rank)
-        name, content = f"rank-{rank:05d}.h5", encoded(boxes)
-        size = max([box.at + box.box_bytes for box in boxes], default=4096)
-        (tmp_path / name).write_bytes(content.ljust(size, b"\0"))
-        segments = sum(len(box.checksums) for box in boxes)
-        place = [0, len(content), segments, table_checksum(content)]
-        records[name] = {"bytes": size, "crc32": "00000000", "table": place}
-        summaries.append(Summary.of(boxes))
-    write_manifest(tmp_path, described(), records, *tables_of(summaries))
-    found = TabledBoxes(tmp_path, read_manifest(tmp_path))
-    assert len(found) == sum(record["table"][2] for record in records.values())
-    for rank in range(num_readers):
-        files = set()
-        for piece in wanted.pieces(rank):
-            boxes = found.of(piece.name, piece.box)
-            files |= {box.file for box in boxes}
-            start, stop = range_of(piece.box, piece.global_shape)
-            assert any(range_of(box.box, box.global_shape)[0] <= start for box in boxes)
-            for box in boxes:
-                number = found.number(box, 0)
-                assert found[number][0] == box and box in found.boxes_of(box.file)
-        assert len(files) <= num_ranks / num_readers + 2
+def test_values_that_are_missing_are_refused():
+    found = numpy.ma.masked_greater(values(), 1)
+    masked = type("Variable", (Lazy,), {"__getitem__": lambda self, index: found[index]})()
+    with pytest.raises(ConfigurationError, match="masked, as missing"):
+        ArraySamples(masked, numpy.arange(ROWS)).read(NUMBERS, SamplePart(0, 3, 2))
 
 
-# ---- tables --------------------------------------------------------------------------------------
+class Whole(Samples):
+    """A source that knows of no parts."""
+
+    def __len__(self):
+        return ROWS
+
+    def read(self, numbers):
+        return values()[numbers], numbers
+
+    def fingerprint(self):
+        return "00"
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 200])
-def test_a_table_gives_back_the_boxes(num_ranks):
-    for rank in (0, num_ranks - 1):
-        boxes = stored_boxes(layout_of(num_ranks), rank, states=("model", "optimizer/m"))
-        shuffled = random.Random(0).sample(boxes, len(boxes))
-        content = encoded(shuffled)
-        assert len(content) == table_bytes(boxes)
-        table = FileTable(f"rank-{rank:05d}.h5", 1 << 20, content)
-        assert table.boxes() == boxes
-        assert len(table) == sum(len(box.checksums) for box in boxes)
-        for box in boxes:
-            assert box in table.boxes_of(box.tensor)
-            assert table.segment(table.number(box, 0)) == (
-                box,
-                0,
-                min(SEGMENT_BYTES, box.box_bytes),
-            )
-        assert table.boxes_of("model/other") == []
+class Told(Whole):
+    """One that does, and is told positions too."""
+
+    def read(self, numbers, positions=None, part=None):
+        x = values()[numbers]
+        if part is None:
+            return x, numbers
+        start, stop = part.span(SHAPE[1])
+        return part.x(x[:, :, start:stop], SHAPE[1]), part.y(numbers, 0)
 
 
-def test_segments_of_large_boxes_are_numbered():
-    layout = layout_of(1, {"model/large": (3, SEGMENT_BYTES // 4 + 5)})
-    (box,) = stored_boxes(layout, 0)
-    table = FileTable(box.file, 1 << 30, encoded([box]))
-    assert len(table) == 4
-    cuts = [table.segment(number)[1:] for number in range(4)]
-    assert cuts[0] == (0, SEGMENT_BYTES) and cuts[3] == (3 * SEGMENT_BYTES, box.box_bytes)
-    assert [table.number(box, start) for start, _ in cuts] == [0, 1, 2, 3]
+@pytest.mark.parametrize("kind", [Whole, Told])
+def test_sources_in_sources_are_told_the_part(kind):
+    chosen = Selected(Mixture([kind(), kind()], [1, 2]), split_rows(18, 50)[0])
+    assert chosen.reads_parts == (kind is Told)
+    part, numbers = SamplePart(1, 3, 2), numpy.arange(len(chosen))
+    x, y = reader_of(chosen)(numbers, numbers, part)
+    whole, wanted_y = chosen.read(numbers)
+    assert numpy.array_equal(x.array, whole[:, :, 4:8]) and numpy.array_equal(y, wanted_y)
+    assert (x.start, x.stop, x.length, x.shape) == (4, 8, 11, whole.shape)
 
 
-def test_a_table_that_is_none_is_refused_and_takes_no_memory():
-    """Whatever is changed in it, it describes boxes in the file or is refused by its name."""
-    rng = random.Random(3)
-    content = encoded(stored_boxes(layout_of(2), 1))
-    num_refused = 0
-    for _ in range(400):
-        spoilt = bytearray(content)
-        for _ in range(rng.randrange(1, 4)):
-            spoilt[rng.randrange(len(spoilt))] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
-        spoilt = spoilt[: rng.choice([len(spoilt), len(spoilt), rng.randrange(len(spoilt))])]
-        try:
-            for box in FileTable("rank-00001.h5", 1 << 14, bytes(spoilt)).boxes():
-                assert box.at + box.box_bytes <= 1 << 14
-        except sk.CheckpointError as error:
-            num_refused += 1
-            assert "rank-00001.h5" in str(error)
-    assert num_refused > 100
+@given(st.integers(1, 30), st.data())
+@settings(deadline=None)
+def test_parts_of_a_window_are_its_tokens_one_after_the_other(length, data):
+    count = data.draw(st.integers(1, min(length, 5)))
+    tokens = numpy.arange(100) % 17
+    windows = TokenWindows(packed(tokens), length, 17)
+    numbers = numpy.arange(len(windows))
+    parts = [windows.read(numbers, SamplePart(n, count, 1, 1)) for n in range(count)]
+    for found, wanted in zip(zip(*parts), windows.read(numbers)):
+        assert numpy.array_equal(numpy.concatenate([each.array for each in found], 1), wanted)
+
+
+def packed(tokens):
+    """Return tokens that lie in memory, as one part of a file would."""
+    made = PackedTokens.__new__(PackedTokens)
+    made.segments, made.is_text = [type("S", (), {"largest": 16})()], False
+    made._stops = numpy.array([len(tokens)])
+    made.gather = lambda starts, length: numpy.stack([tokens[at : at + length] for at in starts])
+    return made
+
+
+def test_a_slab_is_no_array():
+    slab = Rows(numpy.zeros((2, 3)), 1, 4, 9)
+    with pytest.raises(ShapeError, match=r"rows 4:7 along dim 1 of \(2, 9\) is a part of samples"):
+        numpy.asarray(slab)
+
+
+def test_a_large_row_is_hashed_piece_by_piece(monkeypatch):
+    whole = values()
+    monkeypatch.setattr(contents, "_BLOCK_BYTES", 64)
+    Lazy.largest = 0
+    assert content_of_array(Lazy()) == content_of_array(whole)
+    assert 4 * Lazy.largest <= 64
+    changed = whole.copy()
+    changed[3, 1, 10, 2] += 1
+    assert content_of_array(changed) != content_of_array(whole)
