@@ -111,22 +111,10 @@ def check_places(files: dict[str, int], boxes: list[StoredBox]) -> None:
 
 
 class StoredBoxes(Protocol):
-    """All boxes of a checkpoint, and their segments, numbered in the order of its files."""
-
-    def __len__(self) -> int:
-        """Return the number of segments."""
-
-    def of(self, tensor: str, wanted: Box) -> list[StoredBox]:
-        """Return boxes of a tensor that together hold what is wanted of it."""
-
-    def boxes_of(self, file: str) -> list[StoredBox]:
-        """Return the boxes in one file, from its beginning to its end."""
+    """All boxes of a checkpoint; its segments are numbered in the order of its files."""
 
     def number(self, box: StoredBox, start: int) -> int:
         """Return the number of the segment that holds byte `start` of the box."""
-
-    def __getitem__(self, number: int) -> tuple[StoredBox, int, int]:
-        """Return the box of a segment, and which of its bytes [start, stop) the segment is."""
 
 
 class SegmentTable:

@@ -14,13 +14,13 @@ from ...layout.box import Box
 from .manifest import TABLED_VERSION, stored_boxes
 from .parts import TensorCut, check_whole, range_of
 from .reads import Reader
-from .stored import SegmentTable, StoredBox, StoredBoxes
+from .stored import SegmentTable, StoredBox
 from .tables import FileTable, table_checksum
 
 _MOST_TABLES = 16  # that are kept
 
 
-def boxes_of(folder: Path, manifest: dict) -> StoredBoxes:
+def boxes_of(folder: Path, manifest: dict) -> "SegmentTable | TabledBoxes":
     """Return the boxes of a checkpoint, listed in its manifest or in its files."""
     if manifest["version"] == TABLED_VERSION:
         return TabledBoxes(folder, manifest)
