@@ -143,9 +143,13 @@ def test_what_does_not_tile_a_tensor_is_found_before_anything_gets_its_name(tmp_
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("step")]
 
 
-def test_a_manifest_that_no_reader_would_take_is_refused_with_what_to_do(tmp_path, monkeypatch):
+@pytest.mark.parametrize("listed, advice", [(0, "fewer ranks"), (64, "more than 64 ranks")])
+def test_a_manifest_that_no_reader_would_take_is_refused_with_what_to_do(
+    listed, advice, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
     monkeypatch.setattr(manifest, "MOST_BYTES", 500)
-    with pytest.raises(sk.CheckpointError, match="readers take 500; save from fewer ranks"):
+    with pytest.raises(sk.CheckpointError, match=f"readers take 500; save from {advice}"):
         save_boxes(tmp_path, {A: (values(), rows(SHAPE, 2))})
 
 

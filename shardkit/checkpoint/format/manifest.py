@@ -61,9 +61,11 @@ def write_manifest(
     start = json.dumps(head, allow_nan=False)[1:-1]
     text = f'{UNSEALED}{start},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
     if len(text) > MOST_BYTES:
+        advice = f"more than {MOST_LISTED_RANKS} ranks, whose files list their own boxes"
+        advice = advice if parts is None else "fewer ranks, or a mesh that cuts all layers alike"
         raise CheckpointError(
             f"{folder}: the manifest would have {len(text):,} bytes, and readers take "
-            f"{MOST_BYTES:,}; save from fewer ranks, or a mesh that cuts all layers alike"
+            f"{MOST_BYTES:,}; save from {advice}"
         )
     text = text.replace("00000000", as_text(crc32(text.encode())), 1)
     write_whole(folder / MANIFEST_NAME, text.encode(), durable=True)
