@@ -37,6 +37,7 @@ MODULES = {
     "manifest": "format.manifest",
     "saving": "saving",
     "store": "store",
+    "tabled": "format.tabled",
 }
 
 open_door(__name__)

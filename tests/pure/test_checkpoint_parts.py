@@ -25,6 +25,7 @@ from shardkit.testing.checkpoint import (
     runs_of,
     table_bytes,
     table_checksum,
+    tabled,
     tables_of,
     write_manifest,
 )
@@ -186,9 +187,13 @@ def test_tensors_that_are_cut_alike_share_an_entry_and_regular_cuts_are_a_formul
     assert sizes[2] < 1.1 * sizes[0], sizes
 
 
-@pytest.mark.parametrize("num_ranks, num_readers", [(40, 30), (3, 8), (1, 2)])
-def test_a_rank_opens_the_tables_of_what_it_reads(tmp_path, num_ranks, num_readers):
+@pytest.mark.parametrize("num_ranks, num_readers", [(40, 30), (3, 8), (1, 2), (20, 1)])
+@pytest.mark.parametrize("most_bytes", [1, 1 << 28])
+def test_a_rank_opens_the_tables_of_what_it_reads(
+    tmp_path, monkeypatch, num_ranks, num_readers, most_bytes
+):
     """Values aside: a folder of tables, as many ranks write it, and what others find there."""
+    monkeypatch.setattr(tabled, "_MOST_TABLE_BYTES", most_bytes)
     written, wanted = layout_of(num_ranks), layout_of(num_readers)
     summaries, records = [], {}
     for rank in range(num_ranks):

@@ -17,7 +17,7 @@ from .reads import Reader
 from .stored import SegmentTable, StoredBox
 from .tables import FileTable, table_checksum
 
-_MOST_TABLES = 16  # that are kept
+_MOST_TABLE_BYTES = 1 << 28  # of tables that are kept: who reads more files reads most of them
 
 
 def boxes_of(folder: Path, manifest: dict) -> "SegmentTable | TabledBoxes":
@@ -41,6 +41,7 @@ class TabledBoxes:
         self._first = [0, *accumulate(counts)]
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._tables: dict[str, FileTable] = {}
+        self._kept_bytes = 0
 
     def __len__(self):
         return self._first[-1]
@@ -87,9 +88,12 @@ class TabledBoxes:
         table = self._tables.pop(file, None)
         if table is None:
             table = self._opened(file)
+            self._kept_bytes += self._files[file]["table"][1]
         self._tables[file] = table
-        if len(self._tables) > _MOST_TABLES:
-            del self._tables[next(iter(self._tables))]  # the one that was not asked for longest
+        while self._kept_bytes > _MOST_TABLE_BYTES and len(self._tables) > 1:
+            oldest = next(iter(self._tables))  # the one that was not asked for longest
+            del self._tables[oldest]
+            self._kept_bytes -= self._files[oldest]["table"][1]
         return table
 
     def _opened(self, file: str) -> FileTable:

@@ -10,7 +10,6 @@ tables of the files that it needs.
 """
 
 import struct
-from math import prod
 
 import numpy
 import xxhash
@@ -19,7 +18,7 @@ from ...annotations import Shape
 from ...errors import CheckpointError
 from ...files.reading import LARGEST, MOST_DIMS, understood
 from ...layout.box import Box
-from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, check_places, num_segments
+from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
 _COUNTS = struct.Struct("<8sIIII")  # magic, bytes of names, rows, numbers, checksums
 _MAGIC = b"skboxes\x01"
@@ -91,10 +90,9 @@ class FileTable:
     def __init__(self, file: str, num_bytes: int, content: bytes):
         self.file = file
         with understood(file, "table", error=CheckpointError):
-            self._read(content)
-            check_places({file: num_bytes}, self.boxes())
+            self._read(content, num_bytes)
 
-    def _read(self, content: bytes) -> None:
+    def _read(self, content: bytes, num_bytes: int) -> None:
         if len(content) < _COUNTS.size:
             raise ValueError("it is cut short")
         magic, names, num_rows, num_numbers, num_checksums = _COUNTS.unpack_from(content)
@@ -113,10 +111,28 @@ class FileTable:
         most = self._rows["dims"].max(initial=0), self._rows["at"].max(initial=0)
         if most[0] > MOST_DIMS or most[1] > LARGEST:
             raise ValueError("its rows are no boxes")
-        counts = [num_segments(self._form(row)[-1]) for row in range(num_rows)]
-        self._first_segments = _firsts(counts)
+        if self._rows["tensor"].max(initial=0) >= len(self.names):
+            raise ValueError("its rows are of tensors without names")
+        sizes = self._box_bytes()
+        starts = self._rows["at"].astype(numpy.int64)
+        ends = [*starts[1:], num_bytes]
+        if (starts > ends).any() or (sizes > ends - starts).any():
+            raise ValueError("its boxes overlap, or lie behind the end of the file")
+        self._first_segments = _firsts(-(-sizes // SEGMENT_BYTES))
         if self._first_segments[-1] != num_checksums:
             raise ValueError("its checksums do not fit its rows")
+
+    def _box_bytes(self) -> numpy.ndarray:
+        """Return the bytes of the box of each row."""
+        sizes = numpy.array([*ITEM_BYTES.values()])[self._rows["dtype"]]
+        for dims in numpy.unique(self._rows["dims"]).tolist():
+            rows = numpy.flatnonzero(self._rows["dims"] == dims)
+            first = self._first_numbers[rows] + (_NUMBERS_PER_DIM - 1) * dims
+            shapes = self._numbers[first[:, None] + numpy.arange(dims)]
+            if shapes.prod(1, float).max() * 8 > LARGEST:
+                raise ValueError("its boxes are too large")
+            sizes[rows] *= shapes.prod(1)
+        return sizes
 
     def __len__(self):
         """Return the number of segments."""
@@ -144,16 +160,16 @@ class FileTable:
         box = self._box(row)
         return box, start, min(start + SEGMENT_BYTES, box.box_bytes)
 
-    def _form(self, row: int) -> tuple[Shape, Box, str, int]:
-        """Return (shape of the tensor, box, dtype, bytes) of a row."""
+    def _form(self, row: int) -> tuple[Shape, Box, str]:
+        """Return (shape of the tensor, box, dtype) of a row."""
         first, last = self._first_numbers[row : row + 2].tolist()
         numbers = self._numbers[first:last].reshape(_NUMBERS_PER_DIM, -1)
         whole, offset, shape = map(tuple, numbers.tolist())
         dtype = _DTYPES[self._rows["dtype"][row]]
-        return whole, Box(offset, shape), dtype, prod(shape) * ITEM_BYTES[dtype]
+        return whole, Box(offset, shape), dtype
 
     def _box(self, row: int) -> StoredBox:
-        whole, box, dtype, _ = self._form(row)
+        whole, box, dtype = self._form(row)
         first, last = self._first_segments[row : row + 2].tolist()
         tensor = self.names[self._rows["tensor"][row]]
         return StoredBox(
