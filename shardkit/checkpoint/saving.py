@@ -22,6 +22,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from ..array.backend import to_host
 from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
@@ -35,9 +37,18 @@ from .format.companions import write_companions
 from .format.description import check_description, storable
 from .format.files import file_bytes, sync, write_arrays
 from .format.hdf5 import INDEX_NAME, lay_out, load_library, rank_file_name, write_index
-from .format.manifest import FORMAT, MANIFEST_NAME, VERSION, write_manifest
+from .format.manifest import (
+    FORMAT,
+    MANIFEST_NAME,
+    MOST_LISTED_RANKS,
+    VERSION,
+    tensor_table,
+    write_manifest,
+)
+from .format.parts import Summary, are_whole, tables_of
 from .format.reads import Reader
-from .format.stored import StoredBox, ranges_outside
+from .format.stored import StoredBox, TablePlace, ranges_outside
+from .format.tables import encoded, table_bytes, table_checksum
 from .load import Checkpoint
 
 NAMES = {  # of all files in the folder of a checkpoint, which are removed with it
@@ -106,6 +117,8 @@ class Saving:
                 self._owned = store.begin(self._temporary)
         self._path = self._temporary / rank_file_name(backend.rank)
         self._boxes: list[StoredBox] = []  # of this rank
+        self._table_at = 0  # in the file of this rank, 0: it has none
+        self._is_tabled = backend.world_size > MOST_LISTED_RANKS
         self._records: dict[str, dict] = {}  # what the manifest says about files
         self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
         self._gathered: Any = None  # on one rank: boxes, records and scalars of all ranks
@@ -119,7 +132,8 @@ class Saving:
         with self.removed_on_error():
             with collectively(self.backend):
                 self.lay_out(owned)
-            self.gather(self.backend.world_size - 1)
+            if not self._is_tabled:
+                self.gather(self.backend.world_size - 1)
             with collectively(self.backend):
                 self.write_index()
                 self.write(owned)
@@ -154,8 +168,14 @@ class Saving:
 
     def lay_out(self, owned) -> None:
         """Make this rank's file, with room for the values. No communication."""
-        self._boxes = lay_out(self._path, (self._form(*part) for part in owned))
-        self._records = {self._path.name: _record(self._path, self._boxes)}
+        forms = (self._form(*part) for part in owned)
+        self._boxes, self._table_at = lay_out(
+            self._path, forms, table_bytes if self._is_tabled else None
+        )
+        inside: list = [*self._boxes]
+        if self._is_tabled:
+            inside.append(TablePlace(self._table_at, table_bytes(self._boxes)))
+        self._records = {self._path.name: _record(self._path, inside)}
 
     def _form(self, tensor: str, piece: Piece, array) -> tuple:
         """Return (tensor path, Piece, dtype), and note the value of a scalar."""
@@ -170,15 +190,29 @@ class Saving:
         with native_work(self.backend, seconds):
             checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, checksums)]
+        if self._is_tabled:
+            self._write_table()
+
+    def _write_table(self) -> None:
+        """Write which boxes this rank's file holds into it, durably, and note where."""
+        content = encoded(self._boxes)
+        write_arrays(self._path, [(self._table_at, numpy.frombuffer(content, numpy.uint8))])
+        segments = sum(len(box.checksums) for box in self._boxes)
+        place = [self._table_at, len(content), segments, table_checksum(content)]
+        self._records[self._path.name]["table"] = place
 
     def gather(self, root: int = 0) -> None:
         """Send what was laid out or written to one rank. Collective."""
-        own = self._boxes, self._records, self._scalars
+        boxes = Summary.of(self._boxes) if self._is_tabled else self._boxes
+        own = boxes, self._records, self._scalars
         self._gathered = self.backend.gather_object(own, root)
 
     def write_index(self) -> None:
-        """Write the index on the rank that gathered; nothing on others. No communication."""
-        if self._gathered is None:
+        """Write the index on the rank that gathered; nothing on others. No communication.
+
+        Many files have none: an index lists all boxes, and each file describes its own.
+        """
+        if self._gathered is None or self._is_tabled:
             return
         index = self._temporary / INDEX_NAME
         write_index(
@@ -205,9 +239,9 @@ class Saving:
         records = {name: record for _, part, _ in self._gathered for name, record in part.items()}
         records |= self._records
         records |= write_companions(self._temporary, self._store.companions)
-        write_manifest(self._temporary, self._description, records, self._all_boxes())
+        write_manifest(self._temporary, self._description, records, *self._tables())
         sync(self._temporary)
-        self._store.check_replaced(self._read_back(), self.folder)
+        self._store.check_replaced(self._checked(), self.folder)
         self._store.publish(self._temporary, self.folder)
         self._store.delete_old(self.folder, self._retention)
         self.release()
@@ -218,8 +252,26 @@ class Saving:
             self._owned.release()
             self._owned = None
 
+    def _tables(self) -> tuple:
+        """Return what the manifest says about tensors. Errors: CheckpointError."""
+        if self._is_tabled:
+            return tables_of([summary for summary, *_ in self._gathered])
+        return (tensor_table(self._all_boxes()),)
+
     def _all_boxes(self) -> list[StoredBox]:
         return [box for boxes, *_ in self._gathered for box in boxes]
+
+    def _checked(self) -> Checkpoint:
+        """Open what was written. Errors: CheckpointError if its boxes leave out something."""
+        found = self._read_back()
+        if self._is_tabled and not are_whole(
+            found.manifest["tensors"], [summary for summary, *_ in self._gathered]
+        ):
+            found.check_boxes()
+            raise CheckpointError(
+                f"{self._temporary}: the boxes that the ranks wrote do not make every tensor whole"
+            )
+        return found
 
     def _read_back(self) -> Checkpoint:
         """Open what was written as a loader does."""
@@ -232,9 +284,9 @@ class Saving:
             ) from None
 
 
-def _record(path: Path, boxes: list[StoredBox]) -> dict:
+def _record(path: Path, boxes: list) -> dict:
     """Return a file's entry in the manifest: size, and checksum of what is in none of its boxes."""
     num_bytes = file_bytes(path)
-    outside = ranges_outside(sorted(boxes, key=lambda box: box.at), num_bytes)
+    outside = ranges_outside(boxes, num_bytes)
     with Reader(path.parent) as reader:
         return {"bytes": num_bytes, "crc32": reader.crc32(path.name, outside)}

@@ -7,7 +7,7 @@ import time
 import numpy
 
 from ..comm.mpi.launch import launch_warnings
-from ..comm.seats import all_seats, crowding, ranks_text
+from ..comm.seats import Seat, crowding, ranks_text, seats_on_first
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
@@ -64,13 +64,14 @@ class RunReport(Callback):
         self._reported_step = self._model.step_number
 
     def _introduce_ranks(self):
-        seats = all_seats(self._backend, self._settings.run.threads)
+        threads = self._settings.run.threads
         at, rank = self._model.mesh.coordinates, self._backend.rank
-        seat, node = seats[rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
+        seat, node = Seat.here(threads), f", SLURM node {slurm_node()}" if slurm_node() else ""
         self._log.line(
             f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, process "
             f"{os.getpid()}, cores {ranks_text(seat.cores)}, {seat.threads} BLAS threads"
         )
+        seats = seats_on_first(self._backend, threads)
         for text in [*launch_warnings(self._backend.world_size), *crowding(seats)]:
             self._reporter.line(f"warning: {text}")
 
