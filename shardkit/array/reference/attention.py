@@ -9,7 +9,7 @@ from .chunks import empty_like
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
-def causal_attention(q, k, v, scale, first_query, window=None, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
     """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
     The query in row i sees keys 0 .. first_query + i, as far as there are such: with first_query =
@@ -19,6 +19,8 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
 
     window   of the keys 0 .. first_query + i the last so many are seen, at least one that there
              is; None: all
+    firsts   [B, S] int64, the first key that each query sees, ascending along S, instead of a
+             window: 0 .. first_query + i; None: 0
     out      of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
@@ -26,7 +28,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
     log_sums = xp.empty(q.shape[:3], q.dtype)
     hidden = _hidden(q, k, first_query, window)
     for b in range(q.shape[0] if q.size else 0):
-        scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
+        scores = _scores(q[b], k[b], scale, _hidden_too(hidden, firsts, b))  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
         xp.exp(xp.subtract(scores, top, out=scores), out=scores)
         total = scores.sum(axis=-1, keepdims=True)
@@ -38,7 +40,17 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, True, True))
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
+    gradient,
+    q,
+    k,
+    v,
+    y,
+    log_sums,
+    scale,
+    first_query,
+    window=None,
+    firsts=None,
+    out=(None, None, None),
 ):
     """Return the gradients of q, k, v, for gradient [B, H, S, D] and the forward's values.
 
@@ -56,7 +68,7 @@ def causal_attention_backward(
     hidden = _hidden(q, k, first_query, window)
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
-        p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
+        p = _scores(q[b], k[b], scale, _hidden_too(hidden, firsts, b))  # [KV, group, S, T]
         p -= log_sums[b].reshape(p.shape[:3])[..., None]
         xp.exp(p, out=p)
         for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
@@ -102,6 +114,15 @@ def _hidden(q, k, first_query, window):
     if window is not None:
         is_hidden |= keys <= last - window
     return xp.where(is_hidden, -numpy.inf, 0).astype(q.dtype)
+
+
+def _hidden_too(hidden, firsts, b):
+    """Return hidden [S, T] of sample b, keys before its firsts [B, S] too."""
+    if firsts is None:
+        return hidden
+    xp = xp_of(hidden)
+    is_before = xp.arange(hidden.shape[1]) < xp.asarray(firsts)[b][:, None]
+    return xp.where(is_before, -numpy.inf, hidden).astype(hidden.dtype)
 
 
 @kernel(has_cuda_twin=False)

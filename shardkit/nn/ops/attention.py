@@ -34,6 +34,7 @@ def causal_attention(
     scale: float | None = None,
     first_query: int = 0,
     window: int | None = None,
+    firsts: Any = None,
 ) -> Tensor:
     """Return softmax(scale q k^T) v, where query position p sees key positions 0 .. p.
 
@@ -50,6 +51,9 @@ def causal_attention(
         Position of q's first row among the keys: 0 in training, T - S when generating from a cache.
     window
         A query sees its own key and window - 1 before it (arXiv 2004.05150); None: all before it.
+    firsts
+        [batch, S] integers, ascending along S: each query sees no key before this one, as where
+        several texts stand in one row; None: all before it.
 
     Returns
     -------
@@ -63,7 +67,9 @@ def causal_attention(
     """
     _check_attention(q, k, v, first_query)
     check_window(window)
-    return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window)
+    if firsts is not None:
+        firsts = _checked_firsts(q, firsts, first_query, window)
+    return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window, firsts)
 
 
 def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -78,17 +84,33 @@ def check_window(window: int | None) -> None:
         raise ShapeError(f"attention with window {window!r}; wanted a number of keys from 1 on")
 
 
-def _by_tiles(q, k, v, scale, first_query, window=None):
+def _checked_firsts(q, firsts, first_query, window):
+    """Return the first keys beside q. Errors: ShapeError unless each query sees its own key."""
+    firsts = fresh.placed(constant_of(firsts, "firsts of attention"), xp_of(q.array))
+    last = first_query + xp_of(q.array).arange(q.shape[2])
+    is_right = firsts.shape == (q.shape[0], q.shape[2]) and firsts.dtype.kind in "iu"
+    is_right = is_right and bool(((firsts >= 0) & (firsts <= last)).all())
+    if not is_right or (firsts[:, 1:] < firsts[:, :-1]).any() or window is not None:
+        raise ShapeError(
+            f"causal_attention of q {q.shape} with firsts {firsts.shape} {firsts.dtype} and window "
+            f"{window}; wanted integers [batch, S], ascending along S, none behind the key of its "
+            "query, and no window"
+        )
+    return firsts
+
+
+def _by_tiles(q, k, v, scale, first_query, window=None, firsts=None):
     """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
     many, or the last of them.
     """
-    y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, first_query, window)
+    sight = first_query, window, firsts
+    y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, *sight)
 
     def backward(gradient, wanted):
         out = tuple([x.place.take() if isinstance(x, JointPart) else None for x in (q, k, v)])
         return kernels.causal_attention_backward(
             *(gradient, q.array, k.array, v.array, y, log_sums),
-            *(scale, first_query, window),
+            *(scale, *sight),
             out=out,
         )
 
