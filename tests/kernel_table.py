@@ -168,7 +168,9 @@ def firsts_of(s):
     """Return [B, S]: the first key that each query sees, where texts of many lengths stand in rows."""
     begins = [[0, *range(7 * b + 2, s[4], 41 + 90 * b)] for b in range(s[0])]
     queries = s[6] + numpy.arange(s[3])
-    return numpy.stack([numpy.array(b)[numpy.searchsorted(b, queries, "right") - 1] for b in begins])
+    return numpy.stack(
+        [numpy.array(b)[numpy.searchsorted(b, queries, "right") - 1] for b in begins]
+    )
 
 
 def packed(n, s):

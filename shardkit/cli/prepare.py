@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from ..comm.seats import all_seats, share_cores
+from ..data.prepare.chat import MESSAGES
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
@@ -22,7 +23,8 @@ _PREPARE = """make a token file of text, JSON lines or Parquet
 Make a token file, which `shardkit train --data.path=FILE` reads in place: mpiexec -n 4
 shardkit prepare corpus/ --tokenizer=tokenizer.json --output=tokens.h5. The file is the same
 for any number of ranks. A job that was killed is started again with the same command, and
-keeps what is done (in FILE.parts)."""
+keeps what is done (in FILE.parts). With --chat records are conversations, for
+`shardkit train --task=chat`."""
 
 
 def add_commands(add_command) -> None:
@@ -62,7 +64,20 @@ def add_commands(add_command) -> None:
         "--field",
         type=spelled_out,
         metavar="NAME",
-        help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
+        help=f"field of JSON lines, or column of Parquet, that holds the text, or the "
+        f"messages; default: {FIELD}, with --chat {MESSAGES}",
+    )
+    add(
+        "--chat",
+        action="store_true",
+        help="records are conversations: messages, or prompt and completion; they are written by the "
+        "chat template of the tokenizer, and what is an answer is noted",
+    )
+    add(
+        "--chat-template",
+        type=local_path,
+        metavar="FILE",
+        help="a chat template (jinja), in place of that of the tokenizer",
     )
     add(
         "--threads",
@@ -88,6 +103,8 @@ def _prepare(known, overrides) -> int:
         known.train_vocabulary,
         known.field,
         known.reuse,
+        known.chat,
+        known.chat_template,
     )
     backend = mpi_backend()
     with job(backend):

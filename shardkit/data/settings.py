@@ -49,3 +49,29 @@ class TextData:
         _KEPT, False, "do not train to guess the first token of a document from another one"
     )
     maximum_bytes: int | None = fixed(_KEPT, None, "most text to use", "bytes", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatData:
+    """The conversations of a run; the files are read where they are."""
+
+    path: tuple[str, ...] = fixed(
+        _KEPT, (), "files of `shardkit prepare --chat`", is_path=True, is_common=True
+    )
+    packing: bool = fixed(
+        _KEPT,
+        True,
+        "put several conversations into a row, each of which sees itself alone; false: one in each",
+    )
+    weights: tuple[float, ...] = fixed(
+        _KEPT,
+        (),
+        "share of each path in what is trained on, in any unit; none: as much as each has",
+        above=0.0,
+    )
+    validation_percent: float = fixed(
+        _KEPT, 5.0, "conversations held out for validation", "percent", above=0.0, below=100.0
+    )
+    validation_path: tuple[str, ...] = fixed(
+        _KEPT, (), "files for validation, in place of a part held out", is_path=True
+    )

@@ -1,6 +1,6 @@
 """The model and the settings of a run that is planned, from a settings file of `shardkit train`.
 
-language   model.width, model.layers, ...        -> ModelShape
+language   model.width, model.layers, ...        -> ModelShape; chat likewise
 table      the columns of the file, model.hidden -> MLPShape
 """
 
@@ -110,4 +110,4 @@ def _rows(settings: RunConfiguration) -> PlannedRun:
     return PlannedRun(shape, settings, rows=found.training_rows)
 
 
-_PLANNED = {"language": _text, "table": _rows}
+_PLANNED = {"language": _text, "chat": _text, "table": _rows}

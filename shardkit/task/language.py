@@ -10,14 +10,13 @@ from ..checkpoint.models import without_weights
 from ..checkpoint.pretrained.folder import is_transformers_folder
 from ..data.contents import Contents
 from ..data.language import LanguageData
-from ..data.packed import IGNORED
+from ..data.packed import TokenWindows
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.settings import TextData
 from ..data.tokenizer import MAIN_FILE, tokenizer_of
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..nn.lora import update_names
-from ..nn.loss import CrossEntropy
 from ..nn.models.gpt import GPT
 from ..nn.settings import Model
 from ..parallel.model.sharded_model import parts_of
@@ -40,7 +39,6 @@ class Language(Task):
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.loss = CrossEntropy(IGNORED) if settings.data.mask_documents else None
         self._data: LanguageData | None = None
         self._windows: dict[str, Samples] = {}
         self._name_tokens("token")
@@ -121,8 +119,18 @@ class Language(Task):
 
     # ---- data ------------------------------------------------------------------------------------
 
+    @property
+    def _texts(self) -> TextData:
+        """What the settings say of the texts. Errors: ConfigurationError."""
+        return self.settings.data
+
+    def _rows(self, *tokens: Any, part: str) -> Samples:
+        """Return samples of tokens: (PackedTokens, length, vocabulary_size)."""
+        masks = self.settings.data.mask_documents
+        return TokenWindows(*tokens, mask_documents=masks, part=part)
+
     def prepare(self, folder, resume):
-        found = LanguageData.prepare(folder / "data", self.settings.data, resume=resume)
+        found = LanguageData.prepare(folder / "data", self._texts, self._rows, resume=resume)
         self._take(found)
         found.check_tokens(self.vocabulary_size)
         found.store(folder / "data")
@@ -148,7 +156,7 @@ class Language(Task):
         contents.store(folder)
 
     def open(self, folder):
-        self._take(LanguageData.open(folder / "data", self.settings.data))
+        self._take(LanguageData.open(folder / "data", self._texts, self._rows))
 
     def _take(self, found: LanguageData):
         """Know the data and what follows from it. Errors: ConfigurationError, CorpusError."""
@@ -211,15 +219,21 @@ class Language(Task):
         sample = self.settings.sample
         if sample.tokens == 0:
             return ""
+        if self.settings.mesh.domain > 1:
+            return "no sample of text: `shardkit generate` writes one, where ranks share no sequence"
         tokenizer = self._data.tokenizer()
         if tokenizer is None and MAIN_FILE in parts_of(model).checkpoints.companions:
             tokenizer = tokenizer_of(parts_of(model).checkpoints.companions)
         if tokenizer is None:
             return "no sample of text: there is no tokenizer beside the tokens or the model"
-        prompt = sample.prompt.replace("\\n", "\n")
+        prompt = self._prompt()
         how = {"temperature": sample.temperature, "seed": self.settings.run.seed}
         (text,) = write_texts(model, tokenizer, [prompt], sample.tokens, **how)
         return f"sample of generated text:\n{text}"
+
+    def _prompt(self) -> str:
+        """Return the beginning of the sample of text."""
+        return self.settings.sample.prompt.replace("\\n", "\n")
 
 
 def _size_names() -> list[str]:
