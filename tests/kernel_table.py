@@ -165,7 +165,7 @@ def attention(n, s):
 
 
 def firsts_of(s):
-    """Return [B, S]: the first key that each query sees, where texts of many lengths stand in rows."""
+    """Return [B, S]: the first key that each query sees, where texts of many lengths stand."""
     begins = [[0, *range(7 * b + 2, s[4], 41 + 90 * b)] for b in range(s[0])]
     queries = s[6] + numpy.arange(s[3])
     return numpy.stack(

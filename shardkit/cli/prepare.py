@@ -70,8 +70,8 @@ def add_commands(add_command) -> None:
     add(
         "--chat",
         action="store_true",
-        help="records are conversations: messages, or prompt and completion; they are written by the "
-        "chat template of the tokenizer, and what is an answer is noted",
+        help="records are conversations: messages, or prompt and completion; they are written by "
+        "the chat template of the tokenizer, and what is an answer is noted",
     )
     add(
         "--chat-template",

@@ -162,7 +162,7 @@ def _check_answers(tokens: PackedTokens) -> None:
     for segment in tokens.segments:
         if segment.answers is None:
             raise CorpusError(
-                f"{segment.path} says not what is an answer in it; wanted a file of `shardkit prepare "
-                "--chat`",
+                f"{segment.path} says not what is an answer in it; wanted a file of `shardkit "
+                "prepare --chat`",
                 segment.path,
             )

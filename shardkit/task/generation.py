@@ -18,7 +18,6 @@ from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..settings import setting
 from .streaming import TextStream, continuation, until
 
-
 _GENERATION, _ENDS = "generation_config.json", "eos_token_id"
 
 
@@ -111,8 +110,8 @@ def stop_tokens_of(model: ShardedModel) -> list[int]:
     ends = found if isinstance(found, list) else [found] * (found is not None)
     if not all(is_integer(end, at_least=0) and end < size for end in ends):
         raise InputError(
-            f"{_GENERATION} beside the weights: {_ENDS} = {found!r:.100}; wanted token numbers below "
-            f"{size:,}, or none",
+            f"{_GENERATION} beside the weights: {_ENDS} = {found!r:.100}; wanted token numbers "
+            f"below {size:,}, or none",
             _GENERATION,
             _ENDS,
         )

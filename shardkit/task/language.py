@@ -220,7 +220,9 @@ class Language(Task):
         if sample.tokens == 0:
             return ""
         if self.settings.mesh.domain > 1:
-            return "no sample of text: `shardkit generate` writes one, where ranks share no sequence"
+            return (
+                "no sample of text: `shardkit generate` writes one, where ranks share no sequence"
+            )
         tokenizer = self._data.tokenizer()
         if tokenizer is None and MAIN_FILE in parts_of(model).checkpoints.companions:
             tokenizer = tokenizer_of(parts_of(model).checkpoints.companions)

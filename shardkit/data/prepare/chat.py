@@ -83,8 +83,11 @@ class Chat:
             raise RecordError(
                 f"has no message of the role {_ANSWER}, so there is no answer to learn"
             )
-        text, answers = self.template.written(messages, tools)
-        if not self.template.marks_answers or first:
+        text, marked = self.template.written(messages, tools)
+        if self.template.marks_answers:
+            begin = self._end_of(messages[:first], tools, text) if first else 0
+            answers = tuple(span for span in marked if span[0] >= begin)
+        else:
             answers = tuple(self._answer(messages, tools, number, text) for number in numbers)
         if not any(start < stop for start, stop in answers):
             raise RecordError("has no answer in what the chat template writes of it")
@@ -92,15 +95,20 @@ class Chat:
 
     def _answer(self, messages, tools, number: int, text: str) -> tuple[int, int]:
         """Return what message `number` adds to the text of those before it, which asks for it."""
-        before, _ = self.template.written(messages[:number], tools, asks=True)
-        after, _ = self.template.written(messages[: number + 1], tools)
-        if not (text.startswith(after) and after.startswith(before)):
+        begin = self._end_of(messages[:number], tools, text, asks=True)
+        return begin, self._end_of(messages[: number + 1], tools, text)
+
+    def _end_of(self, messages, tools, text: str, *, asks: bool = False) -> int:
+        """Return where the first messages end in the text of all. Errors: RecordError."""
+        beginning, _ = self.template.written(messages, tools, asks=asks)
+        if not text.startswith(beginning):
             raise RecordError(
-                f"is written otherwise up to messages[{number}] than as a whole by the chat template "
-                f"of {self.template.where}, so that it does not tell where the answer is; mark "
-                "answers in it by {% generation %} (--chat-template=FILE), or give a record for each"
+                f"is written otherwise in its first {len(messages)} messages than as a whole by the "
+                f"chat template of {self.template.where}, so that it does not tell where the answer is; "
+                "mark answers in it by {% generation %} (--chat-template=FILE), or give a record "
+                "for each"
             )
-        return len(before), len(after)
+        return len(beginning)
 
 
 def _messages(found: Any, name: str) -> list[dict]:

@@ -48,8 +48,8 @@ class ChatTemplate:
         source = found.get("default")
         if not isinstance(source, str):
             raise ConfigurationError(
-                f"{where} has no chat template beside it; give --chat-template=FILE, or the "
-                f"tokenizer of a model for conversations ({TEMPLATE}, or chat_template in {FILES[1]})"
+                f"{where} has no chat template beside it; give --chat-template=FILE, or a tokenizer"
+                f" with {TEMPLATE}, or chat_template in {FILES[1]}"
             )
         special = tuple((name, text) for name in _SPECIAL if (text := _text(settings.get(name))))
         template = cls(source, found.get("tool_use", source), special, where)
