@@ -101,7 +101,7 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output for x: by default of the blocks, one after the other."""
         here = current_context()
-        context = context_of_pass(self, args[0], here) if args else here
+        context = type(self).context_for(self, args[0], here) if args else here
         if context is not here:
             with forward_context(context):
                 return self.forward(*args, **kwargs)
@@ -287,7 +287,7 @@ class Module:
         x = given_arrays(x)
         for parameter in self.parameters()[:1]:
             x = entering(x, parameter.dtype)
-        context = context_of_pass(self, x, ForwardContext())
+        context = type(self).context_for(self, x, ForwardContext())
         with no_grad(), forward_context(context):
             x = as_tensors(x)
             for _, block in blocks_of(self):  # as on a mesh
@@ -394,11 +394,6 @@ def _said_blocks(module: Module) -> "list[tuple[str, Module]]":
             "module)"
         )
     return list(blocks)
-
-
-def context_of_pass(module: Module, x, context: ForwardContext) -> ForwardContext:
-    """Ask the class for the context of a pass, whatever the attribute `context_for` is."""
-    return type(module).context_for(module, x, context)
 
 
 def check_input_of(module: Module, x) -> None:

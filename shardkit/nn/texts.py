@@ -17,7 +17,7 @@ from ..array.backend import to_host, xp_of
 from ..array.graphs import outside_of_graphs
 from ..errors import ShapeError
 from .autograd import Tensor
-from .ops.attention import causal_attention
+from .ops.attention import attention_from, causal_attention
 
 
 class Texts:
@@ -164,7 +164,7 @@ class WholeTexts:
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention [batch, heads, S, D] of each text to itself."""
         outside_of_graphs("which texts stand in a row differs from batch to batch")
-        return causal_attention(q, k, v, firsts=self.firsts)
+        return attention_from(q, k, v, self.firsts)
 
     def asked(self, x: Tensor) -> Tensor:
         """Return the rows of x [batch, S, width] whose logits are asked for: all."""

@@ -1,14 +1,13 @@
 """`chat`: a GPT that learns the answers of conversations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import exp
 from typing import Any
 
 from ..data.conversations import ConversationRows
-from ..data.mixture import Mixture
 from ..data.prepare.template import ChatTemplate
 from ..data.samples import TRAINING, VALIDATION
-from ..data.settings import ChatData, TextData
+from ..data.settings import ChatData, Sources, TextData
 from ..errors import ConfigurationError
 from ..nn.settings import Model
 from ..settings import setting
@@ -50,13 +49,8 @@ class Chat(Language):
             raise ConfigurationError(
                 "data.path is empty; wanted files of conversations: shardkit prepare --chat"
             )
-        return TextData(
-            path=data.path,
-            format="tokens",
-            weights=data.weights,
-            validation_percent=data.validation_percent,
-            validation_path=data.validation_path,
-        )
+        shared = {each.name: getattr(data, each.name) for each in fields(Sources)}
+        return TextData(format="tokens", **shared)
 
     def _rows(self, *tokens: Any, part: str) -> ConversationRows:
         return ConversationRows(*tokens, packs=self.settings.data.packing, part=part)
@@ -76,8 +70,8 @@ class Chat(Language):
         return f"{self._described(TRAINING)} + {self._described(VALIDATION)} held out"
 
     def _described(self, part: str) -> str:
-        samples = self.samples(part)
-        sources = samples.sources if isinstance(samples, Mixture) else [samples]
+        samples: Any = self.samples(part)
+        sources = getattr(samples, "sources", [samples])  # of a mixture
         told = " and ".join(str(source.cut) for source in sources)
         free = sum(source.free_places for source in sources)
         rows = sum(map(len, sources))

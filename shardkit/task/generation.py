@@ -5,6 +5,7 @@ prompts --encode--> numbers --ShardedModel.generate--> numbers --decode--> texts
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -106,8 +107,8 @@ def stop_tokens_of(model: ShardedModel) -> list[int]:
     if content is None:
         return []
     size = language_model(model).settings.vocabulary_size
-    found = parsed_json(content, _GENERATION).get(_ENDS)
-    ends = found if isinstance(found, list) else [found] * (found is not None)
+    found: Any = parsed_json(content, _GENERATION).get(_ENDS)
+    ends: list[Any] = found if isinstance(found, list) else [found] * (found is not None)
     if not all(is_integer(end, at_least=0) and end < size for end in ends):
         raise InputError(
             f"{_GENERATION} beside the weights: {_ENDS} = {found!r:.100}; wanted token numbers "

@@ -82,17 +82,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
 
 @on_cpu
 def causal_attention_backward(
-    gradient,
-    q,
-    k,
-    v,
-    y,
-    log_sums,
-    scale,
-    first_query,
-    window=None,
-    firsts=None,
-    out=(None, None, None),
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
     for_q, for_k, for_v = [
         _empty_by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)

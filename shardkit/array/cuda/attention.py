@@ -45,17 +45,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
 
 @on_cuda(fits=fits)
 def causal_attention_backward(
-    gradient,
-    q,
-    k,
-    v,
-    y,
-    log_sums,
-    scale,
-    first_query,
-    window=None,
-    firsts=None,
-    out=(None, None, None),
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
     if window is not None or firsts is not None:
         given = gradient, q, k, v, y, log_sums, scale, first_query, window, firsts

@@ -26,9 +26,9 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
     xp = xp_of(q)
     y = empty_like(q, out)
     log_sums = xp.empty(q.shape[:3], q.dtype)
-    hidden = _hidden(q, k, first_query, window)
+    sight = first_query, window, firsts
     for b in range(q.shape[0] if q.size else 0):
-        scores = _scores(q[b], k[b], scale, _hidden_too(hidden, firsts, b))  # [KV, group, S, T]
+        scores = _scores(q[b], k[b], scale, _hidden(q, k, b, *sight))  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
         xp.exp(xp.subtract(scores, top, out=scores), out=scores)
         total = scores.sum(axis=-1, keepdims=True)
@@ -40,17 +40,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, True, True))
 def causal_attention_backward(
-    gradient,
-    q,
-    k,
-    v,
-    y,
-    log_sums,
-    scale,
-    first_query,
-    window=None,
-    firsts=None,
-    out=(None, None, None),
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
     """Return the gradients of q, k, v, for gradient [B, H, S, D] and the forward's values.
 
@@ -65,10 +55,10 @@ def causal_attention_backward(
     if q.size == 0:
         for gradient_of in (for_q, for_k, for_v):
             gradient_of[...] = 0
-    hidden = _hidden(q, k, first_query, window)
+    sight = first_query, window, firsts
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
-        p = _scores(q[b], k[b], scale, _hidden_too(hidden, firsts, b))  # [KV, group, S, T]
+        p = _scores(q[b], k[b], scale, _hidden(q, k, b, *sight))  # [KV, group, S, T]
         p -= log_sums[b].reshape(p.shape[:3])[..., None]
         xp.exp(p, out=p)
         for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
@@ -105,24 +95,17 @@ def _stack(x):
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
 
 
-def _hidden(q, k, first_query, window):
-    """Return [S, T]: 0 where the query may see the key, minus infinity elsewhere."""
+def _hidden(q, k, b, first_query, window, firsts):
+    """Return [S, T] of sample b: 0 where the query may see the key, minus infinity elsewhere."""
     xp = xp_of(q)
     keys = xp.arange(k.shape[2])
     last = xp.arange(first_query, first_query + q.shape[2])[:, None]  # that each query sees
     is_hidden = keys > last
     if window is not None:
         is_hidden |= keys <= last - window
+    if firsts is not None:
+        is_hidden |= keys < xp.asarray(firsts)[b][:, None]
     return xp.where(is_hidden, -numpy.inf, 0).astype(q.dtype)
-
-
-def _hidden_too(hidden, firsts, b):
-    """Return hidden [S, T] of sample b, keys before its firsts [B, S] too."""
-    if firsts is None:
-        return hidden
-    xp = xp_of(hidden)
-    is_before = xp.arange(hidden.shape[1]) < xp.asarray(firsts)[b][:, None]
-    return xp.where(is_before, -numpy.inf, hidden).astype(hidden.dtype)
 
 
 @kernel(has_cuda_twin=False)

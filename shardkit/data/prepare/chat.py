@@ -103,10 +103,9 @@ class Chat:
         beginning, _ = self.template.written(messages, tools, asks=asks)
         if not text.startswith(beginning):
             raise RecordError(
-                f"is written otherwise in its first {len(messages)} messages than as a whole by the "
-                f"chat template of {self.template.where}, so that it does not tell where the answer is; "
-                "mark answers in it by {% generation %} (--chat-template=FILE), or give a record "
-                "for each"
+                f"is written otherwise in its first {len(messages)} messages than as a whole by "
+                f"the chat template of {self.template.where}, so that answers are not told; mark "
+                "them in it by {% generation %} (--chat-template=FILE), or give a record for each"
             )
         return len(beginning)
 

@@ -1,6 +1,7 @@
 """From the texts of a block to its tokens."""
 
 from collections.abc import Iterator
+from itertools import repeat
 
 import numpy
 
@@ -10,47 +11,37 @@ from .readers import Piece
 BATCH_CHARACTERS = 1 << 19  # encoded at once: enough to share among threads, little in memory
 
 
-def encode_block(
-    pieces: Iterator[Piece], tokenizer: Tokenizer
-) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Return (ends of documents [d] int64, tokens [n] uint16 or uint32).
+def encode_block(pieces: Iterator[Piece], tokenizer: Tokenizer) -> tuple[numpy.ndarray, ...]:
+    """Return (ends of documents [d] int64, tokens [n] uint16 or uint32, answers [n or 0] uint8).
 
-    The end-of-text number stands behind each document, if the tokenizer has one.
+    The end-of-text number stands behind each text, if the tokenizer has one, and nothing behind a
+    conversation, of which a token is part of an answer if one of its characters is.
     """
     dtype = token_dtype(tokenizer.vocabulary_size)
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
-    end_of_text = numpy.array(end, dtype)
-    parts = [numpy.empty(0, dtype)]
-    ends = []
+    parts, answers = [numpy.empty(0, dtype)], [numpy.empty(0, numpy.uint8)]
+    ends: list[int] = []
     num_tokens = 0
     for batch in _batches(pieces):
-        encoded = tokenizer.encode_many([piece.text for piece in batch])
-        for numbers, piece in zip(encoded, batch):
+        for numbers, found, piece in _encoded(batch, tokenizer):
+            answers.append(found)
             parts.append(numbers.astype(dtype))
-            num_tokens += len(numbers)
-            if piece.is_end:
-                parts.append(end_of_text)
+            if piece.is_end and piece.answers is None:
+                parts.append(numpy.array(end, dtype))
                 num_tokens += len(end)
-                ends.append(num_tokens)
-    return numpy.array(ends, numpy.int64), numpy.concatenate(parts)
+            num_tokens += len(numbers)
+            ends += [num_tokens] * piece.is_end
+    return numpy.array(ends, numpy.int64), numpy.concatenate(parts), numpy.concatenate(answers)
 
 
-def encode_answers(
-    pieces: Iterator[Piece], tokenizer: Tokenizer
-) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """Return what encode_block does of whole documents, and which tokens are answers [n] uint8.
-
-    A token is part of an answer if one of its characters is. Nothing stands behind a document.
-    """
-    dtype = token_dtype(tokenizer.vocabulary_size)
-    parts, answers = [numpy.empty(0, dtype)], [numpy.empty(0, numpy.uint8)]
-    for batch in _batches(pieces):
-        encoded = tokenizer.encode_placed([piece.text for piece in batch])
-        for (numbers, places), piece in zip(encoded, batch):
-            parts.append(numbers.astype(dtype))
-            answers.append(_meets(places, piece.answers))
-    ends = numpy.cumsum([len(part) for part in parts[1:]], dtype=numpy.int64)
-    return ends, numpy.concatenate(parts), numpy.concatenate(answers)
+def _encoded(batch: list[Piece], tokenizer: Tokenizer) -> Iterator[tuple]:
+    """Yield (tokens, which of them are answers, piece) of each piece; all are texts, or none."""
+    texts = [piece.text for piece in batch]
+    if batch[0].answers is None:
+        yield from zip(tokenizer.encode_many(texts), repeat(numpy.empty(0, numpy.uint8)), batch)
+        return
+    for (numbers, places), piece in zip(tokenizer.encode_placed(texts), batch):
+        yield numbers, _meets(places, piece.answers), piece
 
 
 def _meets(places: numpy.ndarray, spans) -> numpy.ndarray:

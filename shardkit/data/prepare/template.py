@@ -87,7 +87,7 @@ def _sources(files: dict[str, bytes], settings: dict) -> dict[str, Any]:
         return {"default": files[TEMPLATE].decode("utf-8", "replace")}
     found = settings.get("chat_template")
     if isinstance(found, list):  # of {"name": ..., "template": ...}
-        return {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        return {str(each.get("name")): each.get("template") for each in found if type(each) is dict}
     return {"default": found}
 
 

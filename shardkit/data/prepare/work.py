@@ -16,7 +16,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import by_first, collectively
 from ...errors import CorpusError
 from ..tokenizer import Tokenizer, token_dtype
-from .encode import encode_answers, encode_block
+from .encode import encode_block
 from .inputs import Block, Input, passing
 from .parts import SYNC_SECONDS, PartsFolder, TokenPart
 from .readers import DocumentReader, Documents, Piece
@@ -126,8 +126,7 @@ class Encoding:
         key = self._keys[block.number]
         try:
             pieces = passing(self._readers.pieces(block), self._backend.work)
-            encode = encode_answers if self._has_answers else encode_block
-            encoded = encode(pieces, self._tokenizer)
+            encoded = encode_block(pieces, self._tokenizer)
         except CorpusError as error:
             self._folder.note_failure()
             return block.number, str(error)

@@ -34,7 +34,6 @@ def causal_attention(
     scale: float | None = None,
     first_query: int = 0,
     window: int | None = None,
-    firsts: Any = None,
 ) -> Tensor:
     """Return softmax(scale q k^T) v, where query position p sees key positions 0 .. p.
 
@@ -51,9 +50,6 @@ def causal_attention(
         Position of q's first row among the keys: 0 in training, T - S when generating from a cache.
     window
         A query sees its own key and window - 1 before it (arXiv 2004.05150); None: all before it.
-    firsts
-        [batch, S] integers, ascending along S: each query sees no key before this one, as where
-        several texts stand in one row; None: all before it.
 
     Returns
     -------
@@ -67,9 +63,17 @@ def causal_attention(
     """
     _check_attention(q, k, v, first_query)
     check_window(window)
-    if firsts is not None:
-        firsts = _checked_firsts(q, firsts, first_query, window)
-    return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window, firsts)
+    return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window)
+
+
+def attention_from(q: Tensor, k: Tensor, v: Tensor, firsts: Any) -> Tensor:
+    """Return causal_attention's result where queries see no key before their first ones.
+
+    firsts  [batch, S] integers, ascending along S, none behind its query
+    """
+    _check_attention(q, k, v, 0)
+    firsts = fresh.placed(firsts, xp_of(q.array))
+    return _by_tiles(q, k, v, q.shape[-1] ** -0.5, 0, firsts=firsts)
 
 
 def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -82,21 +86,6 @@ def check_window(window: int | None) -> None:
     """Raise ShapeError unless this is a number of keys, at least one, or None."""
     if window is not None and not is_integer(window, at_least=1):
         raise ShapeError(f"attention with window {window!r}; wanted a number of keys from 1 on")
-
-
-def _checked_firsts(q, firsts, first_query, window):
-    """Return the first keys beside q. Errors: ShapeError unless each query sees its own key."""
-    firsts = fresh.placed(constant_of(firsts, "firsts of attention"), xp_of(q.array))
-    last = first_query + xp_of(q.array).arange(q.shape[2])
-    is_right = firsts.shape == (q.shape[0], q.shape[2]) and firsts.dtype.kind in "iu"
-    is_right = is_right and bool(((firsts >= 0) & (firsts <= last)).all())
-    if not is_right or (firsts[:, 1:] < firsts[:, :-1]).any() or window is not None:
-        raise ShapeError(
-            f"causal_attention of q {q.shape} with firsts {firsts.shape} {firsts.dtype} and window "
-            f"{window}; wanted integers [batch, S], ascending along S, none behind the key of its "
-            "query, and no window"
-        )
-    return firsts
 
 
 def _by_tiles(q, k, v, scale, first_query, window=None, firsts=None):
