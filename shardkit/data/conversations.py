@@ -23,7 +23,7 @@ _READ_TOKENS = 1 << 22  # looked at at once
 
 
 @dataclass(frozen=True)
-class Cut:
+class Shortened:
     """What does not fit.
 
     conversations   that there are
@@ -73,7 +73,7 @@ class ConversationRows(TokenRows):
         learns = _have_answers(tokens, starts, kept)
         is_cut = sizes > kept
         lost = int((sizes - kept).sum())
-        self.cut = Cut(len(sizes), int(is_cut.sum()), lost, int((~learns).sum()))
+        self.cut = Shortened(len(sizes), int(is_cut.sum()), lost, int((~learns).sum()))
         if not learns.any():
             raise CorpusError(
                 f"{part} has no answer to learn within model.sequence_length = {length} tokens of "

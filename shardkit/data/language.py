@@ -10,6 +10,7 @@ Only the index is in the run folder; a run that goes on finds its files as they 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TypeAlias
@@ -53,9 +54,10 @@ class LanguageData:
         training: list[Corpus],
         validation: list[Corpus],
         settings: TextData,
-        rows: Rows = TokenWindows,
+        rows: Rows | None = None,
     ):
-        self._settings, self._rows = settings, rows
+        self._settings = settings
+        self._rows = rows or partial(TokenWindows, mask_documents=settings.mask_documents)
         self._found = training, validation
         self._corpora = [corpus.with_documents() for corpus in training]
         self._validation = [corpus.with_documents() for corpus in validation]
@@ -70,11 +72,11 @@ class LanguageData:
 
     @classmethod
     def prepare(
-        cls, folder: Path, settings: TextData, rows: Rows = TokenWindows, *, resume: bool
+        cls, folder: Path, settings: TextData, rows: Rows | None = None, *, resume: bool
     ) -> "LanguageData":
         """Find and check the data, still without an index of it; for one rank.
 
-        rows    what makes samples of tokens
+        rows    what makes samples of tokens; None: windows
         resume  the folder has an index: the files must be as it says
         Errors: CorpusError, OSError.
         """
@@ -92,7 +94,7 @@ class LanguageData:
         _write_index(folder, *self._found)
 
     @classmethod
-    def open(cls, folder: Path, settings: TextData, rows: Rows = TokenWindows) -> "LanguageData":
+    def open(cls, folder: Path, settings: TextData, rows: Rows | None = None) -> "LanguageData":
         """Open what was prepared and stored. Errors: CorpusError, OSError."""
         return cls(*_read_index(folder), settings, rows)
 

@@ -60,8 +60,8 @@ class Module:
     What is assigned to attributes (Parameter, Buffer, Module, ModuleList) belongs to it, in the
     order of assignment, under the attribute's name. A subclass writes __init__ and forward; nothing
     has to be called or registered. Attributes may have any name but those of methods that a module
-    itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input`,
-    `context_for` and `output_shape` are asked of the class: attributes of these names are free.
+    itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
+    `output_shape` are asked of the class, so that attributes of these names are free.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x =
     block(x)` IS the forward pass, a block is a pure function of (x, parameters, current_context()),
@@ -69,6 +69,7 @@ class Module:
     """
 
     is_table = False  # its weight is looked up and not multiplied
+    _told_by: Any = None  # function (x, context) -> context with what x says of all its layers
     loss: Any = None  # what training makes small; None: the training configuration names one
     metrics: dict[str, Any] = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
@@ -101,7 +102,7 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output for x: by default of the blocks, one after the other."""
         here = current_context()
-        context = type(self).context_for(self, args[0], here) if args else here
+        context = context_of_pass(self, args[0], here) if args else here
         if context is not here:
             with forward_context(context):
                 return self.forward(*args, **kwargs)
@@ -134,14 +135,6 @@ class Module:
         for _, first in blocks_of(self)[:1]:
             if first is not self:
                 check_input_of(first, x)
-
-    def context_for(self, x: Any, context: ForwardContext) -> ForwardContext:
-        """Return the context of a forward pass over x, an array, a Tensor or a tree of them.
-
-        It is that which is given. A model whose layers depend on what x says of all of it adds that
-        once: GPT, which texts stand in its rows.
-        """
-        return context
 
     def output_shape(self, input_shape: Shape) -> "tuple[int, ...] | None":
         """Return the output's shape for an input of this shape, or None if it does not say.
@@ -287,7 +280,7 @@ class Module:
         x = given_arrays(x)
         for parameter in self.parameters()[:1]:
             x = entering(x, parameter.dtype)
-        context = type(self).context_for(self, x, ForwardContext())
+        context = context_of_pass(self, x, ForwardContext())
         with no_grad(), forward_context(context):
             x = as_tensors(x)
             for _, block in blocks_of(self):  # as on a mesh
@@ -353,7 +346,6 @@ TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - 
     "blocks",
     "check_input",
     "configuration",
-    "context_for",
     "is_table",
     "loss",
     "members",
@@ -394,6 +386,11 @@ def _said_blocks(module: Module) -> "list[tuple[str, Module]]":
             "module)"
         )
     return list(blocks)
+
+
+def context_of_pass(module: Module, x, context: ForwardContext) -> ForwardContext:
+    """Return the context of a pass over x, an array, a Tensor or a tree of them."""
+    return context if module._told_by is None else type(module)._told_by(x, context)
 
 
 def check_input_of(module: Module, x) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from ..array.backend import to_host, xp_of
+from ..array.backend import xp_of
 from ..array.graphs import outside_of_graphs
 from ..errors import ShapeError
 from .autograd import Tensor
@@ -60,6 +60,7 @@ class TextPass:
     starts         [rows] int64: position of each text's first new one
     stop           behind the last new position of any text
     is_aligned     the new positions are the same in all texts
+    angles         the positions that turn queries and keys; None: those in the row
     Errors: ShapeError if they do not fit into the capacity.
     """
 
@@ -81,6 +82,7 @@ class TextPass:
             self._positions = numpy.arange(first, first + num_positions)
         else:
             self._positions = self.starts[:, None]
+        self.angles = self._positions
         self._groups = self._attended_together()
 
     def _attended_together(self) -> list[tuple[slice, slice, int]]:
@@ -95,10 +97,6 @@ class TextPass:
 
     def positions(self):
         """Return the new positions as integers: [S] if all texts have the same, else [rows, 1]."""
-        return self._positions
-
-    def angles(self):
-        """Return the positions that turn queries and keys, [S]; aligned texts have such alone."""
         return self._positions
 
     def read(self, ids: Tensor) -> Tensor:
@@ -142,7 +140,7 @@ class WholeTexts:
     Rotary positions are those in the row: attention depends on their differences alone.
     """
 
-    is_aligned = True
+    is_aligned, angles = True, None
 
     def __init__(self, ids: numpy.ndarray):
         self._places = numpy.arange(ids.shape[1])
@@ -153,9 +151,6 @@ class WholeTexts:
     def positions(self):
         """Return the position of each token in its text, [batch, S] int64."""
         return self._places - self.firsts
-
-    def angles(self) -> None:
-        """Return None: the positions in the row."""
 
     def read(self, ids: Tensor) -> Tensor:
         """Return the token numbers of what the model was given."""
@@ -174,10 +169,3 @@ class WholeTexts:
 def unmarked(ids: Any) -> Any:
     """Return an array of token numbers, those that begin a text without their mark."""
     return xp_of(ids).where(ids < 0, ~ids, ids) if ids.dtype.kind == "i" else ids
-
-
-def texts_in(ids: Any) -> WholeTexts | None:
-    """Return the texts in rows of ids, an array or Tensor anywhere; None where each row is one."""
-    ids = getattr(ids, "array", ids)  # of a Tensor
-    are_signed = getattr(ids, "ndim", 0) == 2 and ids.dtype.kind == "i"
-    return WholeTexts(to_host(ids)) if are_signed and bool((ids < 0).any()) else None

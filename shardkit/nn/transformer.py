@@ -227,7 +227,7 @@ def _turned(layer, x, texts, positions):
     """Return x [batch, heads, S, D], turned by its positions."""
     how = layer.rotary_base, layer.rotary_scaling
     if texts is None or texts.is_aligned:
-        return rotary(x, positions if texts is None else texts.angles(), *how)
+        return rotary(x, positions if texts is None else texts.angles, *how)
     # Each text is at a position of its own: the texts take the place of S.
     turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
     return permute(turned, (2, 1, 0, 3))

@@ -52,7 +52,7 @@ def configuration_of_plan(task: str | None) -> type[RunConfiguration]:
     name = task or DEFAULT_TASK
     if not isinstance(name, str) or name not in _PLANNED:
         raise ConfigurationError(
-            f"run.task = {name!r}: layouts are planned for {' and '.join(_PLANNED)} alone, whose "
+            f"run.task = {name!r}: layouts are planned for {', '.join(_PLANNED)} alone, whose "
             "layers have known sizes; `shardkit bench` measures a step of any task on the ranks "
             "that there are"
         )

@@ -1,6 +1,7 @@
 """`chat`: a GPT that learns the answers of conversations."""
 
 from dataclasses import dataclass, fields
+from functools import partial
 from math import exp
 from typing import Any
 
@@ -42,18 +43,15 @@ class Chat(Language):
 
     # ---- data ------------------------------------------------------------------------------------
 
-    @property
-    def _texts(self) -> TextData:
+    def _texts(self):
         data = self.settings.data
         if not data.path:
             raise ConfigurationError(
                 "data.path is empty; wanted files of conversations: shardkit prepare --chat"
             )
         shared = {each.name: getattr(data, each.name) for each in fields(Sources)}
-        return TextData(format="tokens", **shared)
-
-    def _rows(self, *tokens: Any, part: str) -> ConversationRows:
-        return ConversationRows(*tokens, packs=self.settings.data.packing, part=part)
+        rows = partial(ConversationRows, packs=data.packing)
+        return TextData(format="tokens", **shared), rows
 
     def _take(self, found):
         super()._take(found)

@@ -10,7 +10,6 @@ from ..checkpoint.models import without_weights
 from ..checkpoint.pretrained.folder import is_transformers_folder
 from ..data.contents import Contents
 from ..data.language import LanguageData
-from ..data.packed import TokenWindows
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.settings import TextData
 from ..data.tokenizer import MAIN_FILE, tokenizer_of
@@ -119,18 +118,12 @@ class Language(Task):
 
     # ---- data ------------------------------------------------------------------------------------
 
-    @property
-    def _texts(self) -> TextData:
-        """What the settings say of the texts. Errors: ConfigurationError."""
-        return self.settings.data
-
-    def _rows(self, *tokens: Any, part: str) -> Samples:
-        """Return samples of tokens: (PackedTokens, length, vocabulary_size)."""
-        masks = self.settings.data.mask_documents
-        return TokenWindows(*tokens, mask_documents=masks, part=part)
+    def _texts(self) -> tuple:
+        """Return what the settings say of the texts, and what makes samples of their tokens."""
+        return self.settings.data, None
 
     def prepare(self, folder, resume):
-        found = LanguageData.prepare(folder / "data", self._texts, self._rows, resume=resume)
+        found = LanguageData.prepare(folder / "data", *self._texts(), resume=resume)
         self._take(found)
         found.check_tokens(self.vocabulary_size)
         found.store(folder / "data")
@@ -156,7 +149,7 @@ class Language(Task):
         contents.store(folder)
 
     def open(self, folder):
-        self._take(LanguageData.open(folder / "data", self._texts, self._rows))
+        self._take(LanguageData.open(folder / "data", *self._texts()))
 
     def _take(self, found: LanguageData):
         """Know the data and what follows from it. Errors: ConfigurationError, CorpusError."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorpusError
-from .readers import Piece, RecordError, hint_of
+from .readers import RecordError, TextPiece, hint_of
 from .template import MARKS, ChatTemplate
 
 MESSAGES = "messages"
@@ -26,7 +26,7 @@ _ANSWER = "assistant"
 
 
 @dataclass(frozen=True)
-class Chat:
+class Conversations:
     """Documents are conversations, written by a template.
 
     field         where messages are
@@ -55,7 +55,7 @@ class Chat:
             )
         return [name for name in (self.field, *_PAIR, _TOOLS) if name in names]
 
-    def piece(self, record: Any) -> Piece:
+    def piece(self, record: Any) -> TextPiece:
         """Return the conversation of a record. Errors: RecordError."""
         if not isinstance(record, dict):
             raise RecordError(f"is a JSON {_kind(record)}; wanted an object with {self.field!r}")
@@ -69,14 +69,14 @@ class Chat:
             raise RecordError(f"has neither {self.field!r} nor prompt and completion{has}")
         if isinstance(prompt, str) and isinstance(completion, str):
             text = prompt + completion + self.end_of_text
-            return Piece(_checked(text), True, ((len(prompt), len(text)),))
+            return TextPiece(_checked(text), True, ((len(prompt), len(text)),))
         before = _messages(prompt, _PAIR[0])
         after = _messages(completion, _PAIR[1])
         if before[-1]["role"] == _ANSWER:
             raise RecordError("has a prompt that ends with an answer; wanted it in the completion")
         return self._piece(before + after, tools, len(before))
 
-    def _piece(self, messages: list[dict], tools: list | None, first: int) -> Piece:
+    def _piece(self, messages: list[dict], tools: list | None, first: int) -> TextPiece:
         """Return a conversation whose answers from message `first` on are learned."""
         numbers = [n for n, each in enumerate(messages) if each["role"] == _ANSWER and n >= first]
         if not numbers:
@@ -91,7 +91,7 @@ class Chat:
             answers = tuple(self._answer(messages, tools, number, text) for number in numbers)
         if not any(start < stop for start, stop in answers):
             raise RecordError("has no answer in what the chat template writes of it")
-        return Piece(_checked(text), True, answers)
+        return TextPiece(_checked(text), True, answers)
 
     def _answer(self, messages, tools, number: int, text: str) -> tuple[int, int]:
         """Return what message `number` adds to the text of those before it, which asks for it."""

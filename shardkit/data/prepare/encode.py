@@ -6,12 +6,12 @@ from itertools import repeat
 import numpy
 
 from ..tokenizer import Tokenizer, token_dtype
-from .readers import Piece
+from .readers import TextPiece
 
 BATCH_CHARACTERS = 1 << 19  # encoded at once: enough to share among threads, little in memory
 
 
-def encode_block(pieces: Iterator[Piece], tokenizer: Tokenizer) -> tuple[numpy.ndarray, ...]:
+def encode_block(pieces: Iterator[TextPiece], tokenizer: Tokenizer) -> tuple[numpy.ndarray, ...]:
     """Return (ends of documents [d] int64, tokens [n] uint16 or uint32, answers [n or 0] uint8).
 
     The end-of-text number stands behind each text, if the tokenizer has one, and nothing behind a
@@ -34,7 +34,7 @@ def encode_block(pieces: Iterator[Piece], tokenizer: Tokenizer) -> tuple[numpy.n
     return numpy.array(ends, numpy.int64), numpy.concatenate(parts), numpy.concatenate(answers)
 
 
-def _encoded(batch: list[Piece], tokenizer: Tokenizer) -> Iterator[tuple]:
+def _encoded(batch: list[TextPiece], tokenizer: Tokenizer) -> Iterator[tuple]:
     """Yield (tokens, which of them are answers, piece) of each piece; all are texts, or none."""
     texts = [piece.text for piece in batch]
     if batch[0].answers is None:
@@ -52,8 +52,8 @@ def _meets(places: numpy.ndarray, spans) -> numpy.ndarray:
     return (starts[following] < places[:, 1]).astype(numpy.uint8)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(pieces: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     num_characters = 0
     for piece in pieces:
         batch.append(piece)

@@ -16,7 +16,7 @@ from ...files.reading import opened, size_of
 from ..contents import content_of, stamp_of
 from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader
-from .readers import DocumentReader, Documents, Field, JSONReader, Span, TextReader
+from .readers import DocumentReader, Documents, JSONReader, Span, TextField, TextReader
 from .unpacking import head_of, is_compressed, mark_of, unpack
 
 READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
@@ -146,7 +146,7 @@ def _input(path: Path) -> Input:
     return Input(path, _kind(path), about.st_size, about.st_mtime_ns, content)
 
 
-def check_field(inputs: list[Input], field: str | None) -> Field:
+def check_field(inputs: list[Input], field: str | None) -> TextField:
     """Return the field to read.
 
     Errors: ConfigurationError if one is given and no input has fields.
@@ -156,7 +156,7 @@ def check_field(inputs: list[Input], field: str | None) -> Field:
             f"--field={field} has no use: text files have no fields; wanted files that end in "
             f"{', '.join(_KINDS)}"
         )
-    return Field(FIELD if field is None else field)
+    return TextField(FIELD if field is None else field)
 
 
 def cut_into_blocks(

@@ -28,7 +28,7 @@ from ...files.writing import move_file, write_whole
 from ..token_file import open_token_file
 from ..tokenizer import MAIN_FILE, TEMPLATE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
-from .chat import MESSAGES, Chat
+from .chat import MESSAGES, Conversations
 from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs, passing
 from .parts import PartsFolder
 from .readers import Documents
@@ -212,7 +212,7 @@ def _template_files(preparation: Preparation) -> dict[str, bytes]:
     return {TEMPLATE: read_bytes(Path(given or beside), _MOST_TEMPLATE_BYTES, error=CorpusError)}
 
 
-def _chat(preparation: Preparation, inputs: list[Input], files: dict[str, bytes]) -> Chat:
+def _chat(preparation: Preparation, inputs: list[Input], files: dict[str, bytes]) -> Conversations:
     """Return how conversations are written. Errors: ConfigurationError."""
     texts = [one.path for one in inputs if one.kind == "text"]
     if texts or MAIN_FILE not in files:
@@ -227,7 +227,7 @@ def _chat(preparation: Preparation, inputs: list[Input], files: dict[str, bytes]
     where = str(preparation.chat_template or preparation.tokenizer)
     tokenizer = tokenizer_of(files)
     end = tokenizer.end_of_text
-    return Chat(
+    return Conversations(
         ChatTemplate.of(files, where),
         "" if end is None else tokenizer.decode([end]),
         preparation.field or MESSAGES,

@@ -49,7 +49,7 @@ class Span:
     group: int = 0
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A piece of a document.
 
     is_end   the document ends behind it
@@ -79,7 +79,7 @@ class Documents(Protocol):
     @property
     def has_answers(self) -> bool: ...
 
-    def piece(self, record: Any) -> Piece:
+    def piece(self, record: Any) -> TextPiece:
         """Return the document of a record. Errors: RecordError, and those of files.FAULTS."""
 
     def columns(self, path: Path, schema) -> list[str]:
@@ -87,7 +87,7 @@ class Documents(Protocol):
 
 
 @dataclass(frozen=True)
-class Field:
+class TextField:
     """Documents are the texts in one field of each record."""
 
     name: str
@@ -98,13 +98,13 @@ class Field:
         """The name."""
         return self.name
 
-    def piece(self, record: Any) -> Piece:
+    def piece(self, record: Any) -> TextPiece:
         """Return the text of a record."""
         text = record[self.name]
         if text is None:
             raise RecordError(f"has no value in {self.name!r}")
         text.encode("utf-8")
-        return Piece(text, True)
+        return TextPiece(text, True)
 
     def columns(self, path: Path, schema) -> list[str]:
         """Return the column. Errors: CorpusError if it is not one of text."""
@@ -139,7 +139,7 @@ class DocumentReader(ABC):
         ]
 
     @abstractmethod
-    def pieces(self, span: Span) -> Iterator[Piece]:
+    def pieces(self, span: Span) -> Iterator[TextPiece]:
         """Yield the pieces of a block, in order.
 
         Errors: CorpusError with file and line.
@@ -160,7 +160,7 @@ class TextReader(DocumentReader):
         cuts = [_good_cut(content, place - first, place == size) for place in places]
         for start, stop in zip(cuts, cuts[1:]):
             text = self._decoded(content[start:stop], first + start)
-            yield Piece(text, first + stop == size)
+            yield TextPiece(text, first + stop == size)
 
     def _decoded(self, content: bytes, at: int) -> str:
         nul = content.find(b"\0")
@@ -213,7 +213,7 @@ class JSONReader(DocumentReader):
             )
         return line
 
-    def _piece(self, line: bytes, at: int) -> Piece:
+    def _piece(self, line: bytes, at: int) -> TextPiece:
         try:
             return self.documents.piece(json.loads(line.decode("utf-8-sig")))
         except FAULTS as error:

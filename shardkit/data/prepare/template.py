@@ -18,7 +18,7 @@ from ...files.reading import parsed_json
 from ..tokenizer import FILES, TEMPLATE
 from .readers import RecordError
 
-MARKS = _BEGIN, _END = "\ufdd0", "\ufdd1"  # around answers as they are written: no text has them
+MARKS = ("\ufdd0", "\ufdd1")  # around answers as they are written: no text has them
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 Spans = tuple[tuple[int, int], ...]
 
@@ -97,10 +97,10 @@ def _text(token) -> str | None:
 
 def _without_marks(text: str) -> tuple[str, Spans]:
     """Return the text without marks of answers, and what they stood around."""
-    before, *rest = text.split(_BEGIN)
+    before, *rest = text.split(MARKS[0])
     parts, spans, at = [before], [], len(before)
     for each in rest:
-        answer, _, behind = each.partition(_END)
+        answer, _, behind = each.partition(MARKS[1])
         spans.append((at, at + len(answer)))
         parts += [answer, behind]
         at += len(answer) + len(behind)
@@ -165,6 +165,6 @@ def _generation(jinja) -> type:
             return jinja.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
         def _marked(self, caller):
-            return _BEGIN + caller() + _END
+            return MARKS[0] + caller() + MARKS[1]
 
     return Generation

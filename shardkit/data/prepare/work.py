@@ -19,7 +19,7 @@ from ..tokenizer import Tokenizer, token_dtype
 from .encode import encode_block
 from .inputs import Block, Input, passing
 from .parts import SYNC_SECONDS, PartsFolder, TokenPart
-from .readers import DocumentReader, Documents, Piece
+from .readers import DocumentReader, Documents, TextPiece
 
 _LIST_SECONDS = 1.0  # the least time between two looks at the parts of all ranks
 
@@ -47,7 +47,7 @@ class Readers:
         self._documents = documents
         self._open: tuple[Input, DocumentReader] | None = None
 
-    def pieces(self, block: Block) -> Iterator[Piece]:
+    def pieces(self, block: Block) -> Iterator[TextPiece]:
         """Yield the pieces of a block. Errors: CorpusError."""
         if self._open is None or self._open[0] != block.input:
             self._open = block.input, block.input.reader(self._documents)

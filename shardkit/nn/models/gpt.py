@@ -15,7 +15,7 @@ import numpy
 
 from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
-from ...array.backend import xp_of
+from ...array.backend import to_host, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor
 from ..buffer import Buffer
@@ -28,7 +28,7 @@ from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..parameter import Parameter
-from ..texts import texts_in, unmarked
+from ..texts import WholeTexts, unmarked
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -169,7 +169,7 @@ class TokenEmbedding(Module):
 
     def check_input(self, x):
         _check(self, x, x.shape[-1] if x.ndim else 0)
-        self.tokens.check_input(unmarked(x))
+        self.tokens.check_input(unmarked(x) if are_marked(x) else x)
 
     def forward(self, ids):
         ids = input_tensor(ids)
@@ -227,6 +227,20 @@ class Head(Module):
         return self.output(self.norm(x))
 
 
+def are_marked(ids: Any) -> bool:
+    """Return whether several texts stand in a row of ids, an array or Tensor anywhere."""
+    ids = getattr(ids, "array", ids)
+    are_signed = getattr(ids, "ndim", 0) == 2 and ids.dtype.kind == "i"
+    return are_signed and bool((ids < 0).any())
+
+
+def _told_of_texts(ids: Any, context: ForwardContext) -> ForwardContext:
+    """Return the context, with the texts in rows of ids."""
+    if context.texts is not None or not are_marked(ids):
+        return context
+    return replace(context, texts=WholeTexts(to_host(getattr(ids, "array", ids))))
+
+
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
@@ -277,6 +291,8 @@ class GPT(Module):
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
     """
+
+    _told_by = staticmethod(_told_of_texts)
 
     if TYPE_CHECKING:
 
@@ -363,10 +379,6 @@ class GPT(Module):
     def blocks(self) -> list[tuple[str, Module]]:
         middle = numbered("blocks", self.layers)
         return [("embedding", self.embedding), *middle, ("head", self.head)]
-
-    def context_for(self, x: Any, context: ForwardContext) -> ForwardContext:
-        texts = texts_in(x) if context.texts is None else None
-        return context if texts is None else replace(context, texts=texts)
 
     def output_shape(self, input_shape: Shape) -> Shape | None:
         return (*input_shape, self.settings.vocabulary_size)

@@ -13,9 +13,8 @@ from ...nn.context import current_context
 from ...nn.layers.attention import MultiheadAttention
 from ...nn.layers.basic import input_tensor
 from ...nn.layers.spectral import SpectralConv, check_grid
-from ...nn.models.gpt import TokenEmbedding
+from ...nn.models.gpt import TokenEmbedding, are_marked
 from ...nn.ops.modes import Slab
-from ...nn.texts import texts_in
 from ...nn.transformer import SelfAttention
 from .axis import GRID_DIM, CutLayer, DomainAxis
 from .others import CutDropout
@@ -37,7 +36,7 @@ class CutTokenEmbedding(CutLayer):
     def check_input(self, x):
         """Raise ShapeError also where several texts stand in a row: no rank has all of it."""
         super().check_input(x)
-        if texts_in(x) is not None:
+        if are_marked(x):
             raise ShapeError(
                 f"{self.path_in_model} of rows with several texts, whose sequences ranks share; "
                 "wanted one text in each row (data.packing = false), or domain = 1"

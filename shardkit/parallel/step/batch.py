@@ -25,7 +25,7 @@ from ...layout.axes import COPIES
 from ...layout.part import Rows
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
-from ...nn.module import Module, check_input_of, output_shape_of
+from ...nn.module import Module, check_input_of, context_of_pass, output_shape_of
 from ...tree import (
     is_tree,
     leaves,
@@ -144,7 +144,7 @@ class Batches:
 
     def context_for(self, x, context: ForwardContext) -> ForwardContext:
         """Return the context of a pass of the model over x, on the host."""
-        return type(self._model).context_for(self._model, x, context)
+        return context_of_pass(self._model, x, context)
 
     def _usual_loss(self):
         return self._loss or self._model.loss
