@@ -13,6 +13,7 @@ first (arXiv 2404.10830), so that few places of a row stay free.
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy
 
@@ -49,39 +50,32 @@ class Shortened:
 class ConversationRows(TokenRows):
     """Rows of conversations.
 
+    given   as of TokenRows
     packs   several stand in a row where they fit; False: one in each
     part    what they are for, for messages
     cut     what does not fit
     Errors: CorpusError if there is no answer to learn, or on texts that are no conversations.
     """
 
-    def __init__(
-        self,
-        tokens: PackedTokens,
-        length: int,
-        vocabulary_size: int,
-        *,
-        packs: bool,
-        part: str = "training",
-    ):
-        super().__init__(tokens, length, vocabulary_size)
-        self._packs = packs
+    def __init__(self, *given: Any, packs: bool, part: str = "training"):
+        super().__init__(*given)
+        tokens, length, self._packs = self.tokens, self.length, packs
         _check_answers(tokens)
-        starts = numpy.array([0, *tokens.boundaries(1, len(tokens))][: len(tokens)], numpy.int64)
+        starts = numpy.array([0, *tokens.boundaries(1, len(tokens))], numpy.int64)
         sizes = numpy.diff(starts, append=len(tokens))
         kept = numpy.minimum(sizes, length + 1)
         learns = _have_answers(tokens, starts, kept)
-        is_cut = sizes > kept
-        lost = int((sizes - kept).sum())
-        self.cut = Shortened(len(sizes), int(is_cut.sum()), lost, int((~learns).sum()))
+        lost = sizes - kept
+        counts = [int(each.sum()) for each in (lost > 0, lost, ~learns)]
+        self.cut = Shortened(len(sizes), *counts)
         if not learns.any():
             raise CorpusError(
                 f"{part} has no answer to learn within model.sequence_length = {length} tokens of "
                 f"its {len(sizes):,} conversations; give more of them, or longer sequences"
             )
         self._starts, self._sizes = starts[learns], kept[learns]
-        places = self._sizes - 1
-        self._rows = packed(places, length) if packs else [[n] for n in range(len(places))]
+        alone = [[number] for number in range(len(self._sizes))]
+        self._rows = packed(self._sizes - 1, length) if packs else alone
 
     def __len__(self):
         return len(self._rows)
@@ -105,10 +99,10 @@ class ConversationRows(TokenRows):
 
     def _fill(self, one: int, x, y, at: int) -> int:
         """Write a conversation into a row from a place on; return the place behind it."""
-        start, size = int(self._starts[one]), int(self._sizes[one])
-        tokens, is_answer = self.tokens.span(start, start + size)
-        self._check_tokens(tokens[None], numpy.array([start]))
-        own = slice(at, at + size - 1)
+        start, size = self._starts[one], self._sizes[one]
+        tokens, is_answer = self.tokens.span(int(start), int(start + size))
+        self._check_tokens(tokens[None], self._starts[one : one + 1])
+        own = slice(at, at + int(size) - 1)
         x[own] = tokens[:-1]
         y[own] = numpy.where(is_answer[1:], tokens[1:], IGNORED)
         if self._packs:

@@ -69,7 +69,9 @@ class Corpus:
     def split(self, percent: float) -> dict[str, PackedTokens]:
         """Return {"training": tokens, "validation": tokens}, by documents, see split.py."""
         tables = _grouped(self.segments, percent)
-        sizes, is_one = tables[:, 2] - tables[:, 1], tables[:, 3] * (not self.has_answers)
+        sizes, is_one = tables[:, 2] - tables[:, 1], tables[:, 3]
+        if self.has_answers:
+            is_one = numpy.zeros_like(is_one)  # conversations are never cut
         both = split_documents(sizes.tolist(), is_one.tolist(), percent)
         found = {}
         for name, rows in zip((TRAINING, VALIDATION), both):

@@ -168,4 +168,4 @@ class WholeTexts:
 
 def unmarked(ids: Any) -> Any:
     """Return an array of token numbers, those that begin a text without their mark."""
-    return xp_of(ids).where(ids < 0, ~ids, ids) if ids.dtype.kind == "i" else ids
+    return xp_of(ids).where(ids < 0, ~ids, ids)

@@ -65,15 +65,8 @@ class Chat(Language):
         return self._question
 
     def describe_data(self):
-        return f"{self._described(TRAINING)} + {self._described(VALIDATION)} held out"
-
-    def _described(self, part: str) -> str:
-        samples: Any = self.samples(part)
-        sources = getattr(samples, "sources", [samples])  # of a mixture
-        told = " and ".join(str(source.cut) for source in sources)
-        free = sum(source.free_places for source in sources)
-        rows = sum(map(len, sources))
-        return f"{told}, in {rows:,} rows ({free / (rows * sources[0].length):.1%} free)"
+        training, held_out = (_described(self.samples(part)) for part in (TRAINING, VALIDATION))
+        return f"{training} + {held_out} held out"
 
     # ---- reports ---------------------------------------------------------------------------------
 
@@ -82,6 +75,16 @@ class Chat(Language):
 
     def loss_record(self, loss):
         return {"perplexity": _perplexity(loss)}
+
+
+def _described(samples: Any) -> str:
+    """Return what conversations there are, and how they fill their rows."""
+    sources = getattr(samples, "sources", [samples])  # of a mixture
+    told = " and ".join(str(source.cut) for source in sources)
+    free = sum(source.free_places for source in sources)
+    rows = sum(map(len, sources))
+    share = free / (rows * sources[0].length)
+    return f"{told}, in {rows:,} rows ({share:.1%} free)"
 
 
 def _perplexity(loss: float) -> float:

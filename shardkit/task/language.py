@@ -93,18 +93,13 @@ class Language(Task):
         gpt = GPT(seed=self.settings.run.seed, **sizes)
         if not model.start:
             return gpt
-        return without_weights(gpt, model.start, update_names(gpt) if self._adds_updates() else ())
-
-    def _adds_updates(self) -> bool:
-        """Return whether updates (LoRA) begin beside the weights of model.start."""
-        model = self.settings.model
-        return model.lora_rank > 0 and not GPT.from_checkpoint(model.start).settings.lora_rank
+        return without_weights(gpt, model.start, update_names(gpt) if _adds_updates(model) else ())
 
     def begin(self, model):
         path = self.settings.model.start
         if not path:
             return ""
-        stored = model.load_model(path, only="model", strict=not self._adds_updates())
+        stored = model.load_model(path, only="model", strict=not _adds_updates(self.settings.model))
         theirs = parts_of(model).checkpoints.companions.get(MAIN_FILE)
         ours = self._data.tokenizer_files.get(MAIN_FILE)
         if None not in (theirs, ours) and theirs != ours:
@@ -127,26 +122,9 @@ class Language(Task):
         self._take(found)
         found.check_tokens(self.vocabulary_size)
         found.store(folder / "data")
-        self._note_start(folder / "data", resume)
+        _note_start(self.settings.model.start, folder / "data", resume)
         for name, content in found.tokenizer_files.items():
             write_whole(folder / name, content)
-
-    def _note_start(self, folder: Path, resume: bool) -> None:
-        """Keep what the folder of transformers held that the run began with, or compare it.
-
-        One that is gone is not needed any more. Errors: InputError if it was changed, OSError.
-        """
-        path = self.settings.model.start
-        if path is None or not is_transformers_folder(path):
-            return
-        files = sorted(Path(path).glob("*.safetensors"))
-        contents = Contents.stored(folder) if resume else Contents()
-        for file in files:
-            if resume:
-                contents.check(file)
-            else:
-                contents.of(file)
-        contents.store(folder)
 
     def open(self, folder):
         self._take(LanguageData.open(folder / "data", *self._texts()))
@@ -229,6 +207,28 @@ class Language(Task):
     def _prompt(self) -> str:
         """Return the beginning of the sample of text."""
         return self.settings.sample.prompt.replace("\\n", "\n")
+
+
+def _note_start(path: str | None, folder: Path, resume: bool) -> None:
+    """Keep what the folder of transformers held that the run began with, or compare it.
+
+    One that is gone is not needed any more. Errors: InputError if it was changed, OSError.
+    """
+    if path is None or not is_transformers_folder(path):
+        return
+    files = sorted(Path(path).glob("*.safetensors"))
+    contents = Contents.stored(folder) if resume else Contents()
+    for file in files:
+        if resume:
+            contents.check(file)
+        else:
+            contents.of(file)
+    contents.store(folder)
+
+
+def _adds_updates(model: Model) -> bool:
+    """Return whether updates (LoRA) begin beside the weights of model.start."""
+    return model.lora_rank > 0 and not GPT.from_checkpoint(model.start).settings.lora_rank
 
 
 def _size_names() -> list[str]:

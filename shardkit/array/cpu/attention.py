@@ -72,7 +72,8 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
     log_sums = empty(q.shape[:3], dtype)
     if q.size:
         sizes, firsts = _sizes(q, k, first_query), _firsts(q, first_query, window, firsts)
-        given = sizes, float(scale), firsts, *map(_rows, (q, k, v, y)), log_sums.reshape(-1)
+        arrays = map(_rows, (q, k, v, y))
+        given = sizes, float(scale), firsts, *arrays, log_sums.reshape(-1)
         if sizes.num_queries <= FEW_QUERIES:
             _attend_few(*given, empty(sizes.num_keys, dtype))
         else:

@@ -28,7 +28,8 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
     log_sums = xp.empty(q.shape[:3], q.dtype)
     sight = first_query, window, firsts
     for b in range(q.shape[0] if q.size else 0):
-        scores = _scores(q[b], k[b], scale, _hidden(q, k, b, *sight))  # [KV, group, S, T]
+        hidden = _hidden(q, k, b, *sight)
+        scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
         xp.exp(xp.subtract(scores, top, out=scores), out=scores)
         total = scores.sum(axis=-1, keepdims=True)
@@ -58,7 +59,8 @@ def causal_attention_backward(
     sight = first_query, window, firsts
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
-        p = _scores(q[b], k[b], scale, _hidden(q, k, b, *sight))  # [KV, group, S, T]
+        hidden = _hidden(q, k, b, *sight)
+        p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         p -= log_sums[b].reshape(p.shape[:3])[..., None]
         xp.exp(p, out=p)
         for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)

@@ -78,7 +78,8 @@ class Conversations:
 
     def _piece(self, messages: list[dict], tools: list | None, first: int) -> TextPiece:
         """Return a conversation whose answers from message `first` on are learned."""
-        numbers = [n for n, each in enumerate(messages) if each["role"] == _ANSWER and n >= first]
+        later = range(first, len(messages))
+        numbers = [number for number in later if messages[number]["role"] == _ANSWER]
         if not numbers:
             raise RecordError(
                 f"has no message of the role {_ANSWER}, so there is no answer to learn"

@@ -8,6 +8,7 @@ import numpy
 from ..tokenizer import Tokenizer, token_dtype
 from .readers import TextPiece
 
+_NOWHERE = (1 << 62, 1 << 62)  # behind all characters
 BATCH_CHARACTERS = 1 << 19  # encoded at once: enough to share among threads, little in memory
 
 
@@ -19,7 +20,8 @@ def encode_block(pieces: Iterator[TextPiece], tokenizer: Tokenizer) -> tuple[num
     """
     dtype = token_dtype(tokenizer.vocabulary_size)
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
-    parts, answers = [numpy.empty(0, dtype)], [numpy.empty(0, numpy.uint8)]
+    parts = [numpy.empty(0, dtype)]
+    answers = [numpy.empty(0, numpy.uint8)]
     ends: list[int] = []
     num_tokens = 0
     for batch in _batches(pieces):
@@ -46,7 +48,7 @@ def _encoded(batch: list[TextPiece], tokenizer: Tokenizer) -> Iterator[tuple]:
 
 def _meets(places: numpy.ndarray, spans) -> numpy.ndarray:
     """Return which places [n, 2] share a character with one of the spans, in order: [n] uint8."""
-    starts, stops = numpy.array([*spans, (1 << 62, 1 << 62)], numpy.int64).T
+    starts, stops = numpy.array([*spans, _NOWHERE], numpy.int64).T
     following = numpy.searchsorted(stops, places[:, 0], side="right")
     following = numpy.minimum(following, len(spans))
     return (starts[following] < places[:, 1]).astype(numpy.uint8)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import ledger_in, native_work, wait_until
@@ -36,6 +37,7 @@ from .template import ChatTemplate
 from .vocabulary import train_vocabulary
 from .work import Encoding, PreparationProgress, Readers, told
 
+Files: TypeAlias = dict[str, bytes]  # of a tokenizer, by name
 _MOST_TEMPLATE_BYTES = 1 << 22
 ALONE_SECONDS = 24 * 3600.0  # that native code may take for the vocabulary of a large corpus
 
@@ -117,9 +119,7 @@ def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, rep
     return totals
 
 
-def _found(
-    backend, preparation: Preparation
-) -> tuple[list[Input], Documents, dict[str, bytes] | None, str]:
+def _found(backend, preparation: Preparation) -> tuple[list[Input], Documents, Files | None, str]:
     """Return (inputs, documents, files of the tokenizer or None, hash of the texts). Collective."""
     inputs, documents, files = by_first(backend, lambda: _look(preparation, backend.work))
     inputs = _shared(backend, inputs, lambda one: one.marked(backend.work))
@@ -183,7 +183,7 @@ def _shared(backend, inputs: list[Input], change: Callable[[Input], Input]) -> l
     return [everyones[number] for number in range(len(inputs))]
 
 
-def _look(preparation: Preparation, work) -> tuple[list[Input], Documents, dict[str, bytes] | None]:
+def _look(preparation: Preparation, work) -> tuple[list[Input], Documents, Files | None]:
     output = preparation.output
     trains = preparation.train_vocabulary is not None
     if trains == (preparation.tokenizer is not None):

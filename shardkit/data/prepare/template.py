@@ -51,8 +51,9 @@ class ChatTemplate:
                 f"{where} has no chat template beside it; give --chat-template=FILE, or a tokenizer"
                 f" with {TEMPLATE}, or chat_template in {FILES[1]}"
             )
-        special = tuple((name, text) for name in _SPECIAL if (text := _text(settings.get(name))))
-        template = cls(source, found.get("tool_use", source), special, where)
+        special = [(name, _text(settings.get(name))) for name in _SPECIAL]
+        known = tuple((name, text) for name, text in special if text)
+        template = cls(source, found.get("tool_use", source), known, where)
         for each in (template.source, template.with_tools):
             _compiled(each, where)
         return template
@@ -87,7 +88,8 @@ def _sources(files: dict[str, bytes], settings: dict) -> dict[str, Any]:
         return {"default": files[TEMPLATE].decode("utf-8", "replace")}
     found = settings.get("chat_template")
     if isinstance(found, list):  # of {"name": ..., "template": ...}
-        return {str(each.get("name")): each.get("template") for each in found if type(each) is dict}
+        named = [each for each in found if isinstance(each, dict)]
+        return {str(each.get("name")): each.get("template") for each in named}
     return {"default": found}
 
 
@@ -98,13 +100,14 @@ def _text(token) -> str | None:
 def _without_marks(text: str) -> tuple[str, Spans]:
     """Return the text without marks of answers, and what they stood around."""
     before, *rest = text.split(MARKS[0])
-    parts, spans, at = [before], [], len(before)
+    parts, at = [before], len(before)
+    spans: list[tuple[int, int]] = []
     for each in rest:
         answer, _, behind = each.partition(MARKS[1])
-        spans.append((at, at + len(answer)))
+        spans += [(at, at + len(answer))] * bool(answer)
         parts += [answer, behind]
         at += len(answer) + len(behind)
-    return "".join(parts), tuple(span for span in spans if span[0] < span[1])
+    return "".join(parts), tuple(spans)
 
 
 @lru_cache(maxsize=16)
