@@ -13,9 +13,9 @@ import json
 import sys
 from pathlib import Path
 
-TEMPLATE = """{% for message in messages %}<|{{ message['role'] }}|>{% if message['role'] == 'assistant' %}
-{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}
-{% else %}{{ message['content'] }}<|end|>
+TEMPLATE = """{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}
+{% generation %}{{ message.content }}<|end|>{% endgeneration %}
+{% else %}{{ message.content }}<|end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 ROLES = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 

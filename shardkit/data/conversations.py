@@ -59,7 +59,8 @@ class ConversationRows(TokenRows):
 
     def __init__(self, *given: Any, packs: bool, part: str = "training"):
         super().__init__(*given)
-        tokens, length, self._packs = self.tokens, self.length, packs
+        tokens, length = self.tokens, self.length
+        self._packs = packs
         _check_answers(tokens)
         starts = numpy.array([0, *tokens.boundaries(1, len(tokens))], numpy.int64)
         sizes = numpy.diff(starts, append=len(tokens))
