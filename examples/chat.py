@@ -13,7 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-TEMPLATE = """{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}
+TEMPLATE = """{% for message in messages %}<|{{ message.role }}|>
+{%- if message.role == 'assistant' %}
 {% generation %}{{ message.content }}<|end|>{% endgeneration %}
 {% else %}{{ message.content }}<|end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""

@@ -53,6 +53,11 @@ class _Returns(Protocol[_Output]):
     def forward(self, *args: Any, **kwargs: Any) -> _Output: ...
 
 
+def _told_nothing(x: Any, context: ForwardContext) -> ForwardContext:
+    """Return the context of a pass over x as it is."""
+    return context
+
+
 @recorded
 class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
@@ -69,7 +74,7 @@ class Module:
     """
 
     is_table = False  # its weight is looked up and not multiplied
-    _told_by: Any = None  # function (x, context) -> context with what x says of all its layers
+    _told_by = staticmethod(_told_nothing)  # what x says to all layers, see context_of_pass
     loss: Any = None  # what training makes small; None: the training configuration names one
     metrics: dict[str, Any] = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
@@ -390,7 +395,7 @@ def _said_blocks(module: Module) -> "list[tuple[str, Module]]":
 
 def context_of_pass(module: Module, x, context: ForwardContext) -> ForwardContext:
     """Return the context of a pass over x, an array, a Tensor or a tree of them."""
-    return context if module._told_by is None else type(module)._told_by(x, context)
+    return type(module)._told_by(x, context)
 
 
 def check_input_of(module: Module, x) -> None:

@@ -228,7 +228,7 @@ def _note_start(path: str | None, folder: Path, resume: bool) -> None:
 
 def _adds_updates(model: Model) -> bool:
     """Return whether updates (LoRA) begin beside the weights of model.start."""
-    return model.lora_rank > 0 and not GPT.from_checkpoint(model.start).settings.lora_rank
+    return model.lora_rank > 0 and not GPT.from_checkpoint(str(model.start)).settings.lora_rank
 
 
 def _size_names() -> list[str]:
