@@ -234,11 +234,11 @@ def are_marked(ids: Any) -> bool:
     return are_signed and bool((ids < 0).any())
 
 
-def _told_of_texts(ids: Any, context: ForwardContext) -> ForwardContext:
-    """Return the context, with the texts in rows of ids."""
-    if context.texts is not None or not are_marked(ids):
+def _told_of_texts(x: Any, context: ForwardContext) -> ForwardContext:
+    """Return the context, with the texts that stand in rows of x."""
+    if context.texts is not None or not are_marked(x):
         return context
-    return replace(context, texts=WholeTexts(to_host(getattr(ids, "array", ids))))
+    return replace(context, texts=WholeTexts(to_host(getattr(x, "array", x))))
 
 
 class GPT(Module):
