@@ -167,6 +167,8 @@ def attention(n, s):
 def firsts_of(s):
     """Return [B, S]: the first key that each query sees, where texts of many lengths stand."""
     begins = [[0, *range(7 * b + 2, s[4], 41 + 90 * b)] for b in range(s[0])]
+    if s[4] > 1000:
+        begins[-1] = [0, 1000]  # seen by rows of a tile that sees the first keys too
     queries = s[6] + numpy.arange(s[3])
     return numpy.stack(
         [numpy.array(b)[numpy.searchsorted(b, queries, "right") - 1] for b in begins]
