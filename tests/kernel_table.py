@@ -4,6 +4,7 @@ with its lines.
 
 import inspect
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Callable
 
@@ -68,6 +69,14 @@ WINDOWED = [
     (1, 1, 1, 1030, 1900, 8, 900, 800),  # tiles in the middle
     (1, 1, 1, 300, 600, 72, 650, 400),
     (1, 1, 1, 100, 100, 4, 0, 1000),  # wider than there are keys
+]
+# texts that stand one behind the other: the same sizes, without a window
+PACKED = [
+    (2, 4, 2, 3, 3, 4, 0),  # few queries
+    (3, 2, 1, 40, 40, 8, 0),
+    (2, 2, 1, 130, 130, 17, 0),
+    (2, 2, 2, 1030, 1030, 8, 0),  # rows that see nothing of the first tile
+    (1, 1, 1, 300, 900, 24, 600),
 ]
 MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
@@ -155,7 +164,22 @@ def attention(n, s):
     return q, k, v, 0.4, *s[6:]
 
 
-def attention_backward(n, s):
+def firsts_of(s):
+    """Return [B, S]: the first key that each query sees, where texts of many lengths stand."""
+    begins = [[0, *range(7 * b + 2, s[4], 41 + 90 * b)] for b in range(s[0])]
+    if s[4] > 1000:
+        begins[-1] = [0, 1000]  # seen by rows of a tile that sees the first keys too
+    queries = s[6] + numpy.arange(s[3])
+    return numpy.stack(
+        [numpy.array(b)[numpy.searchsorted(b, queries, "right") - 1] for b in begins]
+    )
+
+
+def packed(n, s):
+    return *attention(n, s), None, firsts_of(s)
+
+
+def attention_backward(n, s, attention=attention):
     q, k, v, *rest = attention(n, s)
     return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, *rest), *rest
 
@@ -229,10 +253,15 @@ TABLE = {
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
-    "causal_attention": [Line(ATTENTION, attention), Line(WINDOWED, attention)],
+    "causal_attention": [
+        Line(ATTENTION, attention),
+        Line(WINDOWED, attention),
+        Line(PACKED, packed),
+    ],
     "causal_attention_backward": [
         Line(ATTENTION, attention_backward),
         Line(WINDOWED, attention_backward),
+        Line(PACKED, partial(attention_backward, attention=packed)),
     ],
     "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [

@@ -71,15 +71,17 @@ def _evaluate(known, overrides) -> int:
             if backend.rank == 0:
                 _show(run, figures)
                 if known.json:
-                    write_whole(known.json, _as_json(figures).encode())
+                    record = run.task.loss_record(figures.loss)
+                    write_whole(known.json, _as_json(figures, record).encode())
         run.close()
     return 0
 
 
-def _as_json(figures) -> str:
-    """Return the figures as JSON, which has no NaN: null in its place."""
+def _as_json(figures, record: dict[str, float]) -> str:
+    """Return the figures, with what is said of the loss, as JSON; null in place of NaN."""
     metrics = {name: _or_none(value) for name, value in figures.metrics.items()}
-    content = {**asdict(figures), "loss": _or_none(figures.loss), "metrics": metrics}
+    of_loss = {name: _or_none(value) for name, value in record.items()}
+    content = {**asdict(figures), "loss": _or_none(figures.loss), **of_loss, "metrics": metrics}
     return json.dumps(plain(content), indent=1) + "\n"
 
 

@@ -22,7 +22,7 @@ from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel
 from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
-from ..task.generation import language_model, write_texts
+from ..task.generation import language_model, stop_tokens_of, write_texts
 from ..train.settings import MeshAxes, Parallel
 from .arguments import add_averaged, add_checkpoint, count, local_path, option
 from .job import job, mpi_backend
@@ -164,6 +164,7 @@ def _continued_numbers(model: ShardedModel, prompts: list[str], known, how: dict
     with collectively(model.mesh.world):
         vocabulary_size = language_model(model).settings.vocabulary_size
         numbers = [_parsed_numbers(prompt, vocabulary_size) for prompt in prompts]
+        how = {**how, "stop": stop_tokens_of(model)}
     seeds = list(range(known.seed, known.seed + len(prompts)))
     new = model.generate(numbers, known.tokens, seeds=seeds, **how)
     return [",".join(map(str, each.tolist())) for each in new]

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ..comm.seats import all_seats, share_cores
+from ..data.prepare.chat import MESSAGES
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
@@ -23,7 +24,8 @@ _PREPARE = """make a token file of text, JSON lines or Parquet
 Make a token file, which `shardkit train --data.path=FILE` reads in place: mpiexec -n 4
 shardkit prepare corpus/ --tokenizer=tokenizer.json --output=tokens.h5. The file is the same
 for any number of ranks. A job that was killed is started again with the same command, and
-keeps what is done (in FILE.parts)."""
+keeps what is done (in FILE.parts). With --chat records are conversations, for
+`shardkit train --task=chat`."""
 
 
 def add_commands(add_command) -> None:
@@ -54,8 +56,20 @@ def add_commands(add_command) -> None:
     )
     add(
         "--field NAME",
-        f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
+        "field of JSON lines, or column of Parquet, that holds the text, or the messages; "
+        f"default: {FIELD}, with --chat {MESSAGES}",
         type=spelled_out,
+    )
+    add(
+        "--chat",
+        "records are conversations: messages, or prompt and completion; they are written by the "
+        "chat template of the tokenizer, and what is an answer is noted",
+        action="store_true",
+    )
+    add(
+        "--chat-template FILE",
+        "a chat template (jinja), in place of that of the tokenizer",
+        type=local_path,
     )
     add(
         "--threads N",
@@ -79,6 +93,8 @@ def _prepare(known, overrides) -> int:
         known.train_vocabulary,
         known.field,
         known.reuse,
+        known.chat,
+        known.chat_template,
     )
     backend = mpi_backend()
     with job(backend):

@@ -34,7 +34,8 @@ class ForwardContext:
     num_samples
         Of the input; None: each row along dim 0 of what the first module is given is one.
     texts
-        The pass over texts that are being continued (texts.py); None: the input is whole.
+        What the pass knows of its texts (texts.py), where they are continued or several stand in a
+        row; None: each row is whole, and one.
     observer
         Function (buffer, Observation) that takes what buffers observe in training (buffer.py);
         None: buffers apply it at once.

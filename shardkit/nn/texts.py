@@ -1,18 +1,23 @@
-"""What a generating model remembers of the texts that it continues: keys and values of positions.
+"""Texts that a pass of a language model is about, where they are more than one in each row, or
+begin before it.
 
     prompt "a b c"   one pass over 3 positions     keys, values of 0 1 2
     then "d"         one pass over 1 position      keys, values of 0 1 2 3
 
-Attention layers find the pass that they are part of in the forward context, so that it is no
-argument of every layer.
+    row  a b c|d e   two whole texts               "d" sees itself alone, "e" sees "d" and "e"
+
+Layers find them in the forward context, so that they are no argument of every layer.
 """
+
+from typing import Any
 
 import numpy
 
 from ..array.backend import xp_of
+from ..array.graphs import outside_of_graphs
 from ..errors import ShapeError
 from .autograd import Tensor
-from .ops.attention import causal_attention
+from .ops.attention import attention_from, causal_attention
 
 
 class Texts:
@@ -53,7 +58,9 @@ class TextPass:
     rows           numbers of the texts
     num_positions  new ones of each text; 1 where texts hold positions already
     starts         [rows] int64: position of each text's first new one
+    stop           behind the last new position of any text
     is_aligned     the new positions are the same in all texts
+    angles         the positions that turn queries and keys; None: those in the row
     Errors: ShapeError if they do not fit into the capacity.
     """
 
@@ -69,11 +76,13 @@ class TextPass:
                 f"{num_positions} positions do not fit behind {last} in a key/value cache of "
                 f"{texts.capacity}"
             )
+        self.stop = last + num_positions
         self.is_aligned = bool((self.starts == first).all())
         if self.is_aligned:
             self._positions = numpy.arange(first, first + num_positions)
         else:
             self._positions = self.starts[:, None]
+        self.angles = self._positions
         self._groups = self._attended_together()
 
     def _attended_together(self) -> list[tuple[slice, slice, int]]:
@@ -89,6 +98,14 @@ class TextPass:
     def positions(self):
         """Return the new positions as integers: [S] if all texts have the same, else [rows, 1]."""
         return self._positions
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the token numbers of what the model was given."""
+        return ids
+
+    def asked(self, x: Tensor) -> Tensor:
+        """Return the rows of x [rows, S, width] whose logits are asked for: of the last ones."""
+        return x[:, -1:]
 
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
@@ -111,3 +128,44 @@ class TextPass:
     def finish(self) -> None:
         """Count the new positions as held: all layers have kept them."""
         self._texts.lengths[self.rows] += self.num_positions
+
+
+class WholeTexts:
+    """Whole texts that stand one behind the other in rows, each position seeing its own text alone.
+
+    ids     [batch, S] integers on the host: a row begins a text, and so does each ~number
+    stop    of the positions of the longest one that there can be
+    firsts  [batch, S] int64, where the text of each position begins
+
+    Rotary positions are those in the row: attention depends on their differences alone.
+    """
+
+    is_aligned, angles = True, None
+
+    def __init__(self, ids: numpy.ndarray):
+        self._places = numpy.arange(ids.shape[1])
+        begins = numpy.where(ids < 0, self._places, 0)
+        self.stop = ids.shape[1]
+        self.firsts = numpy.maximum.accumulate(begins, axis=1)
+
+    def positions(self):
+        """Return the position of each token in its text, [batch, S] int64."""
+        return self._places - self.firsts
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the token numbers of what the model was given."""
+        return Tensor(unmarked(ids.array))
+
+    def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention [batch, heads, S, D] of each text to itself."""
+        outside_of_graphs("which texts stand in a row differs from batch to batch")
+        return attention_from(q, k, v, self.firsts)
+
+    def asked(self, x: Tensor) -> Tensor:
+        """Return the rows of x [batch, S, width] whose logits are asked for: all."""
+        return x
+
+
+def unmarked(ids: Any) -> Any:
+    """Return an array of token numbers, those that begin a text without their mark."""
+    return xp_of(ids).where(ids < 0, ~ids, ids)

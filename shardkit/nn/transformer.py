@@ -175,7 +175,7 @@ class SelfAttention(Module):
         positions
             Of the tokens, as of ops.rotary.
         """
-        texts = current_context().texts  # that are being continued
+        texts = current_context().texts
         q, k, v = _projected(self, x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary:
             q, k = [_turned(self, each, texts, positions) for each in (q, k)]
@@ -226,10 +226,8 @@ def _projected_at_once(layer, x):
 def _turned(layer, x, texts, positions):
     """Return x [batch, heads, S, D], turned by its positions."""
     how = layer.rotary_base, layer.rotary_scaling
-    if texts is None:
-        return rotary(x, positions, *how)
-    if texts.is_aligned:
-        return rotary(x, texts.positions(), *how)
+    if texts is None or texts.is_aligned:
+        return rotary(x, positions if texts is None else texts.angles, *how)
     # Each text is at a position of its own: the texts take the place of S.
     turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
     return permute(turned, (2, 1, 0, 3))

@@ -218,7 +218,7 @@ def test_parts_of_a_window_are_its_tokens_one_after_the_other(length, data):
 def packed(tokens):
     """Return tokens that lie in memory, as one part of a file would."""
     made = PackedTokens.__new__(PackedTokens)
-    made.segments, made.is_text = [type("S", (), {"largest": 16})()], False
+    made.segments, made.is_text = [type("S", (), {"answers": None, "largest": 16})()], False
     made._stops = numpy.array([len(tokens)])
     made.gather = lambda starts, length: numpy.stack([tokens[at : at + length] for at in starts])
     return made

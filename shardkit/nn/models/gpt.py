@@ -8,18 +8,18 @@ stage.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
-from ...array.backend import xp_of
+from ...array.backend import to_host, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor
 from ..buffer import Buffer
-from ..context import current_context
+from ..context import ForwardContext, current_context
 from ..generation import Choice, generate
 from ..init import Normal
 from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
@@ -28,6 +28,7 @@ from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..parameter import Parameter
+from ..texts import WholeTexts, unmarked
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -168,19 +169,21 @@ class TokenEmbedding(Module):
 
     def check_input(self, x):
         _check(self, x, x.shape[-1] if x.ndim else 0)
-        self.tokens.check_input(x)
+        self.tokens.check_input(unmarked(x) if are_marked(x) else x)
 
     def forward(self, ids):
         ids = input_tensor(ids)
-        texts = current_context().texts  # that are being continued
+        texts = current_context().texts
         length = ids.shape[-1] if ids.ndim else 0
         if texts is None:
             return self.embedded(ids, length, lambda xp: xp.arange(length, dtype=numpy.int64))
-        stop = length + int(texts.starts.max())
-        return self.embedded(ids, stop, lambda xp: xp.asarray(texts.positions()))
+        return self.embedded(texts.read(ids), texts.stop, lambda xp: xp.asarray(texts.positions()))
 
     def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
-        """Compute [batch, S, width] of ids [batch, S] at positions(xp) [S], all below `stop`."""
+        """Compute [batch, S, width] of ids [batch, S] at positions(xp), all below `stop`.
+
+        positions   [S], or [batch, S]
+        """
         _check(self, ids, stop)
         x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
@@ -218,16 +221,32 @@ class Head(Module):
         self.output.weight = weight
 
     def forward(self, x):
-        if current_context().texts is not None:
-            x = x[:, -1:]  # no more is asked for
+        texts = current_context().texts
+        if texts is not None:
+            x = texts.asked(x)
         return self.output(self.norm(x))
+
+
+def are_marked(ids: Any) -> bool:
+    """Return whether several texts stand in a row of ids, an array or Tensor anywhere."""
+    ids = getattr(ids, "array", ids)
+    are_signed = getattr(ids, "ndim", 0) == 2 and ids.dtype.kind == "i"
+    return are_signed and bool((ids < 0).any())
+
+
+def _told_of_texts(x: Any, context: ForwardContext) -> ForwardContext:
+    """Return the context, with the texts that stand in rows of x."""
+    if context.texts is not None or not are_marked(x):
+        return context
+    return replace(context, texts=WholeTexts(to_host(getattr(x, "array", x))))
 
 
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
-    nats.
+    nats. Where several texts stand in a row, the first token of each later one is ~number
+    (-1 - number): it sees nothing before it, nor do those behind it.
 
     Parameters
     ----------
@@ -272,6 +291,8 @@ class GPT(Module):
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
     """
+
+    _told_by = staticmethod(_told_of_texts)
 
     if TYPE_CHECKING:
 

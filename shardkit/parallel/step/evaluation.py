@@ -172,8 +172,9 @@ class Evaluation:
         is_cut = self._samples is not None
         if texts is not None and is_cut:
             self._samples.refuse_texts()
-        x = self._numerics.entering(map_tree(self._device.from_host, x))
         context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
+        context = self._batches.context_for(x, context)
+        x = self._numerics.entering(map_tree(self._device.from_host, x))
         part = MicroBatch(x, None, context)
         results = self._runtime.run(self._program, Inputs((part,)))
         raise_failure(self._mesh.world, results.failure)
