@@ -1,0 +1,29 @@
+"""Attention of single queries to keys that are kept."""
+
+from ..backend import xp_of
+from ..registry import WITH_BFLOAT16, kernel
+
+
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=False)
+def attend_to_kept(q, keys, values, texts, counts, scale):
+    """Return y [P, H, D] for q [P, H, D]: query p sees the first counts[p] keys of text texts[p].
+
+    keys, values   [texts, KV, capacity, D]; each head of them serves H / KV heads
+    texts, counts  [P] int64, on the host; counts from 1 on
+    """
+    xp = xp_of(q)
+    if len(q) == 0:
+        return xp.empty_like(q)
+    num_seen = int(counts.max())
+    texts, counts = xp.asarray(texts), xp.asarray(counts)
+    k, v = [kept[texts, :, :num_seen] for kept in (keys, values)]  # [P, KV, T, D]
+    num_heads = keys.shape[1]
+    grouped = q.reshape(len(q), num_heads, q.shape[1] // num_heads, q.shape[2])
+    scores = xp.matmul(grouped, k.swapaxes(2, 3)) * scale  # [P, KV, group, T]
+    is_hidden = xp.arange(num_seen) >= counts[:, None, None, None]
+    scores = xp.where(is_hidden, -xp.inf, scores).astype(q.dtype)
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    weights = xp.where(is_hidden, 0, weights).astype(q.dtype)
+    seen = xp.where(is_hidden.swapaxes(2, 3), 0, v)  # what was never written may be NaN
+    return xp.matmul(weights, seen).reshape(q.shape)
