@@ -1,14 +1,16 @@
 """What a generating model remembers of the texts that it continues: keys and values of positions.
 
-    prompt "a b c"   one pass over 3 positions     keys, values of 0 1 2
-    then "d"         one pass over 1 position      keys, values of 0 1 2 3
+    prompts "a b c", "d e"   one pass over a b c d e   keys, values of 0 1 2 and of 0 1
+    then "f" and "g"         one pass over f g         of 3 and of 2
 
-Attention layers find the pass that they are part of in the forward context, so that it is no
-argument of every layer.
+The new positions of a pass follow one another in an input [1, positions], as if they were one
+sample: all layers but attention treat each by itself, and attention layers find the pass that they
+are part of in the forward context, so that it is no argument of every layer.
 """
 
 import numpy
 
+from ..array import fresh, kernels
 from ..array.backend import xp_of
 from ..errors import ShapeError
 from .autograd import Tensor
@@ -29,85 +31,74 @@ class Texts:
         # {attention layer: (keys, values), each [num, kv_heads, capacity, D]}
         self._kept: dict = {}
 
-    def prompt(self, rows: list[int], num_positions: int) -> "TextPass":
-        """Return a pass over the first positions of these texts; what is held of them goes."""
-        self.lengths[rows] = 0
-        return TextPass(self, rows, num_positions)
+    def forget(self, row: int) -> None:
+        """Hold nothing of this text: its next pass begins with its first position."""
+        self.lengths[row] = 0
 
-    def next(self, rows: list[int]) -> "TextPass":
-        """Return a pass over one position more of each of these texts."""
-        return TextPass(self, rows, 1)
-
-    def kept(self, layer, k: Tensor):
-        """Return keys and values of a layer, whose new keys are k [batch, kv_heads, S, D]."""
+    def kept(self, layer, k):
+        """Return keys and values of a layer, whose new keys are k [1, kv_heads, positions, D]."""
         if layer not in self._kept:
             _, heads, _, head_dim = k.shape
             room = (len(self.lengths), heads, self.capacity, head_dim)
-            self._kept[layer] = tuple(xp_of(k.array).empty(room, k.dtype) for _ in range(2))
+            self._kept[layer] = tuple(xp_of(k).empty(room, k.dtype) for _ in range(2))
         return self._kept[layer]
 
 
 class TextPass:
     """One pass of a model over new positions of some texts.
 
-    rows           numbers of the texts
-    num_positions  new ones of each text; 1 where texts hold positions already
-    starts         [rows] int64: position of each text's first new one
-    is_aligned     the new positions are the same in all texts
+    rows       numbers of the texts
+    counts     new positions of each, the most first; 1 where texts hold positions already
+    positions  [P] int64: of all new ones, text after text
+    runs       the same as (start, stop) of each text
+    lasts      [texts]: which of the P is the last of each text; None: each is
     Errors: ShapeError if they do not fit into the capacity.
     """
 
-    def __init__(self, texts: Texts, rows: list[int], num_positions: int):
-        self.rows = rows
-        self.num_positions = num_positions
-        self.starts = texts.lengths[rows]
+    def __init__(self, texts: Texts, rows: list[int], counts: list[int]):
         self._texts = texts
-        first = int(self.starts[0])
-        last = int(self.starts.max())
-        if last + num_positions > texts.capacity:
-            raise ShapeError(
-                f"{num_positions} positions do not fit behind {last} in a key/value cache of "
-                f"{texts.capacity}"
-            )
-        self.is_aligned = bool((self.starts == first).all())
-        if self.is_aligned:
-            self._positions = numpy.arange(first, first + num_positions)
-        else:
-            self._positions = self.starts[:, None]
-        self._groups = self._attended_together()
-
-    def _attended_together(self) -> list[tuple[slice, slice, int]]:
-        """Return (rows of the pass, texts, position of the first new one) of each product."""
-        first, stop = self.rows[0], self.rows[-1] + 1
-        if self.is_aligned and self.rows == list(range(first, stop)):
-            return [(slice(0, len(self.rows)), slice(first, stop), int(self.starts[0]))]
-        return [
-            (slice(at, at + 1), slice(row, row + 1), start)
-            for at, (row, start) in enumerate(zip(self.rows, self.starts.tolist()))
+        self._rows, self._counts = rows, counts
+        starts = texts.lengths[rows].tolist()
+        for start, count in zip(starts, counts):
+            if start + count > texts.capacity:
+                raise ShapeError(
+                    f"{count} positions do not fit behind {start} in a key/value cache of "
+                    f"{texts.capacity}"
+                )
+        self.runs = tuple([(start, start + count) for start, count in zip(starts, counts)])
+        self.positions = numpy.concatenate([numpy.arange(*run) for run in self.runs])
+        stops = numpy.cumsum(counts)
+        self.lasts = None if counts[0] == 1 else stops - 1
+        # each text of several new positions is attended alone, all others together
+        self._long = [
+            slice(stop - count, stop) for stop, count in zip(stops.tolist(), counts) if count > 1
         ]
-
-    def positions(self):
-        """Return the new positions as integers: [S] if all texts have the same, else [rows, 1]."""
-        return self._positions
+        self._short = slice(self._long[-1].stop if self._long else 0, None)
+        self._of_text = numpy.repeat(numpy.array(rows), counts)
 
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
 
-        q [rows, heads, S, D]; k, v [rows, kv_heads, S, D]; returns [rows, heads, S, D]
+        q [1, heads, P, D]; k, v [1, kv_heads, P, D]; returns [1, heads, P, D]
         No gradient flows through what is kept.
         """
-        kept = self._texts.kept(layer, k)
-        parts = []
-        for rows, texts, start in self._groups:
-            stop = start + self.num_positions
-            for held, new in zip(kept, (k, v)):
-                held[texts, :, start:stop] = new.array[rows]
-            keys, values = (Tensor(held[texts, :, :stop]) for held in kept)
-            parts.append(causal_attention(Tensor(q.array[rows]), keys, values, first_query=start))
-        if len(parts) == 1:
-            return parts[0]
-        return Tensor(xp_of(q.array).concatenate([part.array for part in parts]))
+        arrays = q.array, k.array, v.array
+        kept = self._texts.kept(layer, k.array)
+        xp = xp_of(k.array)
+        where = fresh.placed(self._of_text, xp), slice(None), fresh.placed(self.positions, xp)
+        for held, new in zip(kept, arrays[1:]):
+            held[where] = new[0].swapaxes(0, 1)  # [P, kv_heads, D]
+        parts = [
+            causal_attention(*[Tensor(array[:, :, one]) for array in arrays]).array
+            for one in self._long
+        ]
+        if self._short.start < len(self.positions):
+            queries = arrays[0][0, :, self._short].swapaxes(0, 1)  # [P, heads, D]
+            texts, counts = self._of_text[self._short], self.positions[self._short] + 1
+            y = kernels.attend_to_kept(queries, *kept, texts, counts, q.shape[3] ** -0.5)
+            parts.append(y.swapaxes(0, 1)[None])  # [1, heads, P, D]
+        return Tensor(parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=2))
 
     def finish(self) -> None:
         """Count the new positions as held: all layers have kept them."""
-        self._texts.lengths[self.rows] += self.num_positions
+        self._texts.lengths[self._rows] += self._counts

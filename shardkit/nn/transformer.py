@@ -178,7 +178,9 @@ class SelfAttention(Module):
         texts = current_context().texts  # that are being continued
         q, k, v = _projected(self, x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary:
-            q, k = [_turned(self, each, texts, positions) for each in (q, k)]
+            positions = positions if texts is None else texts.runs
+            how = positions, self.rotary_base, self.rotary_scaling
+            q, k = [rotary(each, *how) for each in (q, k)]
         if attend is not None:
             y = attend(q, k, v, causal=self._attend is causal_attention)
         elif texts is None:
@@ -221,18 +223,6 @@ def _projected_at_once(layer, x):
     q, k, v = parts
     q = layer._split(q, layer.head_dim, layer.query_norm)
     return q, layer._split(k, layer.head_dim, layer.key_norm), v
-
-
-def _turned(layer, x, texts, positions):
-    """Return x [batch, heads, S, D], turned by its positions."""
-    how = layer.rotary_base, layer.rotary_scaling
-    if texts is None:
-        return rotary(x, positions, *how)
-    if texts.is_aligned:
-        return rotary(x, texts.positions(), *how)
-    # Each text is at a position of its own: the texts take the place of S.
-    turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
-    return permute(turned, (2, 1, 0, 3))
 
 
 def _seen_by_head(array, head_dim: int):

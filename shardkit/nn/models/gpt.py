@@ -15,6 +15,7 @@ import numpy
 
 from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
+from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor
@@ -176,8 +177,8 @@ class TokenEmbedding(Module):
         length = ids.shape[-1] if ids.ndim else 0
         if texts is None:
             return self.embedded(ids, length, lambda xp: xp.arange(length, dtype=numpy.int64))
-        stop = length + int(texts.starts.max())
-        return self.embedded(ids, stop, lambda xp: xp.asarray(texts.positions()))
+        stop = int(texts.positions.max()) + 1
+        return self.embedded(ids, stop, lambda xp: xp.asarray(texts.positions))
 
     def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
         """Compute [batch, S, width] of ids [batch, S] at positions(xp) [S], all below `stop`."""
@@ -218,8 +219,9 @@ class Head(Module):
         self.output.weight = weight
 
     def forward(self, x):
-        if current_context().texts is not None:
-            x = x[:, -1:]  # no more is asked for
+        texts = current_context().texts
+        if texts is not None and texts.lasts is not None:
+            x = x[:, fresh.placed(texts.lasts, xp_of(x.array))]  # no more is asked for
         return self.output(self.norm(x))
 
 
@@ -371,6 +373,7 @@ class GPT(Module):
         *,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         stop: tuple[int, ...] = (),
     ) -> Array:
         """Return the tokens that follow the prompt, [num_tokens] int64, or fewer if it stops.
@@ -381,7 +384,7 @@ class GPT(Module):
             1-D integers, at least one; the others: see generation.Choice.
         num_tokens
             To add, unless a stop token comes before.
-        temperature, top_k, top_p, stop
+        temperature, top_k, top_p, repetition_penalty, stop
             See generation.Choice.
         seed
             Token i of the text, the prompt counted, is drawn with random number i of this seed:
@@ -393,7 +396,7 @@ class GPT(Module):
             On another prompt.
         ConfigurationError
         """
-        choice = Choice(temperature, top_k, top_p, tuple(stop))
+        choice = Choice(temperature, top_k, top_p, repetition_penalty, tuple(stop))
         return generate(self, prompt, num_tokens, choice, seed)
 
     def configuration(self) -> dict[str, Any]:
