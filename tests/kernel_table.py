@@ -165,7 +165,7 @@ def attention_backward(n, s):
 def kept_attention(n, s):
     """Queries, heads, key heads, capacity, head dim; three texts."""
     kept = n((3, s[2], s[3], s[4])), n((3, s[2], s[3], s[4]))
-    return n((s[0], s[1], s[4])), *kept, targets(s[0], 3), 1 + targets(s[0], s[3]), 0.4
+    return n((s[0], s[1], s[4])), *kept, targets(s[0], 3), 1 + targets(s[0], s[3]), s[3], 0.4
 
 
 def sums_of_blocks(n, s):

@@ -14,7 +14,7 @@ from ..files.notes import tell
 from ..files.paths import spelled_out
 from ..files.shown import shown
 from ..layout.axes import parallel_sizes
-from ..nn.generation import checked_prompt
+from ..nn.generation import TOGETHER, checked_prompt
 from ..nn.models.gpt import GPT
 from ..optim.rules import SGD
 from ..parallel.model.sharded_model import ShardedModel
@@ -32,6 +32,9 @@ _GENERATE = """continue texts with a trained model
 Continue texts with a trained language model, alone or on many ranks:
   mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]
 A text depends on its prompt and its seed, not on the ranks."""
+
+
+_HOW = ("temperature", "top_k", "top_p", "repetition_penalty", "together")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ def add_commands(add_command) -> None:
     add("--top-k", type=count, help="draw among the k likeliest tokens")
     add("--top-p", type=float, help="draw among the likeliest tokens of this probability together")
     add(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="of tokens that the text has: a logit above 0 is divided by it; default: %(default)s",
+    )
+    add(
         "--stop",
         action="append",
         default=[],
@@ -75,6 +85,13 @@ def add_commands(add_command) -> None:
         help="text that ends a text, may be given again",
     )
     add("--seed", type=int, default=0, help="of the first prompt; default: %(default)s")
+    add(
+        "--together",
+        type=count,
+        default=TOGETHER,
+        metavar="N",
+        help="texts that a replica continues at a time; default: %(default)s",
+    )
     add(
         "--tokenizer",
         type=local_path,
@@ -106,7 +123,7 @@ def _generate(known, overrides) -> int:
         model = _sharded(gpt, settings, backend)
         only = "averaged" if known.averaged else "model"
         model.load_model(known.path, only=only, checkpoint=known.checkpoint)
-        how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
+        how = {name: getattr(known, name) for name in _HOW}
         if known.numbers:
             texts = _continued_numbers(model, prompts, known, how)
         else:

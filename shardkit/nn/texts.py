@@ -49,9 +49,8 @@ class TextPass:
 
     rows       numbers of the texts
     counts     new positions of each, the most first; 1 where texts hold positions already
-    positions  [P] int64: of all new ones, text after text
-    runs       the same as (start, stop) of each text
-    lasts      [texts]: which of the P is the last of each text; None: each is
+    runs       their positions, as (start, stop) of each text
+    stop       all positions are below it
     Errors: ShapeError if they do not fit into the capacity.
     """
 
@@ -66,15 +65,28 @@ class TextPass:
                     f"{texts.capacity}"
                 )
         self.runs = tuple([(start, start + count) for start, count in zip(starts, counts)])
-        self.positions = numpy.concatenate([numpy.arange(*run) for run in self.runs])
+        positions = numpy.concatenate([numpy.arange(*run) for run in self.runs])
+        self._where = numpy.stack([numpy.repeat(numpy.array(rows), counts), positions])
+        self.stop = int(positions.max()) + 1
         stops = numpy.cumsum(counts)
-        self.lasts = None if counts[0] == 1 else stops - 1
         # each text of several new positions is attended alone, all others together
         self._long = [
             slice(stop - count, stop) for stop, count in zip(stops.tolist(), counts) if count > 1
         ]
-        self._short = slice(self._long[-1].stop if self._long else 0, None)
-        self._of_text = numpy.repeat(numpy.array(rows), counts)
+        self._short = slice(self._long[-1].stop if self._long else 0, len(positions))
+        self._lasts = slice(-1, None) if len(rows) == 1 else stops - 1
+        if not self._long:
+            self._lasts = slice(None)
+
+    def where(self, xp):
+        """Return the text and the position of each that is new, [2, P] int64 in xp."""
+        self._where = fresh.placed(self._where, xp)  # once: all layers ask
+        return self._where
+
+    def lasts(self, xp):
+        """Return which of the P is the last of each text: [texts] int64 in xp, or a slice."""
+        is_slice = isinstance(self._lasts, slice)
+        return self._lasts if is_slice else fresh.placed(self._lasts, xp)
 
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
@@ -85,17 +97,18 @@ class TextPass:
         arrays = q.array, k.array, v.array
         kept = self._texts.kept(layer, k.array)
         xp = xp_of(k.array)
-        where = fresh.placed(self._of_text, xp), slice(None), fresh.placed(self.positions, xp)
+        texts, positions = self.where(xp)
         for held, new in zip(kept, arrays[1:]):
-            held[where] = new[0].swapaxes(0, 1)  # [P, kv_heads, D]
+            held[texts, :, positions] = new[0].swapaxes(0, 1)  # [P, kv_heads, D]
         parts = [
             causal_attention(*[Tensor(array[:, :, one]) for array in arrays]).array
             for one in self._long
         ]
-        if self._short.start < len(self.positions):
-            queries = arrays[0][0, :, self._short].swapaxes(0, 1)  # [P, heads, D]
-            texts, counts = self._of_text[self._short], self.positions[self._short] + 1
-            y = kernels.attend_to_kept(queries, *kept, texts, counts, q.shape[3] ** -0.5)
+        short = self._short
+        if short.start < short.stop:
+            queries = arrays[0][0, :, short].swapaxes(0, 1)  # [P, heads, D]
+            seen = texts[short], positions[short] + 1, self.stop
+            y = kernels.attend_to_kept(queries, *kept, *seen, q.shape[3] ** -0.5)
             parts.append(y.swapaxes(0, 1)[None])  # [1, heads, P, D]
         return Tensor(parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=2))
 

@@ -10,10 +10,10 @@ from .storage import narrow, wide
 
 
 @on_cpu
-def attend_to_kept(q, keys, values, texts, counts, scale):
+def attend_to_kept(q, keys, values, texts, counts, most, scale):
     y = empty(q.shape, q.dtype)
     dtype = computed_dtype(q)
-    scores, sums = empty(int(counts.max(initial=0)), dtype), empty(q.shape[2], dtype)
+    scores, sums = empty(most, dtype), empty(q.shape[2], dtype)
     flat = [bits(plain(x)).reshape(-1) for x in (keys, values)]
     sizes = keys.shape[1:3]
     _attend_to_kept(

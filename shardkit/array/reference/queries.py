@@ -5,22 +5,18 @@ from ..registry import WITH_BFLOAT16, kernel
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=False)
-def attend_to_kept(q, keys, values, texts, counts, scale):
+def attend_to_kept(q, keys, values, texts, counts, most, scale):
     """Return y [P, H, D] for q [P, H, D]: query p sees the first counts[p] keys of text texts[p].
 
     keys, values   [texts, KV, capacity, D]; each head of them serves H / KV heads
-    texts, counts  [P] int64, on the host; counts from 1 on
+    texts, counts  [P] int64; counts from 1 to `most`
     """
     xp = xp_of(q)
-    if len(q) == 0:
-        return xp.empty_like(q)
-    num_seen = int(counts.max())
-    texts, counts = xp.asarray(texts), xp.asarray(counts)
-    k, v = [kept[texts, :, :num_seen] for kept in (keys, values)]  # [P, KV, T, D]
     num_heads = keys.shape[1]
+    k, v = [kept[texts, :, :most] for kept in (keys, values)]  # [P, KV, T, D]
     grouped = q.reshape(len(q), num_heads, q.shape[1] // num_heads, q.shape[2])
     scores = xp.matmul(grouped, k.swapaxes(2, 3)) * scale  # [P, KV, group, T]
-    is_hidden = xp.arange(num_seen) >= counts[:, None, None, None]
+    is_hidden = xp.arange(most) >= counts[:, None, None, None]
     scores = xp.where(is_hidden, -xp.inf, scores).astype(q.dtype)
     weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

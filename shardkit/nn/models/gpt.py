@@ -15,7 +15,6 @@ import numpy
 
 from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
-from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor
@@ -177,8 +176,7 @@ class TokenEmbedding(Module):
         length = ids.shape[-1] if ids.ndim else 0
         if texts is None:
             return self.embedded(ids, length, lambda xp: xp.arange(length, dtype=numpy.int64))
-        stop = int(texts.positions.max()) + 1
-        return self.embedded(ids, stop, lambda xp: xp.asarray(texts.positions))
+        return self.embedded(ids, texts.stop, lambda xp: texts.where(xp)[1])
 
     def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
         """Compute [batch, S, width] of ids [batch, S] at positions(xp) [S], all below `stop`."""
@@ -220,8 +218,8 @@ class Head(Module):
 
     def forward(self, x):
         texts = current_context().texts
-        if texts is not None and texts.lasts is not None:
-            x = x[:, fresh.placed(texts.lasts, xp_of(x.array))]  # no more is asked for
+        if texts is not None:
+            x = x[:, texts.lasts(xp_of(x.array))]  # no more is asked for
         return self.output(self.norm(x))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy
 
 from ...arguments import is_integer, require
-from ...array.backend import to_host
+from ...array.backend import to_host, xp_of
 from ...array.halves import widened
 from ...comm.same import alike
 from ...errors import ConfigurationError
@@ -77,11 +77,13 @@ class WholePasses(ShardedPasses):
         self._num_slices = engine.mesh.group("tensor").world_size
 
     def _output(self, new, texts):
-        lengths = numpy.array([len(each) for each in new])
-        width = -(-max(lengths) // self._num_slices) * self._num_slices
+        width = -(-len(new[0]) // self._num_slices) * self._num_slices  # the longest is first
         padded = numpy.array([[*each, *[0] * (width - len(each))] for each in new], numpy.int64)
         output = self._evaluation.forward(padded)
-        return None if output is None else output[numpy.arange(len(new)), lengths - 1]
+        if output is None:
+            return None
+        xp = xp_of(output)
+        return output[xp.arange(len(new)), xp.asarray([len(each) - 1 for each in new])]
 
 
 def generate(
