@@ -225,7 +225,8 @@ class Writer:
             number: 1 if lengths[row] else min(len(self._tokens[number]), window)
             for number, row in self._rows.items()
         }
-        taken, room = {}, POSITIONS
+        taken: dict[int, list[int]] = {}
+        room = POSITIONS
         for number in sorted(counts, key=lambda number: -counts[number]):
             if not taken or counts[number] <= room:
                 taken[number] = self._tokens[number][-counts[number] :]

@@ -12,6 +12,7 @@ import numpy
 
 from ..array import fresh, kernels
 from ..array.backend import xp_of
+from ..array.dtypes import wide
 from ..errors import ShapeError
 from .autograd import Tensor
 from .ops.attention import causal_attention
@@ -49,7 +50,6 @@ class TextPass:
 
     rows       numbers of the texts
     counts     new positions of each, the most first; 1 where texts hold positions already
-    runs       their positions, as (start, stop) of each text
     stop       all positions are below it
     Errors: ShapeError if they do not fit into the capacity.
     """
@@ -64,8 +64,9 @@ class TextPass:
                     f"{count} positions do not fit behind {start} in a key/value cache of "
                     f"{texts.capacity}"
                 )
-        self.runs = tuple([(start, start + count) for start, count in zip(starts, counts)])
-        positions = numpy.concatenate([numpy.arange(*run) for run in self.runs])
+        runs = [numpy.arange(start, start + count) for start, count in zip(starts, counts)]
+        positions = numpy.concatenate(runs)
+        self._turns: dict = {}  # {form: tables of rotary positions}, which all layers share
         self._where = numpy.stack([numpy.repeat(numpy.array(rows), counts), positions])
         self.stop = int(positions.max()) + 1
         stops = numpy.cumsum(counts)
@@ -88,6 +89,14 @@ class TextPass:
         is_slice = isinstance(self._lasts, slice)
         return self._lasts if is_slice else fresh.placed(self._lasts, xp)
 
+    def turned(self, x: Tensor, base: float, scaling) -> Tensor:
+        """Return x [1, heads, P, D], turned by its positions as ops.rotary turns it."""
+        form = x.shape[3], base, wide(x.dtype), scaling
+        if form not in self._turns:
+            positions = self.where(xp_of(x.array))[1]
+            self._turns[form] = kernels.rotary_tables(positions, *form)
+        return Tensor(kernels.rotary(x.array, *self._turns[form]))
+
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
 
@@ -100,10 +109,10 @@ class TextPass:
         texts, positions = self.where(xp)
         for held, new in zip(kept, arrays[1:]):
             held[texts, :, positions] = new[0].swapaxes(0, 1)  # [P, kv_heads, D]
-        parts = [
-            causal_attention(*[Tensor(array[:, :, one]) for array in arrays]).array
-            for one in self._long
-        ]
+        parts = []
+        for one in self._long:
+            own_q, own_k, own_v = [Tensor(array[:, :, one]) for array in arrays]
+            parts.append(causal_attention(own_q, own_k, own_v).array)
         short = self._short
         if short.start < short.stop:
             queries = arrays[0][0, :, short].swapaxes(0, 1)  # [P, heads, D]
