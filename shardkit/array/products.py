@@ -205,10 +205,10 @@ class _ByRow:
         self.multiplies_halves = others is not None and others.multiplies_halves
 
     def multiply(self, a, b, out) -> bool:
-        if a.ndim == 2 and a.dtype == b.dtype == out.dtype and a.dtype.char in "fd":
-            if b.T.flags.carray and out.flags.carray:
-                product_by_row.dispatch(a, b.T, out)
-                return True
+        fits = a.dtype == b.dtype == out.dtype and a.dtype.char in "fd"
+        if fits and b.T.flags.carray and out.flags.carray:
+            product_by_row.dispatch(a, b.T, out)
+            return True
         return self._others is not None and self._others.multiply(a, b, out)
 
     def add(self, a, b, out) -> bool:

@@ -75,11 +75,13 @@ class Choice:
         logits = self._penalized(logits.astype(numpy.float32, copy=False), text)
         if self.temperature == 0:
             return int(logits.argmax())
-        weights = numpy.exp((logits.astype(numpy.float64) - logits.max()) / self.temperature)
+        below = logits.astype(numpy.float64) - logits.max()
+        weights = numpy.exp(below / self.temperature)
         tokens = self._likeliest(logits, weights)
         heights = weights[tokens].cumsum()
         at = int(numpy.searchsorted(heights, chance * heights[-1], side="right"))
-        return int(numpy.arange(logits.size)[tokens][min(at, heights.size - 1)])
+        drawn = numpy.arange(logits.size)[tokens]
+        return int(drawn[min(at, drawn.size - 1)])
 
     def _penalized(self, logits, text):
         if self.repetition_penalty == 1 or not text:
@@ -98,12 +100,14 @@ class Choice:
         order = _largest(logits, self.top_k or FIRST_LOOK)
         if self.top_p is None:
             return numpy.sort(order)
-        total = weights[order].sum() if self.top_k else weights.sum()
+        wanted = self.top_p * (weights[order] if self.top_k else weights).sum()
+        most = min(self.top_k or logits.size, logits.size)
         reached = weights[order].cumsum()
-        while reached[-1] < self.top_p * total and order.size < (self.top_k or logits.size):
+        while reached[-1] < wanted and order.size < most:
             order = _largest(logits, 8 * order.size)
             reached = weights[order].cumsum()
-        return numpy.sort(order[: 1 + int((reached < self.top_p * total).sum())])
+        num_below = int((reached < wanted).sum())
+        return numpy.sort(order[: 1 + num_below])
 
 
 def _largest(numbers, count: int):
@@ -220,11 +224,7 @@ class Writer:
 
         Texts that hold nothing are read first, as many as fit.
         """
-        window, lengths = self._passes.window, self._texts.lengths
-        counts = {
-            number: 1 if lengths[row] else min(len(self._tokens[number]), window)
-            for number, row in self._rows.items()
-        }
+        counts = {number: self._num_to_read(number) for number in self._rows}
         taken: dict[int, list[int]] = {}
         room = POSITIONS
         for number in sorted(counts, key=lambda number: -counts[number]):
@@ -232,6 +232,11 @@ class Writer:
                 taken[number] = self._tokens[number][-counts[number] :]
                 room -= counts[number]
         return taken
+
+    def _num_to_read(self, number: int) -> int:
+        if self._texts.lengths[self._rows[number]]:
+            return 1
+        return min(len(self._tokens[number]), self._passes.window)
 
     def _choose(self, numbers, logits) -> numpy.ndarray:
         chances = (self._chances[number][self._num_new(number)] for number in numbers)

@@ -56,7 +56,8 @@ class TextPass:
 
     def __init__(self, texts: Texts, rows: list[int], counts: list[int]):
         self._texts = texts
-        self._rows, self._counts = rows, counts
+        self._rows = rows
+        self._counts = counts
         starts = texts.lengths[rows].tolist()
         for start, count in zip(starts, counts):
             if start + count > texts.capacity:

@@ -137,7 +137,7 @@ def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(
     )
     texts = printed("generate", "run", *how)
     assert texts == printed("generate", "run", *how, "--together=1")
-    assert texts != printed("generate", "run", *how[:-1]) and len(texts.splitlines()) > 2
+    assert texts != printed("generate", "run", *how[:-1]) and len(texts) > 20
 
 
 def test_a_resumed_run_continues_the_curve_bit_for_bit_also_on_another_mesh_and_policy(folder):

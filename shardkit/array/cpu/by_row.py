@@ -22,7 +22,8 @@ from .panels import lanes_for
 from .scalar import fma, like
 from .tiles import tile_of_dots
 
-ROWS, STREAMS = 4, 4
+ROWS = 4
+STREAMS = 4
 STREAMS_OF_ONE_ROW = 8
 
 _square_tile = tile_of_dots(ROWS, STREAMS)
@@ -76,7 +77,9 @@ def _columns_of(sizes, row, last, column, offsets, sums, x, weight, out):
     length = width // lanes
     num = offsets.size
     sums[:] = like(0.0, x[0])
-    given = length, x, row * width, width, weight, column * width, offsets, 0, sums, 0, num
+    at_x = row * width
+    at_weight = column * width
+    given = length, x, at_x, width, weight, at_weight, offsets, 0, sums, 0, num
     if last - row == ROWS:
         _square_tile(*given)
     elif num == STREAMS:
@@ -86,9 +89,11 @@ def _columns_of(sizes, row, last, column, offsets, sums, x, weight, out):
     else:
         _single(*given)
     for i in range(last - row):
+        one = row + i
+        at_out = one * num_columns + column
         for stream in range(num):
             total = sums[i * num + stream]
-            at_x, at_weight = (row + i) * width, column * width + offsets[stream]
+            at = at_weight + offsets[stream]
             for k in range(length * lanes, width):
-                total = fma(x[at_x + k], weight[at_weight + k], total)
-            out[(row + i) * num_columns + column + stream * distance] = total
+                total = fma(x[one * width + k], weight[at + k], total)
+            out[at_out + stream * distance] = total

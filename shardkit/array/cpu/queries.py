@@ -13,7 +13,8 @@ from .storage import narrow, wide
 def attend_to_kept(q, keys, values, texts, counts, most, scale):
     y = empty(q.shape, q.dtype)
     dtype = computed_dtype(q)
-    scores, sums = empty(most, dtype), empty(q.shape[2], dtype)
+    scores = empty(most, dtype)
+    sums = empty(q.shape[2], dtype)
     flat = [bits(plain(x)).reshape(-1) for x in (keys, values)]
     sizes = keys.shape[1:3]
     _attend_to_kept(
@@ -29,8 +30,10 @@ def _attend_to_kept(sizes, scale, q, keys, values, texts, counts, scores, sums, 
     group = num_heads // num_key_heads
     for i in range(num_queries):
         for head in range(num_heads):
-            start = (texts[i] * num_key_heads + head // group) * capacity * dim
-            k, v = keys[start:], values[start:]
+            place = texts[i] * num_key_heads + head // group
+            start = place * capacity * dim
+            k = keys[start:]
+            v = values[start:]
             attend_one(q[i, head], k, dim, v, dim, counts[i], scale, scores, sums)
             for d in range(dim):
                 y[i, head, d] = narrow(sums[d], y)
@@ -58,7 +61,9 @@ def attend_one(query, keys, key_step, values, value_step, num_keys, scale, score
         total = plus(total, scores[j])
     row[:] = zero
     for j in range(num_keys):
-        at, weight = j * value_step, scores[j] / total
+        at = j * value_step
+        weight = scores[j] / total
         for d in range(dim):
-            row[d] = fma(wide(values[at + d]), weight, row[d])
+            value = wide(values[at + d])
+            row[d] = fma(value, weight, row[d])
     return log_sum(highest, total)

@@ -14,7 +14,8 @@ def attend_to_kept(q, keys, values, texts, counts, most, scale):
     xp = xp_of(q)
     num_heads = keys.shape[1]
     k, v = [kept[texts, :, :most] for kept in (keys, values)]  # [P, KV, T, D]
-    grouped = q.reshape(len(q), num_heads, q.shape[1] // num_heads, q.shape[2])
+    group = q.shape[1] // num_heads
+    grouped = q.reshape(len(q), num_heads, group, q.shape[2])
     scores = xp.matmul(grouped, k.swapaxes(2, 3)) * scale  # [P, KV, group, T]
     is_hidden = xp.arange(most) >= counts[:, None, None, None]
     scores = xp.where(is_hidden, -xp.inf, scores).astype(q.dtype)

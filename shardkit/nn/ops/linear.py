@@ -50,7 +50,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
 
 def _linear_by_row(x, weight, bias):
     """Return x weight^T + bias of texts that are continued: each depends on no other."""
-    y = products.matmul_by_row(x.array.reshape(-1, x.shape[-1]), weight.array)
+    rows = x.array.reshape(-1, x.shape[-1])
+    y = products.matmul_by_row(rows, weight.array)
     if bias is not None:
         halves.add_row_in_place(y, bias.array)
     return Tensor(y.reshape(*x.shape[:-1], len(weight.array)))
