@@ -57,7 +57,8 @@ class Choice:
             raise ConfigurationError(
                 f"generate at temperature {self.temperature}; wanted one that is not below 0"
             )
-        k, p, penalty = self.top_k, self.top_p, self.repetition_penalty
+        k, p = self.top_k, self.top_p
+        penalty = self.repetition_penalty
         require(k is None or is_integer(k, at_least=1), "top_k", k, "an integer, at least 1")
         is_share = p is None or is_number(p, above=0) and p <= 1
         require(is_share, "top_p", p, "a number above 0, at most 1")

@@ -68,13 +68,12 @@ class TextPass:
         runs = [numpy.arange(start, start + count) for start, count in zip(starts, counts)]
         positions = numpy.concatenate(runs)
         self._turns: dict = {}  # {form: tables of rotary positions}, which all layers share
-        self._where = numpy.stack([numpy.repeat(numpy.array(rows), counts), positions])
+        self._where = numpy.stack([numpy.repeat(rows, counts), positions])
         self.stop = int(positions.max()) + 1
         stops = numpy.cumsum(counts)
         # each text of several new positions is attended alone, all others together
-        self._long = [
-            slice(stop - count, stop) for stop, count in zip(stops.tolist(), counts) if count > 1
-        ]
+        spans = map(slice, (stops - counts).tolist(), stops.tolist())
+        self._long = [span for span, count in zip(spans, counts) if count > 1]
         self._short = slice(self._long[-1].stop if self._long else 0, len(positions))
         self._lasts = slice(-1, None) if len(rows) == 1 else stops - 1
         if not self._long:

@@ -16,10 +16,8 @@ def attend_to_kept(q, keys, values, texts, counts, most, scale):
     scores = empty(most, dtype)
     sums = empty(q.shape[2], dtype)
     flat = [bits(plain(x)).reshape(-1) for x in (keys, values)]
-    sizes = keys.shape[1:3]
-    _attend_to_kept(
-        sizes, float(scale), bits(plain(q)), *flat, texts, counts, scores, sums, bits(y)
-    )
+    given = keys.shape[1:3], float(scale), bits(plain(q)), *flat
+    _attend_to_kept(*given, plain(texts), plain(counts), scores, sums, bits(y))
     return y
 
 
@@ -34,7 +32,8 @@ def _attend_to_kept(sizes, scale, q, keys, values, texts, counts, scores, sums, 
             start = place * capacity * dim
             k = keys[start:]
             v = values[start:]
-            attend_one(q[i, head], k, dim, v, dim, counts[i], scale, scores, sums)
+            seen = k, dim, v, dim, counts[i]
+            attend_one(q[i, head], *seen, scale, scores, sums)
             for d in range(dim):
                 y[i, head, d] = narrow(sums[d], y)
 

@@ -78,12 +78,15 @@ class WholePasses(ShardedPasses):
 
     def _output(self, new, texts):
         width = -(-len(new[0]) // self._num_slices) * self._num_slices  # the longest is first
-        padded = numpy.array([[*each, *[0] * (width - len(each))] for each in new], numpy.int64)
+        padded = numpy.zeros((len(new), width), numpy.int64)
+        for row, each in zip(padded, new):
+            row[: len(each)] = each
         output = self._evaluation.forward(padded)
         if output is None:
             return None
+        lasts = [len(each) - 1 for each in new]
         xp = xp_of(output)
-        return output[xp.arange(len(new)), xp.asarray([len(each) - 1 for each in new])]
+        return output[xp.arange(len(new)), xp.asarray(lasts)]
 
 
 def generate(
