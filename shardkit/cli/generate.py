@@ -15,7 +15,7 @@ from ..files.notes import tell
 from ..files.paths import spelled_out
 from ..files.shown import shown
 from ..layout.axes import parallel_sizes
-from ..nn.generation import checked_prompt
+from ..nn.generation import TOGETHER, checked_prompt
 from ..nn.models.gpt import GPT
 from ..optim.rules import SGD
 from ..parallel.model.sharded_model import ShardedModel
@@ -33,6 +33,9 @@ _GENERATE = """continue texts with a trained model
 Continue texts with a trained language model, alone or on many ranks:
   mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]
 A text depends on its prompt and its seed, not on the ranks."""
+
+
+_HOW = ("temperature", "top_k", "top_p", "repetition_penalty", "together")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ def add_commands(add_command) -> None:
     add("--top-k", "draw among the k likeliest tokens", type=count)
     add("--top-p", "draw among the likeliest tokens of this probability together", type=float)
     add(
+        "--repetition-penalty P",
+        "of tokens that the text has: a logit above 0 is divided by it",
+        type=float,
+        default=1.0,
+    )
+    add(
         "--stop",
         "text that ends a text, may be given again",
         action="append",
@@ -71,6 +80,12 @@ def add_commands(add_command) -> None:
         type=spelled_out,
     )
     add("--seed", "of the first prompt", type=int, default=0)
+    add(
+        "--together N",
+        "texts that a replica continues at a time",
+        type=count,
+        default=TOGETHER,
+    )
     add("--tokenizer PATH", "tokenizer.json, where none is beside the weights")
     add("--numbers", "prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer")
     add("--json", "print an object of prompt and text in each line")
@@ -93,7 +108,7 @@ def _generate(known, overrides) -> int:
         model = _sharded(gpt, settings, backend)
         only = "averaged" if known.averaged else "model"
         model.load_model(known.path, only=only, checkpoint=known.checkpoint)
-        how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
+        how = {name: getattr(known, name) for name in _HOW}
         if known.numbers:
             texts = _continued_numbers(model, prompts, known, how)
         else:

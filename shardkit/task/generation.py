@@ -49,7 +49,7 @@ def write_texts(
     seed    of the first prompt; the others follow it
     show    function (piece of the continuation) of the only prompt, called while it is generated;
             on any of the ranks that write it, and None on the others
-    choice  temperature, top_k, top_p of ShardedModel.generate
+    choice  temperature, top_k, top_p, repetition_penalty, together of ShardedModel.generate
     Tokens that make no UTF-8 come as U+FFFD.
     Errors, on all ranks: ConfigurationError, also if the tokens of the model are not those of the
     tokenizer.

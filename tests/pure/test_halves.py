@@ -155,6 +155,7 @@ def arguments(half):
         "add_row": (x, d),
         "angle_backward": (g, x, d + x, 1),
         "arctan_backward": (g, x),
+        "attend_to_kept": (v[:, :, 0], q[:, :2], q[:, 2:], ids[:2] % 2, ids[:2] % 2 + 1, 2, 0.3),
         "batch_norm": (lines[0], d[:4], d[4:], 1e-5),
         "batch_norm_backward": (*lines, d[:4], moments[0].ravel(), moments[1].ravel(), 1e-5),
         "bias_gelu": (x, d),

@@ -45,7 +45,8 @@ from .compiled import compiled
 from .packing import pack, pack_across, pack_below, pack_below_too, unpack
 from .panel_tiles import HAS_PAIRS
 from .panels import PANEL_VECTORS
-from .scalar import exp2, fma, larger, like, plus
+from .queries import attend_one
+from .scalar import fma, larger, like
 from .storage import narrow, wide
 from .tiles import VECTOR_BYTES
 
@@ -186,8 +187,6 @@ def _attend_few(sizes, scale, firsts, q, k, v, y, log_sums, scores):
     """Compute y and log_sums of all heads, of few queries: nothing is packed. scores [keys]."""
     group = sizes.num_heads // sizes.num_key_heads
     dim = sizes.head_dim
-    zero = like(0.0, q.flat[0])
-    times = like(scale / LN_2, zero)
     for place in range(log_sums.size):
         whole_head, i = divmod(place, sizes.num_queries)
         sample, head = divmod(whole_head, sizes.num_heads)
@@ -195,26 +194,12 @@ def _attend_few(sizes, scale, firsts, q, k, v, y, log_sums, scores):
         num_keys = min(sizes.num_keys, sizes.first_query + i + 1) - first_key
         start = start_of(q, sample, head) + i * q.row
         query = q.flat[start : start + dim]
-        highest = like(-numpy.inf, zero)
-        for j in range(num_keys):
-            start = start_of(k, sample, head // group) + (first_key + j) * k.row
-            scores[j] = dot(query, k.flat[start : start + dim]) * times
-        for j in range(num_keys):
-            highest = larger(highest, scores[j])
-        for j in range(num_keys):
-            scores[j] = exp2(scores[j] - highest)
-        total = zero
-        for j in range(num_keys):
-            total = plus(total, scores[j])
+        keys = k.flat[start_of(k, sample, head // group) + first_key * k.row :]
+        values = v.flat[start_of(v, sample, head // group) + first_key * v.row :]
         start = start_of(y, sample, head) + i * y.row
         row = y.flat[start : start + dim]
-        row[:] = zero
-        for j in range(num_keys):
-            start = start_of(v, sample, head // group) + (first_key + j) * v.row
-            value, weight = v.flat[start : start + dim], scores[j] / total
-            for d in range(dim):
-                row[d] = fma(value[d], weight, row[d])
-        log_sums[place] = log_sum(highest, total)
+        given = query, keys, k.row, values, v.row, num_keys, scale, scores, row
+        log_sums[place] = attend_one(*given)
 
 
 @compiled

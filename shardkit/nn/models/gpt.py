@@ -177,7 +177,7 @@ class TokenEmbedding(Module):
         length = ids.shape[-1] if ids.ndim else 0
         if texts is None:
             return self.embedded(ids, length, lambda xp: xp.arange(length, dtype=numpy.int64))
-        return self.embedded(texts.read(ids), texts.stop, lambda xp: xp.asarray(texts.positions()))
+        return self.embedded(texts.read(ids), texts.stop, texts.positions)
 
     def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
         """Compute [batch, S, width] of ids [batch, S] at positions(xp), all below `stop`.
@@ -392,6 +392,7 @@ class GPT(Module):
         *,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         stop: tuple[int, ...] = (),
     ) -> Array:
         """Return the tokens that follow the prompt, [num_tokens] int64, or fewer if it stops.
@@ -402,7 +403,7 @@ class GPT(Module):
             1-D integers, at least one; the others: see generation.Choice.
         num_tokens
             To add, unless a stop token comes before.
-        temperature, top_k, top_p, stop
+        temperature, top_k, top_p, repetition_penalty, stop
             See generation.Choice.
         seed
             Token i of the text, the prompt counted, is drawn with random number i of this seed:
@@ -414,7 +415,7 @@ class GPT(Module):
             On another prompt.
         ConfigurationError
         """
-        choice = Choice(temperature, top_k, top_p, tuple(stop))
+        choice = Choice(temperature, top_k, top_p, repetition_penalty, tuple(stop))
         return generate(self, prompt, num_tokens, choice, seed)
 
     def configuration(self) -> dict[str, Any]:
