@@ -35,7 +35,7 @@ from ..layout.piece import Piece
 from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
 from .format.description import check_description, storable
-from .format.files import file_bytes, sync, write_arrays
+from .format.files import checksum, file_bytes, sync, write_arrays
 from .format.hdf5 import INDEX_NAME, lay_out, load_library, rank_file_name, write_index
 from .format.manifest import (
     FORMAT,
@@ -48,7 +48,7 @@ from .format.manifest import (
 from .format.parts import Summary, are_whole, tables_of
 from .format.reads import Reader
 from .format.stored import StoredBox, TablePlace, ranges_outside
-from .format.tables import encoded, table_bytes, table_checksum
+from .format.tables import encoded, table_bytes
 from .load import Checkpoint
 
 NAMES = {  # of all files in the folder of a checkpoint, which are removed with it
@@ -198,7 +198,7 @@ class Saving:
         content = encoded(self._boxes)
         write_arrays(self._path, [(self._table_at, numpy.frombuffer(content, numpy.uint8))])
         segments = sum(len(box.checksums) for box in self._boxes)
-        place = [self._table_at, len(content), segments, table_checksum(content)]
+        place = [self._table_at, len(content), segments, checksum(content)]
         self._records[self._path.name]["table"] = place
 
     def gather(self, root: int = 0) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 
 from ..errors import CorpusError
+from ..nn.texts import begin_text
 from .packed import IGNORED, PackedTokens, TokenRows
 
 _READ_TOKENS = 1 << 22  # looked at at once
@@ -95,7 +96,7 @@ class ConversationRows(TokenRows):
             for one in self._rows[number]:
                 at = self._fill(one, x[row], y[row], at)
             if 0 < at < self.length and self._packs:
-                x[row, at] = ~0  # what is free sees nothing, and nothing sees it
+                x[row, at] = begin_text(0)  # what is free sees nothing, and nothing sees it
         return x, y
 
     def _fill(self, one: int, x, y, at: int) -> int:
@@ -107,7 +108,7 @@ class ConversationRows(TokenRows):
         x[own] = tokens[:-1]
         y[own] = numpy.where(is_answer[1:], tokens[1:], IGNORED)
         if self._packs:
-            x[at] = ~x[at]
+            x[at] = begin_text(x[at])
         return own.stop
 
     def fingerprint(self):

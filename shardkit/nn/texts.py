@@ -24,6 +24,8 @@ from .autograd import Tensor
 from .ops.attention import attention_from, causal_attention
 from .ops.rotary import rotary
 
+_MARK = -(1 << 31)  # added to the number of a token that begins a text
+
 
 class Texts:
     """Keys and values of some texts, in all attention layers of one rank.
@@ -146,7 +148,7 @@ class TextPass:
 class WholeTexts:
     """Whole texts that stand one behind the other in rows, each position seeing its own text alone.
 
-    ids     [batch, S] integers on the host: a row begins a text, and so does each ~number
+    ids     [batch, S] integers on the host: a row begins a text, and so does begin_text(number)
     stop    of the positions of the longest one that there can be
     firsts  [batch, S] int64, where the text of each position begins
 
@@ -157,7 +159,7 @@ class WholeTexts:
 
     def __init__(self, ids: numpy.ndarray):
         self._places = numpy.arange(ids.shape[1])
-        begins = numpy.where(ids < 0, self._places, 0)
+        begins = numpy.where(are_begun(ids), self._places, 0)
         self.stop = ids.shape[1]
         self.firsts = numpy.maximum.accumulate(begins, axis=1)
 
@@ -183,6 +185,20 @@ class WholeTexts:
         return x
 
 
+def begin_text(ids: Any) -> Any:
+    """Return numbers of tokens, an array or one, marked as the first ones of texts.
+
+    A GPT takes them among others, in rows of several texts. No token that was meant as one, or as
+    a place to leave out (-1, -100), is taken for such a mark.
+    """
+    return numpy.asarray(ids, numpy.int64) + _MARK
+
+
+def are_begun(ids: Any) -> Any:
+    """Return which of these token numbers begin a text: booleans of the same shape."""
+    return ids < _MARK // 2
+
+
 def unmarked(ids: Any) -> Any:
     """Return an array of token numbers, those that begin a text without their mark."""
-    return xp_of(ids).where(ids < 0, ~ids, ids)
+    return xp_of(ids).where(are_begun(ids), ids - _MARK, ids)

@@ -17,6 +17,7 @@ from shardkit.testing.checkpoint import (
     TabledBoxes,
     TensorCut,
     are_whole,
+    checksum,
     encoded,
     fingerprint,
     num_segments,
@@ -24,7 +25,6 @@ from shardkit.testing.checkpoint import (
     read_manifest,
     runs_of,
     table_bytes,
-    table_checksum,
     tabled,
     tables_of,
     write_manifest,
@@ -202,7 +202,7 @@ def test_a_rank_opens_the_tables_of_what_it_reads(
         size = max([box.at + box.box_bytes for box in boxes], default=4096)
         (tmp_path / name).write_bytes(content.ljust(size, b"\0"))
         segments = sum(len(box.checksums) for box in boxes)
-        place = [0, len(content), segments, table_checksum(content)]
+        place = [0, len(content), segments, checksum(content)]
         records[name] = {"bytes": size, "crc32": "00000000", "table": place}
         summaries.append(Summary.of(boxes))
     write_manifest(tmp_path, described(), records, *tables_of(summaries))

@@ -1,5 +1,6 @@
 """Attention of single queries to keys that are kept."""
 
+from .. import products
 from ..backend import xp_of
 from ..registry import WITH_BFLOAT16, kernel
 
@@ -16,11 +17,11 @@ def attend_to_kept(q, keys, values, texts, counts, most, scale):
     k, v = [kept[texts, :, :most] for kept in (keys, values)]  # [P, KV, T, D]
     group = q.shape[1] // num_heads
     grouped = q.reshape(len(q), num_heads, group, q.shape[2])
-    scores = xp.matmul(grouped, k.swapaxes(2, 3)) * scale  # [P, KV, group, T]
+    scores = products.matmul(grouped, k.swapaxes(2, 3)) * scale  # [P, KV, group, T]
     is_hidden = xp.arange(most) >= counts[:, None, None, None]
     scores = xp.where(is_hidden, -xp.inf, scores).astype(q.dtype)
     weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     weights = xp.where(is_hidden, 0, weights).astype(q.dtype)
     seen = xp.where(is_hidden.swapaxes(2, 3), 0, v)  # what was never written may be NaN
-    return xp.matmul(weights, seen).reshape(q.shape)
+    return products.matmul(weights, seen).reshape(q.shape)

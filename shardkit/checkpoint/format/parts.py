@@ -21,12 +21,12 @@ from functools import cache, cached_property
 from math import prod
 
 import numpy
-import xxhash
 
 from ...annotations import Shape
 from ...errors import CheckpointError, LayoutError
 from ...files.reading import LARGEST
 from ...layout.box import Box, tiles_exactly
+from .files import checksum
 from .reads import first_element
 from .stored import StoredBox
 
@@ -103,7 +103,7 @@ def fingerprint(tensor: str, box: Box) -> int:
 
 def _point(key) -> int:
     text = f"{type(key).__name__} {key}"
-    return 2 + xxhash.xxh3_64_intdigest(text.encode()) % (PRIME - 3)
+    return 2 + int(checksum(text.encode()), 16) % (PRIME - 3)
 
 
 @cache

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...layout.box import Box
+from .files import checksum
 from .manifest import TABLED_VERSION, stored_boxes
 from .parts import TensorCut, check_whole, range_of
 from .reads import Reader
 from .stored import SegmentTable, StoredBox
-from .tables import FileTable, table_checksum
+from .tables import FileTable
 
 _MOST_TABLE_BYTES = 1 << 28  # of tables that are kept: who reads more files reads most of them
 
@@ -103,10 +104,10 @@ class TabledBoxes:
         with Reader(self._folder) as reader:
             reader.read(file, at, memoryview(memory))
         content = bytes(memory)
-        if table_checksum(content) != wanted:
+        if checksum(content) != wanted:
             raise CheckpointError(
                 f"{self._folder / file} is damaged: its table has checksum "
-                f"{table_checksum(content)}, but the manifest says {wanted}"
+                f"{checksum(content)}, but the manifest says {wanted}"
             )
         table = FileTable(file, record["bytes"], content)
         if len(table) != num_segments:

@@ -12,7 +12,6 @@ tables of the files that it needs.
 import struct
 
 import numpy
-import xxhash
 
 from ...annotations import Shape
 from ...errors import CheckpointError
@@ -72,11 +71,6 @@ def _row(box: StoredBox, names: dict[str, int]) -> tuple:
     dataset = int(box.dataset.rpartition("/")[2])
     dtype = _DTYPES.index(box.dtype)
     return names[box.tensor], dataset, dtype, len(box.box.shape), box.at
-
-
-def table_checksum(content: bytes) -> str:
-    """Return the checksum of a table as a manifest writes it."""
-    return xxhash.xxh3_64_hexdigest(content)
 
 
 class FileTable:

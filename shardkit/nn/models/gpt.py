@@ -28,7 +28,7 @@ from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..parameter import Parameter
-from ..texts import WholeTexts, unmarked
+from ..texts import WholeTexts, are_begun, unmarked
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -231,7 +231,7 @@ def are_marked(ids: Any) -> bool:
     """Return whether several texts stand in a row of ids, an array or Tensor anywhere."""
     ids = getattr(ids, "array", ids)
     are_signed = getattr(ids, "ndim", 0) == 2 and ids.dtype.kind == "i"
-    return are_signed and bool((ids < 0).any())
+    return are_signed and bool(are_begun(ids).any())
 
 
 def _told_of_texts(x: Any, context: ForwardContext) -> ForwardContext:
@@ -245,8 +245,8 @@ class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
-    nats. Where several texts stand in a row, the first token of each later one is ~number
-    (-1 - number): it sees nothing before it, nor do those behind it.
+    nats. Where several texts stand in a row, the first token of each later one is
+    nn.begin_text(number): it sees nothing before it, nor do those behind it.
 
     Parameters
     ----------
