@@ -42,7 +42,7 @@ class OutOfPlace(Module):
 
 
 @dataclass_transform(eq_default=False)
-class Applied(Module):
+class AppliedToAll(Module):
     """operation(*inputs, *the other attributes), where a subclass names an operation.
 
     What a subclass annotates are the arguments of its __init__, and its attributes. One of them may
@@ -63,9 +63,23 @@ class Applied(Module):
         if "inplace" in self._form:
             _refuse_in_place(self, vars(self)["inplace"])
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def _applied(self, *inputs: Tensor) -> Any:
         form = [getattr(self, name) for name in self._form if name != "inplace"]
         return type(self)._operation(*inputs, *form)
+
+
+class Applied(AppliedToAll):
+    """operation(x, *the other attributes)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._applied(x)
+
+
+class AppliedToTwo(AppliedToAll):
+    """operation(x1, x2, *the other attributes)."""
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return self._applied(x1, x2)
 
 
 class ReLU(OutOfPlace, operation=activation.relu):

@@ -16,7 +16,7 @@ from ..ops import composed
 from ..ops.elementwise import multiply
 from ..ops.normalization import dropout
 from ..ops.padding import pad
-from .activation import Applied, OutOfPlace
+from .activation import Applied, AppliedToTwo, OutOfPlace
 
 
 class SELU(OutOfPlace, operation=composed.selu):
@@ -167,7 +167,7 @@ class Fold(Applied, operation=composed.fold):
     stride: PerDim = 1
 
 
-class CosineSimilarity(Applied, operation=composed.cosine_similarity):
+class CosineSimilarity(AppliedToTwo, operation=composed.cosine_similarity):
     """(x1, x2) -> the cosine of the angles between vectors along dim.
 
     Parameters
@@ -182,7 +182,7 @@ class CosineSimilarity(Applied, operation=composed.cosine_similarity):
     eps: float = 1e-8
 
 
-class PairwiseDistance(Applied, operation=composed.pairwise_distance):
+class PairwiseDistance(AppliedToTwo, operation=composed.pairwise_distance):
     """(x1, x2) -> the p-norm of x1 - x2 + eps over the last dimension.
 
     Parameters
