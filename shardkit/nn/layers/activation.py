@@ -42,8 +42,8 @@ class OutOfPlace(Module):
 
 
 @dataclass_transform(eq_default=False)
-class AppliedToAll(Module):
-    """operation(*inputs, *the other attributes), where a subclass names an operation.
+class Applied(Module):
+    """operation(x, *the other attributes), where a subclass names an operation.
 
     What a subclass annotates are the arguments of its __init__, and its attributes. One of them may
     be `inplace`, which the operation does not take; True is refused.
@@ -63,23 +63,9 @@ class AppliedToAll(Module):
         if "inplace" in self._form:
             _refuse_in_place(self, vars(self)["inplace"])
 
-    def _applied(self, *inputs: Tensor) -> Any:
-        form = [getattr(self, name) for name in self._form if name != "inplace"]
-        return type(self)._operation(*inputs, *form)
-
-
-class Applied(AppliedToAll):
-    """operation(x, *the other attributes)."""
-
     def forward(self, x: Tensor) -> Tensor:
-        return self._applied(x)
-
-
-class AppliedToTwo(AppliedToAll):
-    """operation(x1, x2, *the other attributes)."""
-
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        return self._applied(x1, x2)
+        form = [getattr(self, name) for name in self._form if name != "inplace"]
+        return type(self)._operation(x, *form)
 
 
 class ReLU(OutOfPlace, operation=activation.relu):
