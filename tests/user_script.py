@@ -23,7 +23,7 @@ class Surrogate(sk.nn.Module):
         self.up = sk.nn.Linear(4, width)
         self.norm = sk.nn.LayerNorm(width)
         self.scale = sk.nn.Parameter((width,), sk.nn.init.Fill(1.0))
-        self.rest = sk.nn.ModuleList([sk.nn.ReLU(), sk.nn.Linear(width, 1)])
+        self.rest = sk.nn.ModuleList([Doubled(alpha=0.5), sk.nn.Linear(width, 1)])
 
     def forward(self, x: sk.nn.Tensor) -> sk.nn.Tensor:
         hidden = ops.gelu(self.up(x)) * self.scale + 1.0
@@ -31,6 +31,13 @@ class Surrogate(sk.nn.Module):
         for layer in self.rest:
             hidden = layer(hidden)
         return hidden.reshape(hidden.shape[0], 1)
+
+
+class Doubled(sk.nn.ELU):
+    """A layer with another result."""
+
+    def forward(self, x: sk.nn.Tensor) -> sk.nn.Tensor:
+        return super().forward(x=x) * 2.0
 
 
 def mean_square(prediction: sk.nn.Tensor, y: Floats) -> sk.nn.Tensor:

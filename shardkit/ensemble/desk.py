@@ -117,7 +117,7 @@ class Book:
         self._record.write(self._folder)
 
 
-class Desk(Callback):
+class LeaderDesk(Callback):
     """The desk of the leader of group 0, which is a callback of its own trainings.
 
     lines   {group: the line to its leader}, of the others

@@ -36,7 +36,7 @@ from ..train.training import Training
 from .asking import Study
 from .checks import check_groups, check_same, check_trial, first_trials, sweep_of
 from .comparing import Exchange, Halving, Judge
-from .desk import Book, Desk
+from .desk import Book, LeaderDesk
 from .group import TrialGroup
 from .post import Line
 from .prediction import predict
@@ -169,7 +169,7 @@ class Ensemble:
         desk = None
         with collectively(backend):
             leader = None if leaders is None else self._leader(leaders, record)
-            desk = leader if isinstance(leader, Desk) else None
+            desk = leader if isinstance(leader, LeaderDesk) else None
         TrialGroup(group, leader, self._make, folder, signals).work()
         with collectively(backend):
             worked = None if desk is None else desk.close()
@@ -178,11 +178,13 @@ class Ensemble:
         group.close()
         return backend.broadcast_object(worked)
 
-    def _leader(self, leaders: CommunicationBackend, record: SweepRecord | None) -> Line | Desk:
+    def _leader(
+        self, leaders: CommunicationBackend, record: SweepRecord | None
+    ) -> Line | LeaderDesk:
         if record is None:
             return Line(leaders, 0)
         others = range(1, leaders.world_size)
-        return Desk(self._book(record), {group: Line(leaders, group) for group in others})
+        return LeaderDesk(self._book(record), {group: Line(leaders, group) for group in others})
 
     def _book(self, record: SweepRecord) -> Book:
         sweep, folder = self._sweep, Path(self._sweep.folder)

@@ -24,7 +24,7 @@ from ..parallel.step.shortage import come_in_time
 from ..train.folder import stored_places
 from ..train.log import curves_of, read_metrics
 from ..train.settings import Run
-from .desk import END, Desk
+from .desk import END, LeaderDesk
 from .post import Line
 from .record import trial_folder
 from .trials import Assignment, Report
@@ -116,7 +116,7 @@ class TrialGroup:
     """
 
     backend: CommunicationBackend
-    leader: Line | Desk | None
+    leader: Line | LeaderDesk | None
     make: Make
     folder: Path
     signals: StopSignals
@@ -216,7 +216,7 @@ class TrialGroup:
         )
 
     def _called(self, place: TrialPlace) -> list[Callback]:
-        return [place, self.leader] if isinstance(self.leader, Desk) else [place]
+        return [place, self.leader] if isinstance(self.leader, LeaderDesk) else [place]
 
 
 def _as_array(points: list) -> numpy.ndarray:

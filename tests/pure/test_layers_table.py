@@ -4,6 +4,8 @@ A line: name of the layer, its arguments, shapes of its inputs. float64 to 1e-10
 since PyTorch has 1 / 6 in float32).
 """
 
+import inspect
+
 import numpy
 import pytest
 from torch_or_skip import torch
@@ -125,6 +127,20 @@ def test_values_and_derivatives_are_those_of_pytorch(line):
     others = torch.autograd.grad(scalar(other, torch.tensor), leaves[1], allow_unused=True)
     for y, z in zip(second, others, strict=True):
         close(y, z, tolerance)
+
+
+@pytest.mark.parametrize("name", "Tanh Softplus ELU Softmax Flatten CELU CosineSimilarity".split())
+def test_a_layer_takes_the_inputs_that_its_forward_names(name):
+    layer, x = (
+        getattr(nn, name)(**{"dim": 1} if name == "Softmax" else {}),
+        Tensor(random((3, 4), 0)),
+    )
+    names = [*inspect.signature(layer.forward).parameters]
+    assert names == (["x1", "x2"] if name == "CosineSimilarity" else ["x"])
+    assert numpy.isfinite(layer(**dict.fromkeys(names, x)).numpy()).all()
+    for inputs in ([x] * (len(names) - 1), [x] * (len(names) + 1)):
+        with pytest.raises(TypeError, match=r"forward\(\) .* positional argument"):
+            layer(*inputs)
 
 
 @pytest.mark.parametrize("align_corners", [False, True])

@@ -76,6 +76,27 @@ def test_the_sum_is_minimized_and_each_part_told_on_all_ranks(mesh, micro_batche
     assert len({after for *_, after in everyones}) == 1
 
 
+def named_by_batch(prediction, y):
+    """Return means whose names, and their order, depend on what the samples are."""
+    parts = in_parts(prediction, y)
+    return {"size": parts["size"]} if y[0, 0] > 0 else parts
+
+
+@pytest.mark.parametrize("as_given", [lambda loss: loss, sk.nn.as_loss], ids=["function", "Loss"])
+@pytest.mark.parametrize("mesh", ["one", "data", "all"])
+def test_parts_that_some_micro_batches_lack_are_0_there(mesh, as_given):
+    def run(backend):
+        loss = as_given(named_by_batch)
+        model = sharded(backend, MESHES[mesh], loss, micro_batches=2 if mesh == "data" else 4)
+        return model.train(*sk.split_batch(model.mesh, *batch())), loss_parts_of(model)
+
+    everyones = sk.run_ranks(numpy.prod(MESHES[mesh]), run, timeout=500)
+    for loss, told in everyones:
+        assert {*told} == {"data", "size"} and 0 < told["data"] < of_one_rank()[0]["data"]
+        assert loss == pytest.approx(sum(told.values()), rel=1e-12)
+    assert len({str(told) for _, told in everyones}) == 1
+
+
 def test_a_loss_of_one_part_has_no_names():
     def run(backend):
         model = sharded(backend, (2, 1, 1), summed)

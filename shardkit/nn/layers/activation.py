@@ -43,7 +43,7 @@ class OutOfPlace(Module):
 
 @dataclass_transform(eq_default=False)
 class Applied(Module):
-    """operation(*inputs, *the other attributes), where a subclass names an operation.
+    """operation(x, *the other attributes), where a subclass names an operation.
 
     What a subclass annotates are the arguments of its __init__, and its attributes. One of them may
     be `inplace`, which the operation does not take; True is refused.
@@ -63,9 +63,9 @@ class Applied(Module):
         if "inplace" in self._form:
             _refuse_in_place(self, vars(self)["inplace"])
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         form = [getattr(self, name) for name in self._form if name != "inplace"]
-        return type(self)._operation(*inputs, *form)
+        return type(self)._operation(x, *form)
 
 
 class ReLU(OutOfPlace, operation=activation.relu):

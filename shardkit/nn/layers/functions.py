@@ -167,7 +167,7 @@ class Fold(Applied, operation=composed.fold):
     stride: PerDim = 1
 
 
-class CosineSimilarity(Applied, operation=composed.cosine_similarity):
+class CosineSimilarity(Module):
     """(x1, x2) -> the cosine of the angles between vectors along dim.
 
     Parameters
@@ -178,11 +178,15 @@ class CosineSimilarity(Applied, operation=composed.cosine_similarity):
         Smallest length.
     """
 
-    dim: int = 1
-    eps: float = 1e-8
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        self.dim = dim
+        self.eps = eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return composed.cosine_similarity(x1, x2, self.dim, self.eps)
 
 
-class PairwiseDistance(Applied, operation=composed.pairwise_distance):
+class PairwiseDistance(Module):
     """(x1, x2) -> the p-norm of x1 - x2 + eps over the last dimension.
 
     Parameters
@@ -195,9 +199,13 @@ class PairwiseDistance(Applied, operation=composed.pairwise_distance):
         Keep the last dimension, of size 1.
     """
 
-    p: float = 2.0
-    eps: float = 1e-6
-    keepdim: bool = False
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        self.p = p
+        self.eps = eps
+        self.keepdim = keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return composed.pairwise_distance(x1, x2, self.p, self.eps, self.keepdim)
 
 
 class PReLU(Module):

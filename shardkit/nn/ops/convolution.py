@@ -70,7 +70,7 @@ def _conv(
             f"{name} of x {x.shape} with weight {weight.shape}, dilation {dilation}, padding "
             f"{padding}: the window is larger than the padded grid"
         )
-    return _apply(x, weight, bias, window, x.shape[2:])
+    return _convolution(x, weight, bias, window, x.shape[2:])
 
 
 def _conv_transpose(
@@ -126,7 +126,7 @@ def _conv_transpose(
             f"would have sizes {sizes}"
         )
     window = ConvolutionWindow(stride, dilation, before, after, groups)
-    return _apply(x, weight, bias, window, sizes, spreads=True)
+    return _convolution(x, weight, bias, window, sizes, spreads=True)
 
 
 conv1d, conv2d, conv3d = of_dims(_conv)
@@ -135,7 +135,7 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = of_dims(_conv_transpose)
 # ---- the three operations ------------------------------------------------------------------------
 
 
-def _apply(x, weight, bias, window, sizes, spreads=False):
+def _convolution(x, weight, bias, window, sizes, spreads=False):
     """Return y [N, O, *counts] for x [N, C, *sizes]; or, which is its gradient by x, the reverse.
 
     spreads   y is [N, C, *sizes], x [N, O, *counts]
@@ -164,7 +164,9 @@ def _apply(x, weight, bias, window, sizes, spreads=False):
     def differentiable(gradient, wanted, output):
         form = (taps, dtype)
         return (
-            _apply(gradient, read_weight, None, window, sizes, not spreads) if wanted[0] else None,
+            _convolution(gradient, read_weight, None, window, sizes, not spreads)
+            if wanted[0]
+            else None,
             _correlate(*ends(gradient, read_x), window, form) if wanted[1] else None,
             _over_positions_again(gradient, bias_form) if wanted[2] else None,
         )
@@ -195,8 +197,8 @@ def _correlate(y, x, window, form):
     def differentiable(gradient, wanted, output):
         gradient = gradient if gradient.dtype == before else cast(gradient, before)
         return (
-            _apply(read_x, gradient, None, window, sizes) if wanted[0] else None,
-            _apply(read_y, gradient, None, window, sizes, True) if wanted[1] else None,
+            _convolution(read_x, gradient, None, window, sizes) if wanted[0] else None,
+            _convolution(read_y, gradient, None, window, sizes, True) if wanted[1] else None,
         )
 
     weight = halves.rounded(kernels.convolve_weight(y.array, x.array, window, shape[2:]), dtype)

@@ -22,7 +22,7 @@ from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError
 from ...layout.axes import COPIES
 from ...layout.policy import Policy
-from ...nn.loss import Loss
+from ...nn.loss import FunctionLoss, Loss
 from ...nn.module import Module
 from ...optim.clipping import clip_factor
 from ...schedule.actions import Action
@@ -110,7 +110,8 @@ class Engine:
         samples = plan.samples
         batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
-        is_function = not isinstance(config.loss or model.loss, Loss)
+        usual = config.loss or model.loss
+        is_function = isinstance(usual, FunctionLoss) or not isinstance(usual, Loss)
         self._losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=is_function)
         self.evaluation = Evaluation(
             parts.plain,

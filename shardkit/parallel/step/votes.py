@@ -128,16 +128,10 @@ class StepLosses:
         if not self._may_have_parts:
             return {}
         parts, items = self._last
-        found = [parts[m] for m in sorted(parts)]
-        own = {}
-        for name in found[0] if found else ():
-            own[name] = tree_total([each[name] for each in found])
+        own = _summed_by_name([parts[m] for m in sorted(parts)])
         everyones = self._data.all_gather_object(own)
         everyones = self._pipeline.broadcast_object(everyones, self._last_rank)
-        return {
-            name: mean(tree_total([each.get(name, 0.0) for each in everyones]), items)
-            for name in dict.fromkeys(chain.from_iterable(everyones))
-        }
+        return {name: mean(total, items) for name, total in _summed_by_name(everyones).items()}
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over COPIES of what the last stage of each has. Collective.
@@ -187,3 +181,11 @@ def raise_failure(world: CommunicationBackend, failure: Exception | None) -> Non
     """Raise on all ranks what stopped the first rank that was stopped, or this one. Collective."""
     if agree(world, failure is not None):
         raise_together(world, failure)
+
+
+def _summed_by_name(tables: list[dict[str, float]]) -> dict[str, float]:
+    """Return the sums of numbers of one name, in the tree order; a table may lack some names."""
+    return {
+        name: tree_total([each.get(name, 0.0) for each in tables])
+        for name in dict.fromkeys(chain.from_iterable(tables))
+    }
