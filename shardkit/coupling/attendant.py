@@ -1,5 +1,6 @@
 """Attendant: who takes what comes to a trainer, beside its training or while it waits."""
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,9 +28,11 @@ class Attendant:
         """Let a thread take what comes, until stop()."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="shardkit-coupled")
         self._thread.start()
+        atexit.register(self.stop)  # no thread may call MPI when it is finalized
 
     def stop(self) -> None:
         """End the thread."""
+        atexit.unregister(self.stop)
         self._has_stopped = True
         if self._thread is not None:
             self._thread.join()

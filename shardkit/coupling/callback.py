@@ -28,7 +28,7 @@ class CouplingCallback(Callback):
 
     def after_step(self, step: int, loss: float) -> None:
         model, position = self._run.model, self._run.stream.position
-        self._coupled.note_in(model, position.of_step(step))
         self._coupled.steer(step=step, loss=loss)
         if self._publish_every and step % self._publish_every == 0:
             self._coupled.publish(model)
+        self._coupled.note_in(model, position.of_step(step))  # trained, and published

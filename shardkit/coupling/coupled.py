@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy
@@ -46,6 +47,7 @@ from .receiving import BufferSettings, Receiver
 from .sides import Sides
 from .solver import SolverSettings, SolverSide
 from .stream import Chosen, StreamSamples, chosen
+from .waiting import WaitingSolvers
 
 COMPANION = "coupling.json"
 OF_BUFFERS = ("buffer", "buffer_bytes", "when_full", "seed")  # options of coupled() for these
@@ -83,7 +85,8 @@ class Coupled:
         if sides.is_trainer:
             kept = BufferSettings(**{name: options[name] for name in OF_BUFFERS})
             self._receiver = Receiver(self._desk, sides, kept)
-            self._reading = Reading(self._receiver)
+            self._waiting = WaitingSolvers(self._receiver, newest)
+            self._reading = Reading(self._receiver, self._waiting)
             self._publisher = Publisher(self._receiver, newest)
         if sides.is_solver:
             deliver = self._receiver.deliver if self._receiver is not None else None
@@ -267,7 +270,7 @@ class Coupled:
             raise ShardingError(f"steer(): {error}; wanted numbers, texts and lists") from None
         if self._sides.rank == self._sides.trainers[0]:
             for rank in self._sides.solvers:
-                self._receiver_side().tell(rank, "steer", **values)
+                self._receiver_side().tell(rank, "steer", values=values)
 
     def statistics(self) -> dict[str, FieldMoments]:
         """Return mean, variance and deviation of each field over the samples read so far.
@@ -309,6 +312,7 @@ class Coupled:
         moments = to_stored(self._reading.moments(samples))
         content = json.dumps({"samples": samples, "moments": moments}).encode()
         parts_of(model).checkpoints.add_companions({COMPANION: content})
+        self._reading.trained = samples
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -324,9 +328,10 @@ class Coupled:
         if self._solver is not None:
             self._solver.finish()
         elif self._receiver is not None:
-            self._receiver.discard()
-            for rank in self._sides.solvers:
-                self._receiver.tell(rank, "stop")
+            with self._receiver.attendant.lock:
+                self._receiver.discard()
+                self._waiting.finish()
+                self._desk.tell_others("stop")
 
     def close(self) -> None:
         """Finish, and free what the ranks have made together. Collective over all of them.
@@ -338,29 +343,56 @@ class Coupled:
             self._meet_all()
         except CommunicationError as error:
             tell(f"a coupling ends: {error}")
-            self.backend.shutdown()
+            self._forsake()
         else:
             self.backend.shutdown()
             self._part.Free()
 
+    def _forsake(self):
+        """Free what this side has made, if all of it is there."""
+        sides = self._sides
+        if not self._desk.lost(sides.trainers if sides.is_trainer else sides.solvers):
+            with suppress(CommunicationError):  # lost in the meantime
+                self.backend.shutdown()
+
     def _meet_all(self):
-        receiver = self._receiver
+        desk, receiver = self._desk, self._receiver
+        others = desk.others
+        if receiver is None:
+            desk.tell_others("close")
+            desk.wait(desk.is_over, others, "close()")
+        else:
+            self._wait_for_all(receiver, others)
+        desk.post.close()
+
+    def _wait_for_all(self, receiver: Receiver, others: set[int]) -> None:
+        """Answer the others until they close too."""
+        attendant = receiver.attendant
         try:
-            if receiver is not None:
-                receiver.attendant.wait(
-                    lambda: receiver.is_complete, lambda: receiver.unended, "close()"
-                )
+            attendant.wait(lambda: receiver.is_complete, lambda: receiver.unended, "close()")
+            with attendant.lock:
+                self._desk.tell_others("close")
+            attendant.wait(self._desk.is_over, lambda: others, "close()")
         finally:
-            if receiver is not None:
-                receiver.attendant.stop()
-        self._desk.close(range(self._sides.size))
+            attendant.stop()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if error is None:  # others cannot be met by a rank that has failed
+        if error is None:
             self.close()
+        else:
+            self._fail(f"{kind.__name__}: {error}")
+
+    def _fail(self, why: str) -> None:
+        """Tell the others, who wait for this rank no more; it meets nobody."""
+        if self._receiver is None:
+            self._desk.tell_others("failed", why=why)
+            return
+        with self._receiver.attendant.lock:
+            self._desk.tell_others("failed", why=why)
+        self._receiver.attendant.stop()
 
     # ---- inside ----------------------------------------------------------------------------------
 

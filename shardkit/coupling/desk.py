@@ -34,8 +34,9 @@ class Desk:
 
     def __init__(self, post: Post):
         self.post = post
-        self._on: dict[str, Listener] = {"close": self._note_close}
+        self._on: dict[str, Listener] = {"close": self._note_close, "failed": self._note_failed}
         self.closed: set[int] = set()
+        self._failed: dict[int, str] = {}  # rank -> what it has raised
         self._sent: list[Posted] = []
         self._coming: deque[Posted] = deque()
 
@@ -62,7 +63,8 @@ class Desk:
         heard = False
         while self._coming and self._coming[0].is_done():
             posted, heard = self._coming.popleft(), True
-            self._listen(posted.source, posted.array)
+            if not posted.has_failed:
+                self._listen(posted.source, posted.array)
         return heard
 
     def _listen(self, source: int, note) -> None:
@@ -76,9 +78,18 @@ class Desk:
     def _note_close(self, source, facts, body):
         self.closed.add(source)
 
+    def _note_failed(self, source, facts, body):
+        self._failed[source] = f"rank {source} has left the coupling by {facts['why']}"
+
+    def lost(self, needed: Iterable[int]) -> str | None:
+        """Return which of these ranks are lost or have failed, in words; None: none of them."""
+        others = set(needed) - self.closed - {self.post.rank}
+        failed = [self._failed[rank] for rank in sorted(others & self._failed.keys())]
+        return "; ".join(failed) or self.post.missing(others)
+
     def check(self, needed: Iterable[int], doing: str) -> None:
         """Raise CommunicationError if one of these ranks is lost."""
-        lost = self.post.missing(set(needed) - self.closed - {self.post.rank})
+        lost = self.lost(needed)
         if lost is not None:
             raise CommunicationError(f"{doing}: {lost}")
 
@@ -90,10 +101,16 @@ class Desk:
                 self.check(needed, doing)
                 time.sleep(NAP_SECONDS)
 
-    def close(self, others: Iterable[int]) -> None:
-        """Meet the others: nothing is under way any more. Collective, but for lost ranks."""
-        others = set(others) - {self.post.rank}
-        for rank in sorted(others):
-            self.tell(rank, "close")
-        self.wait(lambda: others <= self.closed and not self._sent, others, "close()")
-        self.post.close()
+    @property
+    def others(self) -> set[int]:
+        """All ranks but this one."""
+        return {*range(self.post.size)} - {self.post.rank}
+
+    def tell_others(self, kind: str, **facts: Any) -> None:
+        """Send a note to all others."""
+        for rank in sorted(self.others):
+            self.tell(rank, kind, **facts)
+
+    def is_over(self) -> bool:
+        """Return True if all have told "close", and nothing of this rank is under way."""
+        return self.others <= self.closed and not self._sent

@@ -18,6 +18,7 @@ from ..errors import CommunicationError, ShardingError, StopVoted
 from .moments import Moments, added, from_stored, moments_of, to_stored
 from .order import PutOrder
 from .receiving import Receiver
+from .waiting import WaitingSolvers
 
 GO, LATER = "go", "later"  # what a trainer has to say of its samples
 OVER, ABSENT = "over", "absent"
@@ -31,10 +32,13 @@ class Reading:
 
     order     of puts, as all trainers have agreed on it
     ended_by  why the stream is over; None: it goes on, or all solvers have finished
+    trained   samples that the model has been trained on: who waits for the next one is idle
     """
 
-    def __init__(self, receiver: Receiver):
+    def __init__(self, receiver: Receiver, waiting: WaitingSolvers):
         self._receiver, self._sides = receiver, receiver.sides
+        self._waiting = waiting
+        self.trained = 0
         self.order = PutOrder.of(len(self._sides.solvers))
         self.ended_by: str | None = None
         self._moments: deque[tuple[int, Moments]] = deque([(0, {})], _KEPT_READS)
@@ -80,7 +84,8 @@ class Reading:
         while True:
             numbers = {sample: self._number(sample) for sample in samples}
             mine = self._mine([n for n in numbers.values() if n is not None])
-            status, why = self._status(sorted(mine), None in numbers.values(), waits)
+            is_over = None in numbers.values()
+            status, why = self._status(sorted(mine), is_over, waits, first=samples[0])
             ends = self._receiver.ends.ends
             told = [facts for facts, _ in self._meet("have", status=status, why=why, ends=ends)]
             for facts in told:
@@ -111,8 +116,13 @@ class Reading:
         place = self._sides.trainers.index(self._sides.rank)
         return [number for number in numbers if number % self._sides.num_trainers == place]
 
-    def _status(self, mine: list[int], is_over: bool, waits: bool) -> tuple[str, str | None]:
-        """Return what is with these numbers, and why."""
+    def _status(
+        self, mine: list[int], is_over: bool, waits: bool, *, first: int
+    ) -> tuple[str, str | None]:
+        """Return what is with these numbers, and why.
+
+        first   sample of the batch
+        """
         if self._receiver.error is not None:  # also where the stream is over by now
             return REFUSED, self._receiver.error
         if is_over:
@@ -122,13 +132,15 @@ class Reading:
         def is_settled() -> bool:
             status = self._found(mine) or ((LATER, None) if not waits else None)
             found.extend([] if status is None else [status])
+            if status is None and first <= self.trained:
+                self._waiting.judge(mine)
             return status is not None
 
         needed = lambda: {*self._receiver.unended, *self._sides.trainers}  # noqa: E731
         try:
             self._receiver.attendant.wait(is_settled, needed, "the next batch")
         except CommunicationError as error:
-            if self._receiver.desk.post.missing(self._sides.trainers):
+            if self._receiver.desk.lost(self._sides.trainers):
                 raise
             return OVER, str(error)
         return found[0]

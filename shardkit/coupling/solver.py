@@ -104,6 +104,7 @@ class SolverSide:
             raise ShardingError("put() after finish(); wanted all puts before it")
         if not (weight > 0 and weight < float("inf")):
             raise ValueError(f"put(weight={weight!r}); wanted a number above 0")
+        stamp = float(self.num_puts if time is None else time)
         self.listen()
         if self._form is None:
             self._begin(fields)
@@ -112,7 +113,6 @@ class SolverSide:
         if record is None:
             self.num_unwanted += 1
         else:
-            stamp = float(self.num_puts if time is None else time)
             self._send(record, fields, stamp, float(weight))
         self.num_puts += 1
 
@@ -167,7 +167,15 @@ class SolverSide:
         for trainer, sent in zip(self.sides.trainers, self._sent):
             self.desk.tell(trainer, "ends", puts=self.num_puts, sent=sent)
         if not self._has_raised:
-            self._raise_refusal()
+            self.raise_refusal()
+
+    def tell_waiting(self, call: int) -> None:
+        """Say to all trainers that this rank puts nothing until a model is there.
+
+        call   of predict()
+        """
+        for trainer, sent in zip(self.sides.trainers, self._sent):
+            self.desk.tell(trainer, "waits", call=call, puts=self.num_puts, sent=sent)
 
     # ---- listening -------------------------------------------------------------------------------
 
@@ -175,7 +183,7 @@ class SolverSide:
         """Hear what trainers have said, and raise what they have refused. No wait."""
         while self.desk.hear():
             pass
-        self._raise_refusal()
+        self.raise_refusal()
         if self.is_training:
             self._unless_lost(lambda: self.desk.check(self.sides.trainers, "a solver rank"))
 
@@ -185,9 +193,9 @@ class SolverSide:
         Errors: CommunicationError if they are lost, ShardingError on what they refuse.
         """
         self._unless_lost(lambda: self.desk.wait(until, self.sides.trainers, doing))
-        self._raise_refusal()
+        self.raise_refusal()
 
-    def _raise_refusal(self) -> None:
+    def raise_refusal(self) -> None:
         """Raise what a trainer has refused."""
         if self._refusal is not None:
             self._has_raised = True
@@ -204,7 +212,7 @@ class SolverSide:
             tell(f"the solver goes on without a training: {error}")
 
     def _note_steer(self, source, facts, body):
-        self.steered.update(facts)
+        self.steered.update(facts["values"])
 
     def _note_refusal(self, source, facts, body):
         self._refusal = facts["why"]
