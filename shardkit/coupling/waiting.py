@@ -39,19 +39,21 @@ class WaitingSolvers:
         """Let those raise without whose puts this trainer waits for these numbers for ever."""
         receiver = self._receiver
         if receiver.is_ordered:
-            stuck = {self._rank_of(number) for number in numbers} - {None}
+            stuck = {self._rank_of(number) for number in numbers if self._never_comes(number)}
         else:
             sent = {rank: facts["sent"] for rank, facts in self._waiting.items()}
             is_dry = sent.keys() >= {*receiver.unended} and receiver.has_all(sent)
             stuck = {*sent} if is_dry else set()
         self._refuse(sorted(stuck), STUCK)
 
-    def _rank_of(self, number: int) -> int | None:
-        """Return which rank waits before it puts this number; None: it is there, or under way."""
-        put, place = divmod(number, len(self._receiver.sides.solvers))
-        rank = self._receiver.sides.solvers[place]
-        facts = self._waiting.get(rank)
-        return rank if facts is not None and put >= facts["puts"] else None
+    def _rank_of(self, number: int) -> int:
+        solvers = self._receiver.sides.solvers
+        return solvers[number % len(solvers)]
+
+    def _never_comes(self, number: int) -> bool:
+        """Return True if its rank waits before it puts this number."""
+        facts = self._waiting.get(self._rank_of(number))
+        return facts is not None and number // len(self._receiver.sides.solvers) >= facts["puts"]
 
     def _refuse(self, ranks: list[int], why: str) -> None:
         for rank in ranks:
