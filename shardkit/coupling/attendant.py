@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from .desk import NAP_SECONDS, Desk
+from .desk import NAP_SECONDS, NoteDesk
 
 
 class Attendant:
@@ -16,7 +16,7 @@ class Attendant:
     jobs   functions () to be called beside the turns, without the lock
     """
 
-    def __init__(self, desk: Desk, turn: Callable[[], bool]):
+    def __init__(self, desk: NoteDesk, turn: Callable[[], bool]):
         self.lock = threading.RLock()
         self.jobs: list[Callable[[], None]] = []
         self._desk, self._turn = desk, turn

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy
@@ -29,15 +28,14 @@ from ..comm.mpi.post import Post
 from ..data.samples import Samples
 from ..errors import (
     CheckpointError,
-    CommunicationError,
     ConfigurationError,
     ShardingError,
     StopVoted,
 )
-from ..files.notes import tell
 from ..parallel.model.sharded_model import ShardedModel, parts_of
 from .callback import CouplingCallback
-from .desk import Desk
+from .departure import Departure
+from .desk import NoteDesk
 from .moments import FieldMoments, from_stored, to_stored
 from .newest import NewestModel
 from .predicting import Predictor
@@ -71,7 +69,7 @@ class Coupled:
     """
 
     def __init__(self, post: Post, sides: Sides, options: dict[str, Any]) -> None:
-        self._desk = Desk(post)
+        self._desk = NoteDesk(post)
         self._sides, self._options = sides, options
         self.is_solver, self.is_trainer = sides.is_solver, sides.is_trainer
         self._part = post.parent.Split(int(sides.is_solver), sides.rank)
@@ -93,6 +91,7 @@ class Coupled:
             settings = SolverSettings(**{name: options[name] for name in OF_SOLVERS})
             self._solver = SolverSide(self._desk, sides, settings, deliver)
             self._predictor = Predictor(self._solver, newest, options["predict_on"])
+        self._departure = Departure(self._desk, sides, self._receiver)
         post.parent.Barrier()  # all listen from now on
 
     # ---- on solver ranks -------------------------------------------------------------------------
@@ -312,7 +311,7 @@ class Coupled:
         moments = to_stored(self._reading.moments(samples))
         content = json.dumps({"samples": samples, "moments": moments}).encode()
         parts_of(model).checkpoints.add_companions({COMPANION: content})
-        self._reading.trained = samples
+        self._reading.go_behind(samples)
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -339,42 +338,7 @@ class Coupled:
         Where a rank is lost, the others are not waited for, and a line says so.
         """
         self.finish()
-        try:
-            self._meet_all()
-        except CommunicationError as error:
-            tell(f"a coupling ends: {error}")
-            self._forsake()
-        else:
-            self.backend.shutdown()
-            self._part.Free()
-
-    def _forsake(self):
-        """Free what this side has made, if all of it is there."""
-        sides = self._sides
-        if not self._desk.lost(sides.trainers if sides.is_trainer else sides.solvers):
-            with suppress(CommunicationError):  # lost in the meantime
-                self.backend.shutdown()
-
-    def _meet_all(self):
-        desk, receiver = self._desk, self._receiver
-        others = desk.others
-        if receiver is None:
-            desk.tell_others("close")
-            desk.wait(desk.is_over, others, "close()")
-        else:
-            self._wait_for_all(receiver, others)
-        desk.post.close()
-
-    def _wait_for_all(self, receiver: Receiver, others: set[int]) -> None:
-        """Answer the others until they close too."""
-        attendant = receiver.attendant
-        try:
-            attendant.wait(lambda: receiver.is_complete, lambda: receiver.unended, "close()")
-            with attendant.lock:
-                self._desk.tell_others("close")
-            attendant.wait(self._desk.is_over, lambda: others, "close()")
-        finally:
-            attendant.stop()
+        self._departure.close(self.backend, self._part)
 
     def __enter__(self) -> Self:
         return self
@@ -383,16 +347,7 @@ class Coupled:
         if error is None:
             self.close()
         else:
-            self._fail(f"{kind.__name__}: {error}")
-
-    def _fail(self, why: str) -> None:
-        """Tell the others, who wait for this rank no more; it meets nobody."""
-        if self._receiver is None:
-            self._desk.tell_others("failed", why=why)
-            return
-        with self._receiver.attendant.lock:
-            self._desk.tell_others("failed", why=why)
-        self._receiver.attendant.stop()
+            self._departure.fail(f"{kind.__name__}: {error}")
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ EMPTY = numpy.empty(0, numpy.uint8)
 Listener = Callable[[int, dict[str, Any], numpy.ndarray], None]
 
 
-class Desk:
+class NoteDesk:
     """One rank's end.
 
     closed   ranks that will not send any more

@@ -32,13 +32,12 @@ class Reading:
 
     order     of puts, as all trainers have agreed on it
     ended_by  why the stream is over; None: it goes on, or all solvers have finished
-    trained   samples that the model has been trained on: who waits for the next one is idle
     """
 
     def __init__(self, receiver: Receiver, waiting: WaitingSolvers):
         self._receiver, self._sides = receiver, receiver.sides
         self._waiting = waiting
-        self.trained = 0
+        self._trained = 0  # samples; who waits for the next one is idle
         self.order = PutOrder.of(len(self._sides.solvers))
         self.ended_by: str | None = None
         self._moments: deque[tuple[int, Moments]] = deque([(0, {})], _KEPT_READS)
@@ -64,6 +63,10 @@ class Reading:
     def go_on_from(self, samples: int, moments: Moments) -> None:
         """Count from here on."""
         self._moments = deque([(samples, moments)], _KEPT_READS)
+
+    def go_behind(self, samples: int) -> None:
+        """Note that the model has been trained on so many: for the next one, it waits idle."""
+        self._trained = samples
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -132,7 +135,7 @@ class Reading:
         def is_settled() -> bool:
             status = self._found(mine) or ((LATER, None) if not waits else None)
             found.extend([] if status is None else [status])
-            if status is None and first <= self.trained:
+            if status is None and first <= self._trained:
                 self._waiting.judge(mine)
             return status is not None
 

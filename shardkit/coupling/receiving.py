@@ -13,7 +13,7 @@ from typing import Any
 from ..comm.mpi.post import Posted
 from .attendant import Attendant
 from .buffers import OrderedBuffer, SampleBuffer, open_buffer
-from .desk import RECORD_TAG, Desk
+from .desk import RECORD_TAG, NoteDesk
 from .order import PutOrder
 from .records import RecordForm, header_of
 from .sides import Sides
@@ -41,7 +41,7 @@ class Receiver:
         The number of puts with which the solver ranks began.
     """
 
-    def __init__(self, desk: Desk, sides: Sides, settings: BufferSettings):
+    def __init__(self, desk: NoteDesk, sides: Sides, settings: BufferSettings):
         self.desk, self.sides = desk, sides
         self.settings = settings
         self.attendant = Attendant(desk, self._turn)

@@ -16,7 +16,7 @@ import numpy
 from ..comm.mpi.post import Posted
 from ..errors import CommunicationError, ShardingError
 from ..files.notes import tell
-from .desk import RECORD_TAG, Desk
+from .desk import RECORD_TAG, NoteDesk
 from .records import RecordForm
 from .sides import Sides
 
@@ -74,7 +74,7 @@ class SolverSide:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: NoteDesk,
         sides: Sides,
         settings: SolverSettings,
         deliver: Callable[[numpy.ndarray], None] | None,
