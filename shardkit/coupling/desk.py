@@ -8,7 +8,6 @@
 """
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +18,6 @@ from ..comm.mpi.post import Post, Posted
 from ..errors import CommunicationError
 
 NOTE_TAG, RECORD_TAG = 11, 12
-NAP_SECONDS = 2e-4
 _LENGTH_BYTES = 8
 EMPTY = numpy.empty(0, numpy.uint8)
 
@@ -92,14 +90,6 @@ class NoteDesk:
         lost = self.lost(needed)
         if lost is not None:
             raise CommunicationError(f"{doing}: {lost}")
-
-    def wait(self, until: Callable[[], bool], needed: Iterable[int], doing: str) -> None:
-        """Listen until this is true. Errors: CommunicationError, as check()."""
-        needed = tuple(needed)
-        while not until():
-            if not self.hear():
-                self.check(needed, doing)
-                time.sleep(NAP_SECONDS)
 
     @property
     def others(self) -> set[int]:

@@ -67,7 +67,7 @@ class Predictor:
             solver.raise_refusal()
             return self._failure is not None or is_there()
 
-        solver.desk.wait(is_over, solver.sides.trainers, "predict()")
+        solver.attendant.wait(is_over, lambda: solver.sides.trainers, "predict()")
         if self._failure is not None:
             raise ShardingError(self._failure)
 

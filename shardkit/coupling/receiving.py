@@ -44,7 +44,7 @@ class Receiver:
     def __init__(self, desk: NoteDesk, sides: Sides, settings: BufferSettings):
         self.desk, self.sides = desk, sides
         self.settings = settings
-        self.attendant = Attendant(desk, self._turn)
+        self.attendant = Attendant(desk, self._turn, self._awaited)
         self.form: RecordForm | None = None
         self.first_put = 0
         self.error: str | None = None
@@ -168,6 +168,13 @@ class Receiver:
         if slot is not None:
             self.buffer.keep(slot)
         return True
+
+    def _awaited(self) -> str:
+        """Return what a trainer waits for, where that is one rank's put."""
+        source = self._next_source()
+        if source is None:
+            return ""
+        return f"; put {self._next_number // len(self.sides.solvers)} of rank {source} is the next"
 
     def _find_next(self) -> bool:
         """Go on to the next number that is put; return False if its ranks have all ended."""

@@ -16,6 +16,7 @@ import numpy
 from ..comm.mpi.post import Posted
 from ..errors import CommunicationError, ShardingError
 from ..files.notes import tell
+from .attendant import Attendant
 from .desk import RECORD_TAG, NoteDesk
 from .records import RecordForm
 from .sides import Sides
@@ -68,6 +69,7 @@ class SolverSide:
     num_puts      puts so far, with those before a restart
     num_unwanted  puts that no trainer took: it had ended, or was lost
     desk, sides   that it was made with
+    attendant     of this rank alone
     steered       {name: value} that trainers have sent
     is_training   False once the trainers have ended, or are lost
     """
@@ -83,6 +85,7 @@ class SolverSide:
         self.steered: dict[str, Any] = {}
         self.is_training = True
         self.desk, self.sides = desk, sides
+        self.attendant = Attendant(desk, desk.hear)
         self._settings, self._deliver = settings, deliver
         self._form: RecordForm | None = None
         self._pool: Pool | None = None
@@ -163,7 +166,7 @@ class SolverSide:
         pool = self._pool
         if pool is not None and self.is_training:
             over = lambda: pool.collect() or not self.is_training  # noqa: E731
-            self._unless_lost(lambda: self.desk.wait(over, self.sides.trainers, "finish()"))
+            self._wait(over, "finish()")
         for trainer, sent in zip(self.sides.trainers, self._sent):
             self.desk.tell(trainer, "ends", puts=self.num_puts, sent=sent)
         if not self._has_raised:
@@ -192,8 +195,12 @@ class SolverSide:
 
         Errors: CommunicationError if they are lost, ShardingError on what they refuse.
         """
-        self._unless_lost(lambda: self.desk.wait(until, self.sides.trainers, doing))
+        self._wait(until, doing)
         self.raise_refusal()
+
+    def _wait(self, until: Callable[[], bool], doing: str) -> None:
+        trainers = self.sides.trainers
+        self._unless_lost(lambda: self.attendant.wait(until, lambda: trainers, doing))
 
     def raise_refusal(self) -> None:
         """Raise what a trainer has refused."""
