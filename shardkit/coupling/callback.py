@@ -14,6 +14,11 @@ class CouplingCallback(Callback):
         The Coupled of this rank.
     publish_every
         Steps between two models for predict(); 0: none.
+
+    Notes
+    -----
+    It stands behind callbacks that publish by themselves: from its after_step on, a solver rank
+    that waits for a first model without which it puts nothing is refused.
     """
 
     on_all_ranks = True

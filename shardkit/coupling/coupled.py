@@ -138,9 +138,10 @@ class Coupled:
         Raises
         ------
         ShardingError
-            If the trainers have ended without one.
+            If no first model comes: the trainers have finished without one, or wait for puts of
+            this rank. And what the trainer that was asked has raised.
         CommunicationError
-            If the trainer is lost.
+            If a trainer is lost.
         """
         self._solver_side("predict")
         return self._predictor.predict(x)
