@@ -90,7 +90,8 @@ class Reading:
             is_over = None in numbers.values()
             status, why = self._status(sorted(mine), is_over, waits, first=samples[0])
             ends = self._receiver.ends.ends
-            told = [facts for facts, _ in self._meet("have", status=status, why=why, ends=ends)]
+            own = {"status": status, "why": why, "ends": ends, "form": self._form_text()}
+            told = [facts for facts, _ in self._meet("have", **own)]
             for facts in told:
                 self.order = self.order.after(facts["ends"])
             if numbers == {sample: self._number(sample) for sample in samples}:
@@ -105,11 +106,19 @@ class Reading:
         for facts in told:
             if facts["status"] == REFUSED:
                 raise ShardingError(facts["why"])
+        forms = {facts["form"] for facts in told} - {None}
+        if len(forms) > 1:  # no trainer has heard of both by now
+            both = " and ".join(sorted(forms))
+            raise ShardingError(f"solver ranks put {both}; wanted the same on all")
         for facts in told:
             if facts["status"] == OVER:
                 self.ended_by = self.ended_by or facts["why"]
         if any(facts["status"] == OVER for facts in told):
             raise StopVoted(STREAM)
+
+    def _form_text(self) -> str | None:
+        form = self._receiver.form
+        return None if form is None else str(form)
 
     def _number(self, sample: int) -> int | None:
         return self.order.number(sample) if self._receiver.is_ordered else sample
