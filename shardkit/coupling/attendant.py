@@ -25,7 +25,8 @@ class Attendant:
         """awaited   what comes next, for who waits long"""
         self.lock = threading.RLock()
         self.jobs: list[Callable[[], None]] = []
-        self._desk, self._turn, self._awaited = desk, turn, awaited
+        self._desk, self._turn = desk, turn
+        self._awaited = awaited
         self._thread: threading.Thread | None = None
         self._has_stopped = False
         self._failure: BaseException | None = None

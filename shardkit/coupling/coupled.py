@@ -83,8 +83,7 @@ class Coupled:
         if sides.is_trainer:
             kept = BufferSettings(**{name: options[name] for name in OF_BUFFERS})
             self._receiver = Receiver(self._desk, sides, kept)
-            self._waiting = WaitingSolvers(self._receiver, newest)
-            self._reading = Reading(self._receiver, self._waiting)
+            self._reading = Reading(self._receiver, WaitingSolvers(self._receiver, newest))
             self._publisher = Publisher(self._receiver, newest)
         if sides.is_solver:
             deliver = self._receiver.deliver if self._receiver is not None else None
@@ -328,9 +327,8 @@ class Coupled:
         if self._solver is not None:
             self._solver.finish()
         elif self._receiver is not None:
+            self._reading.finish()
             with self._receiver.attendant.lock:
-                self._receiver.discard()
-                self._waiting.finish()
                 self._desk.tell_others("stop")
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ class Departure:
     """One rank's part. receiver   of a trainer; None: this rank only solves"""
 
     def __init__(self, desk: NoteDesk, sides: Sides, receiver: Receiver | None):
-        self._desk, self._sides, self._receiver = desk, sides, receiver
+        self._desk, self._sides = desk, sides
+        self._receiver = receiver
         self._attendant = Attendant(desk, desk.hear) if receiver is None else receiver.attendant
 
     def close(self, backend: Any, part: Any) -> None:
@@ -37,7 +38,8 @@ class Departure:
 
     def _meet_all(self):
         """Answer the others until they close too."""
-        desk, receiver, attendant = self._desk, self._receiver, self._attendant
+        desk, attendant = self._desk, self._attendant
+        receiver = self._receiver
         try:
             if receiver is not None:
                 attendant.wait(lambda: receiver.is_complete, lambda: receiver.unended, "close()")

@@ -68,6 +68,12 @@ class Reading:
         """Note that the model has been trained on so many: for the next one, it waits idle."""
         self._trained = samples
 
+    def finish(self) -> None:
+        """Read no more: nothing is kept of what comes, and no model follows."""
+        self._receiver.discard()
+        with self._receiver.attendant.lock:
+            self._waiting.finish()
+
     # ---- reading ---------------------------------------------------------------------------------
 
     def read(self, samples: numpy.ndarray, *, waits: bool) -> dict[str, numpy.ndarray] | None:
