@@ -8,6 +8,7 @@ coupled.py      the public face                    solver.py      the solver's s
 order.py        which put is which sample          receiving.py   what a trainer takes
 records.py      fields as bytes                    reading.py     what trainers read together
 buffers.py      what is kept of them               desk.py        notes between all of them
+waiting.py      who waits for a first model        departure.py    how all of them part
 """
 
 from ..public import public_names

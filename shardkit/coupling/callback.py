@@ -14,6 +14,11 @@ class CouplingCallback(Callback):
         The Coupled of this rank.
     publish_every
         Steps between two models for predict(); 0: none.
+
+    Notes
+    -----
+    It stands behind callbacks that publish by themselves: from its after_step on, a solver rank
+    that waits for a first model without which it puts nothing is refused.
     """
 
     on_all_ranks = True
@@ -28,7 +33,7 @@ class CouplingCallback(Callback):
 
     def after_step(self, step: int, loss: float) -> None:
         model, position = self._run.model, self._run.stream.position
-        self._coupled.note_in(model, position.of_step(step))
         self._coupled.steer(step=step, loss=loss)
         if self._publish_every and step % self._publish_every == 0:
             self._coupled.publish(model)
+        self._coupled.note_in(model, position.of_step(step))  # trained, and published

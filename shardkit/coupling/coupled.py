@@ -28,15 +28,14 @@ from ..comm.mpi.post import Post
 from ..data.samples import Samples
 from ..errors import (
     CheckpointError,
-    CommunicationError,
     ConfigurationError,
     ShardingError,
     StopVoted,
 )
-from ..files.notes import tell
 from ..parallel.model.sharded_model import ShardedModel, parts_of
 from .callback import CouplingCallback
-from .desk import Desk
+from .departure import Departure
+from .desk import NoteDesk
 from .moments import FieldMoments, from_stored, to_stored
 from .newest import NewestModel
 from .predicting import Predictor
@@ -46,6 +45,7 @@ from .receiving import BufferSettings, Receiver
 from .sides import Sides
 from .solver import SolverSettings, SolverSide
 from .stream import Chosen, StreamSamples, chosen
+from .waiting import WaitingSolvers
 
 COMPANION = "coupling.json"
 OF_BUFFERS = ("buffer", "buffer_bytes", "when_full", "seed")  # options of coupled() for these
@@ -69,7 +69,7 @@ class Coupled:
     """
 
     def __init__(self, post: Post, sides: Sides, options: dict[str, Any]) -> None:
-        self._desk = Desk(post)
+        self._desk = NoteDesk(post)
         self._sides, self._options = sides, options
         self.is_solver, self.is_trainer = sides.is_solver, sides.is_trainer
         self._part = post.parent.Split(int(sides.is_solver), sides.rank)
@@ -83,13 +83,14 @@ class Coupled:
         if sides.is_trainer:
             kept = BufferSettings(**{name: options[name] for name in OF_BUFFERS})
             self._receiver = Receiver(self._desk, sides, kept)
-            self._reading = Reading(self._receiver)
+            self._reading = Reading(self._receiver, WaitingSolvers(self._receiver, newest))
             self._publisher = Publisher(self._receiver, newest)
         if sides.is_solver:
             deliver = self._receiver.deliver if self._receiver is not None else None
             settings = SolverSettings(**{name: options[name] for name in OF_SOLVERS})
             self._solver = SolverSide(self._desk, sides, settings, deliver)
             self._predictor = Predictor(self._solver, newest, options["predict_on"])
+        self._departure = Departure(self._desk, sides, self._receiver)
         post.parent.Barrier()  # all listen from now on
 
     # ---- on solver ranks -------------------------------------------------------------------------
@@ -136,9 +137,10 @@ class Coupled:
         Raises
         ------
         ShardingError
-            If the trainers have ended without one.
+            If no first model comes: the trainers have finished without one, or wait for puts of
+            this rank. And what the trainer that was asked has raised.
         CommunicationError
-            If the trainer is lost.
+            If a trainer is lost.
         """
         self._solver_side("predict")
         return self._predictor.predict(x)
@@ -267,7 +269,7 @@ class Coupled:
             raise ShardingError(f"steer(): {error}; wanted numbers, texts and lists") from None
         if self._sides.rank == self._sides.trainers[0]:
             for rank in self._sides.solvers:
-                self._receiver_side().tell(rank, "steer", **values)
+                self._receiver_side().tell(rank, "steer", values=values)
 
     def statistics(self) -> dict[str, FieldMoments]:
         """Return mean, variance and deviation of each field over the samples read so far.
@@ -309,6 +311,7 @@ class Coupled:
         moments = to_stored(self._reading.moments(samples))
         content = json.dumps({"samples": samples, "moments": moments}).encode()
         parts_of(model).checkpoints.add_companions({COMPANION: content})
+        self._reading.go_behind(samples)
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -324,9 +327,9 @@ class Coupled:
         if self._solver is not None:
             self._solver.finish()
         elif self._receiver is not None:
-            self._receiver.discard()
-            for rank in self._sides.solvers:
-                self._receiver.tell(rank, "stop")
+            self._reading.finish()
+            with self._receiver.attendant.lock:
+                self._desk.tell_others("stop")
 
     def close(self) -> None:
         """Finish, and free what the ranks have made together. Collective over all of them.
@@ -334,33 +337,16 @@ class Coupled:
         Where a rank is lost, the others are not waited for, and a line says so.
         """
         self.finish()
-        try:
-            self._meet_all()
-        except CommunicationError as error:
-            tell(f"a coupling ends: {error}")
-            self.backend.shutdown()
-        else:
-            self.backend.shutdown()
-            self._part.Free()
-
-    def _meet_all(self):
-        receiver = self._receiver
-        try:
-            if receiver is not None:
-                receiver.attendant.wait(
-                    lambda: receiver.is_complete, lambda: receiver.unended, "close()"
-                )
-        finally:
-            if receiver is not None:
-                receiver.attendant.stop()
-        self._desk.close(range(self._sides.size))
+        self._departure.close(self.backend, self._part)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if error is None:  # others cannot be met by a rank that has failed
+        if error is None:
             self.close()
+        else:
+            self._departure.fail(f"{kind.__name__}: {error}")
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@
 """
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,14 +18,13 @@ from ..comm.mpi.post import Post, Posted
 from ..errors import CommunicationError
 
 NOTE_TAG, RECORD_TAG = 11, 12
-NAP_SECONDS = 2e-4
 _LENGTH_BYTES = 8
 EMPTY = numpy.empty(0, numpy.uint8)
 
 Listener = Callable[[int, dict[str, Any], numpy.ndarray], None]
 
 
-class Desk:
+class NoteDesk:
     """One rank's end.
 
     closed   ranks that will not send any more
@@ -34,8 +32,9 @@ class Desk:
 
     def __init__(self, post: Post):
         self.post = post
-        self._on: dict[str, Listener] = {"close": self._note_close}
+        self._on: dict[str, Listener] = {"close": self._note_close, "failed": self._note_failed}
         self.closed: set[int] = set()
+        self._failed: dict[int, str] = {}  # rank -> what it has raised
         self._sent: list[Posted] = []
         self._coming: deque[Posted] = deque()
 
@@ -62,7 +61,8 @@ class Desk:
         heard = False
         while self._coming and self._coming[0].is_done():
             posted, heard = self._coming.popleft(), True
-            self._listen(posted.source, posted.array)
+            if not posted.has_failed:
+                self._listen(posted.source, posted.array)
         return heard
 
     def _listen(self, source: int, note) -> None:
@@ -76,24 +76,31 @@ class Desk:
     def _note_close(self, source, facts, body):
         self.closed.add(source)
 
+    def _note_failed(self, source, facts, body):
+        self._failed[source] = f"rank {source} has left the coupling by {facts['why']}"
+
+    def lost(self, needed: Iterable[int]) -> str | None:
+        """Return which of these ranks are lost or have failed, in words; None: none of them."""
+        others = set(needed) - self.closed - {self.post.rank}
+        failed = [self._failed[rank] for rank in sorted(others & self._failed.keys())]
+        return "; ".join(failed) or self.post.missing(others)
+
     def check(self, needed: Iterable[int], doing: str) -> None:
         """Raise CommunicationError if one of these ranks is lost."""
-        lost = self.post.missing(set(needed) - self.closed - {self.post.rank})
+        lost = self.lost(needed)
         if lost is not None:
             raise CommunicationError(f"{doing}: {lost}")
 
-    def wait(self, until: Callable[[], bool], needed: Iterable[int], doing: str) -> None:
-        """Listen until this is true. Errors: CommunicationError, as check()."""
-        needed = tuple(needed)
-        while not until():
-            if not self.hear():
-                self.check(needed, doing)
-                time.sleep(NAP_SECONDS)
+    @property
+    def others(self) -> set[int]:
+        """All ranks but this one."""
+        return {*range(self.post.size)} - {self.post.rank}
 
-    def close(self, others: Iterable[int]) -> None:
-        """Meet the others: nothing is under way any more. Collective, but for lost ranks."""
-        others = set(others) - {self.post.rank}
-        for rank in sorted(others):
-            self.tell(rank, "close")
-        self.wait(lambda: others <= self.closed and not self._sent, others, "close()")
-        self.post.close()
+    def tell_others(self, kind: str, **facts: Any) -> None:
+        """Send a note to all others."""
+        for rank in sorted(self.others):
+            self.tell(rank, kind, **facts)
+
+    def is_over(self) -> bool:
+        """Return True if all have told "close", and nothing of this rank is under way."""
+        return self.others <= self.closed and not self._sent

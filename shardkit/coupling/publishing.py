@@ -2,7 +2,6 @@
 
 import numpy
 
-from ..errors import ShardkitError
 from ..parallel.model.sharded_model import ShardedModel
 from .newest import NewestModel, from_note, to_note
 from .receiving import Receiver
@@ -25,8 +24,8 @@ class Publisher:
             for rank in sorted(self._wanted_by):
                 self._send(rank)
             asked, self._asked = self._asked, []
-        for rank, x in asked:
-            self._answer(rank, x)
+        for question in asked:
+            self._answer(*question)
 
     def _send(self, rank: int):
         """Send the newest model; the rank asks again when it has it, so only one is under way."""
@@ -40,17 +39,18 @@ class Publisher:
             self._send(source)
 
     def _note_ask(self, source, facts, body):
-        x = from_note(facts, body)
+        question = source, facts.pop("call"), from_note(facts, body)
         if self._newest.number:
-            self._receiver.attendant.jobs.append(lambda: self._answer(source, x))
+            self._receiver.attendant.jobs.append(lambda: self._answer(*question))
         else:
-            self._asked.append((source, x))
+            self._asked.append(question)
 
-    def _answer(self, rank: int, x):
+    def _answer(self, rank: int, call: int, x):
         """Compute the output, beside what the trainer does, and send it."""
         try:
             facts, body = to_note(self._newest.predict(x))
-        except (ShardkitError, ValueError, TypeError) as error:
-            self._receiver.tell(rank, "failure", why=f"predict() on the trainer: {error}")
+        except Exception as error:  # raised where it was asked: the training goes on
+            why = f"predict() on the trainer: {type(error).__name__}: {error}"
+            self._receiver.tell(rank, "no_model", call=call, why=why)
         else:
-            self._receiver.tell(rank, "answer", body, **facts)
+            self._receiver.tell(rank, "answer", body, call=call, **facts)

@@ -18,6 +18,7 @@ from ..errors import CommunicationError, ShardingError, StopVoted
 from .moments import Moments, added, from_stored, moments_of, to_stored
 from .order import PutOrder
 from .receiving import Receiver
+from .waiting import WaitingSolvers
 
 GO, LATER = "go", "later"  # what a trainer has to say of its samples
 OVER, ABSENT = "over", "absent"
@@ -33,8 +34,10 @@ class Reading:
     ended_by  why the stream is over; None: it goes on, or all solvers have finished
     """
 
-    def __init__(self, receiver: Receiver):
+    def __init__(self, receiver: Receiver, waiting: WaitingSolvers):
         self._receiver, self._sides = receiver, receiver.sides
+        self._waiting = waiting
+        self._trained = 0  # samples; who waits for the next one is idle
         self.order = PutOrder.of(len(self._sides.solvers))
         self.ended_by: str | None = None
         self._moments: deque[tuple[int, Moments]] = deque([(0, {})], _KEPT_READS)
@@ -61,6 +64,16 @@ class Reading:
         """Count from here on."""
         self._moments = deque([(samples, moments)], _KEPT_READS)
 
+    def go_behind(self, samples: int) -> None:
+        """Note that the model has been trained on so many: for the next one, it waits idle."""
+        self._trained = samples
+
+    def finish(self) -> None:
+        """Read no more: nothing is kept of what comes, and no model follows."""
+        self._receiver.discard()
+        with self._receiver.attendant.lock:
+            self._waiting.finish()
+
     # ---- reading ---------------------------------------------------------------------------------
 
     def read(self, samples: numpy.ndarray, *, waits: bool) -> dict[str, numpy.ndarray] | None:
@@ -80,9 +93,11 @@ class Reading:
         while True:
             numbers = {sample: self._number(sample) for sample in samples}
             mine = self._mine([n for n in numbers.values() if n is not None])
-            status, why = self._status(sorted(mine), None in numbers.values(), waits)
+            is_over = None in numbers.values()
+            status, why = self._status(sorted(mine), is_over, waits, first=samples[0])
             ends = self._receiver.ends.ends
-            told = [facts for facts, _ in self._meet("have", status=status, why=why, ends=ends)]
+            own = {"status": status, "why": why, "ends": ends, "form": self._form_text()}
+            told = [facts for facts, _ in self._meet("have", **own)]
             for facts in told:
                 self.order = self.order.after(facts["ends"])
             if numbers == {sample: self._number(sample) for sample in samples}:
@@ -97,11 +112,19 @@ class Reading:
         for facts in told:
             if facts["status"] == REFUSED:
                 raise ShardingError(facts["why"])
+        forms = {facts["form"] for facts in told} - {None}
+        if len(forms) > 1:  # no trainer has heard of both by now
+            both = " and ".join(sorted(forms))
+            raise ShardingError(f"solver ranks put {both}; wanted the same on all")
         for facts in told:
             if facts["status"] == OVER:
                 self.ended_by = self.ended_by or facts["why"]
         if any(facts["status"] == OVER for facts in told):
             raise StopVoted(STREAM)
+
+    def _form_text(self) -> str | None:
+        form = self._receiver.form
+        return None if form is None else str(form)
 
     def _number(self, sample: int) -> int | None:
         return self.order.number(sample) if self._receiver.is_ordered else sample
@@ -111,8 +134,13 @@ class Reading:
         place = self._sides.trainers.index(self._sides.rank)
         return [number for number in numbers if number % self._sides.num_trainers == place]
 
-    def _status(self, mine: list[int], is_over: bool, waits: bool) -> tuple[str, str | None]:
-        """Return what is with these numbers, and why."""
+    def _status(
+        self, mine: list[int], is_over: bool, waits: bool, *, first: int
+    ) -> tuple[str, str | None]:
+        """Return what is with these numbers, and why.
+
+        first   sample of the batch
+        """
         if self._receiver.error is not None:  # also where the stream is over by now
             return REFUSED, self._receiver.error
         if is_over:
@@ -122,13 +150,15 @@ class Reading:
         def is_settled() -> bool:
             status = self._found(mine) or ((LATER, None) if not waits else None)
             found.extend([] if status is None else [status])
+            if status is None and first <= self._trained:
+                self._waiting.judge(mine)
             return status is not None
 
         needed = lambda: {*self._receiver.unended, *self._sides.trainers}  # noqa: E731
         try:
             self._receiver.attendant.wait(is_settled, needed, "the next batch")
         except CommunicationError as error:
-            if self._receiver.desk.post.missing(self._sides.trainers):
+            if self._receiver.desk.lost(self._sides.trainers):
                 raise
             return OVER, str(error)
         return found[0]

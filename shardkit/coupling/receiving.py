@@ -13,7 +13,7 @@ from typing import Any
 from ..comm.mpi.post import Posted
 from .attendant import Attendant
 from .buffers import OrderedBuffer, SampleBuffer, open_buffer
-from .desk import RECORD_TAG, Desk
+from .desk import RECORD_TAG, NoteDesk
 from .order import PutOrder
 from .records import RecordForm, header_of
 from .sides import Sides
@@ -41,10 +41,10 @@ class Receiver:
         The number of puts with which the solver ranks began.
     """
 
-    def __init__(self, desk: Desk, sides: Sides, settings: BufferSettings):
+    def __init__(self, desk: NoteDesk, sides: Sides, settings: BufferSettings):
         self.desk, self.sides = desk, sides
         self.settings = settings
-        self.attendant = Attendant(desk, self._turn)
+        self.attendant = Attendant(desk, self._turn, self._awaited)
         self.form: RecordForm | None = None
         self.first_put = 0
         self.error: str | None = None
@@ -75,9 +75,11 @@ class Receiver:
     @property
     def is_complete(self) -> bool:
         """True once all that the solver ranks have sent to this trainer is here."""
-        return self.ends.has_ended and all(
-            self._received[rank] >= sent for rank, sent in self._sent.items()
-        )
+        return self.ends.has_ended and self.has_all(self._sent)
+
+    def has_all(self, sent: dict[int, int]) -> bool:
+        """Return True if so many records of each rank are here."""
+        return all(self._received[rank] >= num_records for rank, num_records in sent.items())
 
     @property
     def unended(self) -> list[int]:
@@ -137,9 +139,11 @@ class Receiver:
             return False
         place = None if slot is None else self.buffer.records[slot]
         posted = self.desk.post.arrival(RECORD_TAG, source, place)
-        assert posted is not None
-        self._coming = posted, slot
-        return True
+        if posted is not None:
+            self._coming = posted, slot
+        elif slot is not None:  # its rank was lost just now
+            self.buffer.release([slot])
+        return posted is not None
 
     def _is_ready(self) -> bool:
         """Return True if a record may come."""
@@ -154,12 +158,23 @@ class Receiver:
         if not posted.is_done():
             return False
         self._coming = None
+        if posted.has_failed:  # what lies there is no record
+            if slot is not None:
+                self.buffer.release([slot])
+            return True
         self._received[posted.source] += 1
         number = int(header_of(posted.array)["number"])
         self._next_number = max(self._next_number, number + self.sides.num_trainers)
         if slot is not None:
             self.buffer.keep(slot)
         return True
+
+    def _awaited(self) -> str:
+        """Return what a trainer waits for, where that is one rank's put."""
+        source = self._next_source()
+        if source is None:
+            return ""
+        return f"; put {self._next_number // len(self.sides.solvers)} of rank {source} is the next"
 
     def _find_next(self) -> bool:
         """Go on to the next number that is put; return False if its ranks have all ended."""

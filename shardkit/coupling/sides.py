@@ -50,11 +50,6 @@ class Sides:
         """The trainer that serves this solver rank."""
         return self.trainers[self.rank % self.num_trainers]
 
-    def served_by(self, trainer: int) -> list[int]:
-        """Return the solver ranks that a trainer serves."""
-        place = self.trainers.index(trainer)
-        return [rank for rank in self.solvers if rank % self.num_trainers == place]
-
     def number(self, put: int) -> int:
         """Return the number of a put of this solver rank."""
         return put * len(self.solvers) + self.rank

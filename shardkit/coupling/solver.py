@@ -16,7 +16,8 @@ import numpy
 from ..comm.mpi.post import Posted
 from ..errors import CommunicationError, ShardingError
 from ..files.notes import tell
-from .desk import RECORD_TAG, Desk
+from .attendant import Attendant
+from .desk import RECORD_TAG, NoteDesk
 from .records import RecordForm
 from .sides import Sides
 
@@ -68,13 +69,14 @@ class SolverSide:
     num_puts      puts so far, with those before a restart
     num_unwanted  puts that no trainer took: it had ended, or was lost
     desk, sides   that it was made with
+    attendant     of this rank alone
     steered       {name: value} that trainers have sent
     is_training   False once the trainers have ended, or are lost
     """
 
     def __init__(
         self,
-        desk: Desk,
+        desk: NoteDesk,
         sides: Sides,
         settings: SolverSettings,
         deliver: Callable[[numpy.ndarray], None] | None,
@@ -83,6 +85,7 @@ class SolverSide:
         self.steered: dict[str, Any] = {}
         self.is_training = True
         self.desk, self.sides = desk, sides
+        self.attendant = Attendant(desk, desk.hear)
         self._settings, self._deliver = settings, deliver
         self._form: RecordForm | None = None
         self._pool: Pool | None = None
@@ -104,6 +107,7 @@ class SolverSide:
             raise ShardingError("put() after finish(); wanted all puts before it")
         if not (weight > 0 and weight < float("inf")):
             raise ValueError(f"put(weight={weight!r}); wanted a number above 0")
+        stamp = float(self.num_puts if time is None else time)
         self.listen()
         if self._form is None:
             self._begin(fields)
@@ -112,7 +116,6 @@ class SolverSide:
         if record is None:
             self.num_unwanted += 1
         else:
-            stamp = float(self.num_puts if time is None else time)
             self._send(record, fields, stamp, float(weight))
         self.num_puts += 1
 
@@ -163,11 +166,19 @@ class SolverSide:
         pool = self._pool
         if pool is not None and self.is_training:
             over = lambda: pool.collect() or not self.is_training  # noqa: E731
-            self._unless_lost(lambda: self.desk.wait(over, self.sides.trainers, "finish()"))
+            self._wait(over, "finish()")
         for trainer, sent in zip(self.sides.trainers, self._sent):
             self.desk.tell(trainer, "ends", puts=self.num_puts, sent=sent)
         if not self._has_raised:
-            self._raise_refusal()
+            self.raise_refusal()
+
+    def tell_waiting(self, call: int) -> None:
+        """Say to all trainers that this rank puts nothing until a model is there.
+
+        call   of predict()
+        """
+        for trainer, sent in zip(self.sides.trainers, self._sent):
+            self.desk.tell(trainer, "waits", call=call, puts=self.num_puts, sent=sent)
 
     # ---- listening -------------------------------------------------------------------------------
 
@@ -175,7 +186,7 @@ class SolverSide:
         """Hear what trainers have said, and raise what they have refused. No wait."""
         while self.desk.hear():
             pass
-        self._raise_refusal()
+        self.raise_refusal()
         if self.is_training:
             self._unless_lost(lambda: self.desk.check(self.sides.trainers, "a solver rank"))
 
@@ -184,10 +195,14 @@ class SolverSide:
 
         Errors: CommunicationError if they are lost, ShardingError on what they refuse.
         """
-        self._unless_lost(lambda: self.desk.wait(until, self.sides.trainers, doing))
-        self._raise_refusal()
+        self._wait(until, doing)
+        self.raise_refusal()
 
-    def _raise_refusal(self) -> None:
+    def _wait(self, until: Callable[[], bool], doing: str) -> None:
+        trainers = self.sides.trainers
+        self._unless_lost(lambda: self.attendant.wait(until, lambda: trainers, doing))
+
+    def raise_refusal(self) -> None:
         """Raise what a trainer has refused."""
         if self._refusal is not None:
             self._has_raised = True
@@ -204,7 +219,7 @@ class SolverSide:
             tell(f"the solver goes on without a training: {error}")
 
     def _note_steer(self, source, facts, body):
-        self.steered.update(facts)
+        self.steered.update(facts["values"])
 
     def _note_refusal(self, source, facts, body):
         self._refusal = facts["why"]

@@ -3,6 +3,7 @@
 from . import open_door
 
 ROOM = "shardkit.coupling"
+MODULES = {"attendant": "attendant"}
 NAMES = {
     "buffers": "open_buffer",
     "moments": "FieldMoments added from_stored moments_of to_stored",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
@@ -215,7 +216,8 @@ def test_what_cannot_be_trained_on_is_refused_on_both_sides(backend, wrong):
     }[wrong]
     if wrong == "fields" and backend.world_size == 2:
         pytest.skip("one solver rank differs from nobody")
-    with sk.coupled(None, 1, buffer_bytes=limit, first_put=first_put) as c:
+    trainers = 2 if wrong == "fields" and backend.world_size > 3 else 1
+    with sk.coupled(None, trainers, buffer_bytes=limit, first_put=first_put) as c:
         if c.is_trainer:
             model = model_on(c.backend)
             with pytest.raises(ShardingError, match=words):
@@ -298,3 +300,161 @@ def test_a_run_trains_on_a_stream_until_it_ends(backend, tmp_path):
             assert stored["samples"] == steps * 4
             assert from_stored(stored["moments"]) == c.statistics()
             assert c.statistics()["x"].values == steps * 4 * 8
+
+
+# ---- who waits is answered -----------------------------------------------------------------------
+
+X = numpy.ones((1, 8), "float32")
+STUCK, ENDED = r"trainers wait for a put\(\) of this rank", r"finished without a publish\(\)"
+
+
+@pytest.mark.parametrize("buffer", ["once", "latest", "reservoir"])
+@pytest.mark.parametrize("predict_on", ["solver", "trainer"])
+def test_a_prediction_without_which_nothing_is_put_is_refused(backend, buffer, predict_on):
+    """The trainers wait for a whole batch then; the solver goes on with more puts."""
+    batch = 4 * (backend.world_size - 1)
+    with sk.coupled(None, 1, buffer=buffer, predict_on=predict_on) as c:
+        if c.is_solver:
+            for put in range(2):
+                put_all(c, put + 1, put)
+                with pytest.raises(ShardingError, match=STUCK):
+                    c.predict(X)
+            put_all(c, 4, 2)
+            assert c.predict(X).shape == (1, 1)  # of the model that follows on the first batch
+        else:
+            model = model_on(c.backend)
+            for part in itertools.islice(c.batches(model, batch), 1):
+                model.train(*part)
+            c.publish(model)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_prediction_is_refused_by_whichever_trainer_waits(backend):
+    with sk.coupled(None, 2) as c:
+        if c.is_solver:
+            for _ in range(3):
+                with pytest.raises(ShardingError, match=STUCK):
+                    c.predict(X)
+        else:
+            assert not list(c.batches(model_on(c.backend), 2))
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_run_that_reads_ahead_publishes_or_refuses(backend, tmp_path, every):
+    """Its next batch waits for puts while it trains: no reason to refuse."""
+    folder = backend.broadcast_object(tmp_path / "run")
+    with sk.coupled(None, 1) as c:
+        if c.is_solver:
+            put_all(c, 4)
+            if every == 1:
+                assert c.predict(X).shape == (1, 1)
+            else:
+                with pytest.raises(ShardingError, match=STUCK):
+                    c.predict(X)
+        else:
+            training = sk.Training(
+                network(),
+                (c.samples(), (X.repeat(4, 0), X[:, :1].repeat(4, 0))),
+                folder=folder,
+                settings={"run.steps": 100, "batch.sequences": 4 * (backend.world_size - 1)},
+                callbacks=[c.callback(every)],
+                backend=c.backend,
+            )
+            with ThreadPoolExecutor(1) as apart:
+                assert apart.submit(training.run).result().steps == 1
+
+
+@pytest.mark.parametrize("predict_on", ["solver", "trainer"])
+@pytest.mark.parametrize("published", [False, True])
+def test_a_solver_predicts_after_the_end_of_the_stream(backend, predict_on, published):
+    with sk.coupled(None, 1, predict_on=predict_on) as c:
+        if c.is_solver:
+            c.finish()
+            while c.is_training:
+                pass
+            if published:
+                assert [c.predict(X).shape for _ in range(2)] == [(1, 1)] * 2
+            else:
+                with pytest.raises(ShardingError, match=ENDED):
+                    c.predict(X)
+        elif published:
+            c.publish(model_on(c.backend))
+
+
+@pytest.mark.parametrize("predict_on", ["solver", "trainer"])
+def test_ranks_that_are_both_predict_themselves(backend, predict_on):
+    with sk.coupled(None, predict_on=predict_on) as c:
+        with pytest.raises(ShardingError, match="there is no model yet"):
+            c.predict(X)
+        model = model_on(c.backend)
+        c.publish(model)
+        assert numpy.array_equal(c.predict(X), model.predict(X))
+
+
+def test_what_a_trainer_cannot_predict_is_raised_by_the_solver_alone(backend):
+    with sk.coupled(None, 1, predict_on="trainer") as c:
+        if c.is_solver:
+            with pytest.raises(ShardingError, match="on the trainer"):
+                c.predict(X[:, :3])
+            assert c.predict(X).shape == (1, 1)
+        else:
+            c.publish(model_on(c.backend))
+
+
+@pytest.mark.parametrize("raising", ["solver", "trainer"])
+def test_others_hear_of_a_rank_that_raises_and_lives_on(backend, raising):
+    """None of them waits in a put or for a batch."""
+    words = r"rank \d has left the coupling by ZeroDivisionError: own"
+    fails = backend.rank == (0 if raising == "solver" else backend.world_size - 1)
+    with pytest.raises(
+        ZeroDivisionError if fails else sk.CommunicationError, match="own" if fails else words
+    ):
+        with sk.coupled(None, 1, buffer_bytes=4 * RECORD_BYTES) as c:
+            if c.is_trainer:
+                for _ in c.batches(model_on(c.backend), 2):
+                    if fails:
+                        raise ZeroDivisionError("own")
+                assert re.search(words, c.report()["ended_by"])
+                raise sk.CommunicationError(c.report()["ended_by"])
+            for put in itertools.count():
+                if fails and put == 9:
+                    raise ZeroDivisionError("own")
+                put_all(c, put + 1, put)
+    backend.barrier()
+
+
+def test_a_wrong_put_costs_no_memory_to_send_the_next_from(backend):
+    with sk.coupled(None, 1, in_flight=1) as c:
+        if c.is_solver:
+            put_all(c, 1)
+            for wrong in ({"time": "now"}, {"x": X}, {"weight": float("nan")}, {"z": X}):
+                with pytest.raises((ValueError, sk.ShapeError)):
+                    c.put(**{**sample(1, 0), **wrong})
+            put_all(c, 4, 1)
+            c.finish()
+        else:
+            assert len(list(c.batches(model_on(c.backend), backend.world_size - 1))) == 4
+
+
+def test_steer_takes_any_names(backend):
+    values = {"to": 1, "kind": "low", "body": [float("inf")], "source": {"a": None}}
+    with sk.coupled(None, 1) as c:
+        if c.is_trainer:
+            c.steer(**values)
+            c.finish()
+        else:
+            while c.is_training:
+                pass
+            assert c.steered == values
+
+
+def test_two_couplings_share_a_communicator(backend):
+    with sk.coupled(None, 1) as one, sk.coupled(None, 1, buffer="latest") as two:
+        if one.is_solver:
+            for c in (two, one):
+                put_all(c, 3)
+                c.finish()
+        else:
+            model = model_on(one.backend)
+            counts = [len(list(c.batches(model, 1))) for c in (one, two)]
+            assert counts == [3 * (backend.world_size - 1)] * 2

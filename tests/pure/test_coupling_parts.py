@@ -1,6 +1,8 @@
 """The parts of a coupling without its messages: order, records, buffers, statistics."""
 
+import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -13,6 +15,7 @@ from shardkit.testing.coupling import (
     PutOrder,
     RecordForm,
     added,
+    attendant,
     from_stored,
     header_of,
     moments_of,
@@ -186,3 +189,18 @@ def test_samples_that_are_not_finite_are_counted_apart():
     found = moments_of({"u": numpy.array([[1.0, 3.0], [numpy.nan, 0.0], [numpy.inf, 1.0]])})["u"]
     assert (found.mean, found.variance, found.not_finite) == (2.0, 1.0, 2)
     assert numpy.isnan(FieldMoments().mean) and numpy.isnan(FieldMoments().variance)
+
+
+# ---- long waits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit, lines", [(0.01, 1), (60.0, 0)])
+def test_a_long_wait_is_told_of_once(monkeypatch, capfd, limit, lines):
+    monkeypatch.setattr(attendant, "LONG_SECONDS", limit)
+    desk = SimpleNamespace(post=SimpleNamespace(rank=3), check=lambda needed, doing: None)
+    ends = time.monotonic() + 0.1
+    waiting = attendant.Attendant(desk, lambda: False, lambda: "; put 7 of rank 1 is the next")
+    waiting.wait(lambda: time.monotonic() > ends, tuple, "put() number 4")
+    said = capfd.readouterr().err
+    assert said.count("rank 3 of a coupling waits in put() number 4 for 0.01 s") == lines
+    assert said.count("put 7 of rank 1 is the next") == lines

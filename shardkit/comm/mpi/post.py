@@ -17,17 +17,22 @@ from .peers import Peers
 
 
 class Posted:
-    """A message that is under way; its array must not change before is_done()."""
+    """A message that is under way; its array must not change before is_done().
+
+    has_failed   True if the other rank was lost before it was all there
+    """
 
     def __init__(self, mpi, request, array, source: int):
         self._mpi, self._request = mpi, request
         self.array, self.source = array, source
+        self.has_failed = False
 
     def is_done(self) -> bool:
         """Return True if it has been taken, or cannot be any more. No wait."""
         try:
             return self._request.Test()
         except self._mpi.Exception:  # the other rank is lost: missing() says so
+            self.has_failed = True
             return True
 
 
