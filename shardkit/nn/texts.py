@@ -190,8 +190,9 @@ def begin_text(ids: Any) -> Any:
 
     A GPT takes them among others, in rows of several texts. No token that was meant as one, or as
     a place to leave out (-1, -100), is taken for such a mark.
+    Errors: TypeError if they are no integers.
     """
-    return numpy.asarray(ids, numpy.int64) + _MARK
+    return numpy.asarray(ids).astype(numpy.int64, casting="same_kind") + _MARK
 
 
 def are_begun(ids: Any) -> Any:
