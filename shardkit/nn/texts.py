@@ -200,6 +200,11 @@ def are_begun(ids: Any) -> Any:
     return ids < _MARK // 2
 
 
+def hold_marks(ids: Any) -> bool:
+    """Return whether any number of an array begins a text."""
+    return ids.dtype.kind == "i" and bool(are_begun(ids).any())
+
+
 def unmarked(ids: Any) -> Any:
     """Return an array of token numbers, those that begin a text without their mark."""
     return xp_of(ids).where(are_begun(ids), ids - _MARK, ids)
