@@ -114,8 +114,10 @@ class TokenRows(Samples):
 
     def _check_tokens(self, tokens: numpy.ndarray, starts: numpy.ndarray) -> None:
         """Raise CorpusError if one of tokens [n, any], of these positions on, is no token."""
+        if not self._is_checked:
+            return
         is_wrong = (tokens < 0) | (tokens >= self.vocabulary_size)
-        if self._is_checked and is_wrong.any():
+        if is_wrong.any():
             row, column = numpy.argwhere(is_wrong)[0].tolist()
             path, token = self.tokens.place(int(starts[row]) + column)
             raise beyond_vocabulary(path, token, int(tokens[row, column]), self.vocabulary_size)

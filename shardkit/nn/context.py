@@ -41,6 +41,8 @@ class ForwardContext:
         None: buffers apply it at once.
     is_cut
         The input is a part of each sample, which was checked as a whole.
+    is_unmarked
+        No number of the input begins a text, which was seen on the host: no device is asked.
     """
 
     training: bool = False
@@ -51,6 +53,7 @@ class ForwardContext:
     texts: Any = None
     observer: Any = None
     is_cut: bool = False
+    is_unmarked: bool = False
 
     def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""

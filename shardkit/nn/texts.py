@@ -190,13 +190,19 @@ def begin_text(ids: Any) -> Any:
 
     A GPT takes them among others, in rows of several texts. No token that was meant as one, or as
     a place to leave out (-1, -100), is taken for such a mark.
+    Errors: TypeError if they are no integers.
     """
-    return numpy.asarray(ids, numpy.int64) + _MARK
+    return numpy.asarray(ids).astype(numpy.int64, casting="same_kind") + _MARK
 
 
 def are_begun(ids: Any) -> Any:
     """Return which of these token numbers begin a text: booleans of the same shape."""
     return ids < _MARK // 2
+
+
+def hold_marks(ids: Any) -> bool:
+    """Return whether any number of an array begins a text."""
+    return ids.dtype.kind == "i" and bool(are_begun(ids).any())
 
 
 def unmarked(ids: Any) -> Any:

@@ -181,6 +181,13 @@ BAD_TEMPLATES = {  # source, what is said
         "otherwise in its first 1 messages than as a whole",
     ),
     "no answers": ("{% generation %}{% endgeneration %}", "no answer in what the chat template"),
+    "answers within answers": (
+        "{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}",
+        "{% generation %} within another",
+    ),
+    "marks of its own": ("a\ufdd1b", "U[+]FDD0 or U[+]FDD1 stands in it"),
+    "nested": ("{{" + "(" * 3000 + "1" + ")" * 3000 + "}}", "cannot be read: .*too deeply"),
+    "no UTF-8": (b"a\xff", "not valid UTF-8 at byte 1"),
 }
 
 
@@ -188,10 +195,24 @@ BAD_TEMPLATES = {  # source, what is said
 def test_a_template_that_tells_no_answers_or_reaches_out_is_refused(tmp_path, folder, name):
     source, said = BAD_TEMPLATES[name]
     template = tmp_path / "bad.jinja"
-    template.write_text(source)
+    template.write_bytes(source if isinstance(source, bytes) else source.encode())
     with pytest.raises((CorpusError, ConfigurationError), match=said):
         record = {"messages": [USER, ANSWER, USER, {**ANSWER, "content": "tree."}]}
         of_one(tmp_path, record, folder / "plain", chat_template=str(template))
+
+
+@pytest.mark.parametrize("with_tools", [None, 7])
+def test_a_template_for_tools_may_be_missing_and_is_text(tmp_path, with_tools):
+    made = write_tokenizer(tmp_path / "made", template=None)
+    templates = {"default": PLAIN, "tool_use": with_tools}
+    named = [{"name": name, "template": source} for name, source in templates.items()]
+    (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    record = {"messages": [USER, ANSWER], "tools": [{"name": "sun"}]}
+    if with_tools is None:
+        assert "<|im_start|>tools" in of_one(tmp_path, record, made)[0]
+        return
+    with pytest.raises(ConfigurationError, match="tool_use of type int; wanted text"):
+        of_one(tmp_path, record, made)
 
 
 def test_what_is_no_conversation_or_has_no_template_is_refused(tmp_path, folder):

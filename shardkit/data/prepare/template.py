@@ -44,7 +44,7 @@ class ChatTemplate:
         Errors: ConfigurationError if there is none, or jinja2 is missing or does not read it.
         """
         settings = parsed_json(files.get(FILES[1], b"{}"), f"{FILES[1]} beside {where}")
-        found = _sources(files, settings)
+        found = _sources(files, settings, where)
         source = found.get("default")
         if not isinstance(source, str):
             raise ConfigurationError(
@@ -53,7 +53,13 @@ class ChatTemplate:
             )
         special = [(name, _text(settings.get(name))) for name in _SPECIAL]
         known = tuple((name, text) for name, text in special if text)
-        template = cls(source, found.get("tool_use", source), known, where)
+        with_tools = found.get("tool_use") or source
+        if not isinstance(with_tools, str):
+            raise ConfigurationError(
+                f"{FILES[1]} beside {where} has a chat template tool_use of type "
+                f"{type(with_tools).__name__}; wanted text"
+            )
+        template = cls(source, with_tools, known, where)
         for each in (template.source, template.with_tools):
             _compiled(each, where)
         return template
@@ -82,10 +88,10 @@ class ChatTemplate:
             ) from None
 
 
-def _sources(files: dict[str, bytes], settings: dict) -> dict[str, Any]:
+def _sources(files: dict[str, bytes], settings: dict, where: str) -> dict[str, Any]:
     """Return {name: source}: of the file of its own, or of the settings of the tokenizer."""
     if TEMPLATE in files:
-        return {"default": files[TEMPLATE].decode("utf-8", "replace")}
+        return {"default": _decoded(files[TEMPLATE], where)}
     found = settings.get("chat_template")
     if isinstance(found, list):  # of {"name": ..., "template": ...}
         named = [each for each in found if isinstance(each, dict)]
@@ -93,15 +99,26 @@ def _sources(files: dict[str, bytes], settings: dict) -> dict[str, Any]:
     return {"default": found}
 
 
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"the chat template of {where} is not valid UTF-8 at byte {error.start}"
+        ) from None
+
+
 def _text(token) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _without_marks(text: str) -> tuple[str, Spans]:
-    """Return the text without marks of answers, and what they stood around."""
+    """Return the text without marks of answers, and what they stood around. Errors: _Refused."""
     before, *rest = text.split(MARKS[0])
     parts, at = [before], len(before)
     spans: list[tuple[int, int]] = []
+    if MARKS[1] in before or any(each.count(MARKS[1]) != 1 for each in rest):
+        raise _Refused("U+FDD0 or U+FDD1 stands in it, or {% generation %} within another")
     for each in rest:
         answer, _, behind = each.partition(MARKS[1])
         spans += [(at, at + len(answer))] * bool(answer)
@@ -126,6 +143,10 @@ def _compiled(source: str, where: str) -> Any:
         line = getattr(error, "lineno", None)
         raise ConfigurationError(
             f"the chat template of {where} cannot be read: {error} (line {line})"
+        ) from None
+    except RecursionError:
+        raise ConfigurationError(
+            f"the chat template of {where} cannot be read: it is nested too deeply"
         ) from None
 
 

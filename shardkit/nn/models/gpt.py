@@ -28,7 +28,7 @@ from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..parameter import Parameter
-from ..texts import WholeTexts, are_begun, unmarked
+from ..texts import WholeTexts, hold_marks, unmarked
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -230,15 +230,16 @@ class Head(Module):
 def are_marked(ids: Any) -> bool:
     """Return whether several texts stand in a row of ids, an array or Tensor anywhere."""
     ids = getattr(ids, "array", ids)
-    are_signed = getattr(ids, "ndim", 0) == 2 and ids.dtype.kind == "i"
-    return are_signed and bool(are_begun(ids).any())
+    return getattr(ids, "ndim", 0) == 2 and hold_marks(ids)
 
 
 def _told_of_texts(x: Any, context: ForwardContext) -> ForwardContext:
     """Return the context, with the texts that stand in rows of x."""
-    if context.texts is not None or not are_marked(x):
+    ids = getattr(x, "array", x)
+    is_known = context.texts is not None or context.is_unmarked and type(ids) is not numpy.ndarray
+    if is_known or not are_marked(ids):
         return context
-    return replace(context, texts=WholeTexts(to_host(getattr(x, "array", x))))
+    return replace(context, texts=WholeTexts(to_host(ids)))
 
 
 class GPT(Module):

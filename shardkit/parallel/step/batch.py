@@ -9,7 +9,7 @@ along dim 0. The trees of all ranks have one structure.
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from operator import itemgetter
 
@@ -26,6 +26,7 @@ from ...layout.part import Rows
 from ...nn.context import ForwardContext
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, context_of_pass, output_shape_of
+from ...nn.texts import hold_marks
 from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
 
@@ -111,7 +112,7 @@ class Batches:
             given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
-            about = self.context_for(x, ForwardContext()).texts is not None
+            about = self.context_for(x, ForwardContext()).is_unmarked
             size_and_form = own_samples | _form(about, x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
@@ -136,7 +137,8 @@ class Batches:
 
     def context_for(self, x, context: ForwardContext) -> ForwardContext:
         """Return the context of a pass of the model over x, on the host."""
-        return context_of_pass(self._model, x, context)
+        is_unmarked = not any(map(hold_marks, arrays_in(x)))
+        return context_of_pass(self._model, x, replace(context, is_unmarked=is_unmarked))
 
     def _usual_loss(self):
         return self._loss or self._model.loss
