@@ -29,12 +29,12 @@ from shardkit.testing.checkpoint import (
     TabledBoxes,
     TensorCut,
     are_whole,
+    checksum,
     encoded,
     num_segments,
     range_of,
     read_manifest,
     table_bytes,
-    table_checksum,
     tables_of,
     write_manifest,
 )
@@ -163,7 +163,7 @@ def save(name: str, num_ranks: int) -> None:
             file.write(content)
             file.truncate(size)
         segments = sum(len(box.checksums) for box in boxes)
-        place = [0, len(content), segments, table_checksum(content)]
+        place = [0, len(content), segments, checksum(content)]
         records[boxes[0].file] = {"bytes": size, "crc32": "00000000", "table": place}
         summaries.append(summary)
         num_boxes += len(boxes)
@@ -280,7 +280,9 @@ def save_costs(num_ranks: int) -> dict[str, int]:
     tensors, parts = tables_of(summaries)
     own = [box for box in files[num_ranks // 2] if box.tensor.startswith("model/")]
     found = [
-        TensorCut(parts[tensors[box.tensor]["parts"]]).files(*range_of(box.box, box.global_shape))
+        TensorCut(parts[tensors[box.tensor]["parts"]], num_ranks).files(
+            *range_of(box.box, box.global_shape)
+        )
         for box in own
     ]
     middle = files[num_ranks // 2]

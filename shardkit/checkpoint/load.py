@@ -121,6 +121,8 @@ class Checkpoint:
         """
         if not expendable:
             verify_together(self, backend)
+            with collectively(backend):  # before any rank fills anything
+                self._check_wanted(owned)
             with collectively(backend):
                 self.read_into(owned, copies)
             return
@@ -154,6 +156,12 @@ class Checkpoint:
             read_all(self.folder, reads, num_bytes, num_readers, copies)
         finally:
             copies.finish()
+
+    def _check_wanted(self, owned) -> None:
+        """Raise CheckpointError unless boxes hold all that is stored of what is to be read."""
+        for tensor, piece, _ in owned:
+            if tensor in self._forms:
+                self._stored.of(tensor, piece.box)
 
     def _boxes_of(self, tensor: str, piece: Piece, array) -> list:
         """Return the stored boxes; none, and zeros, for state that only another rule keeps.

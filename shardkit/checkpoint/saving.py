@@ -27,7 +27,7 @@ import numpy
 from ..array.backend import to_host
 from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import agree, collectively
 from ..errors import CheckpointError
 from ..files.ownership import Ownership
 from ..files.removing import FILE, TEMPORARY, remove_folder
@@ -40,8 +40,10 @@ from .format.hdf5 import INDEX_NAME, lay_out, load_library, rank_file_name, writ
 from .format.manifest import (
     FORMAT,
     MANIFEST_NAME,
+    MOST_BYTES,
     MOST_LISTED_RANKS,
     VERSION,
+    listed_bytes,
     tensor_table,
     write_manifest,
 )
@@ -95,20 +97,24 @@ class Retention:
 class Saving:
     """One checkpoint on its way to disk. Making it is collective: the temporary folder is made.
 
+    owned   (tensor path, Piece, 1-D array) each, of this rank
     Errors, on all ranks: CheckpointError, OSError; nothing has changed then.
     """
 
     def __init__(
-        self, store, backend: CommunicationBackend, description: dict, retention: Retention
+        self, store, backend: CommunicationBackend, owned, description: dict, retention: Retention
     ):
         self.backend = backend
         self._store = store
         self._retention = retention
+        self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
         with collectively(backend):
             load_library()  # on all ranks at once, and not in the thread that writes
             self._description = storable(description)
             check_description(self._description)
             retention.check()
+            self._forms = [self._form(*part) for part in owned]
+        self._is_tabled = agree(backend, self._is_long())
         self.folder = store.folder_of(description["step"])
         self._temporary = self.folder.with_name(self.folder.name + ".tmp")
         self._owned: Ownership | None = None
@@ -118,20 +124,17 @@ class Saving:
         self._path = self._temporary / rank_file_name(backend.rank)
         self._boxes: list[StoredBox] = []  # of this rank
         self._table_at = 0  # in the file of this rank, 0: it has none
-        self._is_tabled = backend.world_size > MOST_LISTED_RANKS
         self._records: dict[str, dict] = {}  # what the manifest says about files
-        self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
         self._gathered: Any = None  # on one rank: boxes, records and scalars of all ranks
 
     def save(self, owned) -> str:
         """Write and publish the checkpoint; return its folder. Collective.
 
-        owned  (tensor path, Piece, 1-D array) each; gone through several times, so that arrays may
-               be made one at a time
+        owned  as before; gone through again, so that arrays may be made one at a time
         """
         with self.removed_on_error():
             with collectively(self.backend):
-                self.lay_out(owned)
+                self.lay_out()
             if not self._is_tabled:
                 self.gather(self.backend.world_size - 1)
             with collectively(self.backend):
@@ -166,11 +169,10 @@ class Saving:
         other.__cause__ = error.__cause__
         return other.with_traceback(error.__traceback__)
 
-    def lay_out(self, owned) -> None:
+    def lay_out(self) -> None:
         """Make this rank's file, with room for the values. No communication."""
-        forms = (self._form(*part) for part in owned)
         self._boxes, self._table_at = lay_out(
-            self._path, forms, table_bytes if self._is_tabled else None
+            self._path, self._forms, table_bytes if self._is_tabled else None
         )
         inside: list = [*self._boxes]
         if self._is_tabled:
@@ -182,6 +184,12 @@ class Saving:
         if piece.global_shape == ():
             self._scalars[tensor] = to_host(array)[0].item()
         return tensor, piece, str(array.dtype)
+
+    def _is_long(self) -> bool:
+        """Return True if a manifest has no room for a list, had all ranks as many boxes."""
+        num_ranks = self.backend.world_size
+        own_bytes = sum(listed_bytes(*form) for form in self._forms)
+        return num_ranks > MOST_LISTED_RANKS or 2 * num_ranks * own_bytes > MOST_BYTES
 
     def write(self, owned, cancelled: threading.Event | None = None) -> None:
         """Write the values to disk, durably, where lay_out() made room. No communication."""

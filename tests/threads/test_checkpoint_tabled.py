@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -11,8 +12,10 @@ from checkpoints import edit_manifest, flip_bit, owned_part, rows, save_boxes
 import shardkit as sk
 from shardkit.testing.checkpoint import (
     Checkpoint,
+    checksum,
     compare,
     describe,
+    encoded,
     manifest,
     read_manifest,
     saving,
@@ -123,6 +126,13 @@ def test_boxes_of_any_form_come_back(tmp_path, num_ranks):
     assert all(sk.run_ranks(2, on_rank)) and all(sk.run_ranks(3, on_rank))
 
 
+@pytest.mark.parametrize("name", ["a b", "a\tb", "a\nb", "\u00e9"])
+def test_names_may_have_any_characters(tmp_path, name):
+    tensor = f"model/{name}"
+    checkpoint = Checkpoint(save_boxes(tmp_path, {tensor: (values(), rows(SHAPE, 2))}))
+    assert (checkpoint.read_whole(tensor) == values()).all()
+
+
 def test_ranks_may_own_the_rows_in_any_order(tmp_path):
     own = [rows(SHAPE, 4)[part] for part in (2, 3, 0, 1)]
     checkpoint = Checkpoint(save_boxes(tmp_path, {A: (values(), own)}))
@@ -143,14 +153,23 @@ def test_what_does_not_tile_a_tensor_is_found_before_anything_gets_its_name(tmp_
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("step")]
 
 
-@pytest.mark.parametrize("listed, advice", [(0, "fewer ranks"), (64, "more than 64 ranks")])
-def test_a_manifest_that_no_reader_would_take_is_refused_with_what_to_do(
-    listed, advice, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
+def test_a_manifest_that_no_reader_would_take_is_refused_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "MOST_BYTES", 500)
-    with pytest.raises(sk.CheckpointError, match=f"readers take 500; save from {advice}"):
+    with pytest.raises(sk.CheckpointError, match="readers take 500; save from fewer ranks"):
         save_boxes(tmp_path, {A: (values(), rows(SHAPE, 2))})
+
+
+@pytest.mark.parametrize("most_bytes, version", [(1200, 4), (1 << 28, 3)])
+def test_few_ranks_describe_their_boxes_too_where_a_list_would_be_too_long(
+    most_bytes, version, tmp_path, monkeypatch
+):
+    """Of one rank the list is too long, which only that rank sees."""
+    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", 64)
+    monkeypatch.setattr(saving, "MOST_BYTES", most_bytes)
+    one, *others = [Box((row, 0), (1, SHAPE[1])) for row in range(SHAPE[0])]
+    folder = save_boxes(tmp_path, {A: (values(), [[one], others])})
+    assert read_manifest_of(folder)["version"] == version
+    assert (Checkpoint(folder).read_whole(A) == values()).all()
 
 
 # ---- damage --------------------------------------------------------------------------------------
@@ -205,6 +224,8 @@ FORGERIES = {
     "a table behind the end": lambda m: record(m)["table"].__setitem__(0, 1 << 40),
     "a table of petabytes": lambda m: record(m)["table"].__setitem__(1, 1 << 50),
     "segments that are not there": lambda m: record(m)["table"].__setitem__(2, 1 << 40),
+    "more segments than a table has checksums": lambda m: record(m)["table"].__setitem__(2, 99),
+    "more files than there are": lambda m: m["parts"][0].update(files=[[0, 0, 1 << 24]]),
     "no table": lambda m: record(m).pop("table"),
     "a table that is text": lambda m: record(m).update(table="abcd"),
     "no parts": lambda m: m.update(parts=[]),
@@ -231,6 +252,53 @@ def test_a_forged_manifest_is_refused(folder, forgery):
     edit_manifest(folder, FORGERIES[forgery])
     with pytest.raises(sk.CheckpointError):
         look(folder)
+
+
+def test_a_forged_manifest_takes_no_memory(folder):
+    """As many numbers as a run may say, in many entries that no tensor refers to."""
+    runs = {name: [[0, 0, 1 << 24]] for name in ("files", "starts", "sizes")}
+    edit_manifest(folder, lambda m: m["parts"].extend([runs] * 1000))
+    with pytest.raises(sk.CheckpointError, match="parts have"):
+        Checkpoint(folder)
+
+
+TABLES = {
+    "a box elsewhere": lambda box: replace(box, box=Box((14, 0), box.box.shape)),
+    "a box far away": lambda box: replace(box, box=Box((1 << 60, 0), box.box.shape)),
+    "another shape": lambda box: replace(box, global_shape=(37, 22)),
+    "another tensor": lambda box: replace(box, tensor="model/b"),
+    "another dtype": lambda box: replace(box, dtype="int32"),
+}
+
+
+@pytest.mark.parametrize("forgery", TABLES)
+def test_a_forged_table_whose_checksum_holds_is_refused(folder, forgery):
+    name = "rank-00001.h5"
+    at, _, segments, _ = table_at(folder)
+    path = folder / name
+    boxes = Checkpoint(folder)._stored.boxes_of(name)
+    content = encoded([TABLES[forgery](box) if box.tensor == A else box for box in boxes])
+    file = bytearray(path.read_bytes())
+    file[at : at + len(content)] = content
+    path.write_bytes(file)
+    place = [at, len(content), segments, checksum(content)]
+    edit_manifest(folder, lambda manifest: record(manifest).update(table=place))
+    with pytest.raises(sk.CheckpointError):
+        Checkpoint(folder).read_whole(A)
+    with pytest.raises(sk.CheckpointError):
+        describe(folder, verify=True)
+    array = numpy.full(SHAPE, 7.0, "float32")
+
+    def on_rank(backend):
+        box = rows(SHAPE, 2)[backend.rank][0]
+        tensor, piece, into = owned_part(A, array, box)
+        with pytest.raises(sk.CheckpointError):
+            Checkpoint.opened_together(folder, backend).read_verified(
+                [(tensor, piece, into)], backend, expendable=False
+            )
+        return bool((into == 7.0).all())
+
+    assert sk.run_ranks(2, on_rank) == [True, True], "filled before all was looked at"
 
 
 def test_a_random_edit_is_refused_or_changes_no_value(folder):

@@ -20,15 +20,18 @@ import re
 from math import prod
 from pathlib import Path
 
+import numpy
+
 from ...errors import CheckpointError, LayoutError
 from ...files.reading import MOST_DIMS
 from ...files.writing import write_whole
 from ...layout.box import Box, tiles_exactly
+from ...layout.piece import Piece
 from .companions import check_companion
 from .description import check_description, is_count
 from .files import as_text, crc32, file_bytes, read_whole
 from .parts import TensorCut
-from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, check_places
+from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, check_places, num_segments
 
 FORMAT = "shardkit-checkpoint"
 VERSION = 3  # that of release 0.1.0; no release wrote an older one
@@ -61,11 +64,9 @@ def write_manifest(
     start = json.dumps(head, allow_nan=False)[1:-1]
     text = f'{UNSEALED}{start},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
     if len(text) > MOST_BYTES:
-        advice = f"more than {MOST_LISTED_RANKS} ranks, whose files list their own boxes"
-        advice = advice if parts is None else "fewer ranks, or a mesh that cuts all layers alike"
         raise CheckpointError(
             f"{folder}: the manifest would have {len(text):,} bytes, and readers take "
-            f"{MOST_BYTES:,}; save from {advice}"
+            f"{MOST_BYTES:,}; save from fewer ranks, or a mesh that cuts all layers alike"
         )
     text = text.replace("00000000", as_text(crc32(text.encode())), 1)
     write_whole(folder / MANIFEST_NAME, text.encode(), durable=True)
@@ -75,6 +76,12 @@ def _lines(table: dict) -> str:
     """Return a JSON object with a line for each member."""
     members = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in table.items())
     return "{\n" + ",\n".join(members) + "}"
+
+
+def listed_bytes(tensor: str, piece: Piece, dtype: str) -> int:
+    """Return about how many bytes of a manifest the description of a box takes, or a few more."""
+    checksums = num_segments(piece.box.size * numpy.dtype(dtype).itemsize)
+    return 150 + 2 * len(json.dumps(tensor)) + 20 * checksums
 
 
 def tensor_table(boxes: list[StoredBox]) -> dict:
@@ -211,9 +218,9 @@ def _check_parts(manifest: dict) -> None:
     for record in records:
         at, num_bytes, num_segments, checksum = record["table"]
         is_right = all(map(is_count, (at, num_bytes, num_segments))) and _XXH3.fullmatch(checksum)
-        if not is_right or at + num_bytes > record["bytes"]:
+        if not is_right or at + num_bytes > record["bytes"] or 8 * num_segments > num_bytes:
             raise CheckpointError(f"the place of a table is {record['table']!r:.100}")
-    parts = [TensorCut(entry) for entry in manifest["parts"]]
+    parts = [TensorCut(entry, len(records)) for entry in manifest["parts"]]
     num_elements = [each.num_elements() for each in parts]
     last_files = [each.last_file() for each in parts]
     room = sum(record["bytes"] for record in records)

@@ -31,15 +31,14 @@ from .reads import first_element
 from .stored import StoredBox
 
 PRIME = (1 << 61) - 1
-MOST_PARTS = 1 << 24  # files of one entry
 
 
 @dataclass(frozen=True)
 class Summary:
     """What the boxes of one file are, without a list of them.
 
-    forms          lines "tensor, dtype, sizes", compressed
-    starts, stops  for each line the range of elements between which its boxes lie
+    forms          texts "dtype sizes tensor", a zero byte between them, compressed
+    starts, stops  for each text the range of elements between which its boxes lie
     covered        the sum over their elements, modulo PRIME
     """
 
@@ -61,22 +60,22 @@ class Summary:
             covered += fingerprint(box.tensor, box.box)
         starts = numpy.array([start for start, _ in ranges.values()], numpy.int64)
         stops = numpy.array([stop for _, stop in ranges.values()], numpy.int64)
-        forms = zlib.compress("\n".join(ranges).encode())
+        forms = zlib.compress("\0".join(ranges).encode())
         return cls(forms, starts, stops, covered % PRIME)
 
-    def lines(self) -> list[str]:
+    def texts(self) -> list[str]:
         """Return the forms."""
-        return zlib.decompress(self.forms).decode().split("\n") if self.starts.size else []
+        return zlib.decompress(self.forms).decode().split("\0") if self.starts.size else []
 
 
 def form_text(tensor: str, dtype: str, shape: Shape) -> str:
-    """Return a line that says what a tensor is."""
-    return f"{tensor}\t{dtype}\t{','.join(map(str, shape))}"
+    """Return a text that says what a tensor is; its path, which may hold blanks, is the last."""
+    return f"{dtype} {','.join(map(str, shape))} {tensor}"
 
 
 def form_in(text: str) -> tuple[str, str, Shape]:
-    """Return the tensor, dtype and shape of a line."""
-    tensor, dtype, sizes = text.split("\t")
+    """Return the tensor, dtype and shape of a text."""
+    dtype, sizes, tensor = text.split(" ", 2)
     return tensor, dtype, tuple(map(int, sizes.split(","))) if sizes else ()
 
 
@@ -121,7 +120,7 @@ def tables_of(summaries: list[Summary]) -> tuple[dict, list]:
     Errors: CheckpointError if owners of a tensor do not agree.
     """
     known: dict[str, int] = {}
-    held = [[known.setdefault(form, len(known)) for form in each.lines()] for each in summaries]
+    held = [[known.setdefault(form, len(known)) for form in each.texts()] for each in summaries]
     forms = [form_in(text) for text in known]
     _check_forms(forms)
     number = numpy.array([n for own in held for n in own], numpy.int64)
@@ -186,15 +185,17 @@ def runs_of(numbers: numpy.ndarray) -> list[list[int]]:
 class TensorCut:
     """One entry of "parts": which files hold something between which elements.
 
+    most   files that there are: none stands in an entry twice
     Errors: CheckpointError, TypeError, ValueError if the entry is damaged.
     """
 
     entry: dict
+    most: int
 
     @cached_property
     def _columns(self) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
         files, starts, sizes = (
-            _sequence(self.entry[name]) for name in ("files", "starts", "sizes")
+            _sequence(self.entry[name], self.most) for name in ("files", "starts", "sizes")
         )
         if not files.size == starts.size == sizes.size:
             raise CheckpointError("an entry of parts has sequences of several lengths")
@@ -218,15 +219,15 @@ class TensorCut:
         return int(self._columns[0].max(initial=-1))
 
 
-def _sequence(runs) -> numpy.ndarray:
-    """Return the numbers of runs. Errors: CheckpointError."""
+def _sequence(runs, most: int) -> numpy.ndarray:
+    """Return the numbers of runs. Errors: CheckpointError if they are more than so many."""
     for run in runs:
         first, step, count = run if _is_run(run) else (-1, 0, 0)
         ends = first, first + step * (count - 1)
-        if min(ends) < 0 or max(ends) > LARGEST // 2 or not 0 < count <= MOST_PARTS:
+        if min(ends) < 0 or max(ends) > LARGEST // 2 or not 0 < count <= most:
             raise CheckpointError(f"parts have {run!r:.100}; wanted [first, step, count]")
-    if sum(count for *_, count in runs) > MOST_PARTS:
-        raise CheckpointError(f"an entry of parts has more than {MOST_PARTS:,} files")
+    if sum(count for *_, count in runs) > most:
+        raise CheckpointError(f"an entry of parts has more than the {most:,} files that there are")
     parts = [first + step * numpy.arange(count) for first, step, count in runs]
     return numpy.concatenate([numpy.empty(0, numpy.int64), *parts])
 

@@ -37,7 +37,7 @@ class TabledBoxes:
         self._files = manifest["files"]
         self._names = [name for name, record in self._files.items() if "table" in record]
         self._tensors = manifest["tensors"]
-        self._parts = [TensorCut(entry) for entry in manifest["parts"]]
+        self._parts = [TensorCut(entry, len(self._names)) for entry in manifest["parts"]]
         counts = [self._files[name]["table"][2] for name in self._names]
         self._first = [0, *accumulate(counts)]
         self._number_of = {name: number for number, name in enumerate(self._names)}

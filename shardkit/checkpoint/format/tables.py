@@ -64,7 +64,7 @@ def _names(boxes) -> dict[str, int]:
 
 
 def _names_text(boxes) -> bytes:
-    return "\n".join(_names(boxes)).encode()
+    return "\0".join(_names(boxes)).encode()
 
 
 def _row(box: StoredBox, names: dict[str, int]) -> tuple:
@@ -93,7 +93,7 @@ class FileTable:
         if magic != _MAGIC:
             raise ValueError("it is of another version")
         at = _COUNTS.size + names
-        self.names = content[_COUNTS.size : at].decode().split("\n")
+        self.names = content[_COUNTS.size : at].decode().split("\0")
         self._rows = numpy.frombuffer(content, _ROW, num_rows, at)
         at += self._rows.nbytes
         self._numbers = numpy.frombuffer(content, "<i8", num_numbers, at)

@@ -321,7 +321,7 @@ class Progress:
         """Return {group key: collective calls for which nobody needs this rank any more}."""
         made = {group: tally[NUM_CALLS] for group, tally in list(self.tallies.items())}
         last = self.current or self.broken
-        if last is not None and last.number is not None and last.number == made[last.group]:
+        if last is not None and last.number is not None and last.number == made.get(last.group):
             made[last.group] -= 1
         return made
 
