@@ -39,8 +39,8 @@ class DomainAxis:
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
         self._by_part: dict[int, int] = {}  # own rows -> the length; none where they do not tell
-        self._batch, self._length = 0, 0  # its number, and how long its samples are
-        self._compared: dict[tuple, int] = {}  # (length of samples, layer) -> the first batch
+        self._num_batches, self._sample_length = 0, 0  # begun, and of the last
+        self._first_batches: dict[tuple, int] = {}  # (length of samples, layer) -> the first batch
         self._shared: dict[int, tuple] = {}
         self.along_last: str | None = None
 
@@ -51,7 +51,7 @@ class DomainAxis:
         hold the rows of even_span, of a length that a layer has made.
         """
         own = x.shape[self.dim] if x.ndim > self.dim else NO_DIM
-        is_told = self._by_part and self._is_compared(path)
+        is_told = self._by_part and self._was_met(path)
         if is_told and own in self._by_part:
             return self._by_part[own]
         lengths = [own] if is_told else self._lengths_of_all(own)
@@ -70,12 +70,15 @@ class DomainAxis:
                 f"that differ by one at most, the longer ones first{made}: a forward() between "
                 "layers shortened or lengthened them; do that by a layer"
             )
-        self._compared.setdefault((self._length, path), self._batch)
+        self._first_batches.setdefault((self._sample_length, path), self._num_batches)
         return length
 
-    def _is_compared(self, path: str | None) -> bool:
+    def _was_met(self, path: str | None) -> bool:
         """Return whether ranks have compared what this layer gets in an earlier batch."""
-        return self._compared.get((self._length, path), self._batch) < self._batch
+        return (
+            self._first_batches.get((self._sample_length, path), self._num_batches)
+            < self._num_batches
+        )
 
     def _lengths_of_all(self, own: int) -> list[int]:
         lengths = numpy.empty(self.group.world_size, numpy.int64)
@@ -84,7 +87,7 @@ class DomainAxis:
 
     def begin(self, length: int) -> None:
         """Begin with samples of this length, whatever others had, and ranks noted that failed."""
-        self._batch, self._length = self._batch + 1, length
+        self._num_batches, self._sample_length = self._num_batches + 1, length
         self.made = None if self.made is None else set()
         self.note(length)
 
