@@ -6,7 +6,7 @@ from typing import Any
 from ..errors import ConfigurationError, MeshError
 from ..task.load import load_task
 from ..task.task import Task
-from ..train.settings import configuration_of, first_settings
+from ..train.settings import Run, configuration_of, first_settings
 from .record import SweepRecord
 from .settings import OnlySweep, SweepSettings
 from .space import Space, storable
@@ -51,13 +51,43 @@ def check_groups(num_ranks: int, groups: int) -> None:
         )
 
 
-def check_trial(task: str | type[Task], trial: Trial) -> None:
-    """Raise ConfigurationError, with the number, if a task does not take settings of a trial."""
+def check_common(trials: list[Trial]) -> None:
+    """Raise ConfigurationError if trials have folders of their own, or are of several tasks."""
+    if any("run.folder" in trial.settings for trial in trials):
+        raise ConfigurationError("run.folder of a trial is in the ensemble's folder; leave it out")
+    tasks = dict.fromkeys(trial.settings.get("run.task") for trial in trials)
+    if len(tasks) > 1:
+        raise ConfigurationError(
+            f"run.task of trials = {list(tasks)}; wanted one task for all, or an ensemble of each"
+        )
+
+
+def check_trial(task: str | type[Task], trial: Trial, compare_at: tuple[int, ...]) -> None:
+    """Raise ConfigurationError, with the number, if a task does not take settings of a trial, or if
+    that cannot be compared at these steps.
+    """
     try:
         configuration = configuration_of(load_task(task) if isinstance(task, str) else task)
-        first_settings(configuration, trial.settings)
+        run = first_settings(configuration, trial.settings).run
+        known = compare_at if run.epochs is None else ()  # of epochs, the data says how many steps
+        for step in (None, *known):
+            check_run(run, step)
     except ConfigurationError as error:
         raise ConfigurationError(f"trial {trial.number}: {error}") from None
+
+
+def check_run(run: Run, until: int | None) -> None:
+    """Raise ConfigurationError if a run cannot be a trial that is compared at this step."""
+    if run.elastic:
+        raise ConfigurationError(
+            "run.elastic of a trial, whose group cannot go on without some of its ranks; leave it "
+            "out: start the ensemble again, which goes on"
+        )
+    if until is not None and (until >= run.steps or until % run.validate_every):
+        raise ConfigurationError(
+            f"compare_at has step {until} of run.steps = {run.steps}, with a validation each "
+            f"run.validate_every = {run.validate_every}; wanted steps of validations before the end"
+        )
 
 
 def first_trials(settings, space: Space | None, sweep: SweepSettings) -> list[Trial]:

@@ -34,7 +34,7 @@ from ..train.agreement import SAME_SETTINGS, facts_of_place
 from ..train.keeping import KeptFolder
 from ..train.training import Training
 from .asking import Study
-from .checks import check_groups, check_same, check_trial, first_trials, sweep_of
+from .checks import check_common, check_groups, check_same, check_trial, first_trials, sweep_of
 from .comparing import Exchange, Halving, Judge
 from .desk import Book, LeaderDesk
 from .group import TrialGroup
@@ -107,8 +107,10 @@ class Ensemble:
         self._make = partial(_training_of, partial(Training, make) if is_task else make)
         self._space = Space.of(settings) if isinstance(settings, dict) else None
         self._first = first_trials(settings, self._space, self._sweep)
-        for trial in self._first if is_task else ():
-            check_trial(make, trial)
+        drawn = [] if self._space is None else [Trial(0, self._space.draw(self._sweep.seed, 0))]
+        check_common(self._first or drawn)
+        for trial in self._first or drawn if is_task else ():
+            check_trial(make, trial, self._sweep.compare_at)
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -277,8 +279,6 @@ class Ensemble:
 
 def _training_of(make: Callable[..., Any], settings: dict[str, Any], **place: Any) -> Training:
     """Return the training of a trial. Errors: ConfigurationError, and those of `make`."""
-    if "run.folder" in settings:
-        raise ConfigurationError("run.folder of a trial is in the ensemble's folder; leave it out")
     training = make(settings=settings, **place)
     if not isinstance(training, Training):
         raise ConfigurationError(

@@ -18,16 +18,17 @@ import numpy
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import agree, collectively, describe_error
 from ..comm.failure.signals import StopRequest, StopSignals
-from ..errors import CommunicationError, ConfigurationError, PeerError
+from ..errors import CommunicationError, ConfigurationError, PeerError, ShardkitError
 from ..parallel.model.callback import Callback
+from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.step.shortage import come_in_time
 from ..train.folder import stored_places
 from ..train.log import curves_of, read_metrics
-from ..train.settings import Run
+from .checks import check_run
 from .desk import END, LeaderDesk
 from .post import Line
 from .record import trial_folder
-from .trials import Assignment, Report
+from .trials import Assignment, Report, Trial
 
 _LOSS = "validation_loss"
 _LONGEST_PAUSE_SECONDS = 0.2
@@ -46,6 +47,7 @@ class TrialPlace(Callback):
         self._order, self._folder = order, folder
         self._signals = signals
         self.step = 0
+        self.model: ShardedModel | None = None  # from the start of the training on
         self.has_patience = False
         self._is_called = False
 
@@ -78,6 +80,7 @@ class TrialPlace(Callback):
 
     def at_start(self, run):
         """Note where the trial begins, after it has taken the state of another. Collective."""
+        self.model = run.model
         self.step, source = run.model.step_number, self._order.source
         own = trial_folder(self._folder, self._order.trial.number)
         self._is_called = Path(run.folder).resolve() == own.resolve()
@@ -91,20 +94,6 @@ class TrialPlace(Callback):
     def after_step(self, step, loss):
         """Note the step."""
         self.step = step
-
-
-def check_run(run: Run, until: int | None) -> None:
-    """Raise ConfigurationError if a run cannot be a trial that is compared at this step."""
-    if run.elastic:
-        raise ConfigurationError(
-            "run.elastic of a trial, whose group cannot go on without some of its ranks; leave it "
-            "out: start the ensemble again, which goes on"
-        )
-    if until is not None and (until >= run.steps or until % run.validate_every):
-        raise ConfigurationError(
-            f"compare_at has step {until} of run.steps = {run.steps}, with a validation each "
-            f"run.validate_every = {run.validate_every}; wanted steps of validations before the end"
-        )
 
 
 @dataclass(frozen=True)
@@ -157,8 +146,9 @@ class TrialGroup:
         fault, report = None, Report(order.trial.number)
         ranks = self.backend.split(0)
         assert ranks is not None
+        place = TrialPlace(order, self.folder, self.signals)
         try:
-            report = self._trained(order, ranks)
+            report = self._trained(place, order.trial, ranks)
         except Exception as error:
             if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
                 raise
@@ -167,8 +157,11 @@ class TrialGroup:
                 raise  # the others wait for this rank within the trial
         else:
             self._all_come()
-        faults = [each for each in self.backend.all_gather_object(fault) if each is not None]
+        told = self.backend.all_gather_object((fault, place.model is None))
+        faults = [each for each, _ in told if each is not None]
         if len(faults) in (0, ranks.world_size):  # else it is no longer known where the others are
+            if not any(is_missing for _, is_missing in told):
+                _close(place.model)
             ranks.close()
         return replace(report, error=min(faults)[1]) if faults else report
 
@@ -187,13 +180,11 @@ class TrialGroup:
             handle.wait()
         return True
 
-    def _trained(self, order: Assignment, ranks: CommunicationBackend) -> Report:
-        number = order.trial.number
-        folder = trial_folder(self.folder, number)
-        place = TrialPlace(order, self.folder, self.signals)
+    def _trained(self, place: TrialPlace, trial: Trial, ranks: CommunicationBackend) -> Report:
+        folder = trial_folder(self.folder, trial.number)
         with collectively(ranks):
             training = self.make(
-                dict(order.trial.settings),
+                dict(trial.settings),
                 folder=folder,
                 backend=ranks,
                 callbacks=self._called(place),
@@ -201,13 +192,12 @@ class TrialGroup:
             folder.mkdir(parents=True, exist_ok=True)
         with open(os.devnull, "w") as nowhere:  # its lines are in its own logs
             result = training.run_among(place, nowhere)
-        training.model.close()
         place.check_called()
         with collectively(ranks):
             records = [] if ranks.rank else read_metrics(folder / "metrics.jsonl")
         curves = curves_of(records).items()
         return Report(
-            number,
+            trial.number,
             result.steps,
             loss_of(records, place.has_patience),
             is_over=not result.is_interrupted,
@@ -217,6 +207,14 @@ class TrialGroup:
 
     def _called(self, place: TrialPlace) -> list[Callback]:
         return [place, self.leader] if isinstance(self.leader, LeaderDesk) else [place]
+
+
+def _close(model) -> None:
+    """Close the model of a trial; a checkpoint that could not be written is one of its errors."""
+    try:
+        model.close()
+    except (ShardkitError, OSError):
+        model.close()
 
 
 def _as_array(points: list) -> numpy.ndarray:

@@ -4,9 +4,10 @@ from . import open_door
 
 ROOM = "shardkit.ensemble"
 NAMES = {
+    "checks": "check_run",
     "comparing": "Exchange Halving",
     "desk": "Book",
-    "group": "check_run loss_of",
+    "group": "loss_of",
     "record": "SweepRecord read_record",
     "space": "Space",
     "trials": "Report Trial",

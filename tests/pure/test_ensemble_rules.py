@@ -96,6 +96,29 @@ WRONG = {
         "settings": [{"run.sed": 1}],
         "trials": None,
     },
+    "trial 1: compare_at has step 20 of run.steps = 20": {
+        "make": "table",
+        "settings": [{"run.steps": steps, "run.validate_every": 10} for steps in (30, 20)],
+        "trials": None,
+        "compare_at": [10, 20],
+    },
+    "trial 0: compare_at has step 5 of run.steps": {
+        "make": "table",
+        "pruner": "MedianPruner",
+        "sampler": "TPESampler",
+        "compare_at": [5],
+    },
+    "run.folder of a trial is in": {"settings": {"run.folder": "here"}, "trials": 1},
+    "run.task of trials = ['gpt', 'table']; wanted one task": {
+        "make": "gpt",
+        "settings": {"run.task": ["gpt", "table"]},
+        "trials": None,
+    },
+    "trial 0: run.elastic of a trial": {
+        "make": "table",
+        "settings": {"run.elastic": True},
+        "trials": 1,
+    },
 }
 
 

@@ -276,19 +276,20 @@ def test_float32_convolutions_by_fewer_products_are_made_of_own_rows_and_halos()
         numpy.testing.assert_allclose(total, gradient, rtol=0, atol=1e-3)
 
 
-def test_lengths_that_parts_tell_are_not_asked_for():
+def test_lengths_that_parts_tell_are_not_asked_for_in_later_batches():
     """Parts of 13, 6 and 9 rows differ on both ranks; the first of 14 has as many as that of 13."""
 
     def on_rank(backend):
         axis, asked = DomainAxis(backend, 2), []
-        for noted, length in (((13, 6, 9), 9), ((14,), 14)):
+        for noted, length in [((6, 9), 9)] * 3 + [((6, 9, 14), 14)] * 2:
+            axis.begin(13)
             for each in noted:
                 axis.note(each)
             before = backend.traffic.calls.get("all_gather", 0)
             x = numpy.empty((1, 1, length))
             assert axis.length(axis.slice_of(x), "a layer") == length
             asked.append(backend.traffic.calls.get("all_gather", 0) - before)
-        assert asked == [0, 1]
+        assert asked == [1, 0, 0, 1, 1]
 
     sk.run_ranks(2, on_rank)
 
@@ -474,6 +475,36 @@ def test_a_forward_that_shortens_parts_is_found_at_the_next_layer():
             model(Tensor(own(drawn((1, CHANNELS, 13), 0), 2, backend.rank, 3)))
 
     sk.run_ranks(3, on_rank)
+
+
+@pytest.mark.parametrize("shortened", ["on all ranks", "on one rank"])
+def test_a_part_as_long_as_that_of_another_length_is_found_on_all_ranks(shortened):
+    """Of 14 rows less one, rank 0 has as many as of 11, which a layer has made; rank 1 has not."""
+
+    @nn.partwise
+    class Shortened(nn.Module):
+        def __init__(self, rank):
+            self.first, self.second = nn.Conv1d(1, 1, 4), nn.Conv1d(1, 1, 3, padding=1)
+            self._start = int(shortened == "on all ranks" or rank == 0)
+
+        def forward(self, x):
+            self.first(x)
+            return self.second(x[:, :, self._start :])
+
+    x = drawn((2, 1, 14), 0).astype("float32")
+
+    def on_rank(backend):
+        model = sk.HybridShardedModel(
+            nn.Sequential(Shortened(backend.rank)),
+            sk.ShardingConfiguration(backend, loss=nn.MSELoss()),
+            domain_parallel_size=2,
+        )
+        parts = {"on all ranks": r"6 \+ 6", "on one rank": r"6 \+ 7"}[shortened]
+        for _ in range(2):
+            with pytest.raises(sk.ShardingError, match=f"0.second got parts of {parts} "):
+                model.train(x, x)
+
+    sk.run_ranks(2, on_rank)
 
 
 def test_states_before_and_after_a_sequence_that_is_cut_are_refused():

@@ -149,15 +149,32 @@ FAILURES = {
 }
 
 
+class Started(sk.Callback):
+    """Keeps the models of all trials."""
+
+    on_all_ranks = True
+
+    def __init__(self):
+        self.models = []
+
+    def at_start(self, run):
+        self.models.append(run.model)
+
+
 @pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("way", FAILURES)
 def test_a_trial_that_fails_is_recorded_and_the_others_go_on(way, tmp_path):
     failing, message = FAILURES[way]
+    started = Started()
 
-    def make(settings, **place):  # trial 1, of the second group: ranks 2 and 3
-        return (failing if settings["run.seed"] == 1 else training)(settings, **place)
+    def make(settings, *, callbacks, **place):  # trial 1, of the second group: ranks 2 and 3
+        made = failing if settings["run.seed"] == 1 else training
+        return made(settings, callbacks=[*callbacks, started], **place)
 
     trials = on_ranks(4, tmp_path, 2, make)
+    assert len(started.models) >= 8 and all(
+        parallel.parts_of(each).is_closed for each in started.models
+    )
     assert statuses(trials) == ["finished", "failed", "finished", "finished", "finished"]
     assert message in trials[1].error, trials[1].error
     again = on_ranks(2, tmp_path, 1)

@@ -4,8 +4,9 @@
     of its output               0 1 | 2 3 | 4
 
 The parts of every activation are those of even_span of its own length, so that skips and sums of
-branches fit without a word. How long it is, a rank sees by its own part, where all lengths of a
-model differ on every rank; elsewhere the ranks tell each other where a layer needs to know.
+branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
+In later batches of samples of this length, a rank sees it by its own part, where all lengths of a
+model differ on every rank.
 """
 
 from typing import Any
@@ -38,6 +39,8 @@ class DomainAxis:
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
         self._by_part: dict[int, int] = {}  # own rows -> the length; none where they do not tell
+        self._num_batches, self._sample_length = 0, 0  # begun, and of the last
+        self._first_batches: dict[tuple, int] = {}  # (length of samples, layer) -> the first batch
         self._shared: dict[int, tuple] = {}
         self.along_last: str | None = None
 
@@ -48,13 +51,10 @@ class DomainAxis:
         hold the rows of even_span, of a length that a layer has made.
         """
         own = x.shape[self.dim] if x.ndim > self.dim else NO_DIM
-        if own in self._by_part:
+        is_told = self._by_part and self._was_met(path)
+        if is_told and own in self._by_part:
             return self._by_part[own]
-        lengths = [own]
-        if not self._by_part:
-            found = numpy.empty(self.group.world_size, numpy.int64)
-            self.group.all_gather(numpy.array([own]), found)
-            lengths = found.tolist()
+        lengths = [own] if is_told else self._lengths_of_all(own)
         if NO_DIM in lengths:
             raise ShapeError(
                 f"{path} got x {x.shape}; wanted dim {self.dim}, along which domain ranks share it"
@@ -70,10 +70,24 @@ class DomainAxis:
                 f"that differ by one at most, the longer ones first{made}: a forward() between "
                 "layers shortened or lengthened them; do that by a layer"
             )
+        self._first_batches.setdefault((self._sample_length, path), self._num_batches)
         return length
+
+    def _was_met(self, path: str | None) -> bool:
+        """Return whether ranks have compared what this layer gets in an earlier batch."""
+        return (
+            self._first_batches.get((self._sample_length, path), self._num_batches)
+            < self._num_batches
+        )
+
+    def _lengths_of_all(self, own: int) -> list[int]:
+        lengths = numpy.empty(self.group.world_size, numpy.int64)
+        self.group.all_gather(numpy.array([own]), lengths)
+        return lengths.tolist()
 
     def begin(self, length: int) -> None:
         """Begin with samples of this length, whatever others had, and ranks noted that failed."""
+        self._num_batches, self._sample_length = self._num_batches + 1, length
         self.made = None if self.made is None else set()
         self.note(length)
 

@@ -29,6 +29,7 @@ from ...nn.ops.shape import concatenate, getitem, transpose
 from ..conjugate import all_reduce
 from .axis import CutLayer, DomainAxis
 from .others import CutDropout
+from .rows import acknowledge
 
 STATES_TAG, GRADIENTS_TAG = 4, 5
 LEAST_SAMPLES = 16  # of a piece: products of fewer rows cost up to twice as much for each
@@ -101,7 +102,7 @@ def _taken(like, group: CommunicationBackend, rank: int, is_learned: bool):
     source = Tensor(fresh.zeros(1, came.dtype, xp_of(came)), requires_grad=is_learned)
 
     def backward(gradient, wanted):
-        group.isend(fresh.contiguous(gradient).reshape(-1), rank, GRADIENTS_TAG).wait()
+        _send(fresh.contiguous(gradient), group, rank, GRADIENTS_TAG)
         return (None,)
 
     states = record(came, (source,), backward)
@@ -111,7 +112,7 @@ def _taken(like, group: CommunicationBackend, rank: int, is_learned: bool):
 def _handed_on(states: Tensor, last, group: CommunicationBackend, rank: int) -> Tensor:
     """Return the states of own steps, of which a rank gets the last; it sends their gradients."""
     sent = xp_of(states.array).stack([each.array for each in last])
-    group.isend(sent.reshape(-1), rank, STATES_TAG).wait()
+    _send(sent, group, rank, STATES_TAG)
     shape = sent.shape
 
     def backward(gradient, wanted):
@@ -120,9 +121,15 @@ def _handed_on(states: Tensor, last, group: CommunicationBackend, rank: int) -> 
     return record(states.array, (states, *last), backward, view_of=states)
 
 
+def _send(array, group, rank, tag):
+    group.isend(array.reshape(-1), rank, tag).wait()
+    acknowledge(group, (), (rank,))
+
+
 def _received(shape, like, group, rank, tag):
     array = empty(shape, like.dtype, xp_of(like))
     group.irecv(array.reshape(-1), rank, tag).wait()
+    acknowledge(group, (rank,), ())
     return array
 
 

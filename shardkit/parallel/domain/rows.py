@@ -27,6 +27,7 @@ from ...comm.backend import CommunicationBackend
 from ...nn.autograd import Tensor, record, record_linear
 from .spans import Table, even_spans, positions_of
 
+RECEIPT_TAG = 6
 ZEROS = -1  # in an index: no row, but zeros
 
 # {name: (numbers of rows, also beyond the ends, how many there are) -> those of rows that exist}
@@ -361,6 +362,21 @@ def _exchange(group, sent, shapes, dtype, xp) -> Callable[[], dict]:
         for handle in handles:
             handle.wait()
         kept.clear()
+        acknowledge(group, shapes.keys() - sent.keys(), sent.keys() - shapes.keys())
         return came
 
     return arrived
+
+
+def acknowledge(group: CommunicationBackend, senders, receivers) -> None:
+    """Tell senders that their message is here, and wait until receivers say so of this rank's.
+
+    Of ranks that only send, none goes on while another has failed before it receives: its message
+    would be left, and taken by a later step. Collective over all of them.
+    """
+    box = numpy.zeros(1, numpy.uint8)
+    told = [group.isend(box, rank, RECEIPT_TAG) for rank in sorted(senders)]
+    for rank in sorted(receivers):
+        group.receive(numpy.empty_like(box), rank, RECEIPT_TAG)
+    for handle in told:
+        handle.wait()
