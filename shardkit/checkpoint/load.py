@@ -120,9 +120,7 @@ class Checkpoint:
         Errors, on all ranks: CheckpointError, PermissionError.
         """
         if not expendable:
-            verify_together(self, backend)
-            with collectively(backend):  # before any rank fills anything
-                self._check_wanted(owned)
+            verify_together(self, backend, owned)  # before any rank fills anything
             with collectively(backend):
                 self.read_into(owned, copies)
             return
@@ -157,7 +155,7 @@ class Checkpoint:
         finally:
             copies.finish()
 
-    def _check_wanted(self, owned) -> None:
+    def check_wanted(self, owned) -> None:
         """Raise CheckpointError unless boxes hold all that is stored of what is to be read."""
         for tensor, piece, _ in owned:
             if tensor in self._forms:
@@ -193,10 +191,11 @@ class Checkpoint:
         return values
 
 
-def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:
-    """Check all checksums, shared out over the ranks. Collective.
+def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend, owned=()) -> None:
+    """Check all checksums, shared out over the ranks, and each its boxes of `owned`. Collective.
 
     Errors, on all ranks: CheckpointError, PermissionError.
     """
     with collectively(backend):
         checkpoint.verify(backend.rank, backend.world_size)
+        checkpoint.check_wanted(owned)

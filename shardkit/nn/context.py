@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+MARKED_BELOW = -(1 << 30)  # numbers of tokens that begin a text; other negative ones are mistakes
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
@@ -58,6 +60,11 @@ class ForwardContext:
     def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""
         return replace(self, observer=observer)
+
+
+def hold_marks(ids: Any) -> bool:
+    """Return whether any number of an array begins a text (texts.py)."""
+    return ids.dtype.kind == "i" and bool((ids < MARKED_BELOW).any())
 
 
 class _Pass:

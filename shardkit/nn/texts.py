@@ -21,6 +21,7 @@ from ..array.dtypes import wide
 from ..array.graphs import outside_of_graphs
 from ..errors import ShapeError
 from .autograd import Tensor
+from .context import MARKED_BELOW
 from .ops.attention import attention_from, causal_attention
 from .ops.rotary import rotary
 
@@ -159,7 +160,7 @@ class WholeTexts:
 
     def __init__(self, ids: numpy.ndarray):
         self._places = numpy.arange(ids.shape[1])
-        begins = numpy.where(are_begun(ids), self._places, 0)
+        begins = numpy.where(ids < MARKED_BELOW, self._places, 0)
         self.stop = ids.shape[1]
         self.firsts = numpy.maximum.accumulate(begins, axis=1)
 
@@ -195,16 +196,6 @@ def begin_text(ids: Any) -> Any:
     return numpy.asarray(ids).astype(numpy.int64, casting="same_kind") + _MARK
 
 
-def are_begun(ids: Any) -> Any:
-    """Return which of these token numbers begin a text: booleans of the same shape."""
-    return ids < _MARK // 2
-
-
-def hold_marks(ids: Any) -> bool:
-    """Return whether any number of an array begins a text."""
-    return ids.dtype.kind == "i" and bool(are_begun(ids).any())
-
-
 def unmarked(ids: Any) -> Any:
     """Return an array of token numbers, those that begin a text without their mark."""
-    return xp_of(ids).where(are_begun(ids), ids - _MARK, ids)
+    return xp_of(ids).where(ids < MARKED_BELOW, ids - _MARK, ids)

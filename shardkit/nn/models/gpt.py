@@ -19,7 +19,7 @@ from ...array.backend import to_host, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor
 from ..buffer import Buffer
-from ..context import ForwardContext, current_context
+from ..context import ForwardContext, current_context, hold_marks
 from ..generation import Choice, generate
 from ..init import Normal
 from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
@@ -28,7 +28,7 @@ from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..parameter import Parameter
-from ..texts import WholeTexts, hold_marks, unmarked
+from ..texts import WholeTexts, unmarked
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,

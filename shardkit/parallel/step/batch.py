@@ -23,10 +23,9 @@ from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...layout.axes import COPIES
 from ...layout.part import Rows
-from ...nn.context import ForwardContext
+from ...nn.context import ForwardContext, hold_marks
 from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, context_of_pass, output_shape_of
-from ...nn.texts import hold_marks
 from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
 
