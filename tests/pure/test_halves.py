@@ -278,6 +278,7 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "lion",
         "merge_attention",
         "momentum",
+        "product_by_row",
         "rotary_tables",
         "rows_kept",
         "sgd",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...files.reading import MOST_TABLE_BYTES, read_bytes
-from ...files.writing import write_whole
+from ...files.writing import make_empty, write_whole
 from .folder import LOOK_NAME
 from .hang import idle_since
 from .pulse import beat_seconds
@@ -90,7 +90,7 @@ class Turn:
 def _is_made(path: Path) -> bool:
     """Make an empty file; return False if it is there already."""
     try:
-        path.touch(exist_ok=False)
+        make_empty(path)
     except FileExistsError:
         return False
     return True

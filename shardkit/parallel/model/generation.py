@@ -93,7 +93,7 @@ def generate(
     engine: Engine,
     prompts: Sequence,
     num_tokens: int,
-    choice: dict,
+    choice: tuple,
     seeds: Sequence[int] | None,
     on_token: Callable[[int, int], None] | None,
     together: int,
@@ -109,7 +109,8 @@ def generate(
         settings = engine.model.settings
         texts = [checked_prompt(prompt, settings.vocabulary_size) for prompt in prompts]
         check_number(num_tokens)
-        chosen = Choice(**{**choice, "stop": tuple(choice["stop"])})
+        *how, stop = choice
+        chosen = Choice(*how, tuple(stop))
         seeds = list(range(len(texts)) if seeds is None else seeds)
         are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)
         require(are_seeds, "seeds", seeds, f"{len(texts)} integers, one for each prompt")
