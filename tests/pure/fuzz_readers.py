@@ -47,6 +47,7 @@ from shardkit.testing.data import (
     Scaling,
     TableSamples,
     TextData,
+    TextField,
     cut_into_blocks,
     find_inputs,
     open_table,
@@ -331,8 +332,8 @@ def read_inputs(path):
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir()
     inputs = [one.unpacked(unpacked, lambda: None) for one in find_inputs([str(path)])]
-    for block in cut_into_blocks(inputs, "text"):
-        for _ in block.input.reader("text").pieces(block.span):
+    for block in cut_into_blocks(inputs, TextField("text")):
+        for _ in block.input.reader(TextField("text")).pieces(block.span):
             pass
 
 
