@@ -129,7 +129,7 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
     [ -z "$all" ] || hosts=([2]=guest [3]=mpi4py [4]=shardkit)
     for ranks in 2 3 4; do
         stage "MPI on $ranks ranks, host ${hosts[ranks]}"
-        "$root/bin/mpiexec" -n "$ranks" "${pytest[@]}" -q --host "${hosts[ranks]}" $all | tee -a "$said/mpi"
+        "$root/bin/mpiexec" -n "$ranks" "${pytest[@]}" -q "--host=${hosts[ranks]}" $all | tee -a "$said/mpi"
     done
 }
 

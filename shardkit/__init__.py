@@ -44,7 +44,9 @@ __getattr__, __dir__, __all__ = public_names(
             "CommunicationBackend InMemoryCommunicationBackend MPICommunicationBackend Mesh "
             "ReductionOperation run_ranks"
         ),
+        "coupling.opening": "coupled",
         "data.samples": "Samples",
+        "ensemble.ensemble": "Ensemble",
         "layout.part": "Rows SamplePart",
         "errors": (
             "AutogradError CheckpointError CommunicationError CommunicationTimeout "

@@ -16,7 +16,9 @@ from .comm import (
     ReductionOperation as ReductionOperation,
     run_ranks as run_ranks,
 )
+from .coupling.opening import coupled as coupled
 from .data.samples import Samples as Samples
+from .ensemble.ensemble import Ensemble as Ensemble
 from .layout.part import (
     Rows as Rows,
     SamplePart as SamplePart,

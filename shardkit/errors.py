@@ -2,9 +2,8 @@
 
 A message says what was wrong, what was got, what was wanted, and what to do. Errors that a caller
 made by passing a bad value are also ValueError or TypeError, so that ordinary `except ValueError`
-works. `exit_code` is what the command line
-returns for the error: 2 for usage and configuration, 75 for a stop that can be resumed, 1 for
-everything else.
+works. `exit_code` is what the command line returns for the error: 2 for usage and configuration, 75
+for a stop that can be resumed, 1 for everything else.
 """
 
 from os import PathLike
@@ -62,21 +61,15 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class CommunicationError(ShardkitError):
-    """A backend used before initialize() or after shutdown(), a missing MPI, or a peer that
-    failed.
-    """
+    """A backend used before initialize() or after shutdown(), a missing MPI, a peer that failed."""
 
 
 class LaunchError(CommunicationError):
-    """The ranks were started in a way in which they cannot find each other; says how to start
-    them.
-    """
+    """The ranks were started so that they cannot find each other; says how to start them."""
 
 
 class CommunicationTimeout(CommunicationError, TimeoutError):
-    """A peer never came; names the operation, its sequence number and the ranks that are
-    missing.
-    """
+    """A peer never came; names the operation, its sequence number and the missing ranks."""
 
 
 class PeerError(CommunicationError):
@@ -155,9 +148,7 @@ class FileError(ShardkitError):
 
 
 class InputError(FileError, ConfigurationError):
-    """A file that a setting names, or that a run keeps, which cannot be read as what it should
-    be.
-    """
+    """A file that a setting names, or that a run keeps, cannot be read as what it should be."""
 
 
 class CheckpointError(FileError):

@@ -13,6 +13,7 @@ leaves a choice open. In a file and on the command line it is written "none", an
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -22,6 +23,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from .arguments import is_integer, is_number, nearest, require
 from .errors import ConfigurationError, InputError
 from .files.paths import spelled_out, usable_path
+from .files.reading import MOST_TABLE_BYTES, read_bytes
 from .files.reading import read_toml as read_tables
 from .plain import plain
 
@@ -337,3 +339,18 @@ def read_toml(path) -> dict[str, Any]:
             )
         settings.update({f"{section}.{name}": value for name, value in table.items()})
     return settings
+
+
+def line_of(path, name: str) -> int | None:
+    """Return the number of the line where a TOML file sets "section.key"; None if none is found."""
+    above = ""
+    for number, line in enumerate(read_bytes(path, MOST_TABLE_BYTES).decode().splitlines(), 1):
+        table, key = re.match(r"\s*\[([^\[\]]+)\]", line), re.match(r"\s*([^=#\[]+?)\s*=", line)
+        above = f"{_bare(table[1])}." if table else above
+        if key and (above + _bare(key[1])) == name:
+            return number
+    return None
+
+
+def _bare(key: str) -> str:
+    return re.sub(r"[\s\"']", "", key)

@@ -7,7 +7,7 @@ pytest --all -m sweep             what takes minutes, and whole products of para
 mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; other folders are not
                                   even collected; all of tests/mpi with --all
 mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
-    --host mpi4py, --host guest   the same where mpi4py is imported first, and as a guest
+    --host=mpi4py, --host=guest   the same where mpi4py is imported first, and as a guest
 """
 
 import faulthandler

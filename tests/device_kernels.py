@@ -32,7 +32,7 @@ STAY_FLOAT32 = {
     "rms_norm_backward": (1,),
     "sum_of_rows": (0,),
 }  # results of half floats, by number
-OF_PRODUCTS = {"convolve", "convolve_input", "convolve_weight"}
+OF_PRODUCTS = {"convolve", "convolve_input", "convolve_weight", "product_by_row"}
 ALL_KINDS = "".join(registry.CHARACTERS.values())
 OF_HALVES = [
     name for name in TABLE if KERNELS[name].cuda_kinds == ALL_KINDS and name != "dropout_mask"

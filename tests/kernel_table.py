@@ -4,6 +4,7 @@ with its lines.
 
 import inspect
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Callable
 
@@ -69,6 +70,16 @@ WINDOWED = [
     (1, 1, 1, 300, 600, 72, 650, 400),
     (1, 1, 1, 100, 100, 4, 0, 1000),  # wider than there are keys
 ]
+# texts that stand one behind the other: the same sizes, without a window
+PACKED = [
+    (2, 4, 2, 3, 3, 4, 0),  # few queries
+    (3, 2, 1, 40, 40, 8, 0),
+    (2, 2, 1, 130, 130, 17, 0),
+    (2, 2, 2, 1030, 1030, 8, 0),  # rows that see nothing of the first tile
+    (1, 1, 1, 300, 900, 24, 600),
+]
+KEPT = [(1, 1, 1, 1, 1), (3, 4, 2, 5, 4), (5, 6, 2, 9, 17), (0, 2, 1, 3, 4), (33, 2, 2, 70, 64)]
+BY_ROW = [(0, 3, 2), (1, 17, 9), (2, 0, 5), (3, 16, 1), (4, 64, 40), (9, 33, 31), (13, 600, 70)]
 MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 # samples, channels in and out, modes
@@ -155,9 +166,30 @@ def attention(n, s):
     return q, k, v, 0.4, *s[6:]
 
 
-def attention_backward(n, s):
+def firsts_of(s):
+    """Return [B, S]: the first key that each query sees, where texts of many lengths stand."""
+    begins = [[0, *range(7 * b + 2, s[4], 41 + 90 * b)] for b in range(s[0])]
+    if s[4] > 1000:
+        begins[-1] = [0, 1000]  # seen by rows of a tile that sees the first keys too
+    queries = s[6] + numpy.arange(s[3])
+    return numpy.stack(
+        [numpy.array(b)[numpy.searchsorted(b, queries, "right") - 1] for b in begins]
+    )
+
+
+def packed(n, s):
+    return *attention(n, s), None, firsts_of(s)
+
+
+def attention_backward(n, s, attention=attention):
     q, k, v, *rest = attention(n, s)
     return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, *rest), *rest
+
+
+def kept_attention(n, s):
+    """Queries, heads, key heads, capacity, head dim; three texts."""
+    kept = n((3, s[2], s[3], s[4])), n((3, s[2], s[3], s[4]))
+    return n((s[0], s[1], s[4])), *kept, targets(s[0], 3), 1 + targets(s[0], s[3]), s[3], 0.4
 
 
 def sums_of_blocks(n, s):
@@ -222,6 +254,7 @@ TABLE = {
         for d in (1, -1)
     ],
     "arctan_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
+    "attend_to_kept": [Line(KEPT, kept_attention)],
     "batch_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), 1e-5))],
     "batch_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))
@@ -229,10 +262,15 @@ TABLE = {
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
-    "causal_attention": [Line(ATTENTION, attention), Line(WINDOWED, attention)],
+    "causal_attention": [
+        Line(ATTENTION, attention),
+        Line(WINDOWED, attention),
+        Line(PACKED, packed),
+    ],
     "causal_attention_backward": [
         Line(ATTENTION, attention_backward),
         Line(WINDOWED, attention_backward),
+        Line(PACKED, partial(attention_backward, attention=packed)),
     ],
     "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [
@@ -353,6 +391,7 @@ TABLE = {
     ],
     "pool_maxima": [Line(POOLED, lambda n, s: (n(s).round(1), pools(s)))],
     "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
+    "product_by_row": [Line(BY_ROW, lambda n, s: (n(s[:2]), n(s[:0:-1])))],
     "reciprocal_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
     "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
@@ -469,6 +508,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "add_row",
     "angle_backward",
     "arctan_backward",
+    "attend_to_kept",
     "batch_norm",
     "batch_norm_backward",
     "clamp_backward",
@@ -504,6 +544,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "multiply_modes_weight",
     "pool_maxima",
     "pool_maxima_backward",
+    "product_by_row",
     "reciprocal_backward",
     "relu_backward",
     "rotary_tables",

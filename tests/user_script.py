@@ -23,7 +23,7 @@ class Surrogate(sk.nn.Module):
         self.up = sk.nn.Linear(4, width)
         self.norm = sk.nn.LayerNorm(width)
         self.scale = sk.nn.Parameter((width,), sk.nn.init.Fill(1.0))
-        self.rest = sk.nn.ModuleList([sk.nn.ReLU(), sk.nn.Linear(width, 1)])
+        self.rest = sk.nn.ModuleList([Doubled(alpha=0.5), sk.nn.Linear(width, 1)])
 
     def forward(self, x: sk.nn.Tensor) -> sk.nn.Tensor:
         hidden = ops.gelu(self.up(x)) * self.scale + 1.0
@@ -31,6 +31,13 @@ class Surrogate(sk.nn.Module):
         for layer in self.rest:
             hidden = layer(hidden)
         return hidden.reshape(hidden.shape[0], 1)
+
+
+class Doubled(sk.nn.ELU):
+    """A layer with another result."""
+
+    def forward(self, x: sk.nn.Tensor) -> sk.nn.Tensor:
+        return super().forward(x=x) * 2.0
 
 
 def mean_square(prediction: sk.nn.Tensor, y: Floats) -> sk.nn.Tensor:
@@ -252,6 +259,15 @@ def runs(folder: Path, backend: sk.CommunicationBackend) -> None:
     training.predict(batch(8)[0], folder / "out.h5")
 
 
+def ensemble(folder: Path, backend: sk.CommunicationBackend) -> dict[str, np.ndarray]:
+    """Train two trials at a time, and predict with error bars."""
+    seeds = [{"run.seed": seed, "run.steps": 2, "batch.sequences": 8} for seed in range(4)]
+    several = sk.Ensemble(Regression, seeds, groups=2, folder=folder / "many", backend=backend)
+    assert [trial.status for trial in several.run()] == ["finished"] * 4
+    assert several.best.loss is not None
+    return several.predict(batch(8)[0], folder / "spread.h5")
+
+
 def files(folder: Path) -> None:
     """Write a module to files of other programs, read it, and load a checkpoint on one process."""
     sk.save_safetensors(Surrogate().finish(0), folder / "module.safetensors")
@@ -266,6 +282,19 @@ def files(folder: Path) -> None:
 def measured(backend: sk.CommunicationBackend) -> tuple[float, ...]:
     """Return the seconds of each block."""
     return sk.measure_blocks(sk.models.MLP([4, 8, 1]), *batch(), backend)
+
+
+def couple() -> float:
+    """Feed a training and predict by it, on ranks that do both; MPI alone has such ranks."""
+    with sk.coupled(buffer="latest", when_full="drop_oldest") as coupling:
+        model = sk.FSDPModel(sk.models.MLP([4, 8, 1]), sk.ShardingConfiguration(coupling.backend))
+        loss = 0.0
+        coupling.put(x=np.ones(4, np.float32), y=np.ones(1, np.float32), time=0.5)
+        for x, y in coupling.batches(model, coupling.backend.world_size):
+            loss = model.train(x, y)
+        coupling.publish(model)
+        coupling.predict(np.ones((1, 4), np.float32))
+    return loss
 
 
 def classes() -> tuple[type[object], ...]:

@@ -330,6 +330,8 @@ GENERATED = {
     "temperature": ({"temperature": -1.0}, "-1.0"),
     "top_k": ({"top_k": 0}, "top_k = 0"),
     "top_p": ({"top_p": 2}, "top_p = 2"),
+    "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty = 0"),
+    "together": ({"together": 0}, "together = 0"),
     "stop": ({"stop": (-1,)}, "-1"),
     "stop: a number": ({"stop": 3}, "int"),
     "seeds": ({"seeds": [0.5]}, "seeds = [0.5]"),

@@ -4,10 +4,11 @@ Code outside this room never names one of the two to compute: it asks `xp_of(arr
 """
 
 import sys
+from typing import Any
 
 import numpy
 
-from ..errors import DeviceError
+from ..errors import DeviceError, ShapeError
 from .waits import fetched
 
 _NUMBERS = (int, float)
@@ -79,13 +80,26 @@ def is_true(value) -> bool:
 
 
 def host_array(what: str, array):
-    """Return what a caller passed, as a NumPy array. Errors: DeviceError if it is on a GPU."""
+    """Return what a caller passed, as a NumPy array.
+
+    Errors: DeviceError if it is on a GPU, ShapeError if values of it are masked.
+    """
     if is_device_array(array):
         raise DeviceError(
             f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to "
             "its own GPU, so pass what .get() returns"
         )
-    return numpy.asarray(array)
+    return plain_array(array, what)
+
+
+def plain_array(values: Any, what: str = "values") -> numpy.ndarray:
+    """Return an array of NumPy's own class. Errors: ShapeError if any of it is masked."""
+    if isinstance(values, numpy.ma.MaskedArray) and numpy.ma.is_masked(values):
+        raise ShapeError(
+            f"{what}: {values.mask.sum()} of {values.size} numbers are masked, and the mask would "
+            "be lost; fill them, x.filled(0.0), and give the mask as an array of its own"
+        )
+    return numpy.asarray(values)
 
 
 def numbers_of(scalars) -> list[float]:

@@ -144,9 +144,7 @@ def _as_it_lies(xp, x, leading):
 
 
 def _alignment(x) -> int:
-    """Return the largest power of two that the address of x is a multiple of, as far as it
-    matters.
-    """
+    """Return the largest power of two that divides the address of x, as far as it matters."""
     address = x.data.ptr
     return min(address & -address, MOST_ALIGNMENT_BYTES)
 

@@ -159,9 +159,8 @@ class GraphRecorder:
                 try:
                     result = compute()
                 except BaseException:
-                    with suppress(
-                        RuntimeError
-                    ):  # a capture that has failed says so again when it ends
+                    # A capture that has failed says so again when it ends.
+                    with suppress(RuntimeError):
                         stream.end_capture()
                     raise
                 self.calls.graph = stream.end_capture()

@@ -112,9 +112,8 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None, there=None):
             added = fresh.total(x, dims, keepdims, FLOAT32)
         return rounded(added, x.dtype if dtype is None else dtype)
     out = None
-    if (
-        is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous
-    ):  # else `out` might change the order
+    # Else `out` might change the order.
+    if is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous:
         out = empty(
             [
                 1 if d in dims else size

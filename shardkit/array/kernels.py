@@ -15,6 +15,7 @@ from .half_kernels import enter_half_kernels
 from .reference import (  # noqa: F401  each enters its kernels
     activation,
     attention,
+    by_row,
     channel_norm,
     convolution,
     flat,
@@ -23,6 +24,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     normalization,
     pointwise,
     pooling,
+    queries,
     recurrent,
     rows,
     rules,

@@ -25,6 +25,7 @@ from .blas import Library
 from .blas.own import numpys_own
 from .dtypes import FLOAT32, is_half
 from .halves import rounded, widened
+from .reference.by_row import product_by_row
 
 PRECISIONS = ("highest", "tf32")
 # fast: taps of 2 to 5 by fewer products where that pays on the CPU; direct: every sum adds all
@@ -47,6 +48,18 @@ def matmul(a, b, out=None):
     if act is not None:
         act()
     return multiply(a, b, out)
+
+
+def matmul_by_row(x, weight):
+    """Return x [m, k] times the transpose of weight [n, k]: [m, n], row by row.
+
+    On the CPU, a row of float32 or float64 then has the same bits among any others.
+    """
+    token = _library.set(_ByRow(_library.get()))
+    try:
+        return matmul(x, weight.T)
+    finally:
+        _library.reset(token)
 
 
 def add_product(a, b, out) -> None:
@@ -177,6 +190,29 @@ def convolutions_in_use() -> str:
 def multiplied_by(library: Library | None):
     """Inside, this library multiplies NumPy arrays in this thread; None: NumPy does."""
     return _setting(_library, library)
+
+
+class _ByRow:
+    """A library that multiplies rows one by one with a weight, where it lies turned.
+
+    others   takes what it does not; None: NumPy does
+    """
+
+    name = "row by row"
+
+    def __init__(self, others: Library | None):
+        self._others = others
+        self.multiplies_halves = others is not None and others.multiplies_halves
+
+    def multiply(self, a, b, out) -> bool:
+        fits = a.dtype == b.dtype == out.dtype and a.dtype.char in "fd"
+        if fits and b.T.flags.carray and out.flags.carray:
+            product_by_row.dispatch(a, b.T, out)
+            return True
+        return self._others is not None and self._others.multiply(a, b, out)
+
+    def add(self, a, b, out) -> bool:
+        return self._others is not None and self._others.add(a, b, out)
 
 
 def doing_meanwhile(act):

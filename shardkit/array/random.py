@@ -19,10 +19,7 @@ from ..errors import ShapeError
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 # Golden ratio and sqrt(3) - 1, added to the key after each round.
-KEY_STEPS = (
-    0x9E3779B9,
-    0xBB67AE85,
-)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 LOW = 0xFFFFFFFF
 CHUNK = 1 << 14  # blocks of four per pass: the temporaries stay in cache
 

@@ -44,10 +44,7 @@ def check_device(settings: ArraySettings) -> None:
         )
     if settings.device != "cpu":
         require(
-            settings.blas == "numpy",
-            "blas",
-            settings.blas,
-            '"numpy": on "cuda" cuBLAS multiplies',
+            settings.blas == "numpy", "blas", settings.blas, '"numpy": on "cuda" cuBLAS multiplies'
         )
         require(
             settings.convolutions == "fast",

@@ -121,7 +121,7 @@ class PendingCheckpoint:
 
     def _write(self):
         self._copied.wait()
-        self._saving.lay_out(self._copies)
+        self._saving.lay_out()
         self._saving.write(self._copies, self._cancelled)
 
     def _publish(self):
@@ -202,7 +202,7 @@ class Saver:
         """
         began = time.perf_counter()
         self.wait()
-        saving = Saving(store, self._backend, description, retention)
+        saving = Saving(store, self._backend, owned, description, retention)
         with saving.removed_on_error(), collectively(self._backend):
             copies, copied = self._snapshot.take(owned)
         self.pending = PendingCheckpoint(saving, copies, copied, self._device)

@@ -22,9 +22,10 @@ from ..layout.box import Box
 from ..layout.piece import Piece
 from .fit import Fit, Stored, Wanted
 from .format.companions import read_companions
-from .format.manifest import read_manifest, stored_boxes
+from .format.manifest import checked_shape, read_manifest
 from .format.reads import READERS, Check, Reader, read_all, reads_of
-from .format.stored import SegmentTable, ranges_outside
+from .format.stored import ranges_outside, table_places
+from .format.tabled import boxes_of
 from .paths import state_names
 
 
@@ -40,9 +41,9 @@ class Checkpoint:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder) if manifest is None else manifest
         tensors = self.manifest["tensors"]
-        self._boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in tensors.items()}
-        self.shapes = {tensor: boxes[0].global_shape for tensor, boxes in self._boxes.items()}
-        self._segments = SegmentTable([box for boxes in self._boxes.values() for box in boxes])
+        self._forms = {tensor: checked_shape(tensor, entry) for tensor, entry in tensors.items()}
+        self.shapes = {tensor: shape for tensor, (shape, _) in self._forms.items()}
+        self._stored = boxes_of(self.folder, self.manifest)
 
     @classmethod
     def opened_together(cls, folder, backend: CommunicationBackend) -> "Checkpoint":
@@ -54,10 +55,7 @@ class Checkpoint:
 
     def fit(self, wanted: Wanted) -> Fit:
         """Return the fit with a model. Errors: CheckpointError if they do not fit."""
-        tensors = {
-            tensor: (boxes[0].global_shape, boxes[0].dtype) for tensor, boxes in self._boxes.items()
-        }
-        return wanted.fit(Stored(str(self.folder), self.manifest, tensors))
+        return wanted.fit(Stored(str(self.folder), self.manifest, self._forms))
 
     def companions(self) -> dict[str, bytes]:
         """Return {name: content} of its files without tensors, such as those of a tokenizer.
@@ -66,6 +64,11 @@ class Checkpoint:
         """
         return read_companions(self.folder, self.manifest["files"])
 
+    def check_boxes(self) -> None:
+        """Look at all boxes. Errors: CheckpointError unless they make every tensor whole."""
+        for tensor, shape in self.shapes.items():
+            self._stored.of(tensor, Box.whole(shape))
+
     # ---- checksums -------------------------------------------------------------------------------
 
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
@@ -73,20 +76,21 @@ class Checkpoint:
 
         Errors: CheckpointError naming what is damaged.
         """
-        first, stop = (len(self._segments) * (part + i) // num_parts for i in (0, 1))
+        first, stop = (len(self._stored) * (part + i) // num_parts for i in (0, 1))
         self._verify(range(first, stop), part, num_parts)
 
     def _verify(self, segments, part: int, num_parts: int) -> None:
         """Compare these segments, and this part of the bytes between the boxes."""
         names = sorted(self.manifest["files"])[part::num_parts]
-        checks = [Check(*self._segments[number]) for number in segments]
+        checks = [Check(*self._stored[number]) for number in segments]
         num_bytes = sum(check.high - check.low for check in checks)
         read_all(self.folder, [*checks, *map(self._rest_of, names)], num_bytes)
 
     def _rest_of(self, name: str):
         """Return a task that compares the bytes of this file that belong to no box."""
         record = self.manifest["files"][name]
-        ranges = ranges_outside(self._segments.boxes_of(name), record["bytes"])
+        inside = [*self._stored.boxes_of(name), *table_places(record)]
+        ranges = ranges_outside(inside, record["bytes"])
 
         def compare(reader: Reader):
             found = reader.crc32(name, ranges)
@@ -116,18 +120,18 @@ class Checkpoint:
         Errors, on all ranks: CheckpointError, PermissionError.
         """
         if not expendable:
-            verify_together(self, backend)
+            verify_together(self, backend, owned)  # before any rank fills anything
             with collectively(backend):
                 self.read_into(owned, copies)
             return
-        verified = numpy.zeros(len(self._segments), numpy.uint8)
+        verified = numpy.zeros(len(self._stored), numpy.uint8)
         with collectively(backend):
             self.read_into(owned, copies, verified)
         backend.all_reduce(verified, ReductionOperation.MAX)
         rank, num_ranks = backend.rank, backend.world_size
         with collectively(backend):
-            left_over = numpy.flatnonzero(verified == 0).tolist()
-            self._verify(left_over[rank::num_ranks], rank, num_ranks)
+            left_over = numpy.array_split(numpy.flatnonzero(verified == 0), num_ranks)
+            self._verify(left_over[rank].tolist(), rank, num_ranks)
 
     def read_into(self, owned, copies: Copies | None = None, verified=None) -> None:
         """Fill 1-D arrays from the files. No communication.
@@ -136,11 +140,11 @@ class Checkpoint:
                   zero, as at the first step
         verified  see reads_of; None: no checksums are compared
         """
-        wanted = [(self._boxes_of(tensor, array), piece, array) for tensor, piece, array in owned]
+        wanted = [(self._boxes_of(*part), *part[1:]) for part in owned]
         reads = (
             read
             for stored, piece, array in wanted
-            for read in reads_of(stored, piece.box, array, self._segments, verified)
+            for read in reads_of(stored, piece.box, array, self._stored, verified)
         )
         num_bytes = sum(array.size * array.dtype.itemsize for _, _, array in wanted)
         on_device = any(is_device_array(array) for _, _, array in wanted)
@@ -151,13 +155,19 @@ class Checkpoint:
         finally:
             copies.finish()
 
-    def _boxes_of(self, tensor: str, array) -> list:
+    def check_wanted(self, owned) -> None:
+        """Raise CheckpointError unless boxes hold all that is stored of what is to be read."""
+        for tensor, piece, _ in owned:
+            if tensor in self._forms:
+                self._stored.of(tensor, piece.box)
+
+    def _boxes_of(self, tensor: str, piece: Piece, array) -> list:
         """Return the stored boxes; none, and zeros, for state that only another rule keeps.
 
         Errors: CheckpointError if there should be some.
         """
-        if tensor in self._boxes:
-            return self._boxes[tensor]
+        if tensor in self._forms:
+            return self._stored.of(tensor, piece.box)
         if not set(state_names([tensor])) - set(state_names(self.shapes)):
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         array[...] = 0
@@ -174,17 +184,18 @@ class Checkpoint:
 
     def read_box(self, tensor: str, box: Box):
         """Return a part of one tensor as a NumPy array; otherwise as read_whole."""
-        stored = self._boxes[tensor][0]
-        values = numpy.empty(box.shape, stored.dtype)
-        piece = Piece(tensor, box, 0, values.size, stored.global_shape)
+        shape, dtype = self._forms[tensor]
+        values = numpy.empty(box.shape, dtype)
+        piece = Piece(tensor, box, 0, values.size, shape)
         self.read_into([(tensor, piece, values.reshape(-1))])
         return values
 
 
-def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:
-    """Check all checksums, shared out over the ranks. Collective.
+def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend, owned=()) -> None:
+    """Check all checksums, shared out over the ranks, and each its boxes of `owned`. Collective.
 
     Errors, on all ranks: CheckpointError, PermissionError.
     """
     with collectively(backend):
         checkpoint.verify(backend.rank, backend.world_size)
+        checkpoint.check_wanted(owned)

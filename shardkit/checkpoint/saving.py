@@ -22,10 +22,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from ..array.backend import to_host
 from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.agreement import collectively
+from ..comm.failure.agreement import agree, collectively
 from ..errors import CheckpointError
 from ..files.ownership import Ownership
 from ..files.removing import FILE, TEMPORARY, remove_folder
@@ -33,11 +35,22 @@ from ..layout.piece import Piece
 from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
 from .format.description import check_description, storable
-from .format.files import file_bytes, sync, write_arrays
+from .format.files import checksum, file_bytes, sync, write_arrays
 from .format.hdf5 import INDEX_NAME, lay_out, load_library, rank_file_name, write_index
-from .format.manifest import FORMAT, MANIFEST_NAME, VERSION, write_manifest
+from .format.manifest import (
+    FORMAT,
+    MANIFEST_NAME,
+    MOST_BYTES,
+    MOST_LISTED_RANKS,
+    VERSION,
+    listed_bytes,
+    tensor_table,
+    write_manifest,
+)
+from .format.parts import Summary, are_whole, tables_of
 from .format.reads import Reader
-from .format.stored import StoredBox, ranges_outside
+from .format.stored import StoredBox, TablePlace, ranges_outside
+from .format.tables import encoded, table_bytes
 from .load import Checkpoint
 
 NAMES = {  # of all files in the folder of a checkpoint, which are removed with it
@@ -84,20 +97,24 @@ class Retention:
 class Saving:
     """One checkpoint on its way to disk. Making it is collective: the temporary folder is made.
 
+    owned   (tensor path, Piece, 1-D array) each, of this rank
     Errors, on all ranks: CheckpointError, OSError; nothing has changed then.
     """
 
     def __init__(
-        self, store, backend: CommunicationBackend, description: dict, retention: Retention
+        self, store, backend: CommunicationBackend, owned, description: dict, retention: Retention
     ):
         self.backend = backend
         self._store = store
         self._retention = retention
+        self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
         with collectively(backend):
             load_library()  # on all ranks at once, and not in the thread that writes
             self._description = storable(description)
             check_description(self._description)
             retention.check()
+            self._forms = [self._form(*part) for part in owned]
+        self._is_tabled = agree(backend, self._is_long())
         self.folder = store.folder_of(description["step"])
         self._temporary = self.folder.with_name(self.folder.name + ".tmp")
         self._owned: Ownership | None = None
@@ -106,20 +123,20 @@ class Saving:
                 self._owned = store.begin(self._temporary)
         self._path = self._temporary / rank_file_name(backend.rank)
         self._boxes: list[StoredBox] = []  # of this rank
+        self._table_at = 0  # in the file of this rank, 0: it has none
         self._records: dict[str, dict] = {}  # what the manifest says about files
-        self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
         self._gathered: Any = None  # on one rank: boxes, records and scalars of all ranks
 
     def save(self, owned) -> str:
         """Write and publish the checkpoint; return its folder. Collective.
 
-        owned  (tensor path, Piece, 1-D array) each; gone through several times, so that arrays may
-               be made one at a time
+        owned  as before; gone through again, so that arrays may be made one at a time
         """
         with self.removed_on_error():
             with collectively(self.backend):
-                self.lay_out(owned)
-            self.gather(self.backend.world_size - 1)
+                self.lay_out()
+            if not self._is_tabled:
+                self.gather(self.backend.world_size - 1)
             with collectively(self.backend):
                 self.write_index()
                 self.write(owned)
@@ -152,16 +169,27 @@ class Saving:
         other.__cause__ = error.__cause__
         return other.with_traceback(error.__traceback__)
 
-    def lay_out(self, owned) -> None:
+    def lay_out(self) -> None:
         """Make this rank's file, with room for the values. No communication."""
-        self._boxes = lay_out(self._path, (self._form(*part) for part in owned))
-        self._records = {self._path.name: _record(self._path, self._boxes)}
+        self._boxes, self._table_at = lay_out(
+            self._path, self._forms, table_bytes if self._is_tabled else None
+        )
+        inside: list = [*self._boxes]
+        if self._is_tabled:
+            inside.append(TablePlace(self._table_at, table_bytes(self._boxes)))
+        self._records = {self._path.name: _record(self._path, inside)}
 
     def _form(self, tensor: str, piece: Piece, array) -> tuple:
         """Return (tensor path, Piece, dtype), and note the value of a scalar."""
         if piece.global_shape == ():
             self._scalars[tensor] = to_host(array)[0].item()
         return tensor, piece, str(array.dtype)
+
+    def _is_long(self) -> bool:
+        """Return True if a manifest has no room for a list, had all ranks as many boxes."""
+        num_ranks = self.backend.world_size
+        own_bytes = sum(listed_bytes(*form) for form in self._forms)
+        return num_ranks > MOST_LISTED_RANKS or 2 * num_ranks * own_bytes > MOST_BYTES
 
     def write(self, owned, cancelled: threading.Event | None = None) -> None:
         """Write the values to disk, durably, where lay_out() made room. No communication."""
@@ -170,15 +198,29 @@ class Saving:
         with native_work(self.backend, seconds):
             checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, checksums)]
+        if self._is_tabled:
+            self._write_table()
+
+    def _write_table(self) -> None:
+        """Write which boxes this rank's file holds into it, durably, and note where."""
+        content = encoded(self._boxes)
+        write_arrays(self._path, [(self._table_at, numpy.frombuffer(content, numpy.uint8))])
+        segments = sum(len(box.checksums) for box in self._boxes)
+        place = [self._table_at, len(content), segments, checksum(content)]
+        self._records[self._path.name]["table"] = place
 
     def gather(self, root: int = 0) -> None:
         """Send what was laid out or written to one rank. Collective."""
-        own = self._boxes, self._records, self._scalars
+        boxes = Summary.of(self._boxes) if self._is_tabled else self._boxes
+        own = boxes, self._records, self._scalars
         self._gathered = self.backend.gather_object(own, root)
 
     def write_index(self) -> None:
-        """Write the index on the rank that gathered; nothing on others. No communication."""
-        if self._gathered is None:
+        """Write the index on the rank that gathered; nothing on others. No communication.
+
+        Many files have none: an index lists all boxes, and each file describes its own.
+        """
+        if self._gathered is None or self._is_tabled:
             return
         index = self._temporary / INDEX_NAME
         write_index(
@@ -205,9 +247,9 @@ class Saving:
         records = {name: record for _, part, _ in self._gathered for name, record in part.items()}
         records |= self._records
         records |= write_companions(self._temporary, self._store.companions)
-        write_manifest(self._temporary, self._description, records, self._all_boxes())
+        write_manifest(self._temporary, self._description, records, *self._tables())
         sync(self._temporary)
-        self._store.check_replaced(self._read_back(), self.folder)
+        self._store.check_replaced(self._checked(), self.folder)
         self._store.publish(self._temporary, self.folder)
         self._store.delete_old(self.folder, self._retention)
         self.release()
@@ -218,8 +260,26 @@ class Saving:
             self._owned.release()
             self._owned = None
 
+    def _tables(self) -> tuple:
+        """Return what the manifest says about tensors. Errors: CheckpointError."""
+        if self._is_tabled:
+            return tables_of([summary for summary, *_ in self._gathered])
+        return (tensor_table(self._all_boxes()),)
+
     def _all_boxes(self) -> list[StoredBox]:
         return [box for boxes, *_ in self._gathered for box in boxes]
+
+    def _checked(self) -> Checkpoint:
+        """Open what was written. Errors: CheckpointError if its boxes leave out something."""
+        found = self._read_back()
+        if self._is_tabled and not are_whole(
+            found.manifest["tensors"], [summary for summary, *_ in self._gathered]
+        ):
+            found.check_boxes()
+            raise CheckpointError(
+                f"{self._temporary}: the boxes that the ranks wrote do not make every tensor whole"
+            )
+        return found
 
     def _read_back(self) -> Checkpoint:
         """Open what was written as a loader does."""
@@ -232,9 +292,9 @@ class Saving:
             ) from None
 
 
-def _record(path: Path, boxes: list[StoredBox]) -> dict:
+def _record(path: Path, boxes: list) -> dict:
     """Return a file's entry in the manifest: size, and checksum of what is in none of its boxes."""
     num_bytes = file_bytes(path)
-    outside = ranges_outside(sorted(boxes, key=lambda box: box.at), num_bytes)
+    outside = ranges_outside(boxes, num_bytes)
     with Reader(path.parent) as reader:
         return {"bytes": num_bytes, "crc32": reader.crc32(path.name, outside)}

@@ -44,11 +44,7 @@ class CheckpointStore:
     """
 
     def __init__(
-        self,
-        folder,
-        *,
-        copies: Copies | None = None,
-        companions: dict[str, bytes] | None = None,
+        self, folder, *, copies: Copies | None = None, companions: dict[str, bytes] | None = None
     ):
         self.folder = Path(folder)
         self.copies = copies or Copies()
@@ -81,7 +77,8 @@ class CheckpointStore:
         Errors, on all ranks: OSError, CheckpointError. The folder of this step is then as it was
         before.
         """
-        return Saving(self, backend, description, Retention(keep, keep_every)).save(owned)
+        retention = Retention(keep, keep_every)
+        return Saving(self, backend, owned, description, retention).save(owned)
 
     def begin(self, temporary: Path) -> Ownership:
         """Clear up what a job that died has left, and make this folder. On one rank.

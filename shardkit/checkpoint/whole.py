@@ -79,7 +79,7 @@ def load(
     path = _stored_path(described)
     names = CodeNames(where, allowed, path.partition(":")[0].partition(".")[0])
     maker = names.module_class(path) if factory is None else factory
-    with at_most(_parts_allowed(shapes)):
+    with at_most(100 + 4 * len(shapes)):  # parameters and buffers, of a model that ties some
         model = _made(described, maker, names, advises_factory=factory is None)
     model.finish(_seed_of(described) if factory is None else 0)
     group = f"optimizer/{AVERAGE}" if averaged else "model"
@@ -172,11 +172,6 @@ def _check_recorded(described: dict, maker: type, where: str) -> None:
 def _seed_of(described: dict) -> int:
     seed = described["configuration"].get("seed", 0)
     return seed if type(seed) is int else 0
-
-
-def _parts_allowed(shapes: dict) -> int:
-    """Return how many parameters and buffers may be made: those of a model that ties some."""
-    return 100 + 4 * len(shapes)
 
 
 def _stored_path(described: dict) -> str:

@@ -19,6 +19,7 @@ from .settings import without_settings
 
 _FILES = {  # {first word of a command: the file that adds it}; the others are not imported
     "train": "train",
+    "sweep": "sweep",
     "prepare": "prepare",
     "evaluate": "evaluate",
     "predict": "evaluate",

@@ -30,23 +30,40 @@ def add_command(
     return parser
 
 
+def option(parser, usage: str, text: str, **how) -> None:
+    """Add an argument to a command: "path", "--output FILE", or "--json", which is True if given.
+
+    text   its help; a default is told behind it, where the text tells none
+    how    for argparse, but for the type of a FILE or PATH
+    """
+    name, _, metavar = usage.partition(" ")
+    if metavar:
+        how["metavar"] = metavar
+        how.setdefault("type", local_path if metavar in ("FILE", "PATH") else str)
+    elif not how:
+        how["action"] = "store_true"
+    if how.get("default") not in (None, []) and "default:" not in text:
+        text = "; ".join(filter(None, (text, "default: %(default)s")))
+    parser.add_argument(name, help=text, **how)
+
+
 def add_averaged(parser: ArgumentParser) -> None:
     """Add the option --averaged to a command that reads weights."""
-    parser.add_argument(
+    option(
+        parser,
         "--averaged",
-        action="store_true",
-        help="with the moving average of the weights, which optimizer.ema_decay keeps",
+        "with the moving average of the weights, which optimizer.ema_decay keeps",
     )
 
 
 def add_checkpoint(parser: ArgumentParser) -> None:
     """Add the option --checkpoint to a command that reads one of the checkpoints of a run."""
-    parser.add_argument(
-        "--checkpoint",
-        type=_choice,
-        metavar="best|newest|STEP",
-        help="which checkpoint: of the lowest validation loss, the newest, or of a step; default: "
+    option(
+        parser,
+        "--checkpoint best|newest|STEP",
+        "which checkpoint: of the lowest validation loss, the newest, or of a step; default: "
         "the best where run.patience is set, else the newest",
+        type=_choice,
     )
 
 
@@ -61,14 +78,13 @@ def _choice(text: str) -> str | int:
 
 def add_trust(parser: ArgumentParser) -> None:
     """Add the option --trust to a command that runs the task of a run folder."""
-    parser.add_argument(
-        "--trust",
+    option(
+        parser,
+        "--trust PATH",
+        "file or folder whose code may run if the run folder names it as its task; may be "
+        "given again",
         action="append",
         default=[],
-        type=local_path,
-        metavar="PATH",
-        help="file or folder whose code may run if the run folder names it as its task; may be "
-        "given again",
     )
 
 

@@ -7,7 +7,7 @@ from ..errors import ConfigurationError
 from ..plan.measure import hardware_run
 from ..train.bench import bench_run
 from ..train.settings import RunConfiguration
-from .arguments import count, local_path
+from .arguments import count, local_path, option
 from .job import job, mpi_backend
 from .settings import Given, parsed
 
@@ -25,29 +25,23 @@ Measure this machine, for `shardkit plan`:
 def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
     bench = add_command("bench", _bench, _BENCH, takes_settings=True)
-    bench.add_argument(
+    option(
+        bench,
         "settings",
+        "TOML file, as for `shardkit train`; for a file named hardware: ./hardware",
         nargs="?",
         type=local_path,
-        help="TOML file, as for `shardkit train`; for a file named hardware: ./hardware",
     )
-    bench.add_argument(
+    option(
+        bench,
         "--steps",
+        "steps to measure, each also once without the stopwatch",
         type=count,
         default=7,
-        help="steps to measure, each also once without the stopwatch; default: %(default)s",
     )
-    bench.add_argument(
-        "--json", type=local_path, metavar="FILE", help="also write all figures to this file"
-    )
+    option(bench, "--json FILE", "also write all figures to this file")
     hardware = add_command("bench hardware", _hardware, _BENCH_HARDWARE, takes_settings=True)
-    hardware.add_argument(
-        "--output",
-        type=local_path,
-        metavar="FILE",
-        default="hardware.toml",
-        help="hardware file to write; default: %(default)s",
-    )
+    option(hardware, "--output FILE", "hardware file to write", default="hardware.toml")
 
 
 def _bench(known, overrides) -> int:

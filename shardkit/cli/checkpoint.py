@@ -1,6 +1,7 @@
 """`shardkit diff` and `shardkit convert`."""
 
 import sys
+from functools import partial
 
 from ..checkpoint.find import find_checkpoint
 from ..checkpoint.pretrained.families import FAMILIES
@@ -8,13 +9,9 @@ from ..checkpoint.tools.convert import from_safetensors, to_adapter, to_safetens
 from ..checkpoint.tools.diff import compare, comparison_text
 from ..errors import ConfigurationError, ShardkitError
 from ..files.shown import shown
-from .arguments import add_averaged, add_checkpoint, local_path, tolerance
+from .arguments import add_averaged, add_checkpoint, local_path, option, tolerance
 
-_CONVERSIONS = {
-    "safetensors": to_safetensors,
-    "shardkit": from_safetensors,
-    "adapter": to_adapter,
-}
+_CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors, "adapter": to_adapter}
 _DIFF = """compare two checkpoints number by number
 
 Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 wrong usage, or one
@@ -33,63 +30,56 @@ def add_commands(add_command) -> None:
 
 def _add_diff(add_command) -> None:
     diff = add_command("diff", _diff, _DIFF)
-    add = diff.add_argument
+    add = partial(option, diff)
     for name in ("first", "second"):
         add(
             name,
-            type=local_path,
-            help="one checkpoint; or a run folder or folder of checkpoints, which stands for its "
+            "one checkpoint; or a run folder or folder of checkpoints, which stands for its "
             "newest valid checkpoint",
+            type=local_path,
         )
     add(
-        "--tolerance",
+        "--tolerance X",
+        "differences up to X times the largest magnitude in a tensor count as equal; default: "
+        "%(default)s",
         type=tolerance,
         default=0.0,
-        metavar="X",
-        help="differences up to X times the largest magnitude in a tensor count as equal; default: "
-        "%(default)s",
     )
-    add(
-        "--model-only",
-        action="store_true",
-        help="compare parameters only: no optimizer state, step or seeds",
-    )
+    add("--model-only", "compare parameters only: no optimizer state, step or seeds")
 
 
 def _add_convert(add_command) -> None:
     convert = add_command("convert", _convert, _CONVERT)
-    add = convert.add_argument
+    add = partial(option, convert)
     add(
         "--to",
-        choices=_CONVERSIONS,
-        required=True,
-        help="safetensors: write config.json and model.safetensors from a checkpoint; shardkit: "
+        "safetensors: write config.json and model.safetensors from a checkpoint; shardkit: "
         "write a folder of checkpoints with step 0 from such files; adapter: write the updates "
         "of a model with LoRA (model.lora_rank) as the library PEFT reads them",
+        choices=_CONVERSIONS,
+        required=True,
     )
     add(
         "source",
-        type=local_path,
-        help="one checkpoint, or a run folder or folder of checkpoints; or the folder that holds "
+        "one checkpoint, or a run folder or folder of checkpoints; or the folder that holds "
         "config.json and safetensors files",
+        type=local_path,
     )
-    add("target", type=local_path, help="folder to write; it must not hold a model yet")
+    add("target", "folder to write; it must not hold a model yet", type=local_path)
     add(
         "--dtype",
-        choices=("float32", "float64"),
-        help="dtype of the numbers written; default: float32 to shardkit, that of the checkpoint "
+        "dtype of the numbers written; default: float32 to shardkit, that of the checkpoint "
         "to safetensors",
+        choices=("float32", "float64"),
     )
     add(
-        "--sequence-length",
+        "--sequence-length N",
+        "longest sequences of the model, to shardkit; default: those that config.json says",
         type=int,
-        metavar="N",
-        help="longest sequences of the model, to shardkit; default: those that config.json says",
     )
     add(
         "--renew",
-        action="store_true",
-        help="to safetensors: replace a model that was written there of another checkpoint, and "
+        "to safetensors: replace a model that was written there of another checkpoint, and "
         "leave one of the same checkpoint as it is",
     )
     add_checkpoint(convert)

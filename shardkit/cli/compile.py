@@ -8,7 +8,7 @@ from ..array.cpu.building import keep, of_common
 from ..array.cpu.compiled import keep_in
 from ..array.cpu.targets import target
 from ..files.paths import spelled_out
-from .arguments import count, local_path
+from .arguments import count, local_path, option
 
 _COMPILE = """compile what common runs need, before the first of them
 
@@ -21,16 +21,18 @@ its target (SHARDKIT_KERNELS)."""
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     parser = add_command("compile", _compile, _COMPILE, allow_abbrev=False)
-    parser.add_argument(
+    option(
+        parser,
         "--folder",
+        "folder to keep them in; default: where runs keep what they compile",
         type=local_path,
-        help="folder to keep them in; default: where runs keep what they compile",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--processes",
+        "that compile at a time, 250 MB each; default: the number of cores",
         type=count,
         default=len(os.sched_getaffinity(0)),
-        help="that compile at a time, 250 MB each; default: the number of cores",
     )
 
 

@@ -9,7 +9,7 @@ from ..doctor.finding import as_json, as_text, exit_code
 from ..environment import launcher
 from ..errors import CommunicationError
 from ..train.terminal import console_of
-from .arguments import local_path
+from .arguments import local_path, option
 from .job import job, mpi_backend
 from .settings import configuration
 
@@ -22,13 +22,14 @@ does not work. --mesh.pipeline=P --mesh.tensor=T choose the mesh axes to measure
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     doctor = add_command("doctor", _doctor, _DOCTOR, takes_settings=True)
-    doctor.add_argument(
+    option(
+        doctor,
         "--folder",
+        "folder of the run; default: the current folder",
         type=local_path,
         default=".",
-        help="folder of the run; default: the current folder",
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON for programs")
+    option(doctor, "--json", "print JSON for programs")
 
 
 def _doctor(known, overrides) -> int:

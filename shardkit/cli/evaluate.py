@@ -18,7 +18,7 @@ from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
-from .arguments import add_averaged, add_checkpoint, add_trust, local_path
+from .arguments import add_averaged, add_checkpoint, add_trust, local_path, option
 from .job import job, mpi_backend
 from .settings import parsed, texts_of, trust_in
 
@@ -35,21 +35,15 @@ Write the predictions of a checkpoint of a run, in the order of the rows:
 def add_commands(add_command) -> None:
     """Add the parsers of both commands."""
     both = argparse.ArgumentParser(add_help=False)
-    both.add_argument("path", type=local_path, help="run folder")
-    both.add_argument(
-        "--data", type=local_path, metavar="PATH", help="source; default: what the run held out"
-    )
+    option(both, "path", "run folder", type=local_path)
+    option(both, "--data PATH", "source; default: what the run held out")
     add_checkpoint(both)
     add_averaged(both)
     add_trust(both)
     measure = add_command("evaluate", _evaluate, _EVALUATE, takes_settings=True, parents=[both])
-    measure.add_argument(
-        "--json", type=local_path, metavar="FILE", help="also write the figures to this file"
-    )
+    option(measure, "--json FILE", "also write the figures to this file")
     write = add_command("predict", _predict, _PREDICT, takes_settings=True, parents=[both])
-    write.add_argument(
-        "--output", type=local_path, metavar="FILE", required=True, help="HDF5 file to write"
-    )
+    option(write, "--output FILE", "HDF5 file to write", required=True)
 
 
 def _trust(known, overrides) -> Trust:
@@ -77,15 +71,17 @@ def _evaluate(known, overrides) -> int:
             if backend.rank == 0:
                 _show(run, figures)
                 if known.json:
-                    write_whole(known.json, _as_json(figures).encode())
+                    record = run.task.loss_record(figures.loss)
+                    write_whole(known.json, _as_json(figures, record).encode())
         run.close()
     return 0
 
 
-def _as_json(figures) -> str:
-    """Return the figures as JSON, which has no NaN: null in its place."""
+def _as_json(figures, record: dict[str, float]) -> str:
+    """Return the figures, with what is said of the loss, as JSON; null in place of NaN."""
     metrics = {name: _or_none(value) for name, value in figures.metrics.items()}
-    content = {**asdict(figures), "loss": _or_none(figures.loss), "metrics": metrics}
+    of_loss = {name: _or_none(value) for name, value in record.items()}
+    content = {**asdict(figures), "loss": _or_none(figures.loss), **of_loss, "metrics": metrics}
     return json.dumps(plain(content), indent=1) + "\n"
 
 

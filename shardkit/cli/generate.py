@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..checkpoint.models import gpt_of
@@ -14,16 +15,16 @@ from ..files.notes import tell
 from ..files.paths import spelled_out
 from ..files.shown import shown
 from ..layout.axes import parallel_sizes
-from ..nn.generation import checked_prompt
+from ..nn.generation import TOGETHER, checked_prompt
 from ..nn.models.gpt import GPT
 from ..optim.rules import SGD
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel
 from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
-from ..task.generation import language_model, write_texts
+from ..task.generation import language_model, stop_tokens_of, write_texts
 from ..train.settings import MeshAxes, Parallel
-from .arguments import add_averaged, add_checkpoint, count, local_path
+from .arguments import add_averaged, add_checkpoint, count, local_path, option
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -32,6 +33,9 @@ _GENERATE = """continue texts with a trained model
 Continue texts with a trained language model, alone or on many ranks:
   mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]
 A text depends on its prompt and its seed, not on the ranks."""
+
+
+_HOW = ("temperature", "top_k", "top_p", "repetition_penalty", "together")
 
 
 @dataclass(frozen=True)
@@ -45,48 +49,46 @@ class GenerationConfiguration(Sections):
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     generate = add_command("generate", _generate, _GENERATE, takes_settings=True)
-    add = generate.add_argument
+    add = partial(option, generate)
     add(
         "path",
+        "run folder, checkpoint, folder of checkpoints, or folder of transformers",
         type=local_path,
-        help="run folder, checkpoint, folder of checkpoints, or folder of transformers",
     )
     add(
         "--prompt",
+        "text to continue, may be given again; default: 'def '",
         action="append",
         type=spelled_out,
-        help="text to continue, may be given again; default: 'def '",
     )
-    add("--prompt-file", type=local_path, metavar="FILE", help="a prompt in each line")
-    add("--tokens", type=int, default=200, help="most tokens to add; default: %(default)s")
+    add("--prompt-file FILE", "a prompt in each line")
+    add("--tokens", "most tokens to add", type=int, default=200)
+    add("--temperature", "0 takes the most probable token", type=float, default=0.8)
+    add("--top-k", "draw among the k likeliest tokens", type=count)
+    add("--top-p", "draw among the likeliest tokens of this probability together", type=float)
     add(
-        "--temperature",
+        "--repetition-penalty P",
+        "of tokens that the text has: a logit above 0 is divided by it",
         type=float,
-        default=0.8,
-        help="0 takes the most probable token; default: %(default)s",
+        default=1.0,
     )
-    add("--top-k", type=count, help="draw among the k likeliest tokens")
-    add("--top-p", type=float, help="draw among the likeliest tokens of this probability together")
     add(
         "--stop",
+        "text that ends a text, may be given again",
         action="append",
         default=[],
         type=spelled_out,
-        help="text that ends a text, may be given again",
     )
-    add("--seed", type=int, default=0, help="of the first prompt; default: %(default)s")
+    add("--seed", "of the first prompt", type=int, default=0)
     add(
-        "--tokenizer",
-        type=local_path,
-        metavar="PATH",
-        help="tokenizer.json, where none is beside the weights",
+        "--together N",
+        "texts that a replica continues at a time",
+        type=count,
+        default=TOGETHER,
     )
-    add(
-        "--numbers",
-        action="store_true",
-        help="prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer",
-    )
-    add("--json", action="store_true", help="print an object of prompt and text in each line")
+    add("--tokenizer PATH", "tokenizer.json, where none is beside the weights")
+    add("--numbers", "prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer")
+    add("--json", "print an object of prompt and text in each line")
     add_checkpoint(generate)
     add_averaged(generate)
 
@@ -106,7 +108,7 @@ def _generate(known, overrides) -> int:
         model = _sharded(gpt, settings, backend)
         only = "averaged" if known.averaged else "model"
         model.load_model(known.path, only=only, checkpoint=known.checkpoint)
-        how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
+        how = {name: getattr(known, name) for name in _HOW}
         if known.numbers:
             texts = _continued_numbers(model, prompts, known, how)
         else:
@@ -177,6 +179,7 @@ def _continued_numbers(model: ShardedModel, prompts: list[str], known, how: dict
     with collectively(model.mesh.world):
         vocabulary_size = language_model(model).settings.vocabulary_size
         numbers = [_parsed_numbers(prompt, vocabulary_size) for prompt in prompts]
+        how = {**how, "stop": stop_tokens_of(model)}
     seeds = list(range(known.seed, known.seed + len(prompts)))
     new = model.generate(numbers, known.tokens, seeds=seeds, **how)
     return [",".join(map(str, each.tolist())) for each in new]

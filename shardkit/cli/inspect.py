@@ -1,5 +1,6 @@
 """`shardkit inspect`, `shardkit inspect schedule` and `shardkit inspect hang`."""
 
+from functools import partial
 from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
@@ -11,7 +12,7 @@ from ..report import describe_run
 from ..schedule.catalog import ORDERS
 from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
 from ..task.described import DESCRIPTION, Described
-from .arguments import local_path
+from .arguments import local_path, option
 
 _INSPECT = """show what a checkpoint or run folder holds
 
@@ -27,38 +28,27 @@ Draw the timeline of a pipeline schedule."""
 def add_commands(add_command) -> None:
     """Add the parsers of the three commands."""
     inspect = add_command("inspect", _inspect, _INSPECT)
-    inspect.add_argument(
+    option(
+        inspect,
         "path",
-        type=local_path,
-        help="run folder, folder of checkpoints, or one checkpoint; for folders named schedule or "
+        "run folder, folder of checkpoints, or one checkpoint; for folders named schedule or "
         "hang: ./schedule, ./hang",
+        type=local_path,
     )
-    inspect.add_argument(
-        "--verify", action="store_true", help="read every file and compare its checksum"
-    )
+    option(inspect, "--verify", "read every file and compare its checksum")
     _add_schedule(add_command)
     hang = add_command("inspect hang", _inspect_hang, _INSPECT_HANG)
-    hang.add_argument("run_folder", type=local_path, metavar="run", help="run folder")
+    option(hang, "run_folder run", "run folder", type=local_path)
 
 
 def _add_schedule(add_command) -> None:
     schedule = add_command("inspect schedule", _inspect_schedule, _INSPECT_SCHEDULE)
-    add = schedule.add_argument
-    add(
-        "--order",
-        metavar="NAME",
-        default="1f1b",
-        help=f"one of {', '.join(ORDERS)}; default: %(default)s",
-    )
-    add("--stages", type=int, metavar="N", default=4, help="pipeline ranks; default: %(default)s")
-    add("--micro-batches", type=int, metavar="N", default=8, help="default: %(default)s")
-    add(
-        "--virtual",
-        type=int,
-        metavar="N",
-        help="stages on each rank; default: as many as the order runs",
-    )
-    add("--svg", type=local_path, metavar="FILE", help="also draw the timeline into this file")
+    add = partial(option, schedule)
+    add("--order NAME", f"one of {', '.join(ORDERS)}", default="1f1b")
+    add("--stages N", "pipeline ranks", type=int, default=4)
+    add("--micro-batches N", "", type=int, default=8)
+    add("--virtual N", "stages on each rank; default: as many as the order runs", type=int)
+    add("--svg FILE", "also draw the timeline into this file")
 
 
 def _inspect(known, overrides) -> int:

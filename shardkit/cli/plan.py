@@ -7,6 +7,7 @@ shardkit plan run.toml my-cluster.toml --devices 256 --batch 512 --explain 3 --s
 import json
 import shlex
 import sys
+from functools import partial
 from operator import attrgetter
 
 from ..comm.gpu.choice import planned_text
@@ -29,7 +30,7 @@ from ..plan.settings import left_out, others_software, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
 from ..slurm.planned import script_of_plan
 from ..train.settings import RunConfiguration
-from .arguments import count, local_path, tokens
+from .arguments import count, local_path, option, tokens
 from .settings import Given, parsed
 
 _PLAN = """find the best layout for a model, a cluster and a batch
@@ -47,49 +48,36 @@ def add_commands(add_command) -> None:
     software = f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison"
     how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
     plan = add_command("plan", _plan, _PLAN, **how)
-    add = plan.add_argument
-    add("model", type=local_path, help="settings file of `shardkit train`")
+    add = partial(option, plan)
+    add("model", "settings file of `shardkit train`", type=local_path)
     add(
         "cluster",
+        "TOML file (see `shardkit bench hardware`), or the name of one that comes with shardkit",
         type=local_path,
-        help="TOML file (see `shardkit bench hardware`), or the name of one that comes with "
-        "shardkit",
     )
-    add("--devices", type=count, required=True, help="ranks: GPUs, or cores of CPU nodes")
-    add("--batch", type=count, help="samples in a step; default: batch.sequences of the settings")
-    add("--micro-batch", type=count, help="samples in a micro-batch; default: the best number")
+    add("--devices", "ranks: GPUs, or cores of CPU nodes", type=count, required=True)
+    add("--batch", "samples in a step; default: batch.sequences of the settings", type=count)
+    add("--micro-batch", "samples in a micro-batch; default: the best number", type=count)
     add(
         "--tokens",
-        type=tokens,
-        help="tokens, or rows of a table, to train on; default: 20 tokens for each parameter, the "
+        "tokens, or rows of a table, to train on; default: 20 tokens for each parameter, the "
         "rows of run.epochs or run.steps",
+        type=tokens,
     )
     add(
-        "--software",
-        help=f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the "
-        "settings",
+        "--software SOFTWARE",
+        f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the settings",
     )
-    add("--rows", type=count, default=8, help="rows of the table; default: %(default)s")
+    add("--rows", "rows of the table", type=count, default=8)
     add(
-        "--explain",
+        "--explain ROW",
+        "show memory and time of a row part by part, and draw its timeline",
         type=count,
-        metavar="ROW",
-        help="show memory and time of a row part by part, and draw its timeline",
     )
-    add(
-        "--svg",
-        type=local_path,
-        metavar="FILE",
-        help="file of that timeline; default: plan-ROW.svg",
-    )
-    add(
-        "--script",
-        type=local_path,
-        metavar="FILE",
-        help="write a SLURM job script for the best layout",
-    )
-    add("--time", default="24:00:00", help="limit of that job, [D-]HH:MM:SS; default: %(default)s")
-    add("--json", action="store_true", help="print JSON for programs")
+    add("--svg FILE", "file of that timeline; default: plan-ROW.svg")
+    add("--script FILE", "write a SLURM job script for the best layout")
+    add("--time", "limit of that job, [D-]HH:MM:SS", default="24:00:00")
+    add("--json", "print JSON for programs")
 
 
 def _plan(known, overrides) -> int:

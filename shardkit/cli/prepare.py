@@ -2,9 +2,11 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from ..comm.seats import all_seats, share_cores
+from ..data.prepare.chat import MESSAGES
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
 from ..data.prepare.work import PreparationProgress
@@ -12,7 +14,7 @@ from ..environment import share_tokenizer_threads
 from ..files.notes import Screen
 from ..files.paths import spelled_out
 from ..train.log import duration_text
-from .arguments import count, local_path, seconds
+from .arguments import count, local_path, option, seconds
 from .job import job, mpi_backend
 
 _TIMEOUT_SECONDS = 120.0  # less than for a step: what is done stays, and work is in small pieces
@@ -22,61 +24,64 @@ _PREPARE = """make a token file of text, JSON lines or Parquet
 Make a token file, which `shardkit train --data.path=FILE` reads in place: mpiexec -n 4
 shardkit prepare corpus/ --tokenizer=tokenizer.json --output=tokens.h5. The file is the same
 for any number of ranks. A job that was killed is started again with the same command, and
-keeps what is done (in FILE.parts)."""
+keeps what is done (in FILE.parts). With --chat records are conversations, for
+`shardkit train --task=chat`."""
 
 
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     prepare = add_command("prepare", _prepare, _PREPARE, allow_abbrev=False)
-    add = prepare.add_argument
+    add = partial(option, prepare)
     add(
-        "inputs",
+        "inputs INPUT",
+        "files, or folders of files: text (one document each), JSON lines (.jsonl, .ndjson, "
+        ".json; a document in each line), Parquet (.parquet; a document in each row)",
         nargs="+",
         type=local_path,
-        metavar="INPUT",
-        help="files, or folders of files: text (one document each), JSON lines (.jsonl, .ndjson, "
-        ".json; a document in each line), Parquet (.parquet; a document in each row)",
     )
     how = prepare.add_mutually_exclusive_group(required=True)
-    how.add_argument(
-        "--tokenizer",
-        type=local_path,
-        metavar="PATH",
-        help="a tokenizer.json, a folder that holds one, or the word bytes",
-    )
-    how.add_argument(
-        "--train-vocabulary",
-        type=count,
-        metavar="N",
-        help="train a byte-level BPE of N tokens on the inputs first; it is written beside the "
+    option(how, "--tokenizer PATH", "a tokenizer.json, a folder that holds one, or the word bytes")
+    option(
+        how,
+        "--train-vocabulary N",
+        "train a byte-level BPE of N tokens on the inputs first; it is written beside the "
         "output as tokenizer.json",
+        type=count,
     )
-    add("--output", type=local_path, required=True, metavar="FILE", help="token file to write")
+    add("--output FILE", "token file to write", required=True)
     add(
         "--reuse",
-        action="store_true",
-        help="leave the output as it is where it is there already, made from the same texts, "
+        "leave the output as it is where it is there already, made from the same texts, "
         "tokenizer and field; one that was made from others is refused",
     )
     add(
-        "--field",
+        "--field NAME",
+        "field of JSON lines, or column of Parquet, that holds the text, or the messages; "
+        f"default: {FIELD}, with --chat {MESSAGES}",
         type=spelled_out,
-        metavar="NAME",
-        help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
     )
     add(
-        "--threads",
+        "--chat",
+        "records are conversations: messages, or prompt and completion; they are written by the "
+        "chat template of the tokenizer, and what is an answer is noted",
+        action="store_true",
+    )
+    add(
+        "--chat-template FILE",
+        "a chat template (jinja), in place of that of the tokenizer",
+        type=local_path,
+    )
+    add(
+        "--threads N",
+        "threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
         type=count,
-        metavar="N",
-        help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
     )
     add(
-        "--timeout",
+        "--timeout SECONDS",
+        "longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
+        f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
         type=seconds,
         default=_TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="longest time in which a rank gets nowhere, with a row group of Parquet, say; then "
-        f"the job ends with a report, and keeps what is done; default: {_TIMEOUT_SECONDS:g}",
     )
 
 
@@ -88,6 +93,8 @@ def _prepare(known, overrides) -> int:
         known.train_vocabulary,
         known.field,
         known.reuse,
+        known.chat,
+        known.chat_template,
     )
     backend = mpi_backend()
     with job(backend):

@@ -1,11 +1,12 @@
 """`shardkit render`."""
 
 import sys
+from functools import partial
 
 from ..comm.gpu.choice import planned_text
 from ..files.writing import write_whole
 from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
-from .arguments import local_path
+from .arguments import local_path, option
 from .settings import configuration
 
 _RENDER = """write a job script
@@ -19,49 +20,32 @@ Fill in a job template (jobs/README.md):
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     parser = add_command("render", _render, _RENDER, takes_settings=True)
-    add = parser.add_argument
-    add("settings", nargs="?", type=local_path, help="TOML file, as for `shardkit train`")
-    add("--template", choices=TEMPLATES, required=True, help="template to fill in")
-    add("--scheduler", choices=SCHEDULERS, default="slurm", help="default: %(default)s")
-    add("--nodes", type=int, default=1, help="nodes of one job; default: %(default)s")
-    add("--ranks-per-node", type=int, required=True, help="MPI ranks on each node")
-    add("--time", default="01:00:00", help="limit of one job, [D-]HH:MM:SS; default: %(default)s")
-    add("--launcher", choices=("srun", "mpiexec"), help="default: srun for slurm, else mpiexec")
-    add("--name", help="name of the job; default: that of the run folder")
-    add("--gpus-per-node", type=int, help="for gpu_node; default: one for each rank")
+    add = partial(option, parser)
+    add("settings", "TOML file, as for `shardkit train`", nargs="?", type=local_path)
+    add("--template", "template to fill in", choices=TEMPLATES, required=True)
+    add("--scheduler", "", choices=SCHEDULERS, default="slurm")
+    add("--nodes", "nodes of one job", type=int, default=1)
+    add("--ranks-per-node", "MPI ranks on each node", type=int, required=True)
+    add("--time", "limit of one job, [D-]HH:MM:SS", default="01:00:00")
+    add("--launcher", "default: srun for slurm, else mpiexec", choices=("srun", "mpiexec"))
+    add("--name NAME", "name of the job; default: that of the run folder")
+    add("--gpus-per-node", "for gpu_node; default: one for each rank", type=int)
     add(
-        "--sweep",
+        "--sweep SECTION.KEY=VALUE,VALUE",
+        "for array: one run for each value; given several times: for each combination",
         action="append",
         default=[],
-        metavar="SECTION.KEY=VALUE,VALUE",
-        help="for array: one run for each value; given several times: for each combination",
     )
+    add("--at-once", "most runs of a sweep at the same time", type=int, default=4)
+    add("--restarts", "most requeues of a job", type=int, default=20)
+    add("--notice-seconds", "how long before its limit a job is warned", type=int, default=120)
+    add("--env FILE", "settings of the site; default: env.sh beside the templates")
     add(
-        "--at-once",
-        type=int,
-        default=4,
-        help="most runs of a sweep at the same time; default: %(default)s",
-    )
-    add("--restarts", type=int, default=20, help="most requeues of a job; default: %(default)s")
-    add(
-        "--notice-seconds",
-        type=int,
-        default=120,
-        help="how long before its limit a job is warned; default: %(default)s",
-    )
-    add(
-        "--env",
-        type=local_path,
-        metavar="FILE",
-        help="settings of the site; default: env.sh beside the templates",
-    )
-    add(
-        "--stage",
-        metavar="FOLDER",
-        help="folder of each node's own, such as /dev/shm: the files of Python are copied there "
+        "--stage FOLDER",
+        "folder of each node's own, such as /dev/shm: the files of Python are copied there "
         "before the ranks start, for jobs of many ranks (SLURM)",
     )
-    add("--output", type=local_path, metavar="FILE", help="file to write; default: standard output")
+    add("--output FILE", "file to write; default: standard output")
     parser.set_defaults(takes_command=True)
 
 

@@ -1,4 +1,4 @@
-"""Settings on the command line: --section.key=value, and --task for --run.task.
+"""Settings on the command line: --section.key=value, and short names of a few.
 
 What type a value has depends on the task, and the task is a setting too: so the text of each value
 is kept until the task is known.
@@ -21,7 +21,7 @@ from ..task.load import DEFAULT_TASK, absolute_task, load_task
 from ..train.folder import has_checkpoints, stored_settings, stored_task, task_of_run
 from ..train.settings import RunConfiguration, configuration_of, first_settings, resumed
 
-_SHORT = {"--task": "--run.task"}
+_SHORT = {"--task": "--run.task", "--groups": "--sweep.groups"}
 
 
 def without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -1,6 +1,7 @@
 """`shardkit train`."""
 
 import os
+from functools import partial
 
 from ..comm.failure.signals import StopSignals
 from ..comm.same import alike
@@ -12,7 +13,7 @@ from ..train.loop import train_run
 from ..train.settings import RunConfiguration
 from ..train.start import StartClock
 from ..train.survivors import SurvivingRun
-from .arguments import add_trust, local_path
+from .arguments import add_trust, local_path, option
 from .job import job, mpi_backend
 from .settings import Given, trust_in
 
@@ -27,33 +28,24 @@ def add_commands(add_command) -> None:
     """Add the parser of the command."""
     # add_help: the settings that it lists are those of the task
     train = add_command("train", _train, _TRAIN, takes_settings=True, add_help=False)
-    add = train.add_argument
-    add(
+    add = partial(option, train)
+    train.add_argument(
         "-h",
         "--help",
         action="store_true",
         help="show this, with every setting of the task, and leave",
     )
-    add(
-        "--print-settings",
-        action="store_true",
-        help="print the settings that the run would have, as a TOML file, and leave",
-    )
+    add("--print-settings", "print the settings that the run would have, as a TOML file, and leave")
     add(
         "settings",
+        "TOML file with a [section] for each group of the settings below",
         nargs="?",
         type=local_path,
-        help="TOML file with a [section] for each group of the settings below",
     )
-    add(
-        "--resume",
-        action="store_true",
-        help="continue the run in run.folder from its newest valid checkpoint",
-    )
+    add("--resume", "continue the run in run.folder from its newest valid checkpoint")
     add(
         "--resume-if-any",
-        action="store_true",
-        help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
+        "continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
     )
     add_trust(train)
     train.set_defaults(parser=train)

@@ -18,10 +18,7 @@ from .operations import ReductionOperation
 MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backend's own messages
 _NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
 PLAIN_DTYPES = frozenset(
-    map(
-        numpy.dtype,
-        "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(),
-    )
+    map(numpy.dtype, "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 )
 PIECE_TAG = MAX_TAG + 1
 

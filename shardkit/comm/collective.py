@@ -50,10 +50,7 @@ def _gather_ports(group, send, receive, root, counts):
 
 COLLECTIVES = {
     "all_reduce": Collective(
-        lambda group, array, op: (
-            group.arguments.reduction("array", array, op, writes=True),
-            op,
-        ),
+        lambda group, array, op: (group.arguments.reduction("array", array, op, writes=True), op),
         lambda group, port, op: ring_bytes(group, port.size * port.wire.itemsize),
     ),
     "broadcast": Collective(
@@ -67,8 +64,7 @@ COLLECTIVES = {
         lambda group, own, whole: (group.world_size - 1) * own.port.num_bytes,
     ),
     "reduce_scatter": Collective(
-        _reduce_scatter_ports,
-        lambda group, whole, own, op: _but_own(group, whole),
+        _reduce_scatter_ports, lambda group, whole, own, op: _but_own(group, whole)
     ),
     "scatter": Collective(
         _scatter_ports,

@@ -100,9 +100,8 @@ class CallComparison:
                 if sent[target] != expected[source]:
                     raise CommunicationError(
                         f"all_to_all on group {self._members.key}: rank {world_ranks[source]} "
-                        "sends "
-                        f"{sent[target]} elements to rank {world_ranks[target]}, which expects "
-                        f"{expected[source]}; give both the same count"
+                        f"sends {sent[target]} elements to rank {world_ranks[target]}, which "
+                        f"expects {expected[source]}; give both the same count"
                     )
 
 
@@ -140,6 +139,5 @@ def difference(texts: list[str], members: Members) -> str:
     return (
         f"the ranks of group {members.key} make different calls: {'; '.join(others)}; rank {first} "
         f"and {texts.count(usual) - 1} more called {usual}; all ranks of a group must make the "
-        "same "
-        "calls in the same order"
+        "same calls in the same order"
     )

@@ -35,9 +35,8 @@ class ReductionOperation(enum.Enum):
         name = value.lower() if isinstance(value, str) else ""
         return next((each for each in cls if each.value == short.get(name, name)), None)
 
-    __hash__ = (
-        object.__hash__
-    )  # Enum's own is written in Python, and verbs look operations up in tables
+    # Enum's own is written in Python, and verbs look operations up in tables.
+    __hash__ = object.__hash__
 
 
 Operation: TypeAlias = ReductionOperation | str  # str: its name

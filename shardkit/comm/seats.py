@@ -50,6 +50,11 @@ def all_seats(backend, threads: int) -> list[Seat]:
     return backend.all_gather_object(Seat.here(threads))
 
 
+def seats_on_first(backend, threads: int) -> list[Seat]:
+    """Return the seats of all ranks on rank 0, [] on the others. Collective over the backend."""
+    return backend.gather_object(Seat.here(threads)) or []
+
+
 def have_cores(seats: list[Seat]) -> bool:
     """Return True if each rank of a host can have a core for itself, all of the time."""
     cores = set().union(*(seat.cores for seat in seats))
@@ -73,11 +78,14 @@ def crowding(seats: list[Seat]) -> list[str]:
 
     With what to set.
     """
+    on_hosts: dict[str, dict[int, Seat]] = {}
+    for rank, seat in enumerate(seats):
+        on_hosts.setdefault(seat.host, {})[rank] = seat
     return [
         text
-        for host in dict.fromkeys(seat.host for seat in seats)
+        for host, of_host in on_hosts.items()
         for find in (_crowding_on, _short_quotas_on)
-        for text in find(host, {rank: seat for rank, seat in enumerate(seats) if seat.host == host})
+        for text in find(host, of_host)
     ]
 
 
@@ -121,9 +129,8 @@ def _crowding_on(host, seats):
     fair = max(1, len(seat.cores) // len(peers))
     what = (
         f"on {host} rank{'s' if len(peers) > 1 else ''} {ranks_text(peers)} "
-        f"run{'' if len(peers) > 1 else 's'} "
-        f"{sum(seats[rank].threads for rank in peers)} threads on {len(seat.cores)} "
-        f"core{'s' if len(seat.cores) > 1 else ''}"
+        f"run{'' if len(peers) > 1 else 's'} {sum(seats[rank].threads for rank in peers)} threads "
+        f"on {len(seat.cores)} core{'s' if len(seat.cores) > 1 else ''}"
     )
     if len(peers) == 1:
         return [

@@ -106,11 +106,7 @@ class Verbs:
     # ---- around every verb -----------------------------------------------------------------------
 
     def verb(
-        self,
-        name: str,
-        dtype: DTypeLike | None = None,
-        count: int = -1,
-        site: int | None = None,
+        self, name: str, dtype: DTypeLike | None = None, count: int = -1, site: int | None = None
     ) -> UnderWay:
         """Note a collective call; return the context manager to do it in.
 
@@ -397,11 +393,7 @@ class Verbs:
         return self._begin("all_gather", send, receive, counts)
 
     def ireduce_scatter(
-        self,
-        send: Array,
-        receive: Array,
-        counts: Sequence[int] | None = None,
-        op: Operation = SUM,
+        self, send: Array, receive: Array, counts: Sequence[int] | None = None, op: Operation = SUM
     ) -> Handle:
         """Begin a reduce_scatter."""
         return self._begin("reduce_scatter", send, receive, counts, op, False)

@@ -47,9 +47,16 @@ class Corpus:
         """Return this corpus with the documents of its segments. Errors: CorpusError, OSError."""
         reader = format_named(self.format)
         segments = (
-            replace(each, documents=reader.documents(Path(each.path))) for each in self.segments
+            replace(each, documents=reader.documents(path), answers=reader.answers(path))
+            for each in self.segments
+            for path in [Path(each.path)]
         )
         return replace(self, segments=tuple(segments))
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether its documents are conversations, which are never cut; with_documents() knows."""
+        return all(segment.answers is not None for segment in self.segments)
 
     def whole(self) -> PackedTokens:
         """Return all tokens."""
@@ -63,6 +70,8 @@ class Corpus:
         """Return {"training": tokens, "validation": tokens}, by documents, see split.py."""
         tables = _grouped(self.segments, percent)
         sizes, is_one = tables[:, 2] - tables[:, 1], tables[:, 3]
+        if self.has_answers:
+            is_one = numpy.zeros_like(is_one)  # conversations are never cut
         both = split_documents(sizes.tolist(), is_one.tolist(), percent)
         found = {}
         for name, rows in zip((TRAINING, VALIDATION), both):

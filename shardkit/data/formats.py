@@ -50,6 +50,10 @@ class TokenFormat(ABC):
         """Return where each document of this file begins, see Segment."""
         return None
 
+    def answers(self, path: Path) -> int | None:
+        """Return the byte where the file says which tokens are answers, see Segment."""
+        return None
+
     def vocabulary_size(self, path: Path) -> int | None:
         """Return the size of the vocabulary, None where the files do not tell it."""
         return None
@@ -82,6 +86,9 @@ class _Tokens(TokenFormat):
 
     def documents(self, path):
         return open_token_file(path).documents
+
+    def answers(self, path):
+        return open_token_file(path).answers
 
     def vocabulary_size(self, path):
         return open_token_file(path).vocabulary_size

@@ -74,9 +74,8 @@ def open_to_read(
     Errors: FileNotFoundError, PermissionError; `error` if it is no HDF5 file.
     """
     size_of(path, error=error)
-    slots = (
-        100 * max(cache_bytes >> 20, 1) + 1
-    )  # HDF5 advises a hundred for each chunk, and a prime
+    # HDF5 advises a hundred for each chunk, and a prime.
+    slots = 100 * max(cache_bytes >> 20, 1) + 1
     try:
         return h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=slots)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError):
@@ -145,10 +144,7 @@ def describe(
     names    of the attributes; those that are no single text or integer are left out
     Errors: OSError; `error` if this is no HDF5 file, or has more than datasets and a few texts.
     """
-    with (
-        open_to_read(path, error=error) as file,
-        library(path, error=error),
-    ):
+    with open_to_read(path, error=error) as file, library(path, error=error):
         found = {
             name: _place(each)
             for name, each in datasets(file).items()

@@ -8,9 +8,12 @@ Only the index is in the run folder; a run that goes on finds its files as they 
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
+from typing import TypeAlias
 
 import numpy
 
@@ -28,6 +31,7 @@ from .segments import OpenFiles, Segment
 from .settings import FORMATS, TextData
 from .tokenizer import MOST_TOKENS, ByteTokenizer, Tokenizer, tokenizer_of
 
+Rows: TypeAlias = Callable[..., Samples]  # (tokens, length, vocabulary_size, part=name)
 _INDEX = "index.json"
 _COPY = "corpus.json"  # beside copies of the text, in folders of runs before there was an index
 _MOST_INDEX_BYTES = 1 << 28  # room for a million files
@@ -45,8 +49,15 @@ class LanguageData:
     is_bytes         the tokens are bytes
     """
 
-    def __init__(self, training: list[Corpus], validation: list[Corpus], settings: TextData):
+    def __init__(
+        self,
+        training: list[Corpus],
+        validation: list[Corpus],
+        settings: TextData,
+        rows: Rows | None = None,
+    ):
         self._settings = settings
+        self._rows = rows or partial(TokenWindows, mask_documents=settings.mask_documents)
         self._found = training, validation
         self._corpora = [corpus.with_documents() for corpus in training]
         self._validation = [corpus.with_documents() for corpus in validation]
@@ -60,19 +71,22 @@ class LanguageData:
         self._parts = self._packed()
 
     @classmethod
-    def prepare(cls, folder: Path, settings: TextData, *, resume: bool) -> "LanguageData":
+    def prepare(
+        cls, folder: Path, settings: TextData, rows: Rows | None = None, *, resume: bool
+    ) -> "LanguageData":
         """Find and check the data, still without an index of it; for one rank.
 
+        rows    what makes samples of tokens; None: windows
         resume  the folder has an index: the files must be as it says
         Errors: CorpusError, OSError.
         """
         if not resume:
-            return cls(*find_corpora(settings), settings)
+            return cls(*find_corpora(settings), settings, rows)
         index = folder / _INDEX
         training, validation = (
             [_unchanged(corpus, index) for corpus in corpora] for corpora in _read_index(folder)
         )
-        return cls(training, validation, settings)
+        return cls(training, validation, settings, rows)
 
     def store(self, folder: Path) -> None:
         """Write the index into the folder, in place of another. Errors: OSError."""
@@ -80,36 +94,33 @@ class LanguageData:
         _write_index(folder, *self._found)
 
     @classmethod
-    def open(cls, folder: Path, settings: TextData) -> "LanguageData":
+    def open(cls, folder: Path, settings: TextData, rows: Rows | None = None) -> "LanguageData":
         """Open what was prepared and stored. Errors: CorpusError, OSError."""
-        return cls(*_read_index(folder), settings)
+        return cls(*_read_index(folder), settings, rows)
 
     def num_tokens(self, part: str) -> int:
         """Return how many tokens are in "training" or "validation"."""
         return sum(len(tokens) for tokens in self._parts[part])
 
     def samples(self, part: str, length: int, vocabulary_size: int) -> Samples:
-        """Return the windows of "training" or "validation".
+        """Return the rows of "training" or "validation".
 
         vocabulary_size  of the model; a larger token is an error when it is read
-        Errors: CorpusError if there is not one window.
+        Errors: CorpusError if there is not one row.
         """
-        masks = self._settings.mask_documents
         windows: list[Samples] = [
-            TokenWindows(tokens, length, vocabulary_size, mask_documents=masks, part=part)
-            for tokens in self._parts[part]
+            self._rows(tokens, length, vocabulary_size, part=part) for tokens in self._parts[part]
         ]
         if len(windows) == 1:
             return windows[0]
         return Mixture(windows, [corpus.weight for corpus in self._corpora])
 
     def samples_of(self, path: str, length: int, vocabulary_size: int) -> Samples:
-        """Return the windows of other files, of all their documents; for one rank or each.
+        """Return the rows of other files, of all their documents; for one rank or each.
 
         Errors: CorpusError on what cannot be read, or tokens of another tokenizer; OSError.
         """
         is_binary = Path(path).suffix == ".bin"
-        masks = self._settings.mask_documents
         settings = TextData(
             path=(path,), token_dtype=self._settings.token_dtype if is_binary else None
         )
@@ -121,7 +132,7 @@ class LanguageData:
                 "trained on; let `shardkit prepare` make them with the tokenizer of the run"
             )
         tokens = corpus.with_documents().whole()
-        return TokenWindows(tokens, length, vocabulary_size, mask_documents=masks, part=path)
+        return self._rows(tokens, length, vocabulary_size, part=path)
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of the tokens, None if the files have none."""

@@ -11,6 +11,7 @@ beginning of the next: attention sees both, and the target at the boundary, the 
 document as guessed from another one, can be left out of the loss.
 """
 
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy
@@ -34,7 +35,7 @@ class PackedTokens:
         self.is_text = is_text
         self.parts = parts
         self._stops = numpy.cumsum(parts[:, 2] - parts[:, 1])
-        self._files = OpenFiles()
+        self._files, self._answers = OpenFiles(), OpenFiles()
 
     def __len__(self):
         return int(self._stops[-1]) if len(self._stops) else 0
@@ -62,6 +63,19 @@ class PackedTokens:
                 row[at : at + count] = self._files.read(segment, first, count)
         return tokens
 
+    def span(self, start: int, stop: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Return tokens [start, stop), int64, and which of them are answers. Errors: as gather."""
+        tokens = self.gather(numpy.array([start]), stop - start)[0]
+        return tokens, self.answers(start, stop)
+
+    def answers(self, start: int, stop: int) -> numpy.ndarray:
+        """Return which of tokens [start, stop) are answers, bool. Errors: as gather."""
+        answers = [
+            self._answers.read(replace(segment, dtype="|u1", at=segment.answers), first, count)
+            for _, segment, first, count in self.pieces(start, stop)
+        ]
+        return numpy.concatenate(answers) != 0
+
     def boundaries(self, start: int, stop: int) -> list[int]:
         """Return the positions in [start, stop) at which a document begins, or a part of one."""
         found = set(self._stops[slice(*numpy.searchsorted(self._stops, [start, stop]))].tolist())
@@ -86,13 +100,35 @@ class PackedTokens:
         return digest.hexdigest()
 
 
-class TokenWindows(Samples):
-    """Windows of packed tokens: x and y [n, length] int64.
+class TokenRows(Samples):
+    """Rows that are made of packed tokens: x and y [n, length] int64.
 
     vocabulary_size  what every token is below; else read() refuses it
+    """
+
+    def __init__(self, tokens: PackedTokens, length: int, vocabulary_size: int):
+        self.tokens = tokens
+        self.length = length
+        self.vocabulary_size = vocabulary_size
+        self._is_checked = any(s.largest >= vocabulary_size for s in tokens.segments)
+
+    def _check_tokens(self, tokens: numpy.ndarray, starts: numpy.ndarray) -> None:
+        """Raise CorpusError if one of tokens [n, any], of these positions on, is no token."""
+        if not self._is_checked:
+            return
+        is_wrong = (tokens < 0) | (tokens >= self.vocabulary_size)
+        if is_wrong.any():
+            row, column = numpy.argwhere(is_wrong)[0].tolist()
+            path, token = self.tokens.place(int(starts[row]) + column)
+            raise beyond_vocabulary(path, token, int(tokens[row, column]), self.vocabulary_size)
+
+
+class TokenWindows(TokenRows):
+    """Windows of packed tokens.
+
     mask_documents   the first token of a document is no target: IGNORED in y
     part             what these tokens are for, for messages
-    Errors: CorpusError if there is not one window.
+    Errors: CorpusError if there is not one window, or on conversations.
     """
 
     def __init__(
@@ -104,6 +140,9 @@ class TokenWindows(Samples):
         mask_documents: bool = False,
         part: str = "training",
     ):
+        super().__init__(tokens, length, vocabulary_size)
+        self.mask_documents = mask_documents
+        _check_texts(tokens.segments)
         if len(tokens) < length + 1:
             more = " and others" if len(tokens.segments) > 1 else ""
             raise CorpusError(
@@ -111,11 +150,6 @@ class TokenWindows(Samples):
                 f"sequence needs model.sequence_length + 1 = {length + 1}; give more text or a "
                 "shorter sequence"
             )
-        self.tokens = tokens
-        self.length = length
-        self.vocabulary_size = vocabulary_size
-        self.mask_documents = mask_documents
-        self._is_checked = any(s.largest >= vocabulary_size for s in tokens.segments)
 
     def __len__(self):
         return (len(self.tokens) - 1) // self.length
@@ -132,8 +166,7 @@ class TokenWindows(Samples):
             row, column = numpy.argwhere(windows == 0)[0].tolist()
             path, byte = self.tokens.place(int(starts[row]) + column)
             raise CorpusError(f"{path} is no text: byte {byte:,} is NUL; leave the file out")
-        if self._is_checked:
-            self._check(windows, starts)
+        self._check_tokens(windows, starts)
         y = windows[:, 1:].copy()
         if self.mask_documents:
             self._mask(y, starts)
@@ -141,13 +174,6 @@ class TokenWindows(Samples):
         if part is None:
             return x, y
         return part.x(x, self.length), part.y(y, self.length)
-
-    def _check(self, windows, starts):
-        is_wrong = (windows < 0) | (windows >= self.vocabulary_size)
-        if is_wrong.any():
-            row, column = numpy.argwhere(is_wrong)[0].tolist()
-            path, token = self.tokens.place(int(starts[row]) + column)
-            raise beyond_vocabulary(path, token, int(windows[row, column]), self.vocabulary_size)
 
     def _mask(self, y, starts):
         for row, start in zip(y, starts.tolist()):
@@ -158,6 +184,16 @@ class TokenWindows(Samples):
         """Return a hash of the tokens and the mask; a run that goes on may change the length."""
         text = f"{self.tokens.fingerprint()} {self.mask_documents}"
         return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _check_texts(segments: list[Segment]) -> None:
+    for segment in segments:
+        if segment.answers is not None:
+            raise CorpusError(
+                f"{segment.path} holds conversations; train on their answers by --task=chat, or "
+                "prepare them without --chat",
+                segment.path,
+            )
 
 
 def beyond_vocabulary(path: str, token: int, value: int, vocabulary_size: int) -> CorpusError:

@@ -18,6 +18,7 @@ from ..layout.part import SamplePart
 
 TRAINING = "training"  # the parts that the data of a run is split into
 VALIDATION = "validation"
+STREAM = "stream"  # StopVoted(STREAM): all ranks have read to the end of a stream
 
 
 class Samples(ABC):
@@ -55,6 +56,9 @@ class Samples(ABC):
         CorpusError
             If a sample cannot be trained on.
         OSError
+        StopVoted
+            From a stream that ranks read together, on all of them: it has ended, and so does the
+            run.
 
         Notes
         -----

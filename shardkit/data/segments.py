@@ -31,6 +31,8 @@ class Segment:
     mark       hash of the file and those that belong to it (contents.py)
     documents  [d + 1] int64, where each document begins, in tokens of the segment, and the number
                of tokens; None: it is one document
+    answers    byte of the file where it says which tokens are answers, one byte each; None: it does
+               not
     stamps     of the files of the mark, as they were read for it
     """
 
@@ -40,6 +42,7 @@ class Segment:
     count: int
     mark: str
     documents: numpy.ndarray | None = field(default=None, compare=False, repr=False)
+    answers: int | None = field(default=None, compare=False, repr=False)
     stamps: tuple[Stamp | None, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod

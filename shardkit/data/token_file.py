@@ -5,6 +5,7 @@
     /tokens                      [n] uint16 or uint32, the documents one behind the other, each
                                  with its end-of-text number if the tokenizer has one
     /documents                   [d + 1] int64: document i is tokens[documents[i]:documents[i + 1]]
+    /answers                     [n] uint8, of conversations alone: 1 for tokens to be learned
     /tokenizer/tokenizer.json    [bytes] uint8, and the files beside it; none for bytes
 
 All datasets are contiguous: readers map them into memory, and the ranks of `shardkit prepare` write
@@ -25,6 +26,7 @@ FORMAT = "shardkit tokens"
 VERSION = 1
 TOKENS = "tokens"
 DOCUMENTS = "documents"
+ANSWERS = "answers"
 _TOKENIZER = "tokenizer/"
 _NONE = -1
 _MADE_FROM = "made_from"
@@ -38,18 +40,26 @@ _CHECKED = 1 << 20  # documents at a time
 
 
 def lay_out_token_file(
-    path: Path, num_tokens: int, num_documents: int, tokenizer: Tokenizer, made_from: str = ""
+    path: Path,
+    num_tokens: int,
+    num_documents: int,
+    tokenizer: Tokenizer,
+    made_from: str = "",
+    *,
+    has_answers: bool = False,
 ) -> dict[str, int]:
-    """Make a token file that still lacks its tokens and document offsets.
+    """Make a token file that still lacks its tokens, document offsets and answers.
 
     made_from  a hash of the texts that it is made from
-    returns    {"tokens": byte of the file where they begin, "documents": byte}
+    returns    {"tokens": byte of the file where they begin, "documents": byte}, and "answers"
     The bytes of the file depend on the arguments alone. Errors: OSError.
     """
     files = tokenizer.files
     dtype = token_dtype(tokenizer.vocabulary_size)
     datasets = {_TOKENIZER + name: ((len(content),), "u1") for name, content in files.items()}
     datasets |= {DOCUMENTS: ((num_documents + 1,), "<i8"), TOKENS: ((num_tokens,), dtype)}
+    if has_answers:
+        datasets[ANSWERS] = (num_tokens,), "u1"
     end = tokenizer.end_of_text
     attributes = {
         "format": FORMAT,
@@ -64,7 +74,7 @@ def lay_out_token_file(
         for name, content in files.items():
             file.seek(places[_TOKENIZER + name])
             file.write(content)
-    return {name: places[name] for name in (TOKENS, DOCUMENTS)}
+    return {name: places[name] for name in (TOKENS, DOCUMENTS, ANSWERS) if name in places}
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,7 @@ class TokenFile:
     end_of_text      token number behind each document, or None
     tokenizer_hash   SHA-256 of its tokenizer.json
     made_from        a hash of the texts that it was made from; "" if it says nothing
+    answers          byte of the file where it says which tokens are answers, None if it does not
     tokenizer_files  {name: content}, for tokenizer_of(); {} for bytes
     """
 
@@ -87,6 +98,7 @@ class TokenFile:
     end_of_text: int | None
     tokenizer_hash: str
     made_from: str
+    answers: int | None
     tokenizer_files: dict[str, bytes]
 
 
@@ -118,6 +130,7 @@ def open_token_file(path: Path) -> TokenFile:
         datasets[TOKENS][2] or 0,
         documents,
         *_facts(path, attributes),
+        _answers(path, datasets, len(tokens)),
         {
             name.removeprefix(_TOKENIZER): _array(
                 path, datasets, name, loaded, _BYTE_DTYPES, _MOST_FILE_BYTES
@@ -125,6 +138,20 @@ def open_token_file(path: Path) -> TokenFile:
             for name in files
         },
     )
+
+
+def _answers(path: Path, datasets: dict, num_tokens: int) -> int | None:
+    """Return the byte where the answers begin, None if there are none. Errors: CorpusError."""
+    if ANSWERS not in datasets:
+        return None
+    found = _array(path, datasets, ANSWERS, mapped, _BYTE_DTYPES)
+    if len(found) != num_tokens:
+        raise CorpusError(
+            f"{path} is damaged: it has {len(found):,} {ANSWERS} of {num_tokens:,} tokens",
+            path,
+            ANSWERS,
+        )
+    return datasets[ANSWERS][2] or 0
 
 
 def _facts(path: Path, attributes: dict) -> tuple[int, int | None, str, str]:

@@ -22,6 +22,7 @@ from ..files.reading import parsed_json, read_bytes, wanted
 BYTES = "bytes"  # the name of the tokenizer that has no file
 MAIN_FILE = "tokenizer.json"
 FILES = (MAIN_FILE, "tokenizer_config.json", "special_tokens_map.json")  # those that are read
+TEMPLATE = "chat_template.jinja"  # that conversations were written by, and travels with the others
 MOST_TOKENS = 1 << 24  # of a vocabulary that a file tells: so many rows a model is given
 _MOST_BYTES = 1 << 27  # of each
 # Special tokens that end a text where no file beside tokenizer.json says which one does.
@@ -61,6 +62,13 @@ class Tokenizer(ABC):
         """Return the token numbers [n] int64 of a text. Errors: as encode_many."""
         return self.encode_many([text])[0]
 
+    def encode_placed(self, texts) -> list[tuple[numpy.ndarray, numpy.ndarray]]:
+        """Return the token numbers [n] of each text, and the characters [n, 2] that each is of.
+
+        Errors: ConfigurationError where tokens are no characters.
+        """
+        raise ConfigurationError(f"{self.name} has no special tokens, which conversations need")
+
     @abstractmethod
     def encode_many(self, texts) -> list[numpy.ndarray]:
         """Return the token numbers [n] int64 of each text; nothing is added around them.
@@ -97,7 +105,7 @@ class ByteTokenizer(Tokenizer):
 class JSONTokenizer(Tokenizer):
     """A tokenizer of the library `tokenizers`.
 
-    files   {"tokenizer.json": its content, and of FILES what there is}
+    files   {"tokenizer.json": its content, and of FILES and the template what there is}
     where   path, for messages
     Errors: ConfigurationError if the library is missing, or the content is no such tokenizer, or
     draws random numbers.
@@ -122,6 +130,18 @@ class JSONTokenizer(Tokenizer):
         with _of_tokenizer(self.name):
             found = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [numpy.array(one.ids, numpy.int64) for one in found]
+
+    def encode_placed(self, texts) -> list[tuple[numpy.ndarray, numpy.ndarray]]:
+        """Return the token numbers [n] of each text, and the characters [n, 2] that each is of."""
+        with _of_tokenizer(self.name):
+            found = self._library.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (
+                numpy.array(one.ids, numpy.int64),
+                numpy.array(one.offsets, numpy.int64).reshape(-1, 2),
+            )
+            for one in found
+        ]
 
     def decode(self, numbers):
         """Return the text, special tokens included."""
@@ -178,7 +198,8 @@ def tokenizer_of(files: dict[str, bytes], where: str = MAIN_FILE) -> Tokenizer:
     """
     if MAIN_FILE not in files:
         return ByteTokenizer()
-    return JSONTokenizer({name: files[name] for name in FILES if name in files}, where)
+    kept = {name: files[name] for name in (*FILES, TEMPLATE) if name in files}
+    return JSONTokenizer(kept, where)
 
 
 @contextmanager

@@ -3,9 +3,5 @@
 from ..public import import_names
 
 __all__ = import_names(
-    __name__,
-    {
-        "examination": "examine",
-        "finding": "Finding as_json as_text exit_code",
-    },
+    __name__, {"examination": "examine", "finding": "Finding as_json as_text exit_code"}
 )

@@ -61,8 +61,7 @@ def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:
         return []
     if found.num_ranks is not None:
         return ok(
-            "launcher",
-            f"{found.name} started {found.num_ranks} ranks, and MPI sees {num_ranks}",
+            "launcher", f"{found.name} started {found.num_ranks} ranks, and MPI sees {num_ranks}"
         )
     texts = launch_warnings(num_ranks)
     warnings = joined(warning("launcher", text, "see jobs/README.md") for text in texts)

@@ -127,7 +127,9 @@ def parsed_json(content: bytes, path, *, error: type[FileError] = InputError) ->
             content.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_no_constant
         )
     if not isinstance(found, dict):
-        raise error(f"{path} is damaged: it holds no JSON object but a {_kind(found)}", path)
+        raise error(
+            f"{path} is damaged: it holds no JSON object but a {type(found).__name__}", path
+        )
     return found
 
 
@@ -150,10 +152,6 @@ def first_twin(names: Iterable[str]) -> str | None:
 
 def _no_constant(text: str):
     raise ValueError(f"{text} is no number of JSON")
-
-
-def _kind(value) -> str:
-    return type(value).__name__
 
 
 def read_toml(path, *, error: type[FileError] = InputError) -> dict[str, Any]:

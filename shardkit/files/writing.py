@@ -73,8 +73,13 @@ def fresh_file(path: Path, mode: int = 0o666) -> Path:
 
 def _made(path: Path, mode: int) -> Path:
     temporary = path.with_name(f".shardkit-{os.urandom(8).hex()}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | _NEW, mode))
+    make_empty(temporary, mode)
     return temporary
+
+
+def make_empty(path: Path, mode: int = 0o666) -> None:
+    """Make an empty file. Errors: OSError, FileExistsError if anything has this name."""
+    os.close(os.open(path, os.O_WRONLY | _NEW, mode))
 
 
 def give_name(temporary: Path, path: Path) -> None:

@@ -62,6 +62,7 @@ __getattr__, __dir__, __all__ = public_names(
         "parameter": "Parameter",
         "on_parts": "partwise",
         "tape": "is_grad_enabled",
+        "texts": "begin_text",
         "transformer": "FeedForward GatedFeedForward SelfAttention TransformerBlock",
         "trees": "as_tensors",
     },

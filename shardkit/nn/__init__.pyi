@@ -185,6 +185,7 @@ from .module import (
 from .parameter import Parameter as Parameter
 from .on_parts import partwise as partwise
 from .tape import is_grad_enabled as is_grad_enabled
+from .texts import begin_text as begin_text
 from .transformer import (
     FeedForward as FeedForward,
     GatedFeedForward as GatedFeedForward,

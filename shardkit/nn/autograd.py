@@ -12,23 +12,18 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy
 
 from ..annotations import Array, Shape
-from ..array.backend import is_array, is_device_array, to_host, xp_of
+from ..array.backend import is_array, is_device_array, plain_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
 from ..habits import refuse
-from .tape import (
-    TapeNode,
-    VersionCounter,
-    WeightGradients,
-    is_grad_enabled,
-    walk,
-)
+from .tape import TapeNode, VersionCounter, WeightGradients, alone, is_grad_enabled, walk
 from .tape import enable_grad as enable_grad
 from .tape import no_grad as no_grad
 
@@ -111,6 +106,17 @@ def record(
     return output
 
 
+def record_unary(array: Any, x: Any, backward: Any, again: Any = None, **about: Any) -> "Tensor":
+    """Return the output of an operation of one Tensor, on the tape as record() has it.
+
+    backward  gradient -> that of x, both arrays
+    again     (gradient, output or None) -> that of x, both Tensors; see `differentiable`
+    """
+    if again is not None:
+        about["differentiable"] = lambda gradient, wanted, output: (again(gradient, output),)
+    return record(array, (x,), partial(alone, backward), **about)
+
+
 def record_linear(
     array: Any,
     x: "Tensor",
@@ -125,11 +131,11 @@ def record_linear(
     adjoint, again   (gradient, *form) -> the gradient of x: of arrays, and of Tensors
     how              view_of, gives_new: as of record()
     """
-    return record(
+    return record_unary(
         array,
-        (x,),
-        lambda gradient, wanted: (adjoint(gradient, *form),),
-        differentiable=lambda gradient, wanted, output: (again(gradient, *form),),
+        x,
+        lambda gradient: adjoint(gradient, *form),
+        lambda gradient, output: again(gradient, *form),
         **how,
     )
 
@@ -413,13 +419,6 @@ def kept(tensor: Tensor):
     if isinstance(tensor, CheapTensor):
         return tensor.again, tensor.needs
     return (lambda: tensor), (tensor,)
-
-
-def plain_array(values: Any) -> numpy.ndarray:
-    """Return an array of NumPy's own class. Errors: ShapeError on one with a mask."""
-    if isinstance(values, numpy.ma.MaskedArray):
-        raise ShapeError("a masked array, whose mask would be lost; fill it: x.filled(0.0)")
-    return numpy.asarray(values)
 
 
 def array_of(value):

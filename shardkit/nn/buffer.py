@@ -103,10 +103,7 @@ class Buffer(Tensor):
     )
 
     def __init__(
-        self,
-        shape: PerDim | Array,
-        init: Initializer | None = None,
-        dtype: DTypeLike | None = None,
+        self, shape: PerDim | Array, init: Initializer | None = None, dtype: DTypeLike | None = None
     ) -> None:
         count_one()
         self._begin(requires_grad=False)

@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+MARKED_BELOW = -(1 << 30)  # numbers of tokens that begin a text; other negative ones are mistakes
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
@@ -34,12 +36,15 @@ class ForwardContext:
     num_samples
         Of the input; None: each row along dim 0 of what the first module is given is one.
     texts
-        The pass over texts that are being continued (texts.py); None: the input is whole.
+        What the pass knows of its texts (texts.py), where they are continued or several stand in a
+        row; None: each row is whole, and one.
     observer
         Function (buffer, Observation) that takes what buffers observe in training (buffer.py);
         None: buffers apply it at once.
     is_cut
         The input is a part of each sample, which was checked as a whole.
+    is_unmarked
+        No number of the input begins a text, which was seen on the host: no device is asked.
     """
 
     training: bool = False
@@ -50,10 +55,16 @@ class ForwardContext:
     texts: Any = None
     observer: Any = None
     is_cut: bool = False
+    is_unmarked: bool = False
 
     def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""
         return replace(self, observer=observer)
+
+
+def hold_marks(ids: Any) -> bool:
+    """Return whether any number of an array begins a text (texts.py)."""
+    return ids.dtype.kind == "i" and bool((ids < MARKED_BELOW).any())
 
 
 class _Pass:

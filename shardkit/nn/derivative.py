@@ -10,6 +10,7 @@ of operations and so recorded itself. Only nodes that lead from the outputs to t
 visited, and `.grad` of nothing is touched.
 """
 
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -74,7 +75,7 @@ def grad(
         with enable_grad():
             found = _sweep(starts, targets, _recorded, add)
     else:
-        found = _sweep(starts, targets, _plain, _plus)
+        found = _sweep(starts, targets, _plain, partial(fresh.compute, "add"))
     gradients = tuple([found.get(target) for target in targets])
     for number, (tensor, part) in enumerate(zip(inputs, gradients)):
         if part is None and not allow_unused:
@@ -176,10 +177,6 @@ def _plain(node, gradient, wanted):
 
 def _is_gradient_of(source, array):
     return isinstance(source, Tensor) and array is source.grad
-
-
-def _plus(x, y):
-    return fresh.compute("add", x, y)
 
 
 def _recorded(node, gradient, wanted):

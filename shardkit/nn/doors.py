@@ -34,7 +34,8 @@ def door(room: str, function: Any) -> Any:
     if not inspect.isfunction(function):
         return function
     parameters = inspect.signature(function).parameters
-    wanted = [(at, each) for at, each in enumerate(parameters.values()) if _wants_tensor(each)]
+    takes = (Tensor, Tensor | None)
+    wanted = [pair for pair in enumerate(parameters.values()) if pair[1].annotation in takes]
     if not wanted and "dim" not in parameters:
         return function
     names = {each.name for _, each in wanted}
@@ -67,10 +68,6 @@ def _with_tensors(args, places):
     for at in places & set(range(len(args))):
         made[at] = as_tensor(args[at])
     return tuple(made)
-
-
-def _wants_tensor(parameter) -> bool:
-    return parameter.annotation in (Tensor, Tensor | None)
 
 
 def _meant(name, value, parameters):

@@ -3,14 +3,18 @@
     prompts --> Writer: which texts take part in the next pass --> Passes: logits of their next
                 tokens --> Choice: one token each --> back to the Writer
 
+Some texts are continued together. When one ends, the next prompt takes its place: prompts are read
+in the passes that continue the others, so lengths need not agree, and nothing is padded.
+
 The next token depends on the last `sequence_length` tokens and on nothing before them. While a text
 fits into this window, keys and values of earlier positions are kept, and a token costs one
 position. When the text is longer the window slides, all positions in it change, and each token
 costs a pass over the whole window. Cache or no cache, the logits are those of
-`model.predict(window)`, to rounding.
+`model.predict(window)`, to rounding; on the CPU, with compiled loops, they do not depend on the
+other texts by a bit.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -23,6 +27,10 @@ from .autograd import no_grad
 from .context import ForwardContext, forward_context
 from .texts import TextPass, Texts
 
+POSITIONS = 1024  # of prompts that are read in one pass, if they are several
+FIRST_LOOK = 128  # among so many tokens top_p looks first
+TOGETHER = 32  # texts
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -32,13 +40,16 @@ class Choice:
     top_k        draw among the k likeliest; None: among all
     top_p        draw among the likeliest whose probabilities, after top_k, first reach p (arXiv
                  1904.09751); None: among all
+    repetition_penalty  before all else, logits of tokens that the text has, its prompt counted, are
+                 divided by it where they are above 0, and multiplied elsewhere (arXiv 1909.05858)
     stop         token numbers that end a text; they are not part of it
-    Errors: ConfigurationError.
+    Logits are compared in float32, whatever the model computes in. Errors: ConfigurationError.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    repetition_penalty: float = 1.0
     stop: tuple[int, ...] = ()
 
     def __post_init__(self):
@@ -47,35 +58,66 @@ class Choice:
                 f"generate at temperature {self.temperature}; wanted one that is not below 0"
             )
         k, p = self.top_k, self.top_p
+        penalty = self.repetition_penalty
         require(k is None or is_integer(k, at_least=1), "top_k", k, "an integer, at least 1")
         is_share = p is None or is_number(p, above=0) and p <= 1
         require(is_share, "top_p", p, "a number above 0, at most 1")
+        is_penalty = is_number(penalty, above=0)
+        require(is_penalty, "repetition_penalty", penalty, "a number above 0; 1: none")
         is_known = all(is_integer(token, at_least=0) for token in self.stop)
         require(is_known, "stop", self.stop, "token numbers")
 
-    def token(self, logits, chance: float) -> int:
+    def token(self, logits, chance: float, text: Sequence[int] = ()) -> int:
         """Return the token at height `chance`, in [0, 1), of the stacked probabilities.
 
-        logits [vocabulary], on the host
+        logits  [vocabulary], on the host
+        text    the tokens before it
         """
+        logits = self._penalized(logits.astype(numpy.float32, copy=False), text)
         if self.temperature == 0:
             return int(logits.argmax())
-        weights = numpy.exp((logits.astype(numpy.float64) - logits.max()) / self.temperature)
-        if self.top_k is not None or self.top_p is not None:
-            weights = self._likeliest(weights)
-        heights = weights.cumsum()
-        at = numpy.searchsorted(heights, chance * heights[-1], side="right")
-        return min(int(at), logits.size - 1)
+        below = logits.astype(numpy.float64) - logits.max()
+        weights = numpy.exp(below / self.temperature)
+        tokens = self._likeliest(logits, weights)
+        heights = weights[tokens].cumsum()
+        at = int(numpy.searchsorted(heights, chance * heights[-1], side="right"))
+        drawn = numpy.arange(logits.size)[tokens]
+        return int(drawn[min(at, drawn.size - 1)])
 
-    def _likeliest(self, weights):
-        """Return the weights with 0 for tokens that are not drawn."""
-        order = numpy.argsort(-weights, kind="stable")[: self.top_k]
-        if self.top_p is not None:
+    def _penalized(self, logits, text):
+        if self.repetition_penalty == 1 or not text:
+            return logits
+        text = numpy.array(text)
+        changed = logits.copy()
+        there = logits[text]
+        by = numpy.float32(self.repetition_penalty)
+        changed[text] = numpy.where(there > 0, there / by, there * by)
+        return changed
+
+    def _likeliest(self, logits, weights):
+        """Return the numbers of the tokens that are drawn from, in order; or a slice of all."""
+        if self.top_k is None and self.top_p is None:
+            return slice(None)
+        order = _largest(logits, self.top_k or FIRST_LOOK)
+        if self.top_p is None:
+            return numpy.sort(order)
+        wanted = self.top_p * (weights[order] if self.top_k else weights).sum()
+        most = min(self.top_k or logits.size, logits.size)
+        reached = weights[order].cumsum()
+        while reached[-1] < wanted and order.size < most:
+            order = _largest(logits, 8 * order.size)
             reached = weights[order].cumsum()
-            order = order[: 1 + int((reached < self.top_p * reached[-1]).sum())]
-        kept = numpy.zeros_like(weights)
-        kept[order] = weights[order]
-        return kept
+        num_below = int((reached < wanted).sum())
+        return numpy.sort(order[: 1 + num_below])
+
+
+def _largest(numbers, count: int):
+    """Return where the `count` largest are, these first, of equal ones the first."""
+    places = numpy.arange(numbers.size)
+    if count < numbers.size:
+        least = numpy.partition(numbers, -count)[-count]
+        places = numpy.flatnonzero(numbers >= least)
+    return places[numpy.argsort(-numbers[places], kind="stable")[:count]]
 
 
 class Passes:
@@ -91,22 +133,27 @@ class Passes:
         self._model = model
         self.window = model.settings.sequence_length
 
-    def next_tokens(self, ids, texts: TextPass, choose: Callable) -> numpy.ndarray:
-        """Return the next token of each text, [rows] int64.
+    def next_tokens(self, new, texts: TextPass, choose: Callable) -> numpy.ndarray:
+        """Return the next token of each text, [texts] int64.
 
-        ids     [rows, S] integers, the new positions
-        choose  function (logits [rows, vocabulary]) -> tokens [rows] int64
+        new     of each text its new tokens
+        choose  function (logits [texts, vocabulary]) -> tokens [texts] int64
         """
-        return choose(self.logits(ids, texts))
+        return choose(self.logits(new, texts))
 
-    def logits(self, ids, texts: TextPass):
-        """Return the logits [rows, vocabulary] of the tokens that follow, on the host."""
+    def logits(self, new, texts: TextPass):
+        """Return the logits [texts, vocabulary] of the tokens that follow, on the host."""
         with no_grad(), forward_context(ForwardContext(texts=texts)):
-            return to_host(self._model(ids).array)[:, -1]
+            return to_host(self._model(in_a_row(new)).array)[0]
 
     def anybody(self, is_busy: bool) -> bool:
         """Return whether any replica of the model has something left to do."""
         return is_busy
+
+
+def in_a_row(new: list[list[int]]):
+    """Return these tokens as the input of a pass, [1, P] int64."""
+    return numpy.array([[token for each in new for token in each]], numpy.int64)
 
 
 class Writer:
@@ -117,6 +164,7 @@ class Writer:
     seeds       one for each text: token i of it, the prompt counted, is drawn with random number i
                 of that seed, so that a text which is continued draws no number twice
     on_token    function (number of the prompt, token), called as soon as one is part of a text
+    together    texts at a time
     """
 
     def __init__(
@@ -127,71 +175,92 @@ class Writer:
         choice: Choice,
         seeds: Iterable[int],
         on_token: Callable[[int, int], None] | None = None,
+        together: int = TOGETHER,
     ):
         self._passes = passes
         self._prompts = prompts
         self._tokens = [list(prompt) for prompt in prompts]
         self._num_tokens = num_tokens
         self._choice = choice
-        self._on_token = on_token or (lambda row, token: None)
+        self._on_token = on_token or (lambda number, token: None)
         self._chances = [
             uniform(key_of(seed, "generate"), len(prompt), len(prompt) + num_tokens)
             for seed, prompt in zip(seeds, prompts)
         ]
-        self._texts = Texts(len(prompts), passes.window)
-        self._live = list(range(len(prompts))) if num_tokens else []
+        longest = num_tokens + max(map(len, prompts), default=0)
+        self._texts = Texts(min(together, len(prompts)), min(passes.window, longest))
+        self._waiting = list(range(len(prompts)))[::-1] if num_tokens else []
+        self._rows: dict[int, int] = {}  # of the texts that are continued, among those kept
+        self._free = list(range(len(self._texts.lengths)))
 
     def write(self) -> list[numpy.ndarray]:
         """Return what follows each prompt, int64. All replicas make the same number of passes."""
-        while self._passes.anybody(bool(self._live)):
-            if self._live:
+        while self._passes.anybody(bool(self._waiting or self._rows)):
+            while self._waiting and self._free:
+                self._rows[self._waiting.pop()] = self._free.pop()
+            if self._rows:
                 self._turn()
             else:
-                ids = numpy.zeros((1, 1), numpy.int64)
-                texts = Texts(1, 1).prompt([0], 1)
-                self._passes.next_tokens(ids, texts, lambda logits: numpy.zeros(1, numpy.int64))
+                texts = TextPass(Texts(1, 1), [0], [1])
+                self._passes.next_tokens([[0]], texts, lambda logits: numpy.zeros(1, numpy.int64))
         return [
             numpy.array(tokens[len(prompt) :], numpy.int64)
             for tokens, prompt in zip(self._tokens, self._prompts)
         ]
 
     def _turn(self) -> None:
-        """Make one pass: over prompts of one length if there are some, else over all texts."""
-        window = self._passes.window
-        fresh = [row for row in self._live if not self._texts.lengths[row]]
-        if fresh:
-            length = min(len(self._tokens[fresh[0]]), window)
-            rows = [row for row in fresh if min(len(self._tokens[row]), window) == length]
-            texts = self._texts.prompt(rows, length)
-        else:
-            length = 1
-            rows = self._live
-            texts = self._texts.next(rows)
-        ids = numpy.array([self._tokens[row][-length:] for row in rows], numpy.int64)
-        chosen = self._passes.next_tokens(ids, texts, lambda logits: self._choose(rows, logits))
+        """Make one pass."""
+        new = self._new_tokens()
+        numbers = list(new)
+        rows = [self._rows[number] for number in numbers]
+        texts = TextPass(self._texts, rows, [len(each) for each in new.values()])
+        told = list(new.values()), texts, lambda logits: self._choose(numbers, logits)
+        chosen = self._passes.next_tokens(*told)
         texts.finish()
-        for row, token in zip(rows, chosen.tolist()):
-            self._add(row, token)
+        for number, token in zip(numbers, chosen.tolist()):
+            self._add(number, token)
 
-    def _choose(self, rows, logits) -> numpy.ndarray:
-        chances = (self._chances[row][self._num_new(row)] for row in rows)
-        tokens = [self._choice.token(each, chance) for each, chance in zip(logits, chances)]
+    def _new_tokens(self) -> dict[int, list[int]]:
+        """Return {number: new tokens} of the texts of the next pass, the most first.
+
+        Texts that hold nothing are read first, as many as fit.
+        """
+        counts = {number: self._num_to_read(number) for number in self._rows}
+        taken: dict[int, list[int]] = {}
+        room = POSITIONS
+        for number in sorted(counts, key=lambda number: -counts[number]):
+            if not taken or counts[number] <= room:
+                taken[number] = self._tokens[number][-counts[number] :]
+                room -= counts[number]
+        return taken
+
+    def _num_to_read(self, number: int) -> int:
+        if self._texts.lengths[self._rows[number]]:
+            return 1
+        return min(len(self._tokens[number]), self._passes.window)
+
+    def _choose(self, numbers, logits) -> numpy.ndarray:
+        chances = (self._chances[number][self._num_new(number)] for number in numbers)
+        texts = (self._tokens[number] for number in numbers)
+        tokens = list(map(self._choice.token, logits, chances, texts))
         return numpy.array(tokens, numpy.int64)
 
-    def _num_new(self, row: int) -> int:
-        return len(self._tokens[row]) - len(self._prompts[row])
+    def _num_new(self, number: int) -> int:
+        return len(self._tokens[number]) - len(self._prompts[number])
 
-    def _add(self, row: int, token: int) -> None:
+    def _add(self, number: int, token: int) -> None:
         """Add a token to a text, which may end with it; forget it where the window slides."""
-        if token in self._choice.stop:
-            self._live = [other for other in self._live if other != row]
-            return
-        self._tokens[row].append(token)
-        self._on_token(row, token)
-        if self._num_new(row) == self._num_tokens:
-            self._live = [other for other in self._live if other != row]
-        if not self._passes.remembers or len(self._tokens[row]) > self._passes.window:
-            self._texts.lengths[row] = 0
+        row = self._rows[number]
+        ends = token in self._choice.stop
+        if not ends:
+            self._tokens[number].append(token)
+            self._on_token(number, token)
+            ends = self._num_new(number) == self._num_tokens
+        if ends:
+            self._free.append(self._rows.pop(number))
+        slides = len(self._tokens[number]) > self._passes.window
+        if ends or slides or not self._passes.remembers:
+            self._texts.forget(row)
 
 
 def generate(model, prompt, num_tokens: int, choice: Choice, seed: int = 0) -> numpy.ndarray:

@@ -10,6 +10,9 @@ Prediction and y may be trees of arrays (shardkit/tree.py): a function of one's 
 they are, and so does a Loss of one's own. The losses here and in losses.py want one array of y.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from typing import Any
 
@@ -99,6 +102,12 @@ def weights_of_items(weights: Any, shape: Shape, xp: Any) -> Any:
     if weights.shape != shape[:1]:
         raise ShapeError(f"weights {weights.shape} of items {shape}; wanted [samples] or one each")
     return xp.broadcast_to(weights.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
+def weighted_sum(items: Tensor, weights: Any) -> Tensor:
+    """Return the sum of items [samples, ...], each times its weight: [samples], or one each."""
+    weights = weights_of_items(weights, items.shape, xp_of(items.array))
+    return (items * weights.astype(items.dtype, copy=False)).sum()
 
 
 def check_equal_shapes(y: Any, prediction_shape: Shape | None) -> None:
@@ -294,11 +303,25 @@ class Weighted(Loss):
         return self._loss.count(self._targets(array_of(y)))
 
 
+_NOTES: ContextVar[dict[str, Any] | None] = ContextVar("shardkit_loss_parts", default=None)
+
+
+@contextmanager
+def parts_noted(notes: dict[str, Any] | None) -> Iterator[None]:
+    """Let losses inside that have parts note the total of each: {name: array of one element}."""
+    token = _NOTES.set(notes)
+    try:
+        yield
+    finally:
+        _NOTES.reset(token)
+
+
 class FunctionLoss(Loss):
     """A plain function (prediction, y) -> mean over the samples, as a Loss; an item is a sample.
 
     The function gets half floats as float32: what it adds up would not fit. It gets trees as they
-    are, with Tensors as the leaves of the prediction and arrays as those of y.
+    are, with Tensors as the leaves of the prediction and arrays as those of y. It may return a dict
+    of means: their sum is the loss, and each is noted under its name.
     """
 
     def __init__(self, function):
@@ -307,11 +330,37 @@ class FunctionLoss(Loss):
     def total(self, prediction, y):
         is_one = isinstance(prediction, Tensor)
         prediction = _widened(prediction) if is_one else map_tree(_widened, prediction)
-        return self.function(prediction, y) * self.count(y)
+        found = self.function(prediction, y)
+        if not isinstance(found, dict):
+            return found * self.count(y)
+        return self._sum_of_parts(found, self.count(y))
+
+    def _sum_of_parts(self, means, count):
+        """Return the total of all parts, and note that of each."""
+        _check_parts(means)
+        notes, total = _NOTES.get(), None
+        for name, mean in means.items():
+            part = mean * count
+            total = part if total is None else total + part
+            if notes is not None:
+                notes[name] = part.array.reshape(())
+        return total
 
     def count(self, y):
         y = array_of(y)
         return len(y) if is_array(y) else num_samples(y)
+
+
+def _check_parts(means: dict) -> None:
+    """Raise ShapeError unless these are one mean or more, each under a name."""
+    for name, mean in means.items() or [("nothing", None)]:
+        is_mean = isinstance(mean, Tensor) and mean.size == 1
+        if not isinstance(name, str) or not is_mean:
+            told = f"of shape {mean.shape}" if isinstance(mean, Tensor) else type(mean).__name__
+            raise ShapeError(
+                f"the loss returned a dict with {name!r}: {told}; wanted {{name: mean}}, a text "
+                "and a Tensor of one element each, one or more"
+            )
 
 
 def _widened(prediction) -> Tensor:
@@ -319,7 +368,7 @@ def _widened(prediction) -> Tensor:
 
 
 def as_loss(loss: Any) -> Loss:
-    """Return a Loss as it is, and a function (prediction, y) -> mean as a Loss.
+    """Return a Loss as it is, and a function (prediction, y) -> mean, or {name: mean}, as a Loss.
 
     Raises
     ------

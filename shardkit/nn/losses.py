@@ -29,6 +29,7 @@ from .loss import (
     is_ignored,
     one_array,
     target_beside,
+    weighted_sum,
     weights_of_items,
 )
 from .ops.loss import IGNORED
@@ -62,9 +63,7 @@ class PointwiseLoss(Loss):
         return self._items(prediction, y).sum()
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
-        items = self._items(prediction, y)
-        weights = weights_of_items(weights, items.shape, xp_of(items.array))
-        return (items * weights.astype(items.dtype, copy=False)).sum()
+        return weighted_sum(self._items(prediction, y), weights)
 
     def _items(self, prediction, y):
         parts = prediction if isinstance(prediction, (tuple, list)) else (prediction,)
@@ -482,12 +481,8 @@ def _around(knee, difference):
     """Return |d| of a difference d, where it is below the knee, and d^2 there."""
     size = ops.abs(difference)
     is_near = ~(size.array >= knee)  # NaN is near, and stays NaN
-    return size, is_near, _square_where(is_near, difference)
-
-
-def _square_where(holds, x):
-    """Return the squares of x where something holds; elsewhere x may be infinite."""
-    return ops.square(ops.where(holds, x, 0))
+    square = ops.square(ops.where(is_near, difference, 0))  # elsewhere d may be infinite
+    return size, is_near, square
 
 
 def _two(owner, prediction, wanted):

@@ -28,6 +28,7 @@ from .autograd import Tensor, no_grad
 from .buffer import Buffer
 from .context import (
     ForwardContext,
+    current_context,
     current_surroundings,
     forward_context,
     note_input,
@@ -52,6 +53,11 @@ class _Returns(Protocol[_Output]):
     def forward(self, *args: Any, **kwargs: Any) -> _Output: ...
 
 
+def _told_nothing(x: Any, context: ForwardContext) -> ForwardContext:
+    """Return the context of a pass over x as it is."""
+    return context
+
+
 @recorded
 class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
@@ -68,6 +74,7 @@ class Module:
     """
 
     is_table = False  # its weight is looked up and not multiplied
+    _told_by = staticmethod(_told_nothing)  # what x says to all layers, see context_of_pass
     loss: Any = None  # what training makes small; None: the training configuration names one
     metrics: dict[str, Any] = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
@@ -99,6 +106,11 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output for x: by default of the blocks, one after the other."""
+        here = current_context()
+        context = context_of_pass(self, args[0], here) if args else here
+        if context is not here:
+            with forward_context(context):
+                return self.forward(*args, **kwargs)
         for _, block in _said_blocks(self):
             if block is self:
                 raise NotImplementedError(
@@ -273,7 +285,8 @@ class Module:
         x = given_arrays(x)
         for parameter in self.parameters()[:1]:
             x = entering(x, parameter.dtype)
-        with no_grad(), forward_context(ForwardContext()):
+        context = context_of_pass(self, x, ForwardContext())
+        with no_grad(), forward_context(context):
             x = as_tensors(x)
             for _, block in blocks_of(self):  # as on a mesh
                 x = block(x)
@@ -378,6 +391,11 @@ def _said_blocks(module: Module) -> "list[tuple[str, Module]]":
             "module)"
         )
     return list(blocks)
+
+
+def context_of_pass(module: Module, x, context: ForwardContext) -> ForwardContext:
+    """Return the context of a pass over x, an array, a Tensor or a tree of them."""
+    return type(module)._told_by(x, context)
 
 
 def check_input_of(module: Module, x) -> None:

@@ -12,7 +12,7 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of
 from .layers.basic import input_tensor
-from .loss import Loss, weights_of_items
+from .loss import Loss, weighted_sum
 from .losses import PointwiseLoss, check_equal, check_reduction
 
 
@@ -171,9 +171,7 @@ class CTCLoss(Loss):
         return self._items(ops.transpose(prediction, 0, 1), *_three(y)).sum()
 
     def weighted_total(self, prediction: Any, y: Any, weights: Any) -> Tensor:
-        items = self._items(ops.transpose(prediction, 0, 1), *_three(y))
-        weights = weights_of_items(weights, items.shape, xp_of(items.array))
-        return (items * weights.astype(items.dtype, copy=False)).sum()
+        return weighted_sum(self._items(ops.transpose(prediction, 0, 1), *_three(y)), weights)
 
     def _items(self, log_probs, targets, input_lengths, target_lengths):
         items = ops.ctc_loss(

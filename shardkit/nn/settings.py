@@ -50,10 +50,7 @@ class Model:
         minimum=1,
     )
     norm_eps: float | None = fixed(
-        _KEPT,
-        None,
-        "added to the variance in all norms; none: 1e-5, or 1e-6 for llama",
-        above=0.0,
+        _KEPT, None, "added to the variance in all norms; none: 1e-5, or 1e-6 for llama", above=0.0
     )
     rotary_base: float = fixed(_KEPT, ROTARY_BASE, "base of llama's rotary angles", above=0.0)
     head_dim: int | None = fixed(

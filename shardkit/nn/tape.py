@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -234,8 +235,14 @@ def check_unchanged(backward, saved):
             )
 
 
+def alone(backward, gradient, wanted) -> tuple:
+    """Return the gradient of the only parent: made the backward of an operation by partial()."""
+    return (backward(gradient),)
+
+
 def operation_of(backward) -> str:
     """Return the name of the operation that a backward belongs to."""
+    backward = backward.args[0] if isinstance(backward, partial) else backward
     return backward.__qualname__.split(".")[0].lstrip("_")
 
 

@@ -1,18 +1,31 @@
-"""What a generating model remembers of the texts that it continues: keys and values of positions.
+"""Texts that a pass of a language model is about, where they are more than one in each row, or
+begin before it.
 
-    prompt "a b c"   one pass over 3 positions     keys, values of 0 1 2
-    then "d"         one pass over 1 position      keys, values of 0 1 2 3
+    prompts "a b c", "d e"   one pass over a b c d e   keys, values of 0 1 2 and of 0 1
+    then "f" and "g"         one pass over f g         of 3 and of 2
 
-Attention layers find the pass that they are part of in the forward context, so that it is no
-argument of every layer.
+    row  a b c|d e           two whole texts           "d" sees itself alone, "e" sees "d" and "e"
+
+In the first two the new positions of a pass follow one another in an input [1, positions], as if
+they were one sample: all layers but attention treat each by itself. Layers find the texts in the
+forward context, so that they are no argument of every layer.
 """
+
+from typing import Any
 
 import numpy
 
+from ..array import fresh, kernels
 from ..array.backend import xp_of
+from ..array.dtypes import wide
+from ..array.graphs import outside_of_graphs
 from ..errors import ShapeError
 from .autograd import Tensor
-from .ops.attention import causal_attention
+from .context import MARKED_BELOW
+from .ops.attention import attention_from, causal_attention
+from .ops.rotary import rotary
+
+_MARK = -(1 << 31)  # added to the number of a token that begins a text
 
 
 class Texts:
@@ -29,85 +42,160 @@ class Texts:
         # {attention layer: (keys, values), each [num, kv_heads, capacity, D]}
         self._kept: dict = {}
 
-    def prompt(self, rows: list[int], num_positions: int) -> "TextPass":
-        """Return a pass over the first positions of these texts; what is held of them goes."""
-        self.lengths[rows] = 0
-        return TextPass(self, rows, num_positions)
+    def forget(self, row: int) -> None:
+        """Hold nothing of this text: its next pass begins with its first position."""
+        self.lengths[row] = 0
 
-    def next(self, rows: list[int]) -> "TextPass":
-        """Return a pass over one position more of each of these texts."""
-        return TextPass(self, rows, 1)
-
-    def kept(self, layer, k: Tensor):
-        """Return keys and values of a layer, whose new keys are k [batch, kv_heads, S, D]."""
+    def kept(self, layer, k):
+        """Return keys and values of a layer, whose new keys are k [1, kv_heads, positions, D]."""
         if layer not in self._kept:
             _, heads, _, head_dim = k.shape
             room = (len(self.lengths), heads, self.capacity, head_dim)
-            self._kept[layer] = tuple(xp_of(k.array).empty(room, k.dtype) for _ in range(2))
+            self._kept[layer] = tuple(xp_of(k).empty(room, k.dtype) for _ in range(2))
         return self._kept[layer]
 
 
 class TextPass:
     """One pass of a model over new positions of some texts.
 
-    rows           numbers of the texts
-    num_positions  new ones of each text; 1 where texts hold positions already
-    starts         [rows] int64: position of each text's first new one
-    is_aligned     the new positions are the same in all texts
+    rows       numbers of the texts
+    counts     new positions of each, the most first; 1 where texts hold positions already
+    stop       all positions are below it
     Errors: ShapeError if they do not fit into the capacity.
     """
 
-    def __init__(self, texts: Texts, rows: list[int], num_positions: int):
-        self.rows = rows
-        self.num_positions = num_positions
-        self.starts = texts.lengths[rows]
+    is_continued = True
+
+    def __init__(self, texts: Texts, rows: list[int], counts: list[int]):
         self._texts = texts
-        first = int(self.starts[0])
-        last = int(self.starts.max())
-        if last + num_positions > texts.capacity:
-            raise ShapeError(
-                f"{num_positions} positions do not fit behind {last} in a key/value cache of "
-                f"{texts.capacity}"
-            )
-        self.is_aligned = bool((self.starts == first).all())
-        if self.is_aligned:
-            self._positions = numpy.arange(first, first + num_positions)
-        else:
-            self._positions = self.starts[:, None]
-        self._groups = self._attended_together()
+        self._rows = rows
+        self._counts = counts
+        starts = texts.lengths[rows].tolist()
+        for start, count in zip(starts, counts):
+            if start + count > texts.capacity:
+                raise ShapeError(
+                    f"{count} positions do not fit behind {start} in a key/value cache of "
+                    f"{texts.capacity}"
+                )
+        runs = [numpy.arange(start, start + count) for start, count in zip(starts, counts)]
+        positions = numpy.concatenate(runs)
+        self._turns: dict = {}  # {form: tables of rotary positions}, which all layers share
+        self._where = numpy.stack([numpy.repeat(rows, counts), positions])
+        self.stop = int(positions.max()) + 1
+        stops = numpy.cumsum(counts)
+        # each text of several new positions is attended alone, all others together
+        spans = map(slice, (stops - counts).tolist(), stops.tolist())
+        self._long = [span for span, count in zip(spans, counts) if count > 1]
+        self._short = slice(self._long[-1].stop if self._long else 0, len(positions))
+        self._lasts = slice(-1, None) if len(rows) == 1 else stops - 1
+        if not self._long:
+            self._lasts = slice(None)
 
-    def _attended_together(self) -> list[tuple[slice, slice, int]]:
-        """Return (rows of the pass, texts, position of the first new one) of each product."""
-        first, stop = self.rows[0], self.rows[-1] + 1
-        if self.is_aligned and self.rows == list(range(first, stop)):
-            return [(slice(0, len(self.rows)), slice(first, stop), int(self.starts[0]))]
-        return [
-            (slice(at, at + 1), slice(row, row + 1), start)
-            for at, (row, start) in enumerate(zip(self.rows, self.starts.tolist()))
-        ]
+    def where(self, xp):
+        """Return the text and the position of each that is new, [2, P] int64 in xp."""
+        self._where = fresh.placed(self._where, xp)  # once: all layers ask
+        return self._where
 
-    def positions(self):
-        """Return the new positions as integers: [S] if all texts have the same, else [rows, 1]."""
-        return self._positions
+    def positions(self, xp):
+        """Return the position of each that is new, [P] int64 in xp."""
+        return self.where(xp)[1]
+
+    def turned(self, x: Tensor, base: float, scaling) -> Tensor:
+        """Return x [1, heads, P, D], turned by its positions as ops.rotary turns it."""
+        form = x.shape[3], base, wide(x.dtype), scaling
+        if form not in self._turns:
+            positions = self.positions(xp_of(x.array))
+            self._turns[form] = kernels.rotary_tables(positions, *form)
+        return Tensor(kernels.rotary(x.array, *self._turns[form]))
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the token numbers of what the model was given."""
+        return ids
+
+    def asked(self, x: Tensor) -> Tensor:
+        """Return the rows of x [1, P, width] whose logits are asked for: the last of each text."""
+        lasts = self._lasts
+        return x[:, lasts if isinstance(lasts, slice) else fresh.placed(lasts, xp_of(x.array))]
 
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
 
-        q [rows, heads, S, D]; k, v [rows, kv_heads, S, D]; returns [rows, heads, S, D]
+        q [1, heads, P, D]; k, v [1, kv_heads, P, D]; returns [1, heads, P, D]
         No gradient flows through what is kept.
         """
-        kept = self._texts.kept(layer, k)
+        arrays = q.array, k.array, v.array
+        kept = self._texts.kept(layer, k.array)
+        xp = xp_of(k.array)
+        texts, positions = self.where(xp)
+        for held, new in zip(kept, arrays[1:]):
+            held[texts, :, positions] = new[0].swapaxes(0, 1)  # [P, kv_heads, D]
         parts = []
-        for rows, texts, start in self._groups:
-            stop = start + self.num_positions
-            for held, new in zip(kept, (k, v)):
-                held[texts, :, start:stop] = new.array[rows]
-            keys, values = (Tensor(held[texts, :, :stop]) for held in kept)
-            parts.append(causal_attention(Tensor(q.array[rows]), keys, values, first_query=start))
-        if len(parts) == 1:
-            return parts[0]
-        return Tensor(xp_of(q.array).concatenate([part.array for part in parts]))
+        for one in self._long:
+            own_q, own_k, own_v = [Tensor(array[:, :, one]) for array in arrays]
+            parts.append(causal_attention(own_q, own_k, own_v).array)
+        short = self._short
+        if short.start < short.stop:
+            queries = arrays[0][0, :, short].swapaxes(0, 1)  # [P, heads, D]
+            seen = texts[short], positions[short] + 1, self.stop
+            y = kernels.attend_to_kept(queries, *kept, *seen, q.shape[3] ** -0.5)
+            parts.append(y.swapaxes(0, 1)[None])  # [1, heads, P, D]
+        return Tensor(parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=2))
 
     def finish(self) -> None:
         """Count the new positions as held: all layers have kept them."""
-        self._texts.lengths[self.rows] += self.num_positions
+        self._texts.lengths[self._rows] += self._counts
+
+
+class WholeTexts:
+    """Whole texts that stand one behind the other in rows, each position seeing its own text alone.
+
+    ids     [batch, S] integers on the host: a row begins a text, and so does begin_text(number)
+    stop    of the positions of the longest one that there can be
+    firsts  [batch, S] int64, where the text of each position begins
+
+    Rotary positions are those in the row: attention depends on their differences alone.
+    """
+
+    is_continued = False
+
+    def __init__(self, ids: numpy.ndarray):
+        self._places = numpy.arange(ids.shape[1])
+        begins = numpy.where(ids < MARKED_BELOW, self._places, 0)
+        self.stop = ids.shape[1]
+        self.firsts = numpy.maximum.accumulate(begins, axis=1)
+
+    def positions(self, xp):
+        """Return the position of each token in its text, [batch, S] int64 in xp."""
+        return xp.asarray(self._places - self.firsts)
+
+    def turned(self, x: Tensor, base: float, scaling) -> Tensor:
+        """Return x [batch, heads, S, D], turned by its positions in the row."""
+        return rotary(x, None, base, scaling)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the token numbers of what the model was given."""
+        return Tensor(unmarked(ids.array))
+
+    def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention [batch, heads, S, D] of each text to itself."""
+        outside_of_graphs("which texts stand in a row differs from batch to batch")
+        return attention_from(q, k, v, self.firsts)
+
+    def asked(self, x: Tensor) -> Tensor:
+        """Return the rows of x [batch, S, width] whose logits are asked for: all."""
+        return x
+
+
+def begin_text(ids: Any) -> Any:
+    """Return numbers of tokens, an array or one, marked as the first ones of texts.
+
+    A GPT takes them among others, in rows of several texts. No token that was meant as one, or as
+    a place to leave out (-1, -100), is taken for such a mark.
+    Errors: TypeError if they are no integers.
+    """
+    return numpy.asarray(ids).astype(numpy.int64, casting="same_kind") + _MARK
+
+
+def unmarked(ids: Any) -> Any:
+    """Return an array of token numbers, those that begin a text without their mark."""
+    return xp_of(ids).where(ids < MARKED_BELOW, ids - _MARK, ids)

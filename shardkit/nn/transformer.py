@@ -26,7 +26,7 @@ import numpy
 from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
 from ..errors import ConfigurationError
-from .autograd import Tensor
+from .autograd import Tensor, is_grad_enabled
 from .context import current_context
 from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes, is_affine
@@ -175,19 +175,19 @@ class SelfAttention(Module):
         positions
             Of the tokens, as of ops.rotary.
         """
-        texts = current_context().texts  # that are being continued
+        texts = current_context().texts
         q, k, v = _projected(self, x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary:
-            q, k = [_turned(self, each, texts, positions) for each in (q, k)]
+            turn = partial(rotary, positions=positions) if texts is None else texts.turned
+            base, scaling = self.rotary_base, self.rotary_scaling
+            q, k = [turn(each, base=base, scaling=scaling) for each in (q, k)]
         if attend is not None:
             y = attend(q, k, v, causal=self._attend is causal_attention)
         elif texts is None:
             y = self._attend(q, k, v)  # [batch, heads, S, head_dim]
         else:
             y = texts.attend(self, q, k, v)
-        y = permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]
-        y = reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
-        return self.dropout(self.output(y))
+        return self.dropout(self.output(_side_by_side(y)))
 
 
 def _projected(layer, x):
@@ -223,18 +223,6 @@ def _projected_at_once(layer, x):
     return q, layer._split(k, layer.head_dim, layer.key_norm), v
 
 
-def _turned(layer, x, texts, positions):
-    """Return x [batch, heads, S, D], turned by its positions."""
-    how = layer.rotary_base, layer.rotary_scaling
-    if texts is None:
-        return rotary(x, positions, *how)
-    if texts.is_aligned:
-        return rotary(x, texts.positions(), *how)
-    # Each text is at a position of its own: the texts take the place of S.
-    turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
-    return permute(turned, (2, 1, 0, 3))
-
-
 def _seen_by_head(array, head_dim: int):
     """Return a view [batch, heads, S, D] of an array [batch, S, heads * D]."""
     batch, length, width = array.shape
@@ -245,8 +233,19 @@ def _seen_as_it_is(array):
     return array
 
 
+def _side_by_side(y):
+    """Return y [batch, heads, S, D] as [batch, S, heads * D]."""
+    batch, num_heads, length, head_dim = y.shape
+    shape = batch, length, num_heads * head_dim
+    if not is_grad_enabled():
+        return Tensor(y.array.swapaxes(1, 2).reshape(shape))
+    return reshape(permute(y, (0, 2, 1, 3)), shape)
+
+
 def _by_head(x, head_dim: int, norm=None):
     """Return x [batch, S, heads * D] as [batch, heads, S, D]."""
+    if not is_grad_enabled():
+        return Tensor(_seen_by_head(x.array, head_dim))
     x = reshape(x, (*x.shape[:2], x.shape[2] // head_dim, head_dim))
     return permute(x, (0, 2, 1, 3))
 

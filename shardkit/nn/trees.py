@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from ..array import fresh, halves
-from ..array.backend import is_device_array, xp_of
+from ..array.backend import is_device_array, plain_array, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError
 from ..tree import holds_numbers, is_tree, leaves, map_tree, structure
@@ -23,7 +23,6 @@ from .autograd import (
     first_gradient,
     is_numbers,
     origin_of,
-    plain_array,
 )
 from .tape import walk
 

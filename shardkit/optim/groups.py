@@ -108,9 +108,8 @@ class ParameterGroup:
             On a field that the rule does not have, or a value that it refuses.
         """
         inner = getattr(rule, "rule", None)
-        if (
-            inner is not None and is_dataclass(rule) and not isinstance(rule, type)
-        ):  # EMA, or a rule on later state
+        # EMA, or a rule on later state.
+        if inner is not None and is_dataclass(rule) and not isinstance(rule, type):
             return replace(rule, rule=self.applied(inner))
         if self.rule is not None:
             return self.rule

@@ -32,6 +32,7 @@ RULES: dict[str, type] = {}  # by the names that settings use; filled by `rule`
 
 _OF_ADAM = {name: name for name in ("beta1", "beta2", "weight_decay")}
 _RATE = "a finite number, at least 0"
+_PARAMETERS = list, tuple, dict, Iterator  # what PyTorch's optimizers are given
 
 
 def rule(name: str, *, settings: dict[str, str]):
@@ -117,10 +118,11 @@ class Scheduled:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Return a new one. Errors: TypeError on what PyTorch's optimizers take, with ours."""
-        if args and isinstance(args[0], (list, tuple, dict, Iterator)):
+        if any(isinstance(one, _PARAMETERS) or hasattr(one, "parameters") for one in args[:1]):
             raise TypeError(
-                f"{cls.__name__} was given parameters; a rule has none: write {cls.__name__}(lr="
-                "1e-3), and give it to sk.ShardingConfiguration(backend, optimizer=...)"
+                f"{cls.__name__} was given a model or parameters; a rule has none: write "
+                f"{cls.__name__}(lr=1e-3), and give it to sk.ShardingConfiguration(backend, "
+                "optimizer=...)"
             )
         if "learning_rate" in kwargs:
             raise TypeError(f"{cls.__name__} has no argument 'learning_rate'; here it is lr")

@@ -30,7 +30,7 @@ from ..array.backend import is_device_array, xp_of
 from ..comm.backend import CommunicationBackend
 from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..layout.cuts import even_span
-from ..nn.autograd import Tensor, record
+from ..nn.autograd import Tensor, record_unary
 
 
 def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -38,7 +38,7 @@ def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
     Collective over `group` in backward.
     """
-    return record(x.array, (x,), lambda gradient, wanted: (_summed(gradient, group),), view_of=x)
+    return record_unary(x.array, x, lambda gradient: _summed(gradient, group), view_of=x)
 
 
 def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -46,7 +46,7 @@ def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
     Collective over `group` in forward. x of one shape on all ranks.
     """
-    return record(_summed(x.array, group), (x,), lambda gradient, wanted: (gradient,))
+    return record_unary(_summed(x.array, group), x, lambda gradient: gradient)
 
 
 def all_reduce(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -67,11 +67,8 @@ def all_gather(
     length   of dim in the result; None: all slices are as long as this one
     returns  [..., length, ...]
     """
-    return record(
-        gathered(x.array, group, dim, length),
-        (x,),
-        lambda gradient, wanted: (_scattered(gradient, group, dim),),
-    )
+    whole = gathered(x.array, group, dim, length)
+    return record_unary(whole, x, lambda gradient: _scattered(gradient, group, dim))
 
 
 def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
@@ -82,11 +79,8 @@ def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     returns  [..., own part of length, ...] local
     """
     length = x.shape[dim]
-    return record(
-        _scattered(x.array, group, dim),
-        (x,),
-        lambda gradient, wanted: (gathered(gradient, group, dim, length),),
-    )
+    own = _scattered(x.array, group, dim)
+    return record_unary(own, x, lambda gradient: gathered(gradient, group, dim, length))
 
 
 def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
@@ -95,12 +89,8 @@ def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     Collective over `group` in backward.
     """
     length = x.shape[dim]
-    return record(
-        _own_slice(x.array, group, dim),
-        (x,),
-        lambda gradient, wanted: (gathered(gradient, group, dim, length),),
-        view_of=x,
-    )
+    own = _own_slice(x.array, group, dim)
+    return record_unary(own, x, lambda g: gathered(g, group, dim, length), view_of=x)
 
 
 def gather_from_region(
@@ -111,11 +101,8 @@ def gather_from_region(
     In backward each slice takes its part of the gradient.
     Collective over `group` in forward. Shapes as for all_gather.
     """
-    return record(
-        gathered(x.array, group, dim, length),
-        (x,),
-        lambda gradient, wanted: (_own_slice(gradient, group, dim),),
-    )
+    whole = gathered(x.array, group, dim, length)
+    return record_unary(whole, x, lambda gradient: _own_slice(gradient, group, dim))
 
 
 # ---- on arrays -----------------------------------------------------------------------------------
@@ -146,11 +133,8 @@ def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | No
     spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
     whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
     row = whole[:1].size
-    group.all_gather(
-        own.reshape(-1),
-        whole.reshape(-1),
-        [(stop - start) * row for start, stop in spans],
-    )
+    counts = [(stop - start) * row for start, stop in spans]
+    group.all_gather(own.reshape(-1), whole.reshape(-1), counts)
     return fresh.contiguous(xp.moveaxis(whole, 0, dim))
 
 

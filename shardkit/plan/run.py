@@ -1,6 +1,6 @@
 """The model and the settings of a run that is planned, from a settings file of `shardkit train`.
 
-language   model.width, model.layers, ...        -> ModelShape
+language   model.width, model.layers, ...        -> ModelShape; chat likewise
 table      the columns of the file, model.hidden -> MLPShape
 """
 
@@ -52,7 +52,7 @@ def configuration_of_plan(task: str | None) -> type[RunConfiguration]:
     name = task or DEFAULT_TASK
     if not isinstance(name, str) or name not in _PLANNED:
         raise ConfigurationError(
-            f"run.task = {name!r}: layouts are planned for {' and '.join(_PLANNED)} alone, whose "
+            f"run.task = {name!r}: layouts are planned for {', '.join(_PLANNED)} alone, whose "
             "layers have known sizes; `shardkit bench` measures a step of any task on the ranks "
             "that there are"
         )
@@ -110,4 +110,4 @@ def _rows(settings: RunConfiguration) -> PlannedRun:
     return PlannedRun(shape, settings, rows=found.training_rows)
 
 
-_PLANNED = {"language": _text, "table": _rows}
+_PLANNED = {"language": _text, "chat": _text, "table": _rows}

@@ -1,7 +1,6 @@
 // The page: from records of runs to its sections.
 
 const runs = JSON.parse(document.getElementById("records").textContent);
-const page = document.getElementById("page");
 const LOSSES = ["train_loss", "validation_loss"];
 const FIRST = ["learning_rate", "gradient_norm", "_per_second", "exposed_communication_seconds", "data_wait_seconds"];
 
@@ -118,16 +117,6 @@ function eventsOf(run) {
   ];
 }
 
-function rows(parent, heads, lines) { // lines: arrays of text; numbers are put to the right
-  const table = put(put(parent, "div", {class: "table"}), "table");
-  const head = put(table, "tr");
-  heads.forEach(([name, kind]) => put(head, "th", {class: kind === "number" ? "number" : null}, name));
-  for (const line of lines) {
-    const row = put(table, "tr");
-    line.forEach((cell, i) => put(row, "td", {class: heads[i][1]}, cell));
-  }
-}
-
 function titled(parent, i) { if (runs.length > 1) put(parent, "h3", {style: `color:${colourOf(i)};margin-top:12px`}, names[i]); }
 
 function section(title, has, draw, missing) {
@@ -146,12 +135,6 @@ function drawEventTable(parent, run) {
   run.recoveries.forEach(([step, took]) => lines.push([grouped(step), "recovery", `ranks died; training went on after ${seconds(took)}`]));
   lines.sort((a, b) => Number(a[0].replaceAll(",", "")) - Number(b[0].replaceAll(",", "")));
   rows(parent, [["step", "number"], ["event", "name"], ["", "text"]], lines);
-}
-
-function shownSetting(value) {
-  if (value === null || value === undefined) return "none";
-  if (Array.isArray(value)) return value.join(", ") || "none";
-  return typeof value === "number" ? String(value) : `${value}`;
 }
 
 function drawSettings() {
@@ -187,16 +170,6 @@ function drawNumbers() {
     rows(more, [["step", "number"], ...curves.map((name) => [words(name), "number"])], steps.map((step) => [grouped(step), ...curves.map((name) => cell(name, step))]));
   });
 }
-
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
-}
-
-const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-setTheme(prefersDark.matches ? "dark" : "light");
-prefersDark.addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
-document.getElementById("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 
 drawHead();
 drawCurves();

@@ -33,8 +33,6 @@ function drawMesh(parent, run) {
 
 function calm(number) { return `color-mix(in srgb, ${colourOf(number)} 62%, var(--card))`; } // for large areas
 
-function colourOf(number) { return `var(--c${number % 8})`; }
-
 function drawMemory(parent, run) {
   const memory = run.memory;
   const card = put(parent, "section", {class: "card"});

@@ -18,7 +18,7 @@ from ..checkpoint.find import best_among, newest_among
 from ..files.reading import read_json, understood, wanted, wanted_count
 from ..task.load import BUILT_IN, DEFAULT_TASK, load_task
 from ..train.folder import stored_places
-from ..train.log import read_metrics
+from ..train.log import OF_CHECKPOINTS, curves_of, points_of, read_metrics
 from ..train.ranks_record import ALL_AT_ONCE, RANKS, RESIDENT
 from ..train.settings import RunConfiguration, configuration_of
 from ..train.tracing import TIMELINE
@@ -27,8 +27,7 @@ from .timeline import read_timeline
 METRICS = "metrics.jsonl"
 _MOST_BYTES = 1 << 27  # of a file of JSON
 _OF_RANKS = {"mesh": dict, "ranks": list, "parameter_count": int, "policy": str}
-_NO_CURVES = {"step", "time", "memory_bytes", "skipped_steps", "recovery_seconds"}
-_OF_CHECKPOINTS = {"checkpoint_pause_seconds": "pause", "checkpoint_write_seconds": "write"}
+_OF_CHECKPOINTS = dict(zip(OF_CHECKPOINTS, ("pause", "write")))
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,10 @@ def read_run_folder(folder) -> RunRecord:
         name=str(folder),
         steps=max(record["step"] for record in records),
         total_steps=wanted(tables.get("run", {}).get("steps"), (int, NoneType), path, "run.steps"),
-        curves=_curves(records),
+        curves=curves_of(records),
         checkpoints=_checkpoints(records),
-        skipped=_points(records, "skipped_steps"),
-        recoveries=_points(records, "recovery_seconds"),
+        skipped=points_of(records, "skipped_steps"),
+        recoveries=points_of(records, "recovery_seconds"),
         **named_checkpoints(folder, records),
         memory=_memory(records, folder / METRICS),
         ranks=_ranks(folder / RANKS),
@@ -130,17 +129,6 @@ def _timeline(path: Path) -> dict | None:
         return read_timeline(stored)
 
 
-def _points(records, name) -> list:
-    return [[each["step"], each[name]] for each in records if each.get(name) is not None]
-
-
-def _curves(records) -> dict:
-    left_out = _NO_CURVES | _OF_CHECKPOINTS.keys()
-    names = dict.fromkeys(name for record in records for name in record if name not in left_out)
-    curves = {name: _points(records, name) for name in names}
-    return {name: points for name, points in curves.items() if points}
-
-
 def _checkpoints(records) -> list:
     found: dict[int, dict] = {}
     for record in records:
@@ -156,7 +144,7 @@ def named_checkpoints(folder, records: list[dict]) -> dict[str, dict | None]:
 
     records   of metrics.jsonl
     """
-    losses = dict(_points(records, "validation_loss"))
+    losses = dict(points_of(records, "validation_loss"))
     places = stored_places(Path(folder))
     best, newest = best_among(places), newest_among(places)
     return {

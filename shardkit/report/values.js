@@ -57,6 +57,8 @@ function bytes(value) {
 
 function percent(value) { return `${Number((value * 100).toPrecision(3))} %`; }
 
+function colourOf(number) { return `var(--c${number % 8})`; }
+
 function words(name) { return name.replaceAll("_", " "); }
 
 function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
@@ -104,3 +106,31 @@ function showTip(event, head, rows) { // rows: [colour or null, name, value]
 }
 
 function hideTip() { tip.hidden = true; }
+
+const page = document.getElementById("page");
+
+function rows(parent, heads, lines) { // lines: arrays of text; numbers are put to the right
+  const table = put(put(parent, "div", {class: "table"}), "table");
+  const head = put(table, "tr");
+  heads.forEach(([name, kind]) => put(head, "th", {class: kind === "number" ? "number" : null}, name));
+  for (const line of lines) {
+    const row = put(table, "tr");
+    line.forEach((cell, i) => put(row, "td", {class: heads[i][1]}, cell));
+  }
+}
+
+function shownSetting(value) {
+  if (value === null || value === undefined) return "none";
+  if (Array.isArray(value)) return value.join(", ") || "none";
+  return typeof value === "number" ? String(value) : `${value}`;
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
+}
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+setTheme(prefersDark.matches ? "dark" : "light");
+prefersDark.addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
+document.getElementById("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));

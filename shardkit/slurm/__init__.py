@@ -3,9 +3,5 @@
 from ..public import import_names
 
 __all__ = import_names(
-    __name__,
-    {
-        "planned": "script_of_plan",
-        "render": "SCHEDULERS TEMPLATES JobPlan render",
-    },
+    __name__, {"planned": "script_of_plan", "render": "SCHEDULERS TEMPLATES JobPlan render"}
 )

@@ -22,9 +22,8 @@ def num_classes(data: TableData, in_training: int, most_in_validation: int, num_
         )
     if in_training > num_rows:
         raise ConfigurationError(
-            f"{data.place}: classes up to {in_training - 1} in {data.target[0]} of "
-            f"{num_rows} training rows, so that most have no row; number those that "
-            "are there 0, 1, 2, ..."
+            f"{data.place}: classes up to {in_training - 1} in {data.target[0]} of {num_rows} "
+            "training rows, so that most have no row; number those that are there 0, 1, 2, ..."
         )
     if most_in_validation >= in_training:
         raise ConfigurationError(

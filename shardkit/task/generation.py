@@ -5,16 +5,21 @@ prompts --encode--> numbers --ShardedModel.generate--> numbers --decode--> texts
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
+from ..arguments import is_integer
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import ByteTokenizer, Tokenizer
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InputError
+from ..files.reading import parsed_json
 from ..nn.models.gpt import GPT
-from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..settings import setting
 from .streaming import TextStream, continuation, until
+
+_GENERATION, _ENDS = "generation_config.json", "eos_token_id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +45,11 @@ def write_texts(
     """Return each prompt with its continuation, the same on all ranks. Collective.
 
     stop    texts that end a continuation, and are not part of it; the tokenizer's end of text is
-            another
+            another, and so are the tokens that the generation_config.json of the model names
     seed    of the first prompt; the others follow it
     show    function (piece of the continuation) of the only prompt, called while it is generated;
             on any of the ranks that write it, and None on the others
-    choice  temperature, top_k, top_p of ShardedModel.generate
+    choice  temperature, top_k, top_p, repetition_penalty, together of ShardedModel.generate
     Tokens that make no UTF-8 come as U+FFFD.
     Errors, on all ranks: ConfigurationError, also if the tokens of the model are not those of the
     tokenizer.
@@ -52,7 +57,7 @@ def write_texts(
     with collectively(model.mesh.world):
         check_tokenizer(tokenizer, language_model(model).settings.vocabulary_size)
         numbers = [_numbers_of(prompt, tokenizer) for prompt in prompts]
-        ends = _stop_tokens(stop, tokenizer)
+        ends = [*_stop_tokens(stop, tokenizer), *stop_tokens_of(model)]
     seeds = range(seed, seed + len(prompts))
     stream = None if show is None else TextStream(tokenizer, numbers[0], stop, show)
     choice["on_token"] = stream and (lambda number, token: stream.add(token))
@@ -91,6 +96,27 @@ def _stop_tokens(stop: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     numbers = [tokenizer.encode(text) for text in stop]
     ends = [int(each[0]) for each in numbers if len(each) == 1]
     return ends if tokenizer.end_of_text is None else [*ends, tokenizer.end_of_text]
+
+
+def stop_tokens_of(model: ShardedModel) -> list[int]:
+    """Return the tokens that end a text by the generation_config.json that the model goes with.
+
+    Errors: InputError unless they are tokens of the model.
+    """
+    content = parts_of(model).checkpoints.companions.get(_GENERATION)
+    if content is None:
+        return []
+    size = language_model(model).settings.vocabulary_size
+    found: Any = parsed_json(content, _GENERATION).get(_ENDS)
+    ends: list[Any] = found if isinstance(found, list) else [found] * (found is not None)
+    if not all(is_integer(end, at_least=0) and end < size for end in ends):
+        raise InputError(
+            f"{_GENERATION} beside the weights: {_ENDS} = {found!r:.100}; wanted token numbers "
+            f"below {size:,}, or none",
+            _GENERATION,
+            _ENDS,
+        )
+    return ends
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> None:

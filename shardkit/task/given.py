@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from ..array.backend import plain_array
 from ..data.contents import content_of_array
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
@@ -72,9 +73,7 @@ def _rows(array, numbers, *within: slice) -> numpy.ndarray:
         return array[(slice(None), *within)][numbers]
     found, places = numpy.unique(numbers, return_inverse=True)
     values = array[(found, *within) if within else found]
-    if numpy.ma.is_masked(values):
-        raise ConfigurationError("values of an array are masked, as missing; wanted numbers")
-    return numpy.asarray(values)[places]
+    return plain_array(values, "an array of samples")[places]
 
 
 def parts_of(data) -> dict[str, Samples]:

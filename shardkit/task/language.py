@@ -10,14 +10,12 @@ from ..checkpoint.models import without_weights
 from ..checkpoint.pretrained.folder import is_transformers_folder
 from ..data.contents import Contents
 from ..data.language import LanguageData
-from ..data.packed import IGNORED
 from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.settings import TextData
 from ..data.tokenizer import MAIN_FILE, tokenizer_of
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..nn.lora import update_names
-from ..nn.loss import CrossEntropy
 from ..nn.models.gpt import GPT
 from ..nn.settings import Model
 from ..parallel.model.sharded_model import parts_of
@@ -40,7 +38,6 @@ class Language(Task):
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.loss = CrossEntropy(IGNORED) if settings.data.mask_documents else None
         self._data: LanguageData | None = None
         self._windows: dict[str, Samples] = {}
         self._name_tokens("token")
@@ -96,18 +93,13 @@ class Language(Task):
         gpt = GPT(seed=self.settings.run.seed, **sizes)
         if not model.start:
             return gpt
-        return without_weights(gpt, model.start, update_names(gpt) if self._adds_updates() else ())
-
-    def _adds_updates(self) -> bool:
-        """Return whether updates (LoRA) begin beside the weights of model.start."""
-        model = self.settings.model
-        return model.lora_rank > 0 and not GPT.from_checkpoint(model.start).settings.lora_rank
+        return without_weights(gpt, model.start, update_names(gpt) if _adds_updates(model) else ())
 
     def begin(self, model):
         path = self.settings.model.start
         if not path:
             return ""
-        stored = model.load_model(path, only="model", strict=not self._adds_updates())
+        stored = model.load_model(path, only="model", strict=not _adds_updates(self.settings.model))
         theirs = parts_of(model).checkpoints.companions.get(MAIN_FILE)
         ours = self._data.tokenizer_files.get(MAIN_FILE)
         if None not in (theirs, ours) and theirs != ours:
@@ -121,34 +113,21 @@ class Language(Task):
 
     # ---- data ------------------------------------------------------------------------------------
 
+    def _texts(self) -> tuple:
+        """Return what the settings say of the texts, and what makes samples of their tokens."""
+        return self.settings.data, None
+
     def prepare(self, folder, resume):
-        found = LanguageData.prepare(folder / "data", self.settings.data, resume=resume)
+        found = LanguageData.prepare(folder / "data", *self._texts(), resume=resume)
         self._take(found)
         found.check_tokens(self.vocabulary_size)
         found.store(folder / "data")
-        self._note_start(folder / "data", resume)
+        _note_start(self.settings.model.start, folder / "data", resume)
         for name, content in found.tokenizer_files.items():
             write_whole(folder / name, content)
 
-    def _note_start(self, folder: Path, resume: bool) -> None:
-        """Keep what the folder of transformers held that the run began with, or compare it.
-
-        One that is gone is not needed any more. Errors: InputError if it was changed, OSError.
-        """
-        path = self.settings.model.start
-        if path is None or not is_transformers_folder(path):
-            return
-        files = sorted(Path(path).glob("*.safetensors"))
-        contents = Contents.stored(folder) if resume else Contents()
-        for file in files:
-            if resume:
-                contents.check(file)
-            else:
-                contents.of(file)
-        contents.store(folder)
-
     def open(self, folder):
-        self._take(LanguageData.open(folder / "data", self.settings.data))
+        self._take(LanguageData.open(folder / "data", *self._texts()))
 
     def _take(self, found: LanguageData):
         """Know the data and what follows from it. Errors: ConfigurationError, CorpusError."""
@@ -211,15 +190,45 @@ class Language(Task):
         sample = self.settings.sample
         if sample.tokens == 0:
             return ""
+        if self.settings.mesh.domain > 1:
+            return (
+                "no sample of text: `shardkit generate` writes one, where ranks share no sequence"
+            )
         tokenizer = self._data.tokenizer()
         if tokenizer is None and MAIN_FILE in parts_of(model).checkpoints.companions:
             tokenizer = tokenizer_of(parts_of(model).checkpoints.companions)
         if tokenizer is None:
             return "no sample of text: there is no tokenizer beside the tokens or the model"
-        prompt = sample.prompt.replace("\\n", "\n")
+        prompt = self._prompt()
         how = {"temperature": sample.temperature, "seed": self.settings.run.seed}
         (text,) = write_texts(model, tokenizer, [prompt], sample.tokens, **how)
         return f"sample of generated text:\n{text}"
+
+    def _prompt(self) -> str:
+        """Return the beginning of the sample of text."""
+        return self.settings.sample.prompt.replace("\\n", "\n")
+
+
+def _note_start(path: str | None, folder: Path, resume: bool) -> None:
+    """Keep what the folder of transformers held that the run began with, or compare it.
+
+    One that is gone is not needed any more. Errors: InputError if it was changed, OSError.
+    """
+    if path is None or not is_transformers_folder(path):
+        return
+    files = sorted(Path(path).glob("*.safetensors"))
+    contents = Contents.stored(folder) if resume else Contents()
+    for file in files:
+        if resume:
+            contents.check(file)
+        else:
+            contents.of(file)
+    contents.store(folder)
+
+
+def _adds_updates(model: Model) -> bool:
+    """Return whether updates (LoRA) begin beside the weights of model.start."""
+    return model.lora_rank > 0 and not GPT.from_checkpoint(str(model.start)).settings.lora_rank
 
 
 def _size_names() -> list[str]:

@@ -30,6 +30,7 @@ from .task import OWN_SECTION, Task
 
 BUILT_IN = {  # name: (module of this room, class)
     "language": ("language", "Language"),
+    "chat": ("chat", "Chat"),
     "table": ("table", "TableMLP"),
     "fno": ("architectures", "FNOTask"),
     "lstm": ("architectures", "LSTMTask"),

@@ -11,8 +11,13 @@ NAMES = {
     "find": "find_description",
     "fit": "Wanted",
     "format.description": "storable",
+    "format.files": "checksum",
+    "format.manifest": "read_manifest write_manifest",
+    "format.parts": "TensorCut Summary are_whole fingerprint range_of runs_of tables_of",
     "format.reads": "READERS Reader",
-    "format.stored": "SEGMENT_BYTES",
+    "format.stored": "SEGMENT_BYTES StoredBox num_segments",
+    "format.tabled": "TabledBoxes",
+    "format.tables": "FileTable encoded table_bytes",
     "image": "image_of read_image",
     "models": "gpt_of",
     "names": "CodeNames",
@@ -30,8 +35,10 @@ MODULES = {
     "companions": "format.companions",
     "diff": "tools.diff",
     "files": "format.files",
+    "manifest": "format.manifest",
     "saving": "saving",
     "store": "store",
+    "tabled": "format.tabled",
 }
 
 open_door(__name__)

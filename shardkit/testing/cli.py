@@ -5,6 +5,7 @@ from . import open_door
 ROOM = "shardkit.cli"
 NAMES = {
     "": "main make_parser",
+    "sweep": "parted",
     "arguments": "local_path",
     "settings": "Given configuration trust_in",
 }

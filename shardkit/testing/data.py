@@ -22,6 +22,7 @@ NAMES = {
     "prepare.inputs": "cut_into_blocks find_inputs",
     "prepare.job": "Preparation prepare_tokens",
     "prepare.parts": "PartsFolder",
+    "prepare.readers": "TextField",
     "prepare.unpacking": "head_of unpack",
     "prepare.vocabulary": "train_vocabulary",
     "samples": "reader_of",

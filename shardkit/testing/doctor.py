@@ -12,8 +12,6 @@ NAMES = {
     "mpi": "_judge_trial",
     "network": "_judge",
 }
-MODULES = {
-    "files": "files",
-}
+MODULES = {"files": "files"}
 
 open_door(__name__)

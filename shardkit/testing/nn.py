@@ -20,12 +20,13 @@ NAMES = {
     "parameter": "SlicedParameter",
     "settings": "Model",
     "tape": "parameter_uses walk",
-    "texts": "Texts",
+    "texts": "TextPass Texts",
     "transformer": "STYLES SelfAttention",
 }
 MODULES = {
     "blocks": "ops.blocks",
     "doors": "doors",
+    "generation": "generation",
     "joint": "ops.joint",
     "methods": "methods",
     "operators": "operators",

@@ -13,6 +13,7 @@ NAMES = {
     "data.overlap": "Overlap",
     "data.partition": "plan_units",
     "domain.attention": "ring_attention",
+    "domain.axis": "DomainAxis",
     "domain.graphs": "CutGraph gather_halo",
     "domain.plan": "LAYERS REASONS cut_layers",
     "domain.rows": "exchange_rows let_go rows_of",
@@ -44,6 +45,7 @@ MODULES = {
     "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",
+    "recurrent": "domain.recurrent",
     "saves": "model.saves",
     "shortage": "step.shortage",
     "stopwatch": "step.stopwatch",
@@ -99,6 +101,11 @@ def is_in_a_window(unit: Any) -> bool:
     from ..parallel.data.keepers import Window
 
     return isinstance(unit.lent, Window)
+
+
+def loss_parts_of(model: Any) -> dict[str, float]:
+    """Return the mean of each part of the last step's loss. Collective over the mesh."""
+    return parts_of(model).engine.evaluation.loss_parts()
 
 
 def traced_parts_of(model: Any) -> Any:

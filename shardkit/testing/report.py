@@ -4,7 +4,7 @@ from . import open_door
 
 ROOM = "shardkit.report"
 NAMES = {
-    "": "describe_run page_of read_run_folder",
+    "": "describe_run describe_sweep page_of page_of_sweep read_run_folder read_sweep",
     "timeline": "predicted_of read_timeline",
 }
 

@@ -9,7 +9,7 @@ NAMES = {
         "draw_text expand from_text gpipe interleaved_1f1b lower one_f_one_b order order_named "
         "peak_live rank_of receive_of simulate to_text unit_timeline validate wait_of "
         "zero_bubble_h1 zero_bubble_v"
-    ),
+    )
 }
 MODULES = {
     "grid": "grid",

@@ -3,8 +3,6 @@
 from . import open_door
 
 ROOM = "shardkit.slurm"
-NAMES = {
-    "": "JobPlan TEMPLATES render",
-}
+NAMES = {"": "JobPlan TEMPLATES render"}
 
 open_door(__name__)

@@ -45,8 +45,7 @@ def _cores(figures, shares):
     if 2 * ranks * threads <= cores:
         return (
             f"{cores - ranks * threads} of {cores} cores do nothing: start {cores // threads} "
-            "ranks, or set "
-            f"run.threads={cores // ranks}"
+            f"ranks, or set run.threads={cores // ranks}"
         )
     return None
 
@@ -111,8 +110,7 @@ def _python(figures, shares):
         return None
     return (
         f"{shares['python']:.0%} of the step is Python and does not grow with the sizes: a larger "
-        "batch.micro_batch "
-        "(fewer, larger pieces), or a wider model"
+        "batch.micro_batch (fewer, larger pieces), or a wider model"
     )
 
 
@@ -137,8 +135,7 @@ def _slowed_products(figures, shares):
         return None
     return (
         f"matrix products run at {ratio:.0%} of their speed alone: something else uses the cores, "
-        "their caches or the "
-        "memory; look for other processes, and bind ranks to cores"
+        "their caches or the memory; look for other processes, and bind ranks to cores"
     )
 
 

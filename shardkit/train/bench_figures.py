@@ -30,12 +30,13 @@ def figures_of(
     step_seconds = max(profile.seconds for profile in ranks)
     samples = settings.batch.sequences
     parts = [_split_rest(profile.parts, of_tiny) for profile, of_tiny in zip(ranks, fixed)]
+    # Of all ranks together.
     speed = sum(
-        _speed_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone)
-    )  # of all ranks together
-    flops = (
-        task.num_flops_per_sample(model.wrapped_model) * samples
-    )  # of the whole model, whatever this rank holds
+        profile.product_flops / seconds_alone_of(profile, of_rank)
+        for profile, of_rank in zip(ranks, alone)
+    )
+    # Of the whole model, whatever this rank holds.
+    flops = task.num_flops_per_sample(model.wrapped_model) * samples
     return {
         "strategy": parts_of(model).policy.name,
         "mesh": str(model.mesh.shape),
@@ -81,11 +82,6 @@ def _split_rest(parts: dict, of_tiny: dict) -> dict:
 def seconds_alone_of(profile: StepProfile, alone: dict) -> float:
     """Return the seconds of all products of a step, each alone."""
     return sum(alone[product] * calls for product, (_, calls) in profile.products.items())
-
-
-def _speed_alone(profile: StepProfile, alone: dict) -> float:
-    """Return the floating point operations per second of the step's own products, each alone."""
-    return profile.product_flops / seconds_alone_of(profile, alone)
 
 
 def _kernel_rows(ranks: list[StepProfile]) -> dict:

@@ -55,10 +55,8 @@ class Recovery:
         )
         return (
             f"rank{'s' if len(self.died) > 1 else ''} {ranks_text(self.died)} died; "
-            f"{self.num_living} live, "
-            f"{self.num_training} of them train{waiting}; state of step {self.step} from "
-            f"{self.source}; "
-            f"{seconds_text(self.seconds)}"
+            f"{self.num_living} live, {self.num_training} of them train{waiting}; state of step "
+            f"{self.step} from {self.source}; {seconds_text(self.seconds)}"
         )
 
 
@@ -266,9 +264,8 @@ class ElasticTraining:
         if num < 1:
             raise ConfigurationError(
                 f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each "
-                "data replica; start again on "
-                "another layout (shardkit train --resume --mesh.pipeline=... --mesh.tensor=...): "
-                "the checkpoints load there"
+                "data replica; start again on another layout (shardkit train --resume "
+                "--mesh.pipeline=... --mesh.tensor=...): the checkpoints load there"
             )
         group = living.split(0 if living.rank < num else None)
         model = None if group is None else self._make_model(group)
@@ -276,9 +273,8 @@ class ElasticTraining:
             self._recover(living, model, num)
         self._life = replace(self._life, is_first=False)
         result = None if model is None else self._train(model)
-        living.exchange_within(
-            None, None
-        )  # where spares wait, and where nobody leaves before all are done
+        # Where spares wait, and where nobody leaves before all are done.
+        living.exchange_within(None, None)
         return result
 
     def _recover(self, living, model, num):
@@ -301,8 +297,7 @@ class ElasticTraining:
         except FileNotFoundError as error:
             raise CheckpointError(
                 "ranks died together with the neighbors that had copies of their parts, and there "
-                "is no "
-                f"checkpoint: {error}; start again, with checkpoints closer together"
+                f"is no checkpoint: {error}; start again, with checkpoints closer together"
             ) from error
 
     def _train(self, model):

@@ -19,6 +19,8 @@ import numpy
 from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
+from ..comm.same import check_same
+from ..data.raw.groups import is_frame
 from ..data.samples import VALIDATION, Samples, reader_of
 from ..errors import ConfigurationError, ShardingWarning
 from ..files.paths import usable_path
@@ -27,6 +29,7 @@ from ..layout.axes import CHOSEN
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
+from ..task.given import ArraySamples, as_samples
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .feed import reading_line
@@ -65,6 +68,7 @@ class TrainedRun:
 
     given       {"section.key": value} that this evaluation takes instead of the stored settings
     averaged    with the averages that optimizer.ema_decay kept, instead of the weights
+    task        of the run; None: it is loaded by the name that the folder gives, if it is trusted
     trust       files that the task of the run may be in, beside what is imported and built in
     checkpoint  which one: see checkpoint/choice.py
     chosen      which one it is, in words
@@ -80,6 +84,7 @@ class TrainedRun:
         averaged: bool = False,
         trust: Trust = Trust(),
         checkpoint: Which = None,
+        task: type[Task] | None = None,
     ):
         agreed_folder(folder, backend, averaged=averaged, settings=given)
         with collectively(backend):
@@ -87,7 +92,7 @@ class TrainedRun:
                 raise ConfigurationError(
                     f"{folder} holds no run with a checkpoint; wanted the folder of a run"
                 )
-            stored = stored_settings(folder, trust=trust)
+            stored = stored_settings(folder, task, trust)
             settings = on_these_ranks(resumed(stored, given), given, backend.world_size)
             self.task: Task = settings.make_task()
             self.task.open(folder)
@@ -109,24 +114,32 @@ class TrainedRun:
         made.chosen = ""
         return made
 
-    def samples(self, path: Any, *, has_targets: bool = True) -> Samples:
+    def samples(self, given: Any, *, has_targets: bool = True) -> Samples:
         """Return the samples of a source; None: those that the run held out. Collective.
 
-        Errors, on all ranks: ConfigurationError, OSError.
+        given   a path, or what else Task.samples_of takes; Samples, arrays (x, y), or x alone
+        Errors, on all ranks: ConfigurationError, OSError; ShardingError if ranks give others.
         """
+        check_same(self.backend, {"data": type(given).__name__}, "pass the same data on all ranks")
         with collectively(self.backend):
-            if path is None:
-                found = self.task.samples(VALIDATION)
-            else:
-                source = usable_path(path) if isinstance(path, (str, os.PathLike)) else path
-                found = self.task.samples_of(source, has_targets=has_targets)
+            found = self._found(given, has_targets)
             if not len(found):
-                raise ConfigurationError(f"{path} has no samples; wanted one or more")
-        samples_alike(found, "measured", self.backend)
+                raise ConfigurationError(f"{given!s:.200} has no samples; wanted one or more")
+        samples_alike(found, "given", self.backend)
         line = reading_line(self.model, found)
         if line and self.backend.rank == 0:
             warnings.warn(line, ShardingWarning, stacklevel=2)
         return found
+
+    def _found(self, given, has_targets: bool) -> Samples:
+        if given is None:
+            return self.task.samples(VALIDATION)
+        if isinstance(given, (Samples, tuple)):
+            return as_samples(given)
+        if not has_targets and hasattr(given, "shape") and not is_frame(given):
+            return ArraySamples(given, numpy.empty((len(given), 0), numpy.float32))
+        source = usable_path(given) if isinstance(given, (str, os.PathLike)) else given
+        return self.task.samples_of(source, has_targets=has_targets)
 
     def windows(self, samples: Samples) -> Iterator[SampleWindow]:
         """Yield the windows of this rank, as many on every rank. Collective."""

@@ -22,6 +22,8 @@ from .terminal import console_of
 _MOST_BYTES = 1 << 30
 _MOST_LINE = 1 << 22  # bytes
 _LOSS = "validation_loss"
+OF_CHECKPOINTS = "checkpoint_pause_seconds", "checkpoint_write_seconds"
+_NO_CURVES = {"step", "time", "memory_bytes", "skipped_steps", "recovery_seconds", *OF_CHECKPOINTS}
 _NUMBERS = "time", _LOSS  # what a run or its report counts with
 
 
@@ -210,6 +212,18 @@ def _record_of(line: bytes, path: Path, number: int) -> dict | None:
             wanted(value, float, path, f"{where}, {name}")
     wanted_count(record.get("step"), path, f"{where}, step")
     return record
+
+
+def curves_of(records: list[dict]) -> dict[str, list]:
+    """Return {name: [[step, value], ...]} of records of metrics.jsonl, without empty ones."""
+    names = dict.fromkeys(name for record in records for name in record if name not in _NO_CURVES)
+    curves = {name: points_of(records, name) for name in names}
+    return {name: points for name, points in curves.items() if points}
+
+
+def points_of(records: list[dict], name: str) -> list:
+    """Return [[step, value], ...] of the records that have this value."""
+    return [[each["step"], each[name]] for each in records if each.get(name) is not None]
 
 
 def _is_finite(value) -> bool:

@@ -19,29 +19,24 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from threadpoolctl import threadpool_limits
 
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import Program
-from ..comm.failure.signals import StopSignals
+from ..comm.failure.signals import StopRequest, StopSignals
 from ..comm.same import alike
 from ..data.samples import TRAINING, VALIDATION
-from ..errors import CheckpointError
+from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..parallel.model.loop import RunLoop
 from ..parallel.model.patience import Patience
 from ..parallel.model.saves import Saves
 from ..parallel.model.sharded_model import parts_of
 from ..task.task import Task
-from .agreement import (
-    SAME_DATA,
-    SAME_SETTINGS,
-    facts_of_samples,
-    facts_of_start,
-    facts_of_task,
-)
+from .agreement import SAME_DATA, SAME_SETTINGS, facts_of_samples, facts_of_start, facts_of_task
 from .best import Best
 from .choice import with_blas
 from .feed import reading_line, training_stream
@@ -57,7 +52,7 @@ from .resuming import UNKNOWN_POSITION, DataMarks, changes, schedule_line
 from .saves import CheckpointNews
 from .settings import RunConfiguration, settled, with_steps
 from .start import StartClock
-from .stopping import Stops
+from .stopping import COMPLETING, Stops
 from .tracing import Tracing
 from .tracking import make_tracker
 from .validation import Validation
@@ -86,7 +81,8 @@ def train_run(
     *,
     resume: bool = False,
     program: Program | None = None,
-    signals: StopSignals | None = None,
+    signals: StopRequest | None = None,
+    stream: TextIO | None = None,
     callbacks: Iterable[Callback] = (),
     after: Callable[["TrainingRun"], None] = lambda run: None,
     start: StartClock | None = None,
@@ -99,6 +95,8 @@ def train_run(
         Of the abort_on_error around this call, which learns the run folder and the step from here.
     signals
         That end the run early, with a checkpoint.
+    stream
+        Where its lines for people go; None: standard output.
     callbacks
         Beside those of the run itself.
     after
@@ -115,12 +113,21 @@ def train_run(
     """
     settings, start = agreed(settings, backend, resume=resume), start or StartClock()
     with KeptFolder(Path(settings.run.folder)) as kept:
-        how = program, signals, callbacks, after, start
+        how = program, signals, stream, callbacks, after, start
         return _train_in(kept, settings, backend, resume, *how)
 
 
 def _train_in(
-    kept: KeptFolder, settings, backend, resume: bool, program, signals, callbacks, after, start
+    kept: KeptFolder,
+    settings,
+    backend,
+    resume: bool,
+    program,
+    signals,
+    stream,
+    callbacks,
+    after,
+    start,
 ) -> RunResult:
     folder = kept.folder
     task = prepare_run(settings, backend, kept, resume=resume)
@@ -131,7 +138,8 @@ def _train_in(
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
         signals, callbacks = signals or StopSignals(), [*callbacks, start]
-        run = TrainingRun(task, backend, signals, log, kept, callbacks, goes_on=resume)
+        how = {"goes_on": resume, "stream": stream}
+        run = TrainingRun(task, backend, signals, log, kept, callbacks, **how)
         run.say(reason)
         run.say(reading_line(run.model, run.stream.samples))
         begin_run(run, task.settings, resume=resume)
@@ -225,19 +233,22 @@ class TrainingRun:
         The model awaits the weights of a checkpoint; otherwise it has its first ones.
     watched
         The backend that keeps the ledger of this rank; None: that of the run.
+    stream
+        As of train_run.
     """
 
     def __init__(
         self,
         task: Task,
         backend: CommunicationBackend,
-        signals: StopSignals,
+        signals: StopRequest,
         log: RankLog,
         kept: KeptFolder,
         callbacks: Iterable[Callback] = (),
         *,
         goes_on: bool = False,
         watched: CommunicationBackend | None = None,
+        stream: TextIO | None = None,
     ):
         self.task, self._kept = task, kept
         self._watched = watched or backend
@@ -261,7 +272,7 @@ class TrainingRun:
         places = checkpoint_places(self.folder, run.fallback_folder)
         self.model = make_model(task, backend, awaits=places if goes_on else None)
         parts_of(self.model).checkpoints.check()
-        self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first)
+        self.reporter = Reporter(self.folder, run.steps, log, is_writer=is_first, stream=stream)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model, held_out)
         self.report = RunReport(task, self.model, self.stream, self.reporter, log)
@@ -387,9 +398,7 @@ class TrainingRun:
             parts_of(self.model).checkpoints.add_companions(self.task.companions())
 
     def be_at_step(self, why: str):
-        """Report that the model is at another step now, and end the curve there.
-        Collective.
-        """
+        """Report that the model is at another step now, and end the curve there. Collective."""
         with collectively(self.backend):
             self.reporter.drop_records_after(self.model.step_number)
         self.reporter.line(why)
@@ -417,12 +426,11 @@ class TrainingRun:
                 self._save()
             self.saves.finish()
             self.say(self.best.text(self.saves.written, self.reporter.lowest_validation()))
-        is_interrupted = stop is not None and stop.reasons != ("patience",)
+        is_interrupted = stop is not None and stop.reasons not in COMPLETING
         if is_interrupted:
             self.reporter.line(
                 f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit "
-                "train --resume "
-                f"--run.folder={self.folder}"
+                f"train --resume --run.folder={self.folder}"
             )
         if self.loop.validation_loss is None and not is_interrupted:
             self._validate()
@@ -451,6 +459,8 @@ class TrainingRun:
         try:
             with parts_of(self.model).engine.listening.span("data"):
                 return self.stream.batch(step)
+        except StopVoted:  # on all ranks: a stream has ended
+            raise
         except Exception as error:
             unreadable = Unreadable(error)
             return unreadable, unreadable

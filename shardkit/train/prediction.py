@@ -131,7 +131,7 @@ class _Writer:
             return
         for name, values in outputs.items():
             for place, content in _places(values, window.first):
-                _write_all(self._file, content, self._offsets[name] + place)
+                write_all(self._file, content, self._offsets[name] + place)
 
     def close(self) -> None:
         """Bring what was written to disk. Errors: OSError."""
@@ -154,7 +154,8 @@ def _places(values, first: int) -> Iterator[tuple[int, bytes]]:
         yield (number * values.length + values.start) * row_bytes, run.tobytes()
 
 
-def _write_all(file: int, content: bytes, place: int) -> None:
+def write_all(file: int, content: bytes, place: int) -> None:
+    """Write these bytes at this byte of an open file. Errors: OSError."""
     while content:
         written = os.pwrite(file, content, place)
         content, place = content[written:], place + written

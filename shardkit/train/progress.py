@@ -7,7 +7,7 @@ import time
 import numpy
 
 from ..comm.mpi.launch import launch_warnings
-from ..comm.seats import all_seats, crowding, ranks_text
+from ..comm.seats import Seat, crowding, ranks_text, seats_on_first
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
@@ -25,12 +25,7 @@ class RunReport(Callback):
     on_all_ranks = True
 
     def __init__(
-        self,
-        task: Task,
-        model: ShardedModel,
-        stream: Stream,
-        reporter: Reporter,
-        log: RankLog,
+        self, task: Task, model: ShardedModel, stream: Stream, reporter: Reporter, log: RankLog
     ):
         self._task = task
         self._model, self._parts = model, parts_of(model)
@@ -59,10 +54,9 @@ class RunReport(Callback):
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self._reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self._parts.policy.name} on "
-            f"{self._backend.world_size} ranks "
-            f"({self._model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
-            f"{self._task.describe_data()}; "
-            f"{settings.batch.sequences} {self._task.sample} per step{_epochs_text(settings)}; "
+            f"{self._backend.world_size} ranks ({self._model.mesh.shape}), {about['shard_size']:,} "
+            f"on this one{mixed}; {self._task.describe_data()}; {settings.batch.sequences} "
+            f"{self._task.sample} per step{_epochs_text(settings)}; "
             f"{bits_text(settings, self._backend.world_size)}; run folder {settings.run.folder}"
         )
         self._introduce_ranks()
@@ -70,15 +64,14 @@ class RunReport(Callback):
         self._reported_step = self._model.step_number
 
     def _introduce_ranks(self):
-        seats = all_seats(self._backend, self._settings.run.threads)
+        threads = self._settings.run.threads
         at, rank = self._model.mesh.coordinates, self._backend.rank
-        seat, node = seats[rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
+        seat, node = Seat.here(threads), f", SLURM node {slurm_node()}" if slurm_node() else ""
         self._log.line(
-            f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, "
-            f"process {os.getpid()}, cores "
-            f"{ranks_text(seat.cores)}, "
-            f"{seat.threads} BLAS threads"
+            f"rank {rank} of {self._backend.world_size} at {at}: host {seat.host}{node}, process "
+            f"{os.getpid()}, cores {ranks_text(seat.cores)}, {seat.threads} BLAS threads"
         )
+        seats = seats_on_first(self._backend, threads)
         for text in [*launch_warnings(self._backend.world_size), *crowding(seats)]:
             self._reporter.line(f"warning: {text}")
 
@@ -111,8 +104,12 @@ class RunReport(Callback):
         )
         self._reporter.progress(step, text)
         self._reporter.line(f"step {step}/{run.steps}  {text}")
+        parts = {
+            f"train_loss_{name}": part for name, part in engine.evaluation.loss_parts().items()
+        }
         return {
             "train_loss": loss,
+            **parts,
             "learning_rate": engine.state.rule.rate(step),
             f"{self._unit}_per_second": speed,
             "gradient_norm": engine.gradient_norm,

@@ -8,7 +8,7 @@ import json
 import resource
 import time
 
-from ..comm.seats import all_seats, ranks_text
+from ..comm.seats import ranks_text, seats_on_first
 from ..environment import slurm_node
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import parts_of
@@ -26,8 +26,8 @@ class RanksRecord(Callback):
     def at_start(self, run):
         """Write ranks.json."""
         self._run, self._has_memory = run, False
-        seats = all_seats(run.backend, run.settings.run.threads)
-        nodes = run.backend.all_gather_object(slurm_node())
+        seats = seats_on_first(run.backend, run.settings.run.threads)
+        nodes = run.backend.gather_object(slurm_node()) or []
         run.reporter.write(RANKS, json.dumps(_ranks(run, seats, nodes)))
 
     def after_report(self, step, values):
@@ -44,7 +44,7 @@ class RanksRecord(Callback):
         accounts = parts_of(self._run.model).engine.device.accounts
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         mine = {**accounts.peaks(), ALL_AT_ONCE: accounts.peak_bytes(), RESIDENT: resident}
-        everyones = self._run.backend.all_gather_object(mine)
+        everyones = self._run.backend.gather_object(mine) or []
         names = dict.fromkeys(name for of_rank in everyones for name in of_rank)
         table = {name: [of_rank.get(name, 0) for of_rank in everyones] for name in names}
         self._run.reporter.record(step=step, memory_bytes=table)

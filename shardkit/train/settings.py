@@ -331,8 +331,7 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
             raise ConfigurationError(
                 f"{name} = {_shown(wanted.value(name))}, but this run goes on with "
                 f"{_shown(stored.value(name))}: {key.metadata['fixed']}. Leave it out, or start "
-                f"another run{stored.task_class.begin_with(wanted.run.folder)} "
-                "--run.folder=ANOTHER"
+                f"another run{stored.task_class.begin_with(wanted.run.folder)} --run.folder=ANOTHER"
             )
     if wanted.optimizer.decay_steps is None:  # run.steps of the first start, which is stored
         return wanted.replace({"optimizer.decay_steps": stored.optimizer.decay_steps})

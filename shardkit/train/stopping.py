@@ -4,6 +4,7 @@ allocation, or its patience (parallel/model/patience.py).
     rank 0   time is short?    --+
     rank k   signal arrived?   --+--> Ballot, before each step --> all ranks save the same step and
     all      patience over?    --+    end with exit code 75 (after patience with 0: the run is done)
+    all      a stream ended, when they read the batch: as after patience
 
 Each rank votes for itself and all act on the outcome, so any rank may receive the signal.
 """
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from ..comm.backend import CommunicationBackend
-from ..comm.failure.signals import StopSignals
+from ..comm.failure.signals import StopRequest
+from ..data.samples import STREAM
 from ..environment import allocation_end, slurm_job
 from ..files.programs import find_program
 from ..parallel.model.patience import Patience
@@ -23,6 +25,7 @@ from ..parallel.model.saves import LastSave
 from .log import duration_text
 from .settings import Run
 
+COMPLETING = ("patience",), (STREAM,)  # after these reasons a run is done, not interrupted
 _ASK_SECONDS = 10.0  # longest wait for squeue
 _GAPS = 64  # the longest of the last so many times between two boundaries is kept free
 
@@ -98,7 +101,7 @@ class Stops:
     Until begin() there is time without end, as there is on all ranks but the first.
     """
 
-    def __init__(self, run: Run, signals: StopSignals):
+    def __init__(self, run: Run, signals: StopRequest):
         self._run, self._signals = run, signals
         self._clock = Clock(None, run.stop_margin_seconds)
 
@@ -136,6 +139,7 @@ class Stops:
             )[:100],
             "time": self._clock.left(),
             "patience": str(patience),
+            STREAM: "the stream of its samples has ended",
         }
         return "; ".join(words[reason] for reason in voted)
 

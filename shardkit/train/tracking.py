@@ -53,10 +53,7 @@ class TensorBoard(Tracker):
     def at_start(self, run):
         first = run.model.step_number + 1  # also in the file's name, which else has only seconds
         self._writer = self._make(
-            self._folder,
-            purge_step=first,
-            filename_suffix=f".{first}",
-            max_queue=_MOST_EVENTS,
+            self._folder, purge_step=first, filename_suffix=f".{first}", max_queue=_MOST_EVENTS
         )
 
     def write(self, step, values):

@@ -12,23 +12,19 @@ script.py` writes its job script.
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
-
-import numpy
+from typing import Any, TextIO, cast
 
 from ..annotations import FilePath
 from ..checkpoint.choice import Which
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
-from ..comm.failure.signals import StopSignals
+from ..comm.failure.signals import StopRequest, StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
 from ..comm.same import alike, check_same, facts_of
 from ..data.raw.groups import is_frame
-from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, ShardkitError, StopVoted
 from ..files.notes import settle_output
 from ..files.paths import usable_path
@@ -36,10 +32,10 @@ from ..nn.module import Module
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
 from ..refusal import check_made, check_usable
-from ..task.given import ArraySamples, as_samples, task_of
+from ..task.given import task_of
 from ..task.load import SCRIPT, load_task, on_frame
 from ..task.task import Task
-from .agreement import SAME_SETTINGS, facts_of_place, samples_alike
+from .agreement import SAME_SETTINGS, facts_of_place
 from .evaluation import Figures, TrainedRun, evaluate
 from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run
@@ -129,11 +125,9 @@ class Training:
         -----
         Errors, on all ranks: those of train_run.
         """
-        signals = StopSignals()
-        if threading.current_thread() is threading.main_thread():
-            signals.listen()
+        signals = StopSignals().listen()
         if self._backend is not None:
-            return self._train(self._backend, signals, None)
+            return self._train(self._backend, signals)
         is_elastic, error = self._is_elastic()
         if is_elastic:
             result = self._train_elastic(signals)
@@ -141,12 +135,32 @@ class Training:
             self._backend = MPICommunicationBackend()
             self._backend.initialize()
             with abort_on_error(self._backend) as program:
-                result = self._train(self._backend, signals, program, error)
+                how = {"program": program, "error": error}
+                result = self._train(self._backend, signals, **how)
         if result.is_interrupted:
             signals.ignore()
             settle_output()
             raise SystemExit(StopVoted.exit_code)
         return result
+
+    def run_among(self, signals: StopRequest, stream: TextIO | None = None) -> RunResult:
+        """Train as run(), in a program of several runs, whose signals are its own. Collective over
+        the backend that was given.
+
+        Parameters
+        ----------
+        signals
+            What asks the run to stop: it saves then, and this method returns.
+        stream
+            Where the lines for people go; None: standard output.
+
+        Notes
+        -----
+        Errors, on all ranks: those of train_run.
+        """
+        if self._backend is None:
+            raise ShardingError("one of several runs needs the ranks it has: pass backend=")
+        return self._train(self._backend, signals, stream=stream)
 
     def _is_elastic(self) -> tuple[bool, Exception | None]:
         """Return run.elastic, and what is wrong with the settings, for all ranks to raise."""
@@ -156,7 +170,9 @@ class Training:
         except (ShardkitError, OSError) as error:
             return False, error
 
-    def _train(self, backend, signals, program, error: Exception | None = None) -> RunResult:
+    def _train(
+        self, backend, signals, *, program=None, stream=None, error: Exception | None = None
+    ) -> RunResult:
         if not backend.is_initialized:
             backend.initialize()
         with alike(backend, SAME_SETTINGS) as facts:
@@ -174,6 +190,7 @@ class Training:
             resume=resume,
             program=program,
             signals=signals,
+            stream=stream,
             callbacks=self._callbacks,
             after=self._keep,
         )
@@ -240,7 +257,7 @@ class Training:
             best where run.patience is set, else the newest.
         """
         run = self._trained(checkpoint)
-        return evaluate(run, _samples_of(run, data, has_targets=True))
+        return evaluate(run, run.samples(data))
 
     def predict(
         self, data: Any, output: FilePath, checkpoint: str | int | None = None
@@ -262,7 +279,22 @@ class Training:
             path = Path(usable_path(output))
             check_output(path)
         check_same(run.backend, facts_of({"output": str(path.resolve())}))
-        return predict(run, _samples_of(run, data, has_targets=False), path)
+        return predict(run, run.samples(data, has_targets=False), path)
+
+    def restored(self, checkpoint: str | int | None = None) -> TrainedRun:
+        """Return the run that the folder holds, on the ranks that were given; run() need not be
+        called. Collective. Close it afterwards.
+
+        Parameters
+        ----------
+        checkpoint
+            As for evaluate().
+        """
+        if self._backend is None:
+            raise ShardingError("a run that is restored needs ranks: pass backend=")
+        check_usable(self)
+        task = self._configuration.task_class
+        return TrainedRun(self._folder, {}, self._backend, task=task, checkpoint=checkpoint)
 
     def _trained(self, checkpoint: Which) -> TrainedRun:
         """Return the run with its model at this checkpoint. Collective."""
@@ -283,20 +315,6 @@ class Training:
         if self._run is None:
             raise ShardingError("this training has no model yet; call run() first")
         return self._run
-
-
-def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:
-    """Return samples of what a script gives. Collective."""
-    are_given = isinstance(data, (Samples, tuple))
-    are_inputs = not has_targets and hasattr(data, "shape") and not is_frame(data)
-    check_same(run.backend, {"data": type(data).__name__}, "pass the same data on all ranks")
-    if not are_given and not are_inputs:
-        return run.samples(data, has_targets=has_targets)
-    with collectively(run.backend):
-        nothing = None if are_given else numpy.empty((len(data), 0), numpy.float32)
-        found = as_samples(data) if are_given else ArraySamples(data, nothing)
-    samples_alike(found, "given", run.backend)
-    return found
 
 
 def _leave() -> None:

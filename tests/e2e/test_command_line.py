@@ -128,6 +128,10 @@ def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(
     assert "run/report.html" in printed("report", "run")
     assert "</html>" in (folder / "run" / "report.html").read_text()
     assert printed("generate", "run", "--prompt", "line 1", "--tokens", "10").startswith("line 1")
+    how = "--prompt=line", "--prompt=a", "--tokens=9", "--temperature=0", "--repetition-penalty=9"
+    texts = printed("generate", "run", *how)
+    assert texts == printed("generate", "run", *how, "--together=1")
+    assert texts != printed("generate", "run", *how[:-1]) and len(texts) > 20
 
 
 def test_a_resumed_run_continues_the_curve_bit_for_bit_also_on_another_mesh_and_policy(folder):

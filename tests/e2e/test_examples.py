@@ -21,7 +21,8 @@ from test_command_line import MPIEXEC, in_one_job
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 MOST_LINES = 60
-LONGER = {"forces.py": 108, "poisson.py": 64}  # a potential, an equation: they may only get shorter
+# a solver, a potential, an equation: they may only get shorter
+LONGER = {"coupled_heat.py": 99, "forces.py": 108, "poisson.py": 64}
 
 
 def run(folder, name, *arguments, ranks=None, limit=None, code=0):
@@ -64,6 +65,13 @@ def test_a_residual_network_learns_and_h5py_reads_its_checkpoint(tmp_path):
 
 def test_a_convolutional_network_tells_stripes_apart(tmp_path):
     assert int(run(tmp_path, "convolution.py", ranks=2).partition("%")[0]) >= 95
+
+
+@pytest.mark.parametrize("trainers", ["1", "0"])
+def test_a_solver_trains_its_surrogate_while_it_runs(tmp_path, trainers):
+    printed = run(tmp_path, "coupled_heat.py", trainers, ranks=4)
+    error = int(re.search(r"error is (\d+)% of a step's change", printed)[1])
+    assert error < 60
 
 
 def test_a_hybrid_mesh_has_the_loss_of_another(tmp_path):
@@ -166,3 +174,11 @@ def test_every_cell_of_the_notebook_runs(monkeypatch):
                 exec("".join(cell["source"]), names)
     assert said.getvalue().count("same bits: True") == 4
     assert not any(cell.get("outputs") for cell in cells), "store it without outputs"
+
+
+def test_an_ensemble_is_sure_where_it_has_seen_something_and_nowhere_else(tmp_path):
+    printed = run(tmp_path, "error_bars.py", "runs/error_bars", ranks=2)
+    rows = [re.findall(r"-?[\d.]+", line) for line in printed.splitlines() if "+-" in line]
+    found = {float(x): [float(each) for each in rest] for x, *rest in rows}
+    inside, outside = (found[x] for x in (0.5, 2.0))
+    assert abs(inside[0] - inside[1]) < 0.2 and outside[2] > 3 * inside[2]

@@ -43,6 +43,7 @@ TEXT = [
 ]
 ARGUMENTS = {  # of each command; {at}: a folder with runs, {out}: an empty one
     "train": [*TABLE, *SMALL, "--run.folder={out}/run"],
+    "sweep": ["{at}/sweep.toml", *TABLE, *SMALL, "--sweep.folder={out}/sweep"],
     "prepare": ["{at}/text.txt", "--tokenizer=bytes", "--output={out}/tokens.h5"],
     "evaluate": ["{at}/table"],
     "predict": ["{at}/table", "--output={out}/out.h5"],
@@ -60,8 +61,8 @@ ARGUMENTS = {  # of each command; {at}: a folder with runs, {out}: an empty one
     "generate": ["{at}/text", "--tokens=3", "--prompt=a"],
     "report": ["{at}/table", "--output={out}/report.html"],
 }
-ON_RANKS = ("train", "prepare", "evaluate", "predict", "bench", "doctor", "generate")
-ALONE = [command for command in ARGUMENTS if command not in ON_RANKS[1:5]]  # by the entry point
+ON_RANKS = ("train", "prepare", "evaluate", "predict", "sweep", "bench", "doctor", "generate")
+ALONE = [command for command in ARGUMENTS if command not in ON_RANKS[1:6]]  # by the entry point
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,7 @@ def at(tmp_path_factory):
         file["x"] = numpy.random.default_rng(0).random((60, 4)).astype("f4")
         file["y"] = file["x"][:, 0]
     (folder / "text.txt").write_text("".join(f"line {i} of a text\n" for i in range(300)))
+    (folder / "sweep.toml").write_text("[try.run]\nseed = [0, 1]\n")
     (folder / "plan.toml").write_text("[model]\nwidth = 256\nlayers = 4\nheads = 4\n")
     for name, more in (("table", TABLE), ("text", TEXT)):
         words = [word.format(at=folder) for word in more]

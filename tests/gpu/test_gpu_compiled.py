@@ -115,6 +115,26 @@ def test_a_gpt_is_replayed_and_bad_ids_are_found(gpu):
     check_same_bits((1, 1, 1), {"loss": None}, model=small_gpt, work=train)
 
 
+class Inside(sk.nn.Module):
+    """A model with a GPT in it."""
+
+    def __init__(self):
+        self.gpt = small_gpt()
+        self.loss = sk.nn.CrossEntropy()
+
+    def forward(self, x):
+        return self.gpt(x)
+
+
+@pytest.mark.emulated
+@pytest.mark.thorough
+def test_a_gpt_inside_a_model_asks_no_device_for_texts(gpu):
+    def train(model, step):
+        return model.train(*token_batch(step, 2))
+
+    check_same_bits((1, 1, 1), {"loss": None}, model=Inside, work=train)
+
+
 @pytest.mark.thorough
 def test_gradients_that_are_accumulated(gpu):
     def accumulate(model, step):

@@ -8,6 +8,7 @@ import pytest
 from builders import sha256, token_batch, train
 
 import shardkit as sk
+from shardkit.testing.checkpoint import saving
 
 pytestmark = pytest.mark.mpi
 
@@ -28,8 +29,10 @@ def go_on(model, steps):
     return sha256(model.gather_full_parameters())
 
 
+@pytest.mark.parametrize("listed", [64, 0])
 @pytest.mark.parametrize("way", ["save_model", "save_model_async"])
-def test_what_was_saved_is_gone_on_with_bit_for_bit(way, backend, folder):
+def test_what_was_saved_is_gone_on_with_bit_for_bit(way, listed, backend, folder, monkeypatch):
+    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
     model, _ = train("FSDP", backend, 2)
     if way == "save_model_async":
         pending = model.save_model_async(folder)

@@ -1,10 +1,13 @@
 """Samples that processes share: training on a mesh with a domain axis, against one rank."""
 
+import time
+
 import numpy
 import pytest
 
 import shardkit as sk
 from shardkit import models, nn
+from shardkit.testing.parallel import cut_layers
 
 pytestmark = pytest.mark.mpi
 STEPS, TOLERANCE = 3, 1e-10
@@ -24,6 +27,7 @@ def cases():
         (models.FNO(2, 1, (3, 3), width=6, layers=2, **f64), x, y),
         (models.GPT(17, 13, 16, 2, 4, dropout=0.1, **f64), ids, ids),
         (models.GPT(17, 13, **llama, **f64), ids, ids),
+        (models.LSTM(6, 4, width=8, dropout=0.1, **f64), x[:, 0, :9], rng.normal(size=(4, 4))),
         (
             models.MessagePassing(2, 1, *edges, width=8, **f64),
             x[:, :, :13, 0].swapaxes(1, 2),
@@ -80,3 +84,28 @@ def test_a_label_of_no_class_in_one_part_is_an_error_of_all_ranks(backend):
         losses.append(model.train(x, x))
     model.close()
     assert losses == sorted(losses, reverse=True)
+
+
+ONE_WAY = {
+    "states": lambda: (models.LSTM(3, 2, width=4, readout="steps"), (2, 9, 3), 1),
+    "rows": lambda: (nn.Sequential(nn.Conv1d(3, 2, 2, padding="same")), (2, 3, 9), -1),
+}
+
+
+@pytest.mark.parametrize("way", ONE_WAY)
+def test_a_rank_that_only_sends_waits_until_it_is_heard(backend, way):
+    """Else it goes on where the other fails, and the next step takes what was sent."""
+    model, shape, direction = ONE_WAY[way]()
+    model.finish(0)
+    axis, _, _ = cut_layers(model, backend)
+    x = nn.Tensor(axis.slice_of(numpy.ones(shape, "float32")))
+    axis.begin(9)
+    model(x)
+    axis.begin(9)
+    backend.barrier()
+    place = backend.rank if direction > 0 else backend.world_size - 1 - backend.rank
+    time.sleep(0.1 * place)
+    began = time.monotonic()
+    model(x)
+    times = backend.all_gather_object((began, time.monotonic()))[::direction]
+    assert all(done >= later for (_, done), (later, _) in zip(times, times[1:]))

@@ -47,6 +47,7 @@ from shardkit.testing.data import (
     Scaling,
     TableSamples,
     TextData,
+    TextField,
     cut_into_blocks,
     find_inputs,
     open_table,
@@ -54,9 +55,18 @@ from shardkit.testing.data import (
     prepare_tokens,
     train_vocabulary,
 )
+from shardkit.testing.ensemble import SweepRecord
+from shardkit.testing.ensemble import Trial as OneTrial
 from shardkit.testing.plan import FOLDER as HARDWARE
 from shardkit.testing.plan import read_cluster
-from shardkit.testing.report import describe_run, page_of, read_run_folder
+from shardkit.testing.report import (
+    describe_run,
+    describe_sweep,
+    page_of,
+    page_of_sweep,
+    read_run_folder,
+    read_sweep,
+)
 from shardkit.testing.schedule import lower, order_named, simulate
 from shardkit.testing.task import Described, load_task
 from shardkit.testing.train import configuration_of, stored_settings, stored_task
@@ -322,8 +332,8 @@ def read_inputs(path):
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir()
     inputs = [one.unpacked(unpacked, lambda: None) for one in find_inputs([str(path)])]
-    for block in cut_into_blocks(inputs, "text"):
-        for _ in block.input.reader("text").pieces(block.span):
+    for block in cut_into_blocks(inputs, TextField("text")):
+        for _ in block.input.reader(TextField("text")).pieces(block.span):
             pass
 
 
@@ -338,6 +348,20 @@ def read_transformers(folder):
 def read_run(folder):
     page_of([read_run_folder(folder)])
     describe_run(folder)
+
+
+def make_sweep(folder):
+    trials = [
+        OneTrial(0, {"a.b": 1.5, "a.c": "x"}, "finished", 7, 0.25, [[3, 0.5]], [[3, 1]]),
+        OneTrial(1, {"a.b": 2.5, "a.c": "y"}, "failed", error="ValueError: no"),
+    ]
+    curves = {0: {"validation_loss": numpy.array([[3.0, 0.5], [7.0, 0.25]])}}
+    SweepRecord({"seed": 3}, trials, curves).write(folder)
+
+
+def read_sweep_folder(folder):
+    page_of_sweep(read_sweep(folder))
+    describe_sweep(folder)
 
 
 def read_settings(folder):
@@ -444,6 +468,7 @@ READERS = {
     ),
     "toml": (make_toml, toml_reader),
     "report": (make_run, whole(read_run)),
+    "sweep": (make_sweep, whole(read_sweep_folder)),
     "run": (make_run, whole(read_settings)),
     "ledgers": (make_ledgers, whole(read_ledgers)),
     "tokenizer": (make_tokenizers, whole(read_tokenizer, "words", "bpe")),

@@ -252,3 +252,15 @@ def test_a_window_is_a_mask_with_as_many_keys_for_each_query(queries, keys, wind
 def test_a_window_that_is_no_number_of_keys_is_refused(window):
     with pytest.raises(ShapeError, match="from 1 on"):
         ops.causal_attention(t(1, 1, 2, 3), t(1, 1, 2, 3), t(1, 1, 2, 3), window=window)
+
+
+def test_a_text_far_into_a_row_does_not_see_how_large_the_scores_before_it_are():
+    random = numpy.random.default_rng(0)
+    q, k, v = (random.normal(size=(1, 1, 1030, 8)).astype("float32") for _ in range(3))
+    k[:, :, :1000] *= 1000
+    firsts = numpy.where(numpy.arange(1030) < 1000, 0, 1000)[None]
+    y, sums = kernels.causal_attention(q, k, v, 0.4, 0, firsts=firsts)
+    alone = [x[:, :, 1000:] for x in (q, k, v)]
+    wanted, wanted_sums = kernels.causal_attention(*alone, 0.4, 0)
+    numpy.testing.assert_allclose(y[:, :, 1000:], wanted, atol=1e-5)
+    numpy.testing.assert_allclose(sums[:, :, 1000:], wanted_sums, atol=1e-5)

@@ -372,6 +372,14 @@ def test_every_change_in_place_is_counted_and_stops_a_backward_that_needs_the_ol
         y.backward()
 
 
+def test_a_change_in_place_is_told_with_the_name_of_the_operation():
+    x, w = Tensor(numpy.ones((1, 2, 5), "float32")), leaf(3, 2, 3)
+    y = ops.conv1d(x, w).sum()
+    x.zero_()
+    with pytest.raises(AutogradError, match="backward of convolution needs was changed in place"):
+        y.backward()
+
+
 def test_a_change_in_place_of_what_no_backward_needs_is_fine():
     x, w = Tensor(numpy.ones(3, "float32")), leaf(3)
     y = (x + w).sum()

@@ -4,6 +4,8 @@ import ast
 import gc
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,24 @@ def test_the_collector_rests_meanwhile_and_is_then_as_it_was(monkeypatch, is_ena
     finally:
         gc.enable() if before else gc.disable()
     assert seen == [False] and here.f_back.f_code.co_name == "main_frame"
+
+
+def test_what_the_main_thread_has_in_hand_goes_without_a_collection():
+    """Frames that keep each other would keep arrays too, in heaps that neighbors see."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        assert _seen_by_a_thread()() is None
+    finally:
+        gc.enable() if before else gc.disable()
+
+
+def _seen_by_a_thread():
+    """Return a weak reference to what this function holds while a thread asks for its frame."""
+    held = threading.Thread(target=main_frame)
+    held.start()
+    held.join()
+    return weakref.ref(held)
 
 
 @pytest.mark.thorough

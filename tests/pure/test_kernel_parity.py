@@ -277,3 +277,12 @@ def test_logits_of_minus_infinity_have_probability_zero():
     at_once, again = cpu.cross_entropy_with_gradient(x, numpy.array([2]))
     numpy.testing.assert_allclose(at_once, gradient, atol=1e-6)
     assert again[0] == losses[0]
+
+
+@every_dtype
+def test_a_row_of_a_product_by_row_has_the_same_bits_among_any_others(dtype):
+    x, weight = made(TABLE["product_by_row"][0], (13, 600, 70), dtype)
+    together = cpu.product_by_row(x, weight)
+    for rows in (slice(0, 1), slice(2, 4), slice(5, 8), slice(4, 13)):
+        assert cpu.product_by_row(x[rows], weight).tobytes() == together[rows].tobytes()
+    assert (cpu.product_by_row(x, weight[9:12]) == together[:, 9:12]).all()

@@ -4,6 +4,8 @@ A line: name of the layer, its arguments, shapes of its inputs. float64 to 1e-10
 since PyTorch has 1 / 6 in float32).
 """
 
+import inspect
+
 import numpy
 import pytest
 from torch_or_skip import torch
@@ -127,6 +129,20 @@ def test_values_and_derivatives_are_those_of_pytorch(line):
         close(y, z, tolerance)
 
 
+@pytest.mark.parametrize("name", "Tanh Softplus ELU Softmax Flatten CELU CosineSimilarity".split())
+def test_a_layer_takes_the_inputs_that_its_forward_names(name):
+    layer, x = (
+        getattr(nn, name)(**{"dim": 1} if name == "Softmax" else {}),
+        Tensor(random((3, 4), 0)),
+    )
+    names = [*inspect.signature(layer.forward).parameters]
+    assert names == (["x1", "x2"] if name == "CosineSimilarity" else ["x"])
+    assert numpy.isfinite(layer(**dict.fromkeys(names, x)).numpy()).all()
+    for inputs in ([x] * (len(names) - 1), [x] * (len(names) + 1)):
+        with pytest.raises(TypeError, match=r"forward\(\) .* positional argument"):
+            layer(*inputs)
+
+
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
@@ -228,3 +244,13 @@ def test_stacks_are_layers_one_after_the_other_with_values_of_their_own():
 def test_what_does_not_fit_is_refused(line, error):
     with pytest.raises(error, match="wanted|there is none"):
         line()
+
+
+def test_arguments_of_a_layer_of_one_operation_are_its_attributes():
+    layer = nn.Threshold(0.5, value=2.0)
+    assert (layer.threshold, layer.value, repr(nn.ELU(0.3))) == (0.5, 2.0, "ELU(alpha=0.3)")
+    assert layer([0.0, 1.0]).array.tolist() == [2.0, 1.0]
+    with pytest.raises(ConfigurationError, match="ELU with inplace = True; wanted False"):
+        nn.ELU(inplace=True)
+    with pytest.raises(TypeError, match="dim"):
+        nn.Softmax()

@@ -34,7 +34,7 @@ def unpacked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     packing.pack(folder / "packed")
     with tarfile.open(folder / "packed") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder)
     return folder
 
 

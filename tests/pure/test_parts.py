@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_rows import rows_in
 
-from shardkit import ConfigurationError, Rows, SamplePart, Samples, ShapeError
+from shardkit import Rows, SamplePart, Samples, ShapeError
 from shardkit.testing.data import (
     FileMap,
     Mixture,
@@ -164,7 +164,7 @@ def test_what_is_indexed_like_an_array_is_asked_for_the_part_alone():
 def test_values_that_are_missing_are_refused():
     found = numpy.ma.masked_greater(values(), 1)
     masked = type("Variable", (Lazy,), {"__getitem__": lambda self, index: found[index]})()
-    with pytest.raises(ConfigurationError, match="masked, as missing"):
+    with pytest.raises(ShapeError, match="are masked"):
         ArraySamples(masked, numpy.arange(ROWS)).read(NUMBERS, SamplePart(0, 3, 2))
 
 
@@ -218,7 +218,7 @@ def test_parts_of_a_window_are_its_tokens_one_after_the_other(length, data):
 def packed(tokens):
     """Return tokens that lie in memory, as one part of a file would."""
     made = PackedTokens.__new__(PackedTokens)
-    made.segments, made.is_text = [type("S", (), {"largest": 16})()], False
+    made.segments, made.is_text = [type("S", (), {"answers": None, "largest": 16})()], False
     made._stops = numpy.array([len(tokens)])
     made.gather = lambda starts, length: numpy.stack([tokens[at : at + length] for at in starts])
     return made

@@ -441,6 +441,13 @@ def test_a_slip_among_numbers_is_refused():
     assert isinstance(fitted(["1", "1", "A1", "A1", "B", "B"])[0], Categories)
 
 
+def test_digits_with_a_line_between_them_are_no_number():
+    with pytest.raises(ConfigurationError, match="column x: '1_000'; wanted a number as in most"):
+        fitted(["1", "2", "1_000", "4"])
+    with pytest.raises(ConfigurationError, match="row 1, column x: '1_000'; wanted a number"):
+        Numbers("x").apply(found_in(["1.5", "1_000"])[2], "row {}".format)
+
+
 def test_classes_are_named_in_the_order_of_numbers_and_unseen_ones_are_refused():
     found = [found_in(values)[0] for values in (["10", "9", "1"], ["b", "a", "c"])]
     assert [classes("x", each, 9).values for each in found] == [("1", "9", "10"), ("a", "b", "c")]

@@ -16,7 +16,7 @@ GROUPS = {
     "language data": ["tokens", "tokens with a tokenizer", "megatron", "npy", "npz", "nanogpt"],
     "texts": ["text", "text file", "inputs", "tokenizer", "ledgers"],
     "tables": ["arrays", "hdf5", "csv", "columns"],
-    "models and runs": ["safetensors", "adapter", "toml", "report", "run"],
+    "models and runs": ["safetensors", "adapter", "toml", "report", "run", "sweep"],
 }
 NAMES = [name for names in GROUPS.values() for name in names]
 LIBRARIES = {

@@ -21,6 +21,7 @@ from shardkit.testing.comm import (
     Ledger,
     Progress,
     Roll,
+    Turn,
     Warden,
     Watchdog,
     check_timeout,
@@ -95,6 +96,7 @@ def test_all_that_a_job_makes_in_its_folder_is_removed_with_it(tmp_path, monkeyp
     told = []
     watchdog = Watchdog(Progress(), folder.path, 0, 2, seconds=lambda: 60.0, abort=told.append)
     (folder.path / HANG_NAME).touch()
+    assert Turn(folder.path, 0).is_mine("world", 65, 60.0)
     note_path(folder.path, 0, watchdog.ledger.path)
     own = Attendance()
     monkeypatch.setattr(own, "num_ranks", 2)

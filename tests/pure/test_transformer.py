@@ -18,7 +18,7 @@ from shardkit.nn import (
     forward_context,
     no_grad,
 )
-from shardkit.testing.nn import STYLES, Choice, Passes, Texts
+from shardkit.testing.nn import STYLES, Choice, Passes, TextPass, Texts
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 SIZES = {"vocabulary_size": 11, "sequence_length": 8, "width": 16, "layers": 2, "heads": 4}
@@ -354,9 +354,10 @@ def test_logits_from_the_cache_equal_those_of_the_forward_to_rounding(style, kv_
     passes, texts = Passes(model), Texts(1, 8)
     for length in range(2, 9):  # the first pass takes two tokens together, the others one
         expected = model.predict(numpy.array([text[:length]]))[0, -1]
-        step = texts.prompt([0], 2) if length == 2 else texts.next([0])
-        new = numpy.array([text[length - step.num_positions : length]])
-        numpy.testing.assert_allclose(passes.logits(new, step)[0], expected, rtol=1e-10)
+        count = 2 if length == 2 else 1
+        step = TextPass(texts, [0], [count])
+        new = text[length - count : length]
+        numpy.testing.assert_allclose(passes.logits([new], step)[0], expected, rtol=1e-10)
         step.finish()
 
 
@@ -466,12 +467,12 @@ def test_negative_numbers_and_temperatures_are_refused(arguments):
 
 def test_a_full_cache_refuses_more():
     texts = Texts(1, capacity=3)
-    texts.prompt([0], 2).finish()
-    texts.next([0]).finish()
+    TextPass(texts, [0], [2]).finish()
+    TextPass(texts, [0], [1]).finish()
     with pytest.raises(
         ShapeError, match="1 positions do not fit behind 3 in a key/value cache of 3"
     ):
-        texts.next([0])
+        TextPass(texts, [0], [1])
 
 
 # ---- learning ------------------------------------------------------------------------------------

@@ -316,8 +316,8 @@ OF_RUNS = {
     "the run": ({"folder": "b"}, "a.txt", "run.folder is"),
     "a setting": ({"given": {"parallel.policy": "ddp"}}, "a.txt", "settings is"),
     "averages": ({"averaged": True}, "a.txt", "averaged is"),
-    "the samples": ({}, "b.txt", "fingerprint of the measured samples"),
-    "where they are from": ({}, None, "number of measured samples"),
+    "the samples": ({}, "b.txt", "fingerprint of the given samples"),
+    "where they are from": ({}, None, "data is (str|NoneType)"),
 }
 
 

@@ -142,15 +142,17 @@ def test_channels_are_scaled_as_numpy_does_and_predictions_are_in_the_units_of_t
 )
 def test_ranks_share_samples_of_a_run(case, mesh, data, tmp_path):
     """Training, validation, evaluation and predictions, with two data ranks beside or one."""
-    own = {**mesh, "parallel.minimum_parameter_group_size": 1}
+    # By seed 0 a ReLU gets a number that another order of sums takes across 0.
+    seed = {"run.seed": 1}
+    own = {**mesh, **seed, "parallel.minimum_parameter_group_size": 1}
     losses = [
         run(settings_of(data, tmp_path / name, case, **changes), ranks).validation_loss
         for name, changes, ranks in (
             ("cut", own, 4 if mesh["mesh.domain"] == 2 else 3),
-            ("whole", {}, 1),
+            ("whole", seed, 1),
         )
     ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
     def measure(backend, name, mesh):
         trained = TrainedRun(tmp_path / name, mesh, backend)

@@ -57,6 +57,11 @@ WRONG_X = {
     "a single row of features": (regression, lambda x: x[:, 0], "wanted"),
     "features that are complex": (regression, lambda x: x * 1j, "complex128"),
     "features that are objects": (classification, lambda x: x.astype(object), "object"),
+    "features of which one is missing": (
+        regression,
+        lambda x: numpy.ma.masked_equal(x, x[-1, 1]),
+        "x: 1 of 20 numbers are masked",
+    ),
     "features that are times": (classification, lambda x: x.astype("datetime64[s]"), "datetime64"),
 }
 WRONG_Y = {
@@ -83,6 +88,11 @@ WRONG_Y = {
     "classes with a dim too many": (classification, lambda y: y[:, None], "shape|targets"),
     "targets of another width": (regression, lambda y: y[:, :1], "wanted equal shapes|wanted"),
     "targets that are complex": (regression, lambda y: y * 1j, "complex128"),
+    "targets of which one is missing": (
+        regression,
+        lambda y: numpy.ma.masked_equal(y, y[-1, 1]),
+        "y: 1 of 12 numbers are masked",
+    ),
     "no targets": (regression, lambda y: y[:, :0], "shape"),
 }
 ACTS = {

@@ -196,7 +196,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_no_half_written_one
 ):
     run("FSDP", 2, 1, save=tmp_path)
 
-    def no_room(path, boxes):
+    def no_room(path, boxes, room):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("shardkit.testing.checkpoint.saving.lay_out", no_room)

@@ -90,14 +90,19 @@ def names(path):
     return sorted(p.name for p in path.iterdir())
 
 
-@pytest.mark.parametrize("step", [1, 2])
+# the step that is saved, and up to how many ranks the manifest lists boxes
+SAVES = pytest.mark.parametrize("step, listed", [(1, 64), (2, 64), (2, 0)])
+
+
+@SAVES
 @pytest.mark.thorough
 def test_a_full_disk_at_any_moment_is_an_error_on_all_ranks_and_the_checkpoint_before_opens(
-    step, tmp_path
+    step, listed, tmp_path, monkeypatch
 ):
     """step 1 is saved again, step 2 is a new one; the disk fills up at the first write, at the
     second, ... at the last.
     """
+    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
     save(tmp_path, 1.0, 1)
     outcomes = set()
     for at in range(100):
@@ -126,9 +131,12 @@ def save_and_die(folder, step, at):
         save(folder, 2.0, step)
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@SAVES
 @pytest.mark.thorough
-def test_a_process_that_dies_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(step, tmp_path):
+def test_a_process_that_dies_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(
+    step, listed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
     found, at, status = set(), 0, 9
     while status == 9:
         shutil.rmtree(tmp_path)

@@ -152,7 +152,8 @@ FORGERIES = {
         lambda m: m.update(optimizer={**m["optimizer"], "spared": {"first_moment": "a"}}),
         "optimizer",
     ),
-    "a version to come": (lambda m: m.update(version=4), "reads version 3: use a newer"),
+    "a version to come": (lambda m: m.update(version=5), "reads versions 3 and 4: use a newer"),
+    "tables that are not there": (lambda m: m.update(version=4), "damaged"),
     "a version that is a list": (lambda m: m.update(version=[1]), r"format version \[1\]"),
 }
 

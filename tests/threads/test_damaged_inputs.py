@@ -560,9 +560,9 @@ def test_texts_that_change_while_they_are_prepared_are_refused(tmp_path, monkeyp
     (tmp_path / "a.txt").write_text("some text\n" * 100)
     assemble = job.assemble
 
-    def changed(*arguments):
+    def changed(*arguments, **how):
         (tmp_path / "a.txt").write_text("other text\n" * 100)
-        return assemble(*arguments)
+        return assemble(*arguments, **how)
 
     monkeypatch.setattr(job, "assemble", changed)
     made = Preparation((str(tmp_path / "a.txt"),), tmp_path / "tokens.h5", "bytes")

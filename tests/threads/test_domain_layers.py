@@ -3,6 +3,8 @@ in float64, for odd lengths, in 1, 2 and 3 dimensions, on 1 to 5 ranks that are 
 """
 
 import copy
+import dataclasses
+import sys
 import types
 
 import numpy
@@ -12,7 +14,15 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ForwardContext, Tensor, forward_context
 from shardkit.testing.layout import even_span
-from shardkit.testing.parallel import LAYERS, REASONS, cut_layers, let_go, rows_of
+from shardkit.testing.parallel import (
+    LAYERS,
+    REASONS,
+    DomainAxis,
+    cut_layers,
+    let_go,
+    recurrent,
+    rows_of,
+)
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5])
 TOLERANCE = 1e-12
@@ -110,6 +120,23 @@ ON_GRIDS = {
         convolution(d, padding=1, padding_mode="circular"),
     ),
 }
+
+
+@nn.partwise
+class Outputs(nn.Module):
+    """The outputs of a recurrent layer."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+def in_turn(kind, *sizes, **how):
+    return Outputs(getattr(nn, kind)(6, *sizes, batch_first=True, **how, **F64))
+
+
 SILENT = ("dropout", "activation", "softmax of channels", "flatten", "flatten the rest", "a head")
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 ON_TOKENS = {
@@ -120,6 +147,13 @@ ON_TOKENS = {
     "dropout": lambda: nn.Dropout(0.4),
     "feed-forward": lambda: nn.FeedForward(6, 12, **F64),
     "flatten": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6 * 13, 2, **F64)),
+    "LSTM": lambda: in_turn("LSTM", 5),
+    "GRU": lambda: in_turn("GRU", 5, bias=False),
+    "RNN": lambda: in_turn("RNN", 5, 2, "relu", bidirectional=True),
+    "LSTM, both directions": lambda: in_turn("LSTM", 4, 2, bidirectional=True, dropout=0.3),
+    "GRU, both directions": lambda: in_turn("GRU", 4, 3, bidirectional=True, dropout=0.3),
+    "LSTM model": lambda: nn.models.LSTM(6, 3, width=5, dropout=0.2, **F64),
+    "LSTM of steps": lambda: nn.models.LSTM(6, 3, width=5, readout="steps", **F64),
 }
 
 
@@ -201,10 +235,79 @@ def test_a_layer_on_parts_of_a_grid_is_the_layer(what, dims, num_ranks):
     check(lambda: behind_a_convolution(what, dims), x, 2, num_ranks)
 
 
+def any_convolution(seed):
+    """Return a convolution of a line, of any form, and a length that gives 5 outputs or more."""
+    rng = numpy.random.default_rng(seed)
+    kernel, stride, dilation = (int(rng.integers(1, most)) for most in (6, 4, 4))
+    padding, groups = int(rng.integers(0, 5)), int(rng.integers(1, 3))
+    mode = rng.choice(["zeros", "zeros", "circular", "reflect", "replicate"])
+    reach = dilation * (kernel - 1) + 1
+    length = max(reach + stride * int(rng.integers(4, 9)) - 2 * padding, 5)
+    form = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
+    form |= {"kernel_size": kernel, "padding_mode": str(mode), "bias": bool(rng.integers(2))}
+    return lambda: convolution(1, **form), length
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.thorough(but=6)
+def test_convolutions_of_any_form_are_those_of_whole_samples(seed):
+    make, length = any_convolution(seed)
+    check(make, drawn((2, CHANNELS, length), seed), 2, 2 + seed % 4)
+
+
+def test_float32_convolutions_by_fewer_products_are_made_of_own_rows_and_halos():
+    """Their sums are those of other tiles, so they agree to the rounding of float32."""
+    layer = nn.Sequential(nn.Conv3d(16, 16, 3, padding=1))
+    layer.finish(1)
+    x, weigh = [drawn((1, 16, 9, 16, 16), seed).astype("float32") for seed in range(2)]
+    wanted = run(copy.deepcopy(layer), x, lambda _: weigh)
+
+    def on_rank(backend):
+        mine = copy.deepcopy(layer)
+        cut_layers(mine, backend)
+        cut = [own(each, 2, backend.rank, 3) for each in (x, weigh)]
+        return run(mine, cut[0], lambda _: cut[1])
+
+    for rank, found in enumerate(results := sk.run_ranks(3, on_rank)):
+        for got, whole in zip(found[:2], wanted):
+            numpy.testing.assert_allclose(got, own(whole, 2, rank, 3), rtol=0, atol=2e-5)
+    for name, gradient in wanted[2].items():
+        total = sum(result[2][name] for result in results)
+        numpy.testing.assert_allclose(total, gradient, rtol=0, atol=1e-3)
+
+
+def test_lengths_that_parts_tell_are_not_asked_for_in_later_batches():
+    """Parts of 13, 6 and 9 rows differ on both ranks; the first of 14 has as many as that of 13."""
+
+    def on_rank(backend):
+        axis, asked = DomainAxis(backend, 2), []
+        for noted, length in [((6, 9), 9)] * 3 + [((6, 9, 14), 14)] * 2:
+            axis.begin(13)
+            for each in noted:
+                axis.note(each)
+            before = backend.traffic.calls.get("all_gather", 0)
+            x = numpy.empty((1, 1, length))
+            assert axis.length(axis.slice_of(x), "a layer") == length
+            asked.append(backend.traffic.calls.get("all_gather", 0) - before)
+        assert asked == [1, 0, 0, 1, 1]
+
+    sk.run_ranks(2, on_rank)
+
+
 @RANKS
 @pytest.mark.parametrize("what", ON_TOKENS)
 def test_a_layer_on_parts_of_texts_is_the_layer(what, num_ranks):
     check(ON_TOKENS[what], drawn((2, 13, 6), 0), 1, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("what", ["LSTM, both directions", "GRU"])
+def test_samples_of_a_recurrent_layer_follow_others(what, num_ranks, monkeypatch):
+    monkeypatch.setattr(recurrent, "LEAST_SAMPLES", 1)
+    monkeypatch.setattr(
+        sys.modules[__name__], "CONTEXT", dataclasses.replace(CONTEXT, num_samples=5)
+    )
+    check(ON_TOKENS[what], drawn((5, 13, 6), 0), 1, num_ranks)
 
 
 # ---- the exchange of rows ------------------------------------------------------------------------
@@ -308,7 +411,10 @@ REFUSED = {
         lambda: nn.models.MessagePassing(2, 2),
         "^encode of .* bring their edges",
     ),
-    "an LSTM": (lambda: nn.models.LSTM(3, 4), "a state goes from each step"),
+    "an LSTM over time first": (
+        lambda: nn.Sequential(nn.LSTM(3, 4)),
+        "^0, a LSTM, whose samples lie along dim 1 .* batch_first=True",
+    ),
     "bags": (lambda: nn.Sequential(nn.EmbeddingBag(5, 4)), "a bag may have its ids"),
     "a layer alone": (lambda: convolution(2), "a Conv2d alone .* Sequential"),
     "maxima of two": (lambda: nn.Sequential(nn.AdaptiveMaxPool1d(2)), "with 2 shares .* wanted 1"),
@@ -371,6 +477,67 @@ def test_a_forward_that_shortens_parts_is_found_at_the_next_layer():
     sk.run_ranks(3, on_rank)
 
 
+@pytest.mark.parametrize("shortened", ["on all ranks", "on one rank"])
+def test_a_part_as_long_as_that_of_another_length_is_found_on_all_ranks(shortened):
+    """Of 14 rows less one, rank 0 has as many as of 11, which a layer has made; rank 1 has not."""
+
+    @nn.partwise
+    class Shortened(nn.Module):
+        def __init__(self, rank):
+            self.first, self.second = nn.Conv1d(1, 1, 4), nn.Conv1d(1, 1, 3, padding=1)
+            self._start = int(shortened == "on all ranks" or rank == 0)
+
+        def forward(self, x):
+            self.first(x)
+            return self.second(x[:, :, self._start :])
+
+    x = drawn((2, 1, 14), 0).astype("float32")
+
+    def on_rank(backend):
+        model = sk.HybridShardedModel(
+            nn.Sequential(Shortened(backend.rank)),
+            sk.ShardingConfiguration(backend, loss=nn.MSELoss()),
+            domain_parallel_size=2,
+        )
+        parts = {"on all ranks": r"6 \+ 6", "on one rank": r"6 \+ 7"}[shortened]
+        for _ in range(2):
+            with pytest.raises(sk.ShardingError, match=f"0.second got parts of {parts} "):
+                model.train(x, x)
+
+    sk.run_ranks(2, on_rank)
+
+
+def test_states_before_and_after_a_sequence_that_is_cut_are_refused():
+    @nn.partwise
+    class Taking(nn.Module):
+        def __init__(self, use):
+            self.layer, self._use = nn.GRU(4, 3, batch_first=True), use
+
+        def forward(self, x):
+            return self._use(self.layer, x)
+
+    uses = [
+        (
+            lambda layer, x: layer(x, Tensor(numpy.zeros((1, 2, 3), "float32"))),
+            "was given the states",
+        ),
+        (lambda layer, x: x + layer(x)[1], "does not return its states"),
+        (lambda layer, x: layer(x)[1][0], "does not return its states"),
+        (lambda layer, x: layer(x)[1].shape, "does not return its states"),
+    ]
+
+    def on_rank(backend):
+        x = Tensor(own(drawn((2, 8, 4), 0).astype("float32"), 1, backend.rank, 2))
+        for use, message in uses:
+            model = nn.Sequential(Taking(use))
+            model.finish()
+            cut_layers(model, backend)
+            with pytest.raises(sk.ShardingError, match=message):
+                model(x)
+
+    sk.run_ranks(2, on_rank)
+
+
 # ---- each exchange is needed ---------------------------------------------------------------------
 
 
@@ -425,9 +592,19 @@ def every_exchange():
     )
 
 
-def test_an_exchange_that_is_left_out_is_seen():
-    x, num_ranks = drawn((2, CHANNELS, 13), 0), 3
-    model = every_exchange()
+def every_turn():
+    layer = nn.LSTM(CHANNELS, 3, 2, batch_first=True, bidirectional=True, **F64)
+    return nn.Sequential(Outputs(layer), nn.Flatten())
+
+
+# what has all kinds of exchanges, the dim of x that is cut, how many messages a middle rank gets
+WITH_EXCHANGES = [(every_exchange, 2, 15), (every_turn, 1, 10)]
+
+
+@pytest.mark.parametrize("make, dim, least", WITH_EXCHANGES)
+def test_an_exchange_that_is_left_out_is_seen(make, dim, least):
+    x, num_ranks = drawn((2, CHANNELS, 13), 0).swapaxes(2, dim), 3
+    model = make()
     model.finish(3)
     for p in model.parameters():
         p.array = drawn(p.shape, len(p.name))
@@ -441,7 +618,7 @@ def test_an_exchange_that_is_left_out_is_seen():
             group = Deaf(backend, number if backend.rank == 1 else None)
             mine = copy.deepcopy(model)
             cut_layers(mine, group)
-            mine_x, counts = own(x, 2, backend.rank, num_ranks), backend.rank == 0
+            mine_x, counts = own(x, dim, backend.rank, num_ranks), backend.rank == 0
             y, for_x, gradients = run(mine, mine_x, lambda shape: drawn(shape, 1) * counts)
             return group.count, numpy.concatenate(
                 [a.ravel() for a in (y, for_x, *gradients.values())]
@@ -451,7 +628,7 @@ def test_an_exchange_that_is_left_out_is_seen():
         return results[1][0], numpy.concatenate([result[1] for result in results])
 
     count, wanted = found(None)
-    assert count > 14
+    assert count >= least
     deaf = [found(number)[1] for number in range(count)]
     unseen = [n for n, each in enumerate(deaf) if numpy.abs(each - wanted).max() < 1e-6]
     assert not unseen, f"of {count} exchanges nobody missed {unseen}"

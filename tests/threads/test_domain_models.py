@@ -132,6 +132,14 @@ MODELS = {
         *(numbers(17, 11), numbers(17, 11), None),
     ),
     "sensor": (Sensor, normal(11, 3), normal(11, 2), nn.MSELoss()),
+    "LSTM": (
+        lambda: models.LSTM(3, 2, width=6, layers=2, dropout=0.2, **F64),
+        *(normal(11, 3), normal(2), None),
+    ),
+    "LSTM of steps": (
+        lambda: models.LSTM(3, 2, width=6, layers=2, readout="steps", **F64),
+        *(normal(11, 3), normal(11, 2), None),
+    ),
     "FNO 1-D": (
         lambda: models.FNO(2, 1, (4,), width=6, layers=2, **F64),
         *(normal(2, 15), normal(1, 15), None),
@@ -154,7 +162,14 @@ MODELS = {
     ),
 }
 SAMPLES = 8
-LOOKING = ["ViT 2-D", "GPT", "Llama", "FNO 1-D", "mesh"]  # their layers look along all of a sample
+LOOKING = [
+    "ViT 2-D",
+    "GPT",
+    "Llama",
+    "LSTM",
+    "FNO 1-D",
+    "mesh",
+]  # their layers look along all of a sample
 
 
 def batch(name, step):
@@ -247,6 +262,11 @@ def test_stages_work_on_parts(name):
     check(name, 1, "fsdp", domain=2, pipeline=2)
 
 
+@pytest.mark.parametrize("name", ["a net", "LSTM"])
+def test_gradients_of_weights_wait_where_those_of_inputs_go_on(name):
+    check(name, 1, "ddp", {"schedule": "zb-h1"}, domain=2, pipeline=2)
+
+
 MESHES = {2: "zero1", 3: "fsdp", 4: "zero2"}
 
 
@@ -261,7 +281,7 @@ def test_tensor_ranks_share_layers_of_parts(name):
     check(name, 1, "fsdp", domain=3, tensor=2)
 
 
-SWEPT = ["UNet 2-D", "UNet 3-D", "ResNet", "ViT 2-D", "FNO 2-D", "GPT", "Llama", "mesh"]
+SWEPT = ["UNet 2-D", "UNet 3-D", "ResNet", "ViT 2-D", "FNO 2-D", "GPT", "Llama", "LSTM", "mesh"]
 WITHOUT_STAGES = ("UNet 2-D", "UNet 3-D")  # skips go round their blocks
 WITH_TENSOR_PLANS = ("ViT 2-D", "GPT", "Llama")
 POLICIES = ["ddp", "zero1", "zero2", "fsdp"]

@@ -112,7 +112,7 @@ def test_a_script_is_refused_as_well(folder):
     (folder / "run").mkdir()
     owned = Ownership.take(folder / "run", "")
     with pytest.raises((ConfigurationError, sk.ShardkitError), match="belongs to process"):
-        sk.run_ranks(1, lambda backend: training._train(backend, None, None))
+        sk.run_ranks(1, lambda backend: training._train(backend, None))
     owned.release()
 
 

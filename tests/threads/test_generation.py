@@ -5,7 +5,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import ConfigurationError, ShapeError, ShardingError
-from shardkit.testing.nn import Choice
+from shardkit.testing.nn import Choice, TextPass, generation
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [9, 2, 6], [5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]
 WINDOW = 12
@@ -50,7 +50,7 @@ def on_mesh(mesh, task, style="llama", **options):
 @pytest.mark.thorough(but=3)
 def test_each_text_is_that_of_the_unsharded_model_alone(mesh):
     """Some texts outgrow the window of twelve, at different times."""
-    how = {"temperature": 0.7, "top_k": 6, "top_p": 0.9}
+    how = {"temperature": 0.7, "top_k": 6, "top_p": 0.9, "repetition_penalty": 1.3}
     texts = on_mesh(mesh, lambda model: model.generate(PROMPTS, 10, **how))
     expected = alone(gpt(), **how)
     assert all([text.tolist() for text in of_rank] == expected for of_rank in texts)
@@ -91,10 +91,78 @@ def test_no_prompts_and_no_tokens_are_fine():
         assert texts == [] and nothing.shape == (0,)
 
 
-def shares(choice, logits):
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_a_text_has_the_same_logits_to_the_bit_beside_any_others(together, monkeypatch):
+    """In float32, and while prompts are read in passes that continue other texts."""
+    seen = {}
+
+    def noted(choice, logits, chance, text=()):
+        seen.setdefault(tuple(text), set()).add(logits.tobytes())
+        return token(choice, logits, chance, text)
+
+    token = Choice.token
+    monkeypatch.setattr(Choice, "token", noted)
+
+    def on_rank(backend):
+        model = sk.models.GPT(61, WINDOW, 40, 2, 4, kv_heads=2, style="llama", seed=3)
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+        sharded = sk.DDPModel(model, config)
+        texts = sharded.generate(PROMPTS, 10, 0.7, together=together)
+        beside = sharded.generate(PROMPTS[::-1], 10, 0.7, seeds=range(len(PROMPTS))[::-1])
+        alone = [model.generate(p, 10, 0.7, seed=i).tolist() for i, p in enumerate(PROMPTS)]
+        assert [text.tolist() for text in texts] == alone
+        assert [text.tolist() for text in beside[::-1]] == alone
+
+    sk.run_ranks(1, on_rank)
+    assert len(seen) > 40 and max(map(len, seen.values())) == 1
+
+
+def test_prompts_that_do_not_fit_into_one_pass_are_read_in_several(monkeypatch):
+    counts = []
+    monkeypatch.setattr(generation, "POSITIONS", 8)
+    expected = alone(gpt())
+    make = TextPass.__init__
+
+    def noted(self, texts, rows, given):
+        counts.append(given)
+        make(self, texts, rows, given)
+
+    monkeypatch.setattr(TextPass, "__init__", noted)
+    (texts,) = on_mesh("one", lambda model: model.generate(PROMPTS, 10, together=3))
+    assert [text.tolist() for text in texts] == expected
+    assert counts[:3] == [[5, 3], [1, 1, 1], [1, 1, 1]] and [7, 1] in counts
+    assert all(sum(given) <= 8 or len(given) == 1 for given in counts)
+
+
+def test_a_repetition_penalty_is_that_of_its_paper():
+    logits = numpy.array([2.0, -1.0, 1.5, 3.0], "float32")
+    greedy = Choice(temperature=0, repetition_penalty=2.0)
+    assert greedy.token(logits, 0.0) == 3
+    assert greedy.token(logits, 0.0, [3]) == 0
+    assert greedy.token(logits, 0.0, [3, 0, 3]) == 2  # 3.0 is divided once
+    assert greedy.token(-logits, 0.0, [1]) == 1 and greedy.token(-logits, 0.0, [1, 1, 2]) == 1
+    drawn = shares(Choice(repetition_penalty=2.0), numpy.log([0.5, 0.25, 0.25]), [0])
+    assert drawn == pytest.approx([1 / 3, 1 / 3, 1 / 3], abs=1e-3)
+
+
+def test_top_p_looks_as_far_as_it_must(monkeypatch):
+    logits = numpy.random.default_rng(0).normal(size=500)
+    given = [Choice(top_p=p, top_k=k) for p in (0.01, 0.5, 0.999, 1.0) for k in (None, 3, 999)]
+    whole = [shares(choice, logits) for choice in given]
+    monkeypatch.setattr(generation, "FIRST_LOOK", 1)
+    assert [shares(choice, logits) for choice in given] == whole
+    weights = numpy.sort(numpy.exp(logits))[::-1]
+    num_drawn = 1 + int((weights.cumsum() < 0.5 * weights.sum()).sum())
+    chances = numpy.linspace(0, 1, 100_000, endpoint=False)
+    drawn = {Choice(top_p=0.5).token(logits, chance) for chance in chances[::20]}
+    assert drawn <= set(numpy.argsort(-logits)[:num_drawn].tolist()) and num_drawn < 200
+    assert len(drawn) > 0.9 * num_drawn
+
+
+def shares(choice, logits, text=()):
     """How often each token is drawn at evenly spread chances."""
     chances = (numpy.arange(1600) + 0.5) / 1600
-    drawn = [choice.token(logits, chance) for chance in chances]
+    drawn = [choice.token(logits, chance, text) for chance in chances]
     return (numpy.bincount(drawn, minlength=len(logits)) / 1600).tolist()
 
 
@@ -117,6 +185,8 @@ def test_top_k_and_top_p_draw_from_the_likeliest_in_proportion():
         ([[1]], {"temperature": -1.0}, ConfigurationError, "not below 0"),
         ([[1]], {"top_k": 0}, ConfigurationError, "top_k"),
         ([[1]], {"top_p": 1.5}, ConfigurationError, "top_p"),
+        ([[1]], {"repetition_penalty": 0}, ConfigurationError, "repetition_penalty"),
+        ([[1]], {"together": 0}, ConfigurationError, "together"),
         ([[1]], {"stop": [-1]}, ConfigurationError, "stop"),
         ([[1]], {"seeds": [1, 2]}, ConfigurationError, "seeds"),
     ],

@@ -108,7 +108,7 @@ def test_a_dataset_of_hdf5_is_read_in_the_order_asked_for(tmp_path):
     "given, words",
     [
         ((3, (X, Y)), "a model of type int; wanted an nn.Module"),
-        (("no task", (X, Y)), "run.task = 'no task'; wanted language or table"),
+        (("no task", (X, Y)), "run.task = 'no task'; wanted language or chat or table"),
         ((sk.models.MLP([3, 1]), X), "data of type ndarray; wanted Samples, a pair"),
         ((sk.models.MLP([3, 1]), (X, Y[:3])), "x has 53 rows, y has 3 rows; wanted the same"),
         ((lambda: sk.models.MLP([3, 1]), None), "data of type NoneType"),

@@ -8,6 +8,7 @@ from ..reference import activation as reference
 from ..registry import on_cpu
 from .arrays import RowSums, empty_like, enter, run
 from .compiled import compiled, inlined
+from .pointwise import gradient_loop, value_loop
 from .scalar import block_end, close, exp, fma, larger, like, logistic, plus
 from .storage import narrow, wide
 
@@ -83,24 +84,33 @@ def _gelu_slope(x):
 
 
 @inlined
+def _gelu_share(gradient, x):
+    return gradient * _gelu_slope(x)
+
+
+@inlined
+def _silu_of(x):
+    return x * logistic(x)
+
+
+@inlined
 def _silu_slope(x, s):
     return s * fma(x, like(1.0, x) - s, like(1.0, x))
+
+
+@inlined
+def _silu_share(gradient, x):
+    return gradient * _silu_slope(x, logistic(x))
 
 
 # ---- loops ---------------------------------------------------------------------------------------
 
 
-@compiled
-def _gelu(x, out):
-    for i in range(x.size):
-        out[i] = narrow(_gelu_of(wide(x[i])), out)
-
-
-@compiled
-def _gelu_backward(gradient, x, out):
-    for i in range(x.size):
-        slope = _gelu_slope(wide(x[i]))
-        out[i] = narrow(wide(gradient[i]) * slope, out)
+enter(value_loop(__name__, "_gelu", _gelu_of))
+enter(gradient_loop(__name__, "_gelu_backward", _gelu_share))
+enter(value_loop(__name__, "_sigmoid", logistic))
+enter(value_loop(__name__, "_silu", _silu_of))
+enter(gradient_loop(__name__, "_silu_backward", _silu_share))
 
 
 @compiled
@@ -132,32 +142,12 @@ def _bias_gelu_backward_rows(gradient, x, bias, for_bias, out, start, stop):
 
 
 @compiled
-def _sigmoid(x, out):
-    for i in range(x.size):
-        out[i] = narrow(logistic(wide(x[i])), out)
-
-
-@compiled
-def _silu(x, out):
-    for i in range(x.size):
-        value = wide(x[i])
-        out[i] = narrow(value * logistic(value), out)
-
-
-@compiled
-def _silu_backward(gradient, x, out):
-    for i in range(x.size):
-        value = wide(x[i])
-        slope = _silu_slope(value, logistic(value))
-        out[i] = narrow(wide(gradient[i]) * slope, out)
-
-
-@compiled
 def _swiglu(gate, up, out):
     for i in range(gate.size):
-        value = wide(gate[i])
-        share = value * logistic(value)
-        out[i] = narrow(share * wide(up[i]), out)
+        out[i] = narrow(_silu_of(wide(gate[i])) * wide(up[i]), out)
+
+
+enter(_swiglu)
 
 
 @compiled
@@ -195,7 +185,3 @@ def _softmax_backward(gradient, y, out):
         for j in range(y.shape[1]):
             beyond = gradient[i, j] - total
             out[i, j] = y[i, j] * beyond
-
-
-for loop in (_gelu, _gelu_backward, _sigmoid, _silu, _silu_backward, _swiglu):
-    enter(loop)

@@ -82,10 +82,9 @@ class RowSums:
 def run(loop, inputs, shared, outputs):
     """Run loop(*inputs, *shared, *outputs), whose row i of outputs comes from row i of inputs.
 
-    Loops get bfloat16 as its bits, see storage.py.
-    Outputs may be inputs. LLVM's vectors are for arrays that do not overlap: those that do go
-    through buffers that stay in cache, some rows at a time. Since the loop goes through rows in
-    order, what it adds up in `shared` has the same bits.
+    Loops get bfloat16 as its bits, see storage.py. Outputs may be inputs. LLVM's vectors are for
+    arrays that do not overlap: those that do go through buffers that stay in cache, some rows at a
+    time. Since the loop goes through rows in order, what it adds up in `shared` has the same bits.
     """
     inputs = [bits(plain(x)) for x in inputs]
     shared = [bits(plain(x)) if isinstance(x, numpy.ndarray) else x for x in shared]

@@ -45,7 +45,8 @@ from .compiled import compiled
 from .packing import pack, pack_across, pack_below, pack_below_too, unpack
 from .panel_tiles import HAS_PAIRS
 from .panels import PANEL_VECTORS
-from .scalar import exp2, fma, larger, like, plus
+from .queries import attend_one
+from .scalar import fma, larger, like
 from .storage import narrow, wide
 from .tiles import VECTOR_BYTES
 
@@ -62,17 +63,18 @@ __all__ = [
 
 
 @on_cpu
-def causal_attention(q, k, v, scale, first_query, window=None, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
     y = _empty_by_position(q) if out is None else out
     dtype = computed_dtype(q)
     if q.dtype != dtype and q.shape[2] <= FEW_QUERIES:
         given = *map(widened, (q, k, v)), scale, first_query
-        wide_y, log_sums = causal_attention(*given, window=window)
+        wide_y, log_sums = causal_attention(*given, window, firsts)
         return rounded(wide_y, y.dtype, y), log_sums
     log_sums = empty(q.shape[:3], dtype)
     if q.size:
-        sizes = _sizes(q, k, first_query, window)
-        given = sizes, float(scale), *map(_rows, (q, k, v, y)), log_sums.reshape(-1)
+        sizes, firsts = _sizes(q, k, first_query), _firsts(q, first_query, window, firsts)
+        arrays = map(_rows, (q, k, v, y))
+        given = sizes, float(scale), firsts, *arrays, log_sums.reshape(-1)
         if sizes.num_queries <= FEW_QUERIES:
             _attend_few(*given, empty(sizes.num_keys, dtype))
         else:
@@ -82,7 +84,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
 
 @on_cpu
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
     for_q, for_k, for_v = [
         _empty_by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
@@ -90,9 +92,9 @@ def causal_attention_backward(
     num_seen = first_query + q.shape[2] if q.size else 0  # the keys from there on, if any
     for_k[:, :, num_seen:], for_v[:, :, num_seen:] = 0, 0
     if q.size:
-        sizes = _sizes(q, k, first_query, window)
+        sizes, firsts = _sizes(q, k, first_query), _firsts(q, first_query, window, firsts)
         arrays = [_rows(x) for x in (gradient, q, k, v, y, for_q, for_k, for_v)]
-        given = sizes, float(scale), *arrays, plain(log_sums).reshape(-1)
+        given = sizes, float(scale), firsts, *arrays, plain(log_sums).reshape(-1)
         buffers = _backward_buffers(sizes, _packed(q))
         _in_parts(_attend_backward, len(q), sizes, *given, buffers)
     return for_q, for_k, for_v
@@ -121,11 +123,22 @@ def _in_parts(loop, num_samples, sizes, *given):
         loop(first, min(first + step, num_pairs), *given)
 
 
-def _sizes(q, k, first_query, window):
+def _sizes(q, k, first_query):
     num_heads, num_queries, head_dim = q.shape[1:]
     num_visible = int(first_query) + num_queries
     counts = num_heads, k.shape[1], num_queries, min(k.shape[2], num_visible), head_dim
-    return HeadSizes(*counts, int(first_query), num_visible if window is None else int(window))
+    return HeadSizes(*counts, int(first_query))
+
+
+def _firsts(q, first_query, window, firsts):
+    """Return the first key that each query sees, [B or 1, S] int64."""
+    num_queries = q.shape[2]
+    if firsts is not None:
+        return numpy.ascontiguousarray(firsts, numpy.int64)
+    if window is None:
+        return numpy.zeros((1, num_queries), numpy.int64)
+    behind = numpy.arange(1, num_queries + 1, dtype=numpy.int64) + int(first_query)
+    return numpy.maximum(behind - int(window), 0)[None]
 
 
 def _rows(x):
@@ -142,7 +155,7 @@ def _rows(x):
 
 
 @compiled
-def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
+def _attend(first, last, sizes, scale, firsts, q, k, v, y, log_sums, buffers):
     """Compute y and log_sums of the (sample, key head) pairs first .. last - 1."""
     group = sizes.num_heads // sizes.num_key_heads
     height = buffers.scores.shape[0]
@@ -151,6 +164,7 @@ def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
     times = like(scale / LN_2, one)
     for pair in range(first, last):
         sample, key_head = divmod(pair, sizes.num_key_heads)
+        of = min(sample, len(firsts) - 1)
         start = start_of(k, sample, key_head)
         pack_across(k.flat, start, k.row, sizes.num_keys, dim, buffers.across)
         start = start_of(v, sample, key_head)
@@ -160,7 +174,7 @@ def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
                 num_rows = min(height, sizes.num_queries - row)
                 start = start_of(q, sample, head) + row * q.row
                 pack(q.flat, start, q.row, num_rows, dim, buffers.queries)
-                attend_rows(sizes, row, num_rows, times, buffers)
+                attend_rows(sizes, row, num_rows, times, firsts[of], buffers)
                 start = start_of(y, sample, head) + row * y.row
                 unpack(buffers.sums, num_rows, dim, one, y.flat, start, y.row)
                 place = (sample * sizes.num_heads + head) * sizes.num_queries + row
@@ -169,44 +183,28 @@ def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
 
 
 @compiled
-def _attend_few(sizes, scale, q, k, v, y, log_sums, scores):
+def _attend_few(sizes, scale, firsts, q, k, v, y, log_sums, scores):
     """Compute y and log_sums of all heads, of few queries: nothing is packed. scores [keys]."""
     group = sizes.num_heads // sizes.num_key_heads
     dim = sizes.head_dim
-    zero = like(0.0, q.flat[0])
-    times = like(scale / LN_2, zero)
     for place in range(log_sums.size):
         whole_head, i = divmod(place, sizes.num_queries)
         sample, head = divmod(whole_head, sizes.num_heads)
-        first_key = max(0, sizes.first_query + i + 1 - sizes.window)
+        first_key = firsts[min(sample, len(firsts) - 1), i]
         num_keys = min(sizes.num_keys, sizes.first_query + i + 1) - first_key
         start = start_of(q, sample, head) + i * q.row
         query = q.flat[start : start + dim]
-        highest = like(-numpy.inf, zero)
-        for j in range(num_keys):
-            start = start_of(k, sample, head // group) + (first_key + j) * k.row
-            scores[j] = dot(query, k.flat[start : start + dim]) * times
-        for j in range(num_keys):
-            highest = larger(highest, scores[j])
-        for j in range(num_keys):
-            scores[j] = exp2(scores[j] - highest)
-        total = zero
-        for j in range(num_keys):
-            total = plus(total, scores[j])
+        keys = k.flat[start_of(k, sample, head // group) + first_key * k.row :]
+        values = v.flat[start_of(v, sample, head // group) + first_key * v.row :]
         start = start_of(y, sample, head) + i * y.row
         row = y.flat[start : start + dim]
-        row[:] = zero
-        for j in range(num_keys):
-            start = start_of(v, sample, head // group) + (first_key + j) * v.row
-            value, weight = v.flat[start : start + dim], scores[j] / total
-            for d in range(dim):
-                row[d] = fma(value[d], weight, row[d])
-        log_sums[place] = log_sum(highest, total)
+        given = query, keys, k.row, values, v.row, num_keys, scale, scores, row
+        log_sums[place] = attend_one(*given)
 
 
 @compiled
 def _attend_backward(
-    first, last, sizes, scale, gradient, q, k, v, y, for_q, for_k, for_v, log_sums, buffers
+    first, last, sizes, scale, firsts, gradient, q, k, v, y, for_q, for_k, for_v, log_sums, buffers
 ):
     """Compute the gradients of the (sample, key head) pairs first .. last - 1."""
     group = sizes.num_heads // sizes.num_key_heads
@@ -215,6 +213,7 @@ def _attend_backward(
     times, by_scale = like(scale / LN_2, one), like(scale, one)
     for pair in range(first, last):
         sample, key_head = divmod(pair, sizes.num_key_heads)
+        of = min(sample, len(firsts) - 1)
         start = start_of(k, sample, key_head)
         pack_across(k.flat, start, k.row, num_keys, dim, buffers.keys_across)
         pack_below(k.flat, start, k.row, num_keys, dim, buffers.keys)
@@ -235,7 +234,7 @@ def _attend_backward(
                 start = start_of(y, sample, head) + i * y.row
                 buffers.along[i] = dot(y.flat[start : start + dim], g[row : row + dim])
                 row += gradient.row
-            attend_backward_head(sizes, times, buffers)
+            attend_backward_head(sizes, times, firsts[of], buffers)
             start = start_of(for_q, sample, head)
             unpack(buffers.for_queries, num_queries, dim, by_scale, for_q.flat, start, for_q.row)
         start = start_of(for_k, sample, key_head)

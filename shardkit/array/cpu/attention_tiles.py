@@ -38,7 +38,6 @@ class HeadSizes(NamedTuple):
     num_keys: int  # that any query sees
     head_dim: int
     first_query: int
-    window: int  # keys up to its last that a query sees
 
 
 class HeadRows(NamedTuple):
@@ -116,9 +115,11 @@ def _first_to_see(key, num_visible):
 
 
 @inlined
-def _hidden_before(num_visible, window, width):
-    """Return how many keys at the start no query of a tile sees, down to a multiple of a panel."""
-    return max(0, num_visible - window) // width * width
+def _hidden_before(first, key, width):
+    """Return how many keys of a tile that begins at `key` none of its queries sees, of which the
+    first one sees keys from `first` on; down to a multiple of a panel.
+    """
+    return max(0, first - key) // width * width
 
 
 @inlined
@@ -193,19 +194,21 @@ def log_sum(top, total):
 
 
 @inlined
-def attend_rows(sizes, row, num_rows, times, buffers):
-    """Compute rows of y in buffers.sums, with the maxima and sums of their scores by `times`."""
+def attend_rows(sizes, row, num_rows, times, firsts, buffers):
+    """Compute rows of y in buffers.sums, with the maxima and sums of their scores by `times`.
+
+    firsts  [queries] the first key that each sees, ascending
+    """
     across, scores, weights, sums = buffers.across, buffers.scores, buffers.weights, buffers.sums
     buffers.top[:] = -numpy.inf
     buffers.total[:] = 0
-    first = _hidden_before(sizes.first_query + row + 1, sizes.window, across.shape[2])
+    first = _hidden_before(firsts[row], 0, across.shape[2])
     for key in range(first, min(sizes.num_keys, sizes.first_query + row + num_rows), KEYS):
         num_visible = sizes.first_query + row - key + 1
         shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
         _multiply_scores(buffers.queries, 0, across, key, shape, num_visible, scores)
         so_far = buffers.top, buffers.total, sums
-        visible = num_visible, sizes.window
-        _softmax_tile(scores, shape, visible, times, so_far, key > first)
+        _softmax_tile(scores, shape, num_visible, firsts[row:], key, times, so_far, key > first)
         round_beside(scores, shape[0], shape[1], weights)
         _add_by_query(weights, shape, num_visible, buffers.values, key, first, sums, 0)
     for i in range(num_rows):
@@ -235,21 +238,27 @@ def _hide_next(row, stop):
 
 
 @inlined
-def _softmax_tile(scores, shape, visible, times, so_far, is_later):
-    """Turn scores into 2^(times scores - top), and into 0 before the window and HIDDEN ones behind.
+def _softmax_tile(scores, shape, num_visible, firsts, key, times, so_far, is_later):
+    """Turn scores into 2^(times scores - top), and into 0 before the first key that a row sees, and
+    HIDDEN ones behind the last.
 
-    visible  keys up to the last that the first row sees, and the window
-    so_far   top, total, sums of each row, brought up to date: what was added up is multiplied by
-             what a larger top makes of it
+    num_visible  keys up to the last that the first row sees
+    firsts, key  the first key that each row sees, and that of the tile
+    so_far       top, total, sums of each row, brought up to date: what was added up is multiplied
+                 by what a larger top makes of it
     """
     num_rows, num_keys = shape
-    num_visible, window = visible
     top, total, sums = so_far
     lanes = lanes_for(scores)
     for i in range(num_rows):
         seen = max(0, min(num_visible + i, num_keys))
-        begin = max(0, num_visible + i - window)
+        begin = max(0, firsts[i] - key)
         stop = (seen + lanes - 1) // lanes * lanes
+        if begin >= seen > 0:  # the row sees keys of later tiles alone
+            for j in range(stop):
+                scores[i, j] = 0
+            _hide_next(scores[i], stop)
+            continue
         old = highest = top[i]
         added = like(0.0, old)
         one_seen = scores[i, begin]  # instead of hidden ones: the highest stays right
@@ -280,31 +289,35 @@ def _softmax_tile(scores, shape, visible, times, so_far, is_later):
 
 
 @inlined
-def attend_backward_head(sizes, times, buffers):
-    """Add up the gradients of a head: those of queries and keys without the scale."""
+def attend_backward_head(sizes, times, firsts, buffers):
+    """Add up the gradients of a head: those of queries and keys without the scale.
+
+    firsts  as of attend_rows
+    """
     scores, for_scores = buffers.scores, buffers.for_scores
     keys, values = buffers.keys_across, buffers.values_across
     queries, gradients = buffers.queries, buffers.gradients
     weights, beside = buffers.weights_below, buffers.for_scores_beside
     below, by_query = buffers.for_scores_below, buffers.for_queries
     height, width = scores.shape[0], keys.shape[2]
-    if sizes.window < sizes.first_query + sizes.num_queries:
+    if firsts[sizes.num_queries - 1] > 0:
         by_query[:] = 0  # not every query sees one of the first keys, which set it
     for first_key in range(0, sizes.num_keys, KEYS):
         first_row = max(0, first_key - sizes.first_query) // height * height
-        last_row = first_key + KEYS + sizes.window - sizes.first_query - 2
-        for row in range(first_row, min(sizes.num_queries, last_row + 1), height):
+        for row in range(first_row, sizes.num_queries, height):
+            if firsts[row] >= first_key + KEYS:
+                break
             num_rows = min(height, sizes.num_queries - row)
             num_visible = sizes.first_query + row - first_key + 1
-            num_hidden = _hidden_before(num_visible, sizes.window, width)
+            num_hidden = _hidden_before(firsts[row], first_key, width)
             key, num_visible = first_key + num_hidden, num_visible - num_hidden
             num_keys = min(first_key + KEYS, sizes.num_keys) - key
             shape = num_rows, min(num_keys, num_visible + num_rows - 1)
             _multiply_scores(queries, row, keys, key, shape, num_visible, scores)
             _multiply_scores(gradients, row, values, key, shape, num_visible, for_scores)
             levels, along = buffers.levels[row:], buffers.along[row:]
-            visible = num_visible, sizes.window
-            _gradient_tile(scores, for_scores, shape, visible, times, levels, along)
+            both = scores, for_scores
+            _gradient_tile(both, shape, num_visible, firsts[row:], key, times, levels, along)
             round_below(scores, num_rows, shape[1], weights)
             round_beside(for_scores, num_rows, shape[1], beside)
             round_below(for_scores, num_rows, shape[1], below)
@@ -316,14 +329,17 @@ def attend_backward_head(sizes, times, buffers):
 
 
 @inlined
-def _gradient_tile(p, for_scores, shape, visible, times, levels, along):
-    """Turn scores p into probabilities, and gradients of these into those of scores / scale."""
+def _gradient_tile(both, shape, num_visible, firsts, key, times, levels, along):
+    """Turn scores p into probabilities, and gradients of these into those of scores / scale.
+
+    num_visible, firsts, key  as of _softmax_tile
+    """
     num_rows, num_keys = shape
-    num_visible, window = visible
+    p, for_scores = both
     lanes = lanes_for(p)
     for i in range(num_rows):
         seen = max(0, min(num_visible + i, num_keys))
-        begin = max(0, min(num_visible + i - window, num_keys))
+        begin = max(0, min(firsts[i] - key, num_keys))
         stop = (seen + lanes - 1) // lanes * lanes
         level, top = along[i], levels[i]
         for j in range(stop):

@@ -24,21 +24,24 @@ FAR = 2.0**20  # square of a mean, in variances: what rounding takes from it sho
 def group_norm(x, weight, bias, groups, eps):
     y = empty_like(x, None)
     mean, variance = _no_moments(x, (x.shape[0], groups))
-    _group_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
+    _group_norm(plain(x), plain(weight), plain(bias), eps, True, y, mean, variance)
     return y, mean, variance
 
 
 @on_cpu
 def group_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, True, True)):
-    given = (gradient, x, weight, mean, variance)
-    return _gradients(_group_norm_backward, given, eps, wanted)
+    sums = [numpy.zeros(mean.shape) for _ in range(2)]
+    return _gradients(
+        _group_norm_backward, (gradient, x, weight, mean, variance), eps, wanted, sums
+    )
 
 
 @on_cpu
 def group_moments(x, groups):
-    mean, variance = _no_moments(x, (x.shape[0], groups))
-    _group_moments(plain(x), mean, variance)
-    return mean, variance
+    moments = _no_moments(x, (x.shape[0], groups))
+    none = empty(0, x.dtype)
+    _group_norm(plain(x), none, none, 0.0, False, none.reshape(0, 0, 0), *moments)
+    return moments
 
 
 @on_cpu
@@ -51,10 +54,10 @@ def scale_groups(x, weight, bias, mean, variance, eps):
 @on_cpu
 def group_gradient_sums(gradient, x, weight, mean, variance, eps):
     of_groups = [numpy.zeros(mean.shape) for _ in range(2)]  # float64, as those of lines
-    of_channels = [numpy.zeros(weight.shape) for _ in range(2)]
-    given = map(plain, (gradient, x, weight, mean, variance))
-    _group_gradient_sums(*given, eps, *of_groups, *of_channels)
-    return tuple([each.astype(weight.dtype) for each in (*of_groups, *of_channels)])
+    given = gradient, x, weight, mean, variance
+    wanted = False, True, True
+    _, *of_channels = _gradients(_group_norm_backward, given, eps, wanted, of_groups)
+    return *[each.astype(weight.dtype) for each in of_groups], *of_channels
 
 
 @on_cpu
@@ -75,20 +78,19 @@ def batch_norm(x, weight, bias, eps):
 
 @on_cpu
 def batch_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, True, True)):
-    given = (gradient, x, weight, mean, variance)
-    return _gradients(_batch_norm_backward, given, eps, wanted)
+    return _gradients(_batch_norm_backward, (gradient, x, weight, mean, variance), eps, wanted)
 
 
 def _no_moments(x, shape):
     return fresh.zeros(shape, x.dtype), fresh.zeros(shape, x.dtype)
 
 
-def _gradients(loop, given, eps, wanted):
+def _gradients(loop, given, eps, wanted, sums_of_groups=()):
     """Return the gradients of x, weight and bias that the loop computes; None for the others."""
     _, x, weight, *_ = given
     sums = [numpy.zeros(weight.shape) for _ in range(2)]  # float64: one line after another
     for_x = empty_like(x, None) if wanted[0] else empty((0, 0, 0), x.dtype)
-    loop(*[plain(array) for array in given], eps, wanted[0], for_x, *sums)
+    loop(*map(plain, given), eps, wanted[0], for_x, *sums_of_groups, *sums)
     results = (for_x, *[each.astype(weight.dtype) for each in sums])
     return tuple([array if want else None for array, want in zip(results, wanted)])
 
@@ -208,26 +210,17 @@ def _group_variance(x, n, first, stop, mean):
 
 
 @compiled
-def _group_norm(x, weight, bias, eps, y, mean, variance):
+def _group_norm(x, weight, bias, eps, wants_y, y, mean, variance):
     width = x.shape[1] // mean.shape[1]
     for n in range(mean.shape[0] if x.size > 0 else 0):
         for g in range(mean.shape[1]):
             first, stop = g * width, (g + 1) * width
             mean[n, g] = middle = _group_mean(x, n, first, stop)
             variance[n, g] = _group_variance(x, n, first, stop, middle)
-            inverse = _inverse(variance[n, g], eps)
-            for c in range(first, stop):
-                _scale_line(x, n, c, middle, inverse * weight[c], bias[c], y)
-
-
-@compiled
-def _group_moments(x, mean, variance):
-    width = x.shape[1] // mean.shape[1]
-    for n in range(mean.shape[0] if x.size > 0 else 0):
-        for g in range(mean.shape[1]):
-            first, stop = g * width, (g + 1) * width
-            mean[n, g] = middle = _group_mean(x, n, first, stop)
-            variance[n, g] = _group_variance(x, n, first, stop, middle)
+            if wants_y:
+                inverse = _inverse(variance[n, g], eps)
+                for c in range(first, stop):
+                    _scale_line(x, n, c, middle, inverse * weight[c], bias[c], y)
 
 
 @compiled
@@ -237,23 +230,6 @@ def _scale_groups(x, weight, bias, mean, variance, eps, y):
         for c in range(x.shape[1]):
             factor = _inverse(variance[n, c // width], eps) * weight[c]
             _scale_line(x, n, c, mean[n, c // width], factor, bias[c], y)
-
-
-@compiled
-def _group_gradient_sums(
-    gradient, x, weight, mean, variance, eps, level, along, for_weight, for_bias
-):
-    width = x.shape[1] // mean.shape[1]
-    for n in range(mean.shape[0] if x.size > 0 else 0):
-        for c in range(x.shape[1]):
-            g = c // width
-            middle = mean[n, g]
-            total = _line_sum(gradient, n, c)
-            moment = _line_products(gradient, x, n, c, middle) * _inverse(variance[n, g], eps)
-            for_bias[c] += total
-            for_weight[c] += moment
-            level[n, g] += total * weight[c]
-            along[n, g] += moment * weight[c]
 
 
 @compiled
@@ -270,26 +246,28 @@ def _group_gradient(gradient, x, weight, mean, variance, level, along, eps, for_
 
 @compiled
 def _group_norm_backward(
-    gradient, x, weight, mean, variance, eps, wants_x, for_x, for_weight, for_bias
+    gradient, x, weight, mean, variance, eps, wants_x, for_x, level, along, for_weight, for_bias
 ):
     width = x.shape[1] // mean.shape[1]
+    count = width * x.shape[2]
     for n in range(mean.shape[0] if x.size > 0 else 0):
         for g in range(mean.shape[1]):
             channels = range(g * width, (g + 1) * width)
-            count = width * x.shape[2]
             middle = mean[n, g]
             inverse = _inverse(variance[n, g], eps)
-            level = along = 0.0
+            totals = moments = 0.0
             for c in channels:
                 total = _line_sum(gradient, n, c)
                 moment = _line_products(gradient, x, n, c, middle) * inverse
                 for_bias[c] += total
                 for_weight[c] += moment
-                level += total * weight[c]
-                along += moment * weight[c]
+                totals += total * weight[c]
+                moments += moment * weight[c]
+            level[n, g] = totals
+            along[n, g] = moments
             if wants_x:
-                mean_level = like(level * inverse / count, inverse)
-                mean_along = like(along * inverse * inverse / count, inverse)
+                mean_level = like(totals * inverse / count, inverse)
+                mean_along = like(moments * inverse * inverse / count, inverse)
                 for c in channels:
                     factor = weight[c] * inverse
                     _gradient_line(gradient, x, n, c, middle, factor, mean_level, mean_along, for_x)

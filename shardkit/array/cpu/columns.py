@@ -22,15 +22,7 @@ import numpy
 from .. import fresh
 from ..arena import empty
 from .arrays import plain
-from .channels import (
-    added_up,
-    chains,
-    channels_first,
-    channels_last,
-    in_rows,
-    no_bias_or,
-    wide,
-)
+from .channels import added_up, chains, channels_first, channels_last, in_rows, no_bias_or, wide
 from .compiled import compiled, inlined
 from .panels import multiply
 from .tiles import clear_row, copy_row

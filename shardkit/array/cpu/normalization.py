@@ -153,33 +153,21 @@ def _layer_norm_backward(
     seen,
     for_x,
 ):
+    given = gradient, x, mean, inverse, weight
+    sums = for_weight, for_bias
     start = 0
     while start < x.shape[0]:
         stop = block_end(start, x.shape[0], seen)
-        _layer_norm_backward_rows(
-            gradient, x, mean, inverse, weight, wants_x, wants_sums, for_weight, for_bias, for_x,
-            start, stop,
-        )  # fmt: skip
+        _layer_norm_backward_rows(given, wants_x, wants_sums, sums, for_x, start, stop)
         close(for_weight, whole[0], seen)
         close(for_bias, whole[1], seen)
         start = stop
 
 
 @inlined
-def _layer_norm_backward_rows(
-    gradient,
-    x,
-    mean,
-    inverse,
-    weight,
-    wants_x,
-    wants_sums,
-    for_weight,
-    for_bias,
-    for_x,
-    start,
-    stop,
-):
+def _layer_norm_backward_rows(given, wants_x, wants_sums, sums, for_x, start, stop):
+    gradient, x, mean, inverse, weight = given
+    for_weight, for_bias = sums
     columns = x.shape[1]
     for i in range(start, stop):
         middle, scale = mean[i], inverse[i]

@@ -18,10 +18,7 @@ LN2 = {
     "float64": (0.693145751953125, 1.42860682030941723212e-6),
 }
 # Adding this leaves no bits behind the point.
-ROUNDING = {
-    "float32": 1.5 * 2**23,
-    "float64": 1.5 * 2**52,
-}
+ROUNDING = {"float32": 1.5 * 2**23, "float64": 1.5 * 2**52}
 NUM_TERMS = {"float32": 8, "float64": 14}  # |r| < 0.35: the next is below half a last bit
 POWERS = {"float32": (-126.0, 128.0), "float64": (-1022.0, 1024.0)}
 LOWEST_OF_EXPM1 = {"float32": -30.0, "float64": -50.0}  # -1 from there on

@@ -9,6 +9,8 @@ the same loop over the gradient of y. For the gradient of the weight, tiles add 
 with the gradient of y, packed in the same way, part after part and in one order.
 """
 
+from typing import Any, NamedTuple
+
 import numpy
 
 from .. import fresh
@@ -16,19 +18,40 @@ from ..arena import empty
 from .arrays import plain
 from .compiled import compiled, inlined
 from .sweep import RUN_COST, SUM_COST, input_sweeps, windows_sweep
-from .tiles import (
-    ROWS,
-    VECTOR_BYTES,
-    VECTORS,
-    clear_row,
-    copy_row,
-    tile_of_dots,
-    tile_product,
-)
+from .tiles import ROWS, VECTOR_BYTES, VECTORS, clear_row, copy_row, tile_of_dots, tile_product
 
 SINGLE_VECTORS = 8  # of a tile with one row, for groups of one channel
 BLOCK_ELEMENTS = 1 << 14  # of results before they are unpacked
 SUM_BLOCK = 2048  # windows whose products are added up at once
+
+
+class PartForm(NamedTuple):
+    """What the loops have to know of parts of x: see Sweep, and merged_dims there."""
+
+    num_channels: int
+    firsts: Any
+    step: tuple
+    grid: tuple
+    reach: tuple
+    parts: Any
+    merged: int
+
+
+class WeightRows(NamedTuple):
+    """The rows of a group of weights: how many, their stride, where a row has channels and taps."""
+
+    num_rows: int
+    stride: int
+    places: Any
+
+
+class WindowTarget(NamedTuple):
+    """A flat y, its shape, where window 0 lies in it, and from one to the next."""
+
+    y: Any
+    shape: tuple
+    first: tuple
+    step: tuple
 
 
 def is_quicker(window, weight, counts, dtype) -> bool:
@@ -66,7 +89,7 @@ def convolve_weight(gradient, x, window, weight):
     offsets[:num_columns] = sweep.offsets
     left = fresh.zeros((sums.shape[1], SUM_BLOCK), x.dtype)
     source, form = _packing(sweep, channels, x.dtype, SUM_COST)
-    loop(x, gradient.reshape(-1), gradient.shape, num_rows, offsets, *form, source, left, sums)
+    loop(x, gradient.reshape(-1), gradient.shape, num_rows, offsets, form, source, left, sums)
     weight[...] = sums[:, :num_rows, :num_columns].reshape(weight.shape)
 
 
@@ -82,7 +105,7 @@ def _by_group(weight, window):
 
 
 def _in_order(weight, row_dim, channel_dim, sweep):
-    """Return the rows of a group of weights, their stride, and where a row has channels and taps.
+    """Return the rows of a group of weights.
 
     row_dim, channel_dim   of the weight [groups, ., ., taps]
     """
@@ -90,7 +113,7 @@ def _in_order(weight, row_dim, channel_dim, sweep):
     channels = numpy.arange(weight.shape[channel_dim], dtype=numpy.int64)[:, None]
     taps = numpy.array(sweep.taps, numpy.int64)
     offsets = (channels * strides[channel_dim] + taps).reshape(-1)
-    return weight.shape[row_dim], strides[row_dim], offsets
+    return WeightRows(weight.shape[row_dim], strides[row_dim], offsets)
 
 
 def _packing(sweep, channels, dtype, cost):
@@ -98,23 +121,22 @@ def _packing(sweep, channels, dtype, cost):
     lanes = VECTOR_BYTES // dtype.itemsize
     source = fresh.zeros(sweep.packed_elements(channels) + lanes, dtype)
     merged = sweep.merged_dims(lanes, cost)
-    form = (channels, sweep.firsts, sweep.step, sweep.grid, sweep.reach, sweep.parts, merged)
-    return source, form
+    grids = sweep.step, sweep.grid, sweep.reach
+    return source, PartForm(channels, sweep.firsts, *grids, sweep.parts, merged)
 
 
-def _sweep_over(x, sweep, weight, places, bias, y):
+def _sweep_over(x, sweep, weight, rows, bias, y):
     """Set what a sweep reaches of y to the bias and the products of the weight with x."""
-    num_rows = places[0]
     height, vectors, loop = (
-        (ROWS, VECTORS, _convolve) if num_rows > 1 else (1, SINGLE_VECTORS, _convolve_1)
+        (ROWS, VECTORS, _convolve) if rows.num_rows > 1 else (1, SINGLE_VECTORS, _convolve_1)
     )
     width = vectors * VECTOR_BYTES // x.itemsize
-    rows = _up(num_rows, height)
-    results = empty((rows, max(1, BLOCK_ELEMENTS // (rows * width)) * width), x.dtype)
+    count = _up(rows.num_rows, height)
+    results = empty((count, max(1, BLOCK_ELEMENTS // (count * width)) * width), x.dtype)
     source, form = _packing(sweep, x.shape[1] // weight.shape[0], x.dtype, RUN_COST)
     bias = fresh.zeros(y.shape[1], x.dtype) if bias is None else plain(bias)
-    targets = (y.reshape(-1), y.shape, sweep.first_out, sweep.out_step)
-    loop(x, weight, *places, bias, sweep.offsets, *form, source, results, *targets)
+    target = WindowTarget(y.reshape(-1), y.shape, sweep.first_out, sweep.out_step)
+    loop(x, weight, rows, bias, sweep.offsets, form, source, results, target)
 
 
 def _up(number, step):
@@ -126,11 +148,12 @@ def _up(number, step):
 
 
 @inlined
-def _pack(x, group, num_channels, part, firsts, step, grid, reach, source):
+def _pack(x, group, form, part, source):
     """Lay a part of x [N, C, D, H, W] down on a grid, with zeros where x has no elements.
 
     part   where it starts in samples and windows, and how many: [8]
     """
+    num_channels, firsts, step, grid, reach, _, _ = form
     flat = x.reshape(-1)
     plane = grid[0] * grid[1] * grid[2] * grid[3]
     size = part[7] + reach[2]
@@ -174,12 +197,12 @@ def _row_of(number, begin, stop, part, grid):
 
 
 @inlined
-def _unpack(results, begin, stop, group, num_rows, part, grid, y, shape, first, step):
-    """Lay the windows [begin, stop) that were asked for down in y, taken as flat, of this shape.
+def _unpack(results, begin, stop, group, num_rows, part, grid, target):
+    """Lay the windows [begin, stop) that were asked for down in the target.
 
-    results       [rows, windows] from `begin` on
-    first, step   where window 0 lies in y, and from one to the next
+    results   [rows, windows] from `begin` on
     """
+    y, shape, first, step = target
     flat = results.reshape(-1)
     for number in range(begin // grid[3], (stop - 1) // grid[3] + 1):
         n, i, j, k, count = _row_of(number, begin, stop, part, grid)
@@ -218,8 +241,9 @@ def _pack_results(y, shape, begin, stop, group, num_rows, part, grid, left):
 
 
 @inlined
-def _runs(part, grid, merged):
+def _runs(part, form):
     """Return how many runs a part has in each of the outer dimensions, and their length."""
+    grid, merged = form.grid, form.merged
     length = part[7]
     if merged > 1:
         length += (part[6] - 1) * grid[3]
@@ -246,72 +270,38 @@ def _convolving(rows, vectors, name):
     """Return the loop of a sweep, with tiles of so many rows and vectors."""
     wide_tile, narrow_tile = tile_product(rows, vectors), tile_product(rows, 1)
 
-    def multiply(begin, stop, weight, num_rows, stride, places, bias, offsets, source, out):
+    def multiply(begin, stop, weight, rows_of, bias, offsets, source, out):
         lanes = VECTOR_BYTES // source.itemsize
         block = out.shape[1]
         p = begin
         while p < stop:
             is_wide = stop - p > (vectors - 1) * lanes
-            for o in range(0, num_rows, rows):
+            for o in range(0, rows_of.num_rows, rows):
                 to = o * block + p - begin
-                rows_of = (weight, o, num_rows - 1, stride, places, bias)
+                left = (weight, o, rows_of.num_rows - 1, rows_of.stride, rows_of.places, bias)
                 read = (source, p, offsets, offsets.size)
                 if is_wide:
-                    wide_tile(*rows_of, *read, out, to, block)
+                    wide_tile(*left, *read, out, to, block)
                 else:
-                    narrow_tile(*rows_of, *read, out, to, block)
+                    narrow_tile(*left, *read, out, to, block)
             p += vectors * lanes if is_wide else lanes
 
     # code that another process has compiled is linked by names, and each width has its own code
     multiply.__name__ = multiply.__qualname__ = f"{name}_multiply"
     multiply = inlined(multiply)
 
-    def loop(
-        x,
-        weight,
-        num_rows,
-        stride,
-        places,
-        bias,
-        offsets,
-        num_channels,
-        firsts,
-        step,
-        grid,
-        reach,
-        parts,
-        merged,
-        source,
-        results,
-        y,
-        shape,
-        first,
-        step_out,
-    ):
+    def loop(x, weight, rows_of, bias, offsets, form, source, results, target):
         for g in range(weight.shape[0]):
-            level = bias[g * num_rows : (g + 1) * num_rows]
-            for part in parts:
-                _pack(x, g, num_channels, part, firsts, step, grid, reach, source)
-                num_samples, num_planes, num_lines, length = _runs(part, grid, merged)
+            level = bias[g * rows_of.num_rows : (g + 1) * rows_of.num_rows]
+            for part in form.parts:
+                _pack(x, g, form, part, source)
+                num_samples, num_planes, num_lines, length = _runs(part, form)
                 for number in range(num_samples * num_planes * num_lines):
-                    start = _start_of(number, num_planes, num_lines, grid)
+                    start = _start_of(number, num_planes, num_lines, form.grid)
                     for begin in range(start, start + length, results.shape[1]):
                         stop = min(begin + results.shape[1], start + length)
-                        multiply(
-                            begin,
-                            stop,
-                            weight[g],
-                            num_rows,
-                            stride,
-                            places,
-                            level,
-                            offsets,
-                            source,
-                            results,
-                        )
-                        _unpack(
-                            results, begin, stop, g, num_rows, part, grid, y, shape, first, step_out
-                        )
+                        multiply(begin, stop, weight[g], rows_of, level, offsets, source, results)
+                        _unpack(results, begin, stop, g, rows_of.num_rows, part, form.grid, target)
 
     return _named(loop, name)
 
@@ -320,34 +310,18 @@ def _weighing(rows, columns, name):
     """Return the loop of a weight's gradient, with tiles of so many rows and columns."""
     add_dots = tile_of_dots(rows, columns)
 
-    def loop(
-        x,
-        y,
-        shape,
-        num_rows,
-        offsets,
-        num_channels,
-        firsts,
-        step,
-        grid,
-        reach,
-        parts,
-        merged,
-        source,
-        left,
-        sums,
-    ):
+    def loop(x, y, shape, num_rows, offsets, form, source, left, sums):
         lanes = VECTOR_BYTES // x.itemsize
         block = left.shape[1]
         for g in range(sums.shape[0]):
-            for part in parts:
-                _pack(x, g, num_channels, part, firsts, step, grid, reach, source)
-                num_samples, num_planes, num_lines, length = _runs(part, grid, merged)
+            for part in form.parts:
+                _pack(x, g, form, part, source)
+                num_samples, num_planes, num_lines, length = _runs(part, form)
                 for number in range(num_samples * num_planes * num_lines):
-                    start = _start_of(number, num_planes, num_lines, grid)
+                    start = _start_of(number, num_planes, num_lines, form.grid)
                     for begin in range(start, start + length, block):
                         stop = min(begin + block, start + length)
-                        _pack_results(y, shape, begin, stop, g, num_rows, part, grid, left)
+                        _pack_results(y, shape, begin, stop, g, num_rows, part, form.grid, left)
                         num_vectors = (stop - begin + lanes - 1) // lanes
                         for k in range(0, sums.shape[2], columns):
                             for o in range(0, sums.shape[1], rows):

@@ -87,12 +87,17 @@ class Lanes:
         return total
 
     def total(self, register):
-        """Return the sum of the lanes of a register."""
-        form = ir.FunctionType(self.element, [self.element, self.kind])
-        add = self._function("llvm.vector.reduce.fadd", form)
-        start = ir.Constant(self.element, -0.0)
-        vector = self.builder.load(register)
-        return self.builder.call(add, [start, vector], fastmath=("reassoc",))
+        """Return the sum of the lanes of a register: halves are added, down to one number."""
+        total, count = self.builder.load(register), self.count
+        while count > 1:
+            count //= 2
+            kind = ir.VectorType(ir.IntType(32), count)
+            low, high = [
+                self.builder.shuffle_vector(total, total, ir.Constant(kind, list(lanes)))
+                for lanes in (range(count), range(count, 2 * count))
+            ]
+            total = self.builder.fadd(low, high)
+        return self.builder.extract_element(total, ir.IntType(32)(0))
 
     def _function(self, name, form):
         return cgutils.get_or_insert_function(self.builder.module, form, f"{name}.{self.suffix}")

@@ -31,9 +31,10 @@ def fits(q) -> bool:
 
 
 @on_cuda(fits=fits)
-def causal_attention(q, k, v, scale, first_query, window=None, out=None):
-    if window is not None:
-        return _by_definition("causal_attention", q, k, v, scale, first_query, window, out=out)
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
+    if window is not None or firsts is not None:
+        given = q, k, v, scale, first_query, window, firsts
+        return _by_definition("causal_attention", *given, out=out)
     y = _by_position(q) if out is None else out
     log_sums = new(q, q.shape[:3], real_dtype(q))
     if q.size:
@@ -44,10 +45,10 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
 
 @on_cuda(fits=fits)
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
-    if window is not None:
-        given = gradient, q, k, v, y, log_sums, scale, first_query, window
+    if window is not None or firsts is not None:
+        given = gradient, q, k, v, y, log_sums, scale, first_query, window, firsts
         return _by_definition("causal_attention_backward", *given, out=out)
     for_q, for_k, for_v = [
         _by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
@@ -75,7 +76,7 @@ def causal_attention_backward(
 
 
 def _by_definition(name, *args, out):
-    """Compute windows, for which there is no code here: half floats in float32."""
+    """Compute windows and firsts, for which there is no code here: half floats in float32."""
     entry, dtype = KERNELS[name], args[0].dtype
     if is_half(dtype) and entry.half is not None:
         return entry.half(dtype, args, {"out": out})

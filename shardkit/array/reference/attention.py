@@ -9,7 +9,7 @@ from .chunks import empty_like
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
-def causal_attention(q, k, v, scale, first_query, window=None, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
     """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
     The query in row i sees keys 0 .. first_query + i, as far as there are such: with first_query =
@@ -19,13 +19,16 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
 
     window   of the keys 0 .. first_query + i the last so many are seen, at least one that there
              is; None: all
+    firsts   [B, S] int64, the first key that each query sees, ascending along S, instead of a
+             window: 0 .. first_query + i; None: 0
     out      of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
     y = empty_like(q, out)
     log_sums = xp.empty(q.shape[:3], q.dtype)
-    hidden = _hidden(q, k, first_query, window)
+    sight = first_query, window, firsts
     for b in range(q.shape[0] if q.size else 0):
+        hidden = _hidden(q, k, b, *sight)
         scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
         xp.exp(xp.subtract(scores, top, out=scores), out=scores)
@@ -38,7 +41,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, out=None):
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, True, True))
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, out=(None, None, None)
+    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
     """Return the gradients of q, k, v, for gradient [B, H, S, D] and the forward's values.
 
@@ -53,9 +56,10 @@ def causal_attention_backward(
     if q.size == 0:
         for gradient_of in (for_q, for_k, for_v):
             gradient_of[...] = 0
-    hidden = _hidden(q, k, first_query, window)
+    sight = first_query, window, firsts
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
+        hidden = _hidden(q, k, b, *sight)
         p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         p -= log_sums[b].reshape(p.shape[:3])[..., None]
         xp.exp(p, out=p)
@@ -93,14 +97,16 @@ def _stack(x):
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
 
 
-def _hidden(q, k, first_query, window):
-    """Return [S, T]: 0 where the query may see the key, minus infinity elsewhere."""
+def _hidden(q, k, b, first_query, window, firsts):
+    """Return [S, T] of sample b: 0 where the query may see the key, minus infinity elsewhere."""
     xp = xp_of(q)
     keys = xp.arange(k.shape[2])
     last = xp.arange(first_query, first_query + q.shape[2])[:, None]  # that each query sees
     is_hidden = keys > last
     if window is not None:
         is_hidden |= keys <= last - window
+    if firsts is not None:
+        is_hidden |= keys < xp.asarray(firsts)[b][:, None]
     return xp.where(is_hidden, -numpy.inf, 0).astype(q.dtype)
 
 

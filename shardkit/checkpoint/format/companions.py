@@ -27,6 +27,7 @@ NAMES = (
     "chat_template.jinja",
     "chat_template.json",
     "table.json",
+    "coupling.json",
 )
 MOST_BYTES = 1 << 26  # of each: every rank keeps them in memory
 

@@ -54,17 +54,26 @@ def rank_file_name(rank: int) -> str:
 # ---- files of boxes ------------------------------------------------------------------------------
 
 
-def lay_out(path: Path, boxes) -> list[StoredBox]:
+def lay_out(path: Path, boxes, room=None) -> tuple[list[StoredBox], int]:
     """Make a file with a dataset for each box, still without values; return where they belong.
 
-    boxes   (tensor path, Piece, dtype) each
+    boxes     (tensor path, Piece, dtype) each
+    room      function (stored boxes) -> bytes of a dataset `table` behind them; None: there is none
+    returns   the stored boxes; the byte where the table begins, 0 without one
     Errors: OSError.
     """
     memory = _Pages()
     with h5py.File(memory, "w", **_HOW) as file:
         stored = _make_datasets(file, path.name, boxes)
+        at = 0 if room is None else _make_table(file, room(stored))
     memory.save(path)
-    return stored
+    return stored, at
+
+
+def _make_table(file, num_bytes: int) -> int:
+    space = h5py.h5s.create_simple((num_bytes,))
+    made = h5py.h5d.create(file.id, b"table", h5py.h5t.NATIVE_UINT8, space, contiguous())
+    return made.get_offset()
 
 
 class _Pages(io.RawIOBase):

@@ -17,19 +17,26 @@ the files before memory is taken for them.
 
 import json
 import re
+from math import prod
 from pathlib import Path
+
+import numpy
 
 from ...errors import CheckpointError, LayoutError
 from ...files.reading import MOST_DIMS
 from ...files.writing import write_whole
 from ...layout.box import Box, tiles_exactly
+from ...layout.piece import Piece
 from .companions import check_companion
 from .description import check_description, is_count
 from .files import as_text, crc32, file_bytes, read_whole
-from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
+from .parts import TensorCut
+from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, check_places, num_segments
 
 FORMAT = "shardkit-checkpoint"
 VERSION = 3  # that of release 0.1.0; no release wrote an older one
+TABLED_VERSION = 4  # of many files: boxes stand in their tables
+MOST_LISTED_RANKS = 64  # whose boxes the manifest lists
 MANIFEST_NAME = "manifest.json"
 MOST_BYTES = 1 << 28  # of a manifest: room for two million boxes
 UNSEALED = '{"crc32": "00000000", '  # the beginning, before its checksum is known
@@ -43,17 +50,24 @@ _XXH3 = re.compile(r"[0-9a-f]{16}")
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def write_manifest(folder: Path, description: dict, files: dict, boxes: list[StoredBox]) -> None:
+def write_manifest(
+    folder: Path, description: dict, files: dict, tensors: dict, parts: list | None = None
+) -> None:
     """Write the manifest; it is on disk when this returns.
 
-    Errors: CheckpointError unless the boxes of each tensor tile it exactly once.
+    tensors   as tensor_table() returns them; with `parts`, as tables_of() does (parts.py)
+    Errors: CheckpointError if it has more bytes than a reader takes.
     """
-    tensors = tensor_table(boxes)
-    head = json.dumps(
-        {"format": FORMAT, "version": VERSION, "segment_bytes": SEGMENT_BYTES, **description},
-        allow_nan=False,
-    )
-    text = f'{UNSEALED}{head[1:-1]},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
+    head = {"format": FORMAT, "version": VERSION, "segment_bytes": SEGMENT_BYTES, **description}
+    if parts is not None:
+        head |= {"version": TABLED_VERSION, "parts": parts}
+    start = json.dumps(head, allow_nan=False)[1:-1]
+    text = f'{UNSEALED}{start},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
+    if len(text) > MOST_BYTES:
+        raise CheckpointError(
+            f"{folder}: the manifest would have {len(text):,} bytes, and readers take "
+            f"{MOST_BYTES:,}; save from fewer ranks, or a mesh that cuts all layers alike"
+        )
     text = text.replace("00000000", as_text(crc32(text.encode())), 1)
     write_whole(folder / MANIFEST_NAME, text.encode(), durable=True)
 
@@ -62,6 +76,12 @@ def _lines(table: dict) -> str:
     """Return a JSON object with a line for each member."""
     members = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in table.items())
     return "{\n" + ",\n".join(members) + "}"
+
+
+def listed_bytes(tensor: str, piece: Piece, dtype: str) -> int:
+    """Return about how many bytes of a manifest the description of a box takes, or a few more."""
+    checksums = num_segments(piece.box.size * numpy.dtype(dtype).itemsize)
+    return 150 + 2 * len(json.dumps(tensor)) + 20 * checksums
 
 
 def tensor_table(boxes: list[StoredBox]) -> dict:
@@ -109,7 +129,7 @@ def read_manifest(folder: Path) -> dict:
         check_description(manifest)
         _check_step(folder, manifest)
         _check_files(folder, manifest["files"])
-        _check_tensors(manifest)
+        _check_boxes(manifest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__} {error}") from None
     except CheckpointError as error:
@@ -138,13 +158,14 @@ def parse_object(text: bytes) -> dict:
 
 
 def _check_version(folder: Path, version) -> None:
-    if version == VERSION:
+    if version in (VERSION, TABLED_VERSION):
         return
     advice = "use a newer shardkit"
     if version in range(VERSION):
         advice = "no release wrote an older version, so no release reads it"
     raise CheckpointError(
-        f"{folder} has format version {version!r:.20}; this shardkit reads version {VERSION}: "
+        f"{folder} has format version {version!r:.20}; this shardkit reads versions {VERSION} and "
+        f"{TABLED_VERSION}: "
         f"{advice}"
     )
 
@@ -183,6 +204,46 @@ def _check_files(folder: Path, files: dict) -> None:
             )
 
 
+def _check_boxes(manifest: dict) -> None:
+    _check_segments(manifest)
+    if manifest["version"] == TABLED_VERSION:
+        _check_parts(manifest)
+    else:
+        _check_tensors(manifest)
+
+
+def _check_parts(manifest: dict) -> None:
+    """Check the places of tables and parts; tables are checked where they are read."""
+    records = [record for record in manifest["files"].values() if "table" in record]
+    for record in records:
+        at, num_bytes, num_segments, checksum = record["table"]
+        is_right = all(map(is_count, (at, num_bytes, num_segments))) and _XXH3.fullmatch(checksum)
+        if not is_right or at + num_bytes > record["bytes"] or 8 * num_segments > num_bytes:
+            raise CheckpointError(f"the place of a table is {record['table']!r:.100}")
+    parts = [TensorCut(entry, len(records)) for entry in manifest["parts"]]
+    num_elements = [each.num_elements() for each in parts]
+    last_files = [each.last_file() for each in parts]
+    room = sum(record["bytes"] for record in records)
+    for tensor, entry in manifest["tensors"].items():
+        shape, dtype = checked_shape(tensor, entry)
+        number, first = entry["parts"], entry["first"]
+        if not is_count(number) or not is_count(first) or number >= len(parts):
+            raise CheckpointError(f"{tensor} has parts {number!r:.40} from file {first!r:.40} on")
+        size = prod(shape)
+        last_file = first + last_files[number]
+        if last_file >= len(records) or size * ITEM_BYTES[dtype] > room:
+            raise CheckpointError(f"{tensor} of shape {shape} stands in files that are not there")
+        if num_elements[number] != size:
+            raise CheckpointError(f"the parts of {tensor} do not make shape {shape} whole")
+
+
+def _check_segments(manifest: dict) -> None:
+    if manifest["segment_bytes"] != SEGMENT_BYTES:
+        raise CheckpointError(
+            f"segment_bytes = {manifest['segment_bytes']!r:.40}; wanted {SEGMENT_BYTES}"
+        )
+
+
 def _check_tensors(manifest: dict) -> None:
     boxes = []
     for tensor, entry in manifest["tensors"].items():
@@ -194,7 +255,7 @@ def _check_tensors(manifest: dict) -> None:
             raise CheckpointError(
                 f"a box of {box.tensor} stands in {box.file!r:.100}, which is not among the files"
             )
-    _check_places(manifest, boxes)
+    check_places({name: record["bytes"] for name, record in manifest["files"].items()}, boxes)
 
 
 def stored_boxes(tensor: str, entry: dict) -> list[StoredBox]:
@@ -252,25 +313,3 @@ def check_coverage(tensor: str, boxes: list[StoredBox]) -> None:
         raise CheckpointError(
             f"the stored boxes of {tensor} do not make it whole: {error}"
         ) from None
-
-
-def _check_places(manifest: dict, boxes: list[StoredBox]) -> None:
-    """Check that the boxes of each file lie in it one after the other, each with its checksums."""
-    if manifest["segment_bytes"] != SEGMENT_BYTES:
-        raise CheckpointError(
-            f"segment_bytes = {manifest['segment_bytes']!r:.40}; wanted {SEGMENT_BYTES}"
-        )
-    stop_of = dict.fromkeys(manifest["files"], 0)
-    for stored in sorted(boxes, key=lambda box: (box.file, box.at)):
-        stop = stored.at + stored.box_bytes
-        if stored.at < stop_of[stored.file] or stop > manifest["files"][stored.file]["bytes"]:
-            raise CheckpointError(
-                f"{stored.dataset} at byte {stored.at} of {stored.file} overlaps another, or the "
-                "file's end"
-            )
-        if len(stored.checksums) != num_segments(stored.box_bytes):
-            raise CheckpointError(
-                f"{stored.dataset} has {len(stored.checksums)} checksums for {stored.box_bytes} "
-                "bytes"
-            )
-        stop_of[stored.file] = stop

@@ -23,7 +23,7 @@ from ...array.copies import Copies
 from ...errors import CheckpointError
 from ...layout.box import Box
 from .files import as_text, bytes_of, checksum, crc32, damage_of, open_regular, read_fully
-from .stored import SEGMENT_BYTES, SegmentTable, StoredBox, cut
+from .stored import SEGMENT_BYTES, StoredBox, StoredBoxes, cut
 
 READERS = 3  # threads of one rank: while one waits for the disk, others compute checksums
 READER_BYTES = 8 << 20  # each thread reads at least so many
@@ -132,7 +132,7 @@ def read_all(
 
 
 def reads_of(
-    stored_boxes: list[StoredBox], wanted: Box, array, segments: SegmentTable, verified=None
+    stored_boxes: list[StoredBox], wanted: Box, array, segments: StoredBoxes, verified=None
 ):
     """Yield tasks that together fill `array`, 1-D, with the elements of the box `wanted`.
 
@@ -152,7 +152,7 @@ def reads_of(
                 yield PartRead(stored, part, wanted, array)
 
 
-def _runs(stored: StoredBox, common: Box, wanted: Box, array, segments: SegmentTable, verified):
+def _runs(stored: StoredBox, common: Box, wanted: Box, array, segments: StoredBoxes, verified):
     """Yield a RunRead for each segment that a run of bytes touches."""
     size = stored.item_bytes
     start = first_element(common, stored.box) * size

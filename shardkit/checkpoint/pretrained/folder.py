@@ -225,9 +225,8 @@ class TransformersFolder:
         if head is None or embedding is None or _are_equal(head, embedding):
             return tensors
         raise CheckpointError(
-            f"{head.path}: lm_head.weight differs from the embedding, though "
-            f"{CONFIGURATION_NAME} says that the two are tied; set tie_word_embeddings to "
-            "false there"
+            f"{head.path}: lm_head.weight differs from the embedding, though {CONFIGURATION_NAME} "
+            "says that the two are tied; set tie_word_embeddings to false there"
         )
 
     def _check(self):

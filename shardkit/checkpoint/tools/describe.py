@@ -64,6 +64,7 @@ def _described(folder: Path, verify: bool, form) -> str:
     """
     checkpoint = Checkpoint(folder)
     if verify:
+        checkpoint.check_boxes()
         checkpoint.verify()
     try:
         return form(folder, checkpoint.manifest) + (", checksums hold" if verify else "")

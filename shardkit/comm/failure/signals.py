@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from typing import Protocol
 
 from ...environment import launcher
 from .program import INTERRUPTED_CODE
@@ -14,6 +16,20 @@ _FIRST_INTERRUPT = (
 _SECOND_INTERRUPT = b"""
 shardkit: ended by Ctrl-C; the checkpoints that were written before are whole
 """
+
+
+class StopRequest(Protocol):
+    """What a run asks before each step: is it to stop?"""
+
+    @property
+    def name(self) -> str | None:
+        """What asks for it, once something does."""
+
+    def is_raised(self) -> bool:
+        """Return True once the run is to stop."""
+
+    def is_urgent(self) -> bool:
+        """Return True if little time is left then."""
 
 
 class StopSignals:
@@ -30,7 +46,11 @@ class StopSignals:
         self._speaks = launcher().rank == 0  # Ctrl-C reaches all ranks, and one of them answers
 
     def listen(self) -> "StopSignals":
-        """Catch the signals from now on, so that none interrupts a save. In the main thread."""
+        """Catch the signals from now on, so that none interrupts a save. Only the main thread of a
+        program hears them.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._before = {n: signal.getsignal(n) for n in (*_SIGNALS, signal.SIGINT)}
         for number in _SIGNALS:
             signal.signal(number, self._note)

@@ -159,9 +159,8 @@ class IpcTransport(HostSwapTransport):
         longest    bytes, of any of all
         """
         slot = self._half_bytes // len(outgoing) // _ALIGNMENT * _ALIGNMENT
-        mine = (
-            self._group.rank * slot if len(outgoing) > 1 else 0
-        )  # where the others leave what is for this rank
+        # Where the others leave what is for this rank.
+        mine = self._group.rank * slot if len(outgoing) > 1 else 0
         for first in range(0, longest, slot):
             half = self._num_windows % 2 * self._half_bytes
             self._num_windows += 1

@@ -28,9 +28,8 @@ from .lanes import NcclLanes
 from .swaps import SwapTransport, spans
 
 SUM = ReductionOperation.SUM
-BROADCAST_BYTES = (
-    1 << 30
-)  # in one call: some versions of CuPy take the count of a broadcast as a C int
+# In one call: some versions of CuPy take the count of a broadcast as a C int.
+BROADCAST_BYTES = 1 << 30
 _MOVES = ("broadcast", "all_gather", "iall_gather", "all_to_all")
 _REDUCTIONS = ("all_reduce", "iall_reduce", "reduce_scatter", "ireduce_scatter")
 _TYPES = {

@@ -129,8 +129,7 @@ def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:
     if mpiexec is None:
         return Verdict.nothing(
             "no mpiexec beside this Python or in PATH to try it with; SHARDKIT_GPU_AWARE_MPI=yes "
-            "if the site "
-            "says that its MPI takes GPU memory"
+            "if the site says that its MPI takes GPU memory"
         )
     return _try_all(lambda trials: _run(mpiexec, trials, limit_seconds))
 

@@ -53,8 +53,7 @@ class Exits:
         except BaseException as another:  # the backend is half open or half closed
             self._backends[0].abort(
                 f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in "
-                "saying so, "
-                f"{describe_error(another)}){trace_of(error)}"
+                f"saying so, {describe_error(another)}){trace_of(error)}"
             )
         else:
             sys.exit(code)  # 2 where a setting was refused on all ranks

@@ -20,8 +20,7 @@ def check_launch(world_size: int, library: str) -> None:
     if found.num_ranks is not None and found.num_ranks > 1 and world_size == 1:
         raise LaunchError(
             f"the launcher started {found.num_ranks} ranks, but MPI sees a world of 1, so each "
-            "would train "
-            f"alone: {_mismatch(found, library)}"
+            f"would train alone: {_mismatch(found, library)}"
         )
 
 
@@ -45,8 +44,7 @@ def _mismatch(found: Launcher, library: str) -> str:
         kind = "pmix" if library == "Open MPI" else "pmi2"
         return (
             f"srun spoke no protocol that {library} knows; start with srun --mpi={kind} (srun "
-            "--mpi=list shows what there "
-            f"is), or with {mpiexec}"
+            f"--mpi=list shows what there is), or with {mpiexec}"
         )
     if found.name == "Open MPI" or library == "Open MPI":
         return (

@@ -33,6 +33,7 @@ class Peers:
 
     def __init__(self, mpi, comm):
         self.failure: str | None = None
+        self._lost: dict[int, str] = {}  # rank -> what has become of it
         self._mpi = mpi
         self._rank, self._size = comm.rank, comm.size
         self._places = _places(mpi, comm)  # of its ranks in the roll
@@ -56,25 +57,44 @@ class Peers:
         if self.failure is None and (at_once or now >= self._next_look):
             self._next_look = now + LOOK_SECONDS
             call = None if progress is None else progress.current
-            self.failure = self._heard() or self._found(
-                range(self._size) if call is None else call.ranks
-            )
+            self._learn(range(self._size) if call is None else call.ranks)
+            self.failure = _joined(self._lost)
         if self.failure is not None:
             doing = doing or str(progress.current or "its own code")
             raise CommunicationError(
                 f"rank {self._rank} of {self._size} waits in {doing}: {self.failure}. {ADVICE}"
             )
 
-    def _heard(self) -> str | None:
-        """Return what another rank has said, if one has."""
+    def missing(self, needed) -> str | None:
+        """Return which of these ranks are lost, in words; None: none of them, as far as is known.
+
+        For who can go on without the others: it is asked again and again, and raises nothing.
+        """
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._learn(needed)
+        return _joined({rank: self._lost[rank] for rank in needed if rank in self._lost})
+
+    def _learn(self, needed) -> None:
+        """Add to the lost.
+
+        needed   ranks without which the call under way does not end
+        """
+        heard = self._heard()
+        found = {} if heard else self._found(needed)
+        self._lost |= heard | found
+
+    def _heard(self) -> dict[int, str]:
+        """Return the lost of whom another rank has said so, if one has."""
         anyone = self._mpi.ANY_SOURCE
         with suppress(self._mpi.Exception):  # an MPI that goes on hears nobody when one is dead
             if self._comm is not None and self._comm.iprobe(anyone, LOST_TAG):
                 return self._comm.recv(None, anyone, LOST_TAG)
-        return None
+        return {}
 
-    def _found(self, needed) -> str | None:
-        """Return who is lost, in words, and tell the others.
+    def _found(self, needed) -> dict[int, str]:
+        """Return who is lost that was not, and tell the others.
 
         needed   ranks without which the call under way does not end
         """
@@ -83,11 +103,11 @@ class Peers:
         left = {rank for rank, entry in here.items() if _has_left(entry)}.intersection(needed)
         if self._have_lasted(left):
             lost |= left
-        if not lost:
-            return None
-        text = "; ".join(_told(rank, here[rank]) for rank in sorted(lost))
-        self._tell(text, lost)
-        return text
+        new = sorted(lost - self._lost.keys())
+        told = {rank: _told(rank, here[rank]) for rank in new}
+        if told:
+            self._tell(told)
+        return told
 
     def _entries(self) -> dict[int, Entry]:
         """Return what the roll has of the other ranks, as far as they are on this node."""
@@ -102,12 +122,16 @@ class Peers:
         self._left_since = (self._left_since or now) if left else None
         return self._left_since is not None and now > self._left_since + SURE_SECONDS
 
-    def _tell(self, text: str, lost):
+    def _tell(self, told: dict[int, str]):
         """Send it to all that are not lost."""
-        others = {*range(self._size)} - {self._rank, *lost}
+        others = {*range(self._size)} - {self._rank, *told, *self._lost}
         with suppress(self._mpi.Exception):  # another one is lost by now
             if self._comm is not None:
-                self._notes += [self._comm.isend(text, rank, LOST_TAG) for rank in sorted(others)]
+                self._notes += [self._comm.isend(told, rank, LOST_TAG) for rank in sorted(others)]
+
+
+def _joined(lost: dict[int, str]) -> str | None:
+    return "; ".join(lost[rank] for rank in sorted(lost)) or None
 
 
 def _places(mpi, comm) -> list[int]:

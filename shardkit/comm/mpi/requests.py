@@ -75,8 +75,7 @@ class RequestsHandle(Handle):
                 receiver = world_ranks[self._channel.rank]
                 raise CommunicationError(
                     f"rank {sender} sent rank {receiver} {got} bytes, but that expected "
-                    f"{buffer.nbytes}; "
-                    "the two disagree about its size"
+                    f"{buffer.nbytes}; the two disagree about its size"
                 )
 
 

@@ -11,8 +11,7 @@ from ..watch.attendance import attendance
 
 ALONE_HINT = (
     ". Work that one rank does alone may keep the others waiting at their end no longer than the "
-    "backend's timeout: "
-    "set a longer one, or let all ranks take part"
+    "backend's timeout: set a longer one, or let all ranks take part"
 )
 
 # An old SLURM cuts long lines of PMI in two; MPICH 5 writes such lines when it runs over UCX.
@@ -48,10 +47,9 @@ def start_advice(library: str) -> str:
     """Return what to check when MPI_Init does not return."""
     kind = "pmix" if library == "Open MPI" else "pmi2"
     return (
-        ". Check: does the launcher speak this MPI's protocol "
-        f"(srun --mpi={kind}; srun --mpi=list), or is it the mpiexec of this very {library}? Did "
-        "all ranks start, or did one "
-        "die first? Do the nodes reach each other (firewall, network interface)? "
+        f". Check: does the launcher speak this MPI's protocol (srun --mpi={kind}; srun "
+        f"--mpi=list), or is it the mpiexec of this very {library}? Did all ranks start, or did "
+        "one die first? Do the nodes reach each other (firewall, network interface)? "
         f"{MPICH_ADVICE if library == 'MPICH' else ''}Starting again may be enough. "
         "SHARDKIT_START_SECONDS and the backend's timeout set the limit"
     )

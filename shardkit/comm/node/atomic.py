@@ -14,9 +14,8 @@ import platform
 from ...array.cpu.notation import cgutils, external, inlined_once, intrinsic, ir, types
 from .mailbox import NAP, SLEEPERS, WORD_BYTES
 
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(
-    platform.machine(), -1
-)  # number of the system call
+# Number of the system call.
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(platform.machine(), -1)
 _WAIT = 0
 _WAKE = 1
 _EVERYBODY = 2**31 - 1

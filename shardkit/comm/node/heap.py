@@ -41,9 +41,8 @@ class Heap:
         self.token = os.urandom(TOKEN_BYTES)
         self.memory.map[:TOKEN_BYTES] = self.token
         self._end = PAGE_BYTES
-        self._lock = (
-            threading.RLock()
-        )  # a finalizer may run inside of a locked section of its own thread
+        # A finalizer may run inside of a locked section of its own thread.
+        self._lock = threading.RLock()
         self._idle: dict[int, list[int]] = {}  # bytes -> offsets of blocks with memory behind them
         self._empty: dict[int, list[int]] = {}  # the same, without
         self._idle_bytes = self._lent_bytes = 0
@@ -118,9 +117,8 @@ class Mapping:
         """
         own = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            if (
-                os.pread(own, TOKEN_BYTES, 0) != token
-            ):  # a process of another machine may have the same number
+            # A process of another machine may have the same number.
+            if os.pread(own, TOKEN_BYTES, 0) != token:
                 raise OSError(f"process {process} is not the neighbor that was meant")
             return cls(own, num_bytes)
         finally:

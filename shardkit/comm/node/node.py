@@ -27,9 +27,8 @@ class Node:
         self._common: dict[
             tuple, numpy.ndarray
         ] = {}  # (world ranks, offset): array in this heap that these ranks see
-        self._unused: set[tuple] = (
-            set()
-        )  # of these keys: this rank has no view of the array any more
+        # Of these keys: this rank has no view of the array any more.
+        self._unused: set[tuple] = set()
 
     @classmethod
     def open(cls, comm, world_rank: int) -> "Node | None":

@@ -36,9 +36,7 @@ class Wait:
 
 
 class Meeting(Wait):
-    """One collective of one group: what each rank has brought, and afterwards the result for
-    each.
-    """
+    """One collective of one group: what each rank has brought, then the result for each."""
 
     def __init__(self, what, needs, signature, first_rank):
         super().__init__(what, needs)
@@ -206,9 +204,8 @@ class Group:
         self.environment = environment
         self.world_ranks = world_ranks
         self._meetings: dict[int, Meeting] = {}
-        self._mail = defaultdict(
-            lambda: (deque(), deque())
-        )  # (source, destination, tag) -> sends, receives
+        # (source, destination, tag) -> sends, receives.
+        self._mail = defaultdict(lambda: (deque(), deque()))
 
     def arrive(self, rank: int, number: int, signature: str, given, work) -> Meeting:
         """Take part in collective `number`. The last to arrive runs work(list of what each rank

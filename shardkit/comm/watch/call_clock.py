@@ -13,10 +13,12 @@ import time
 from math import inf
 
 from .cores import FairClock
-from .hang import has_come, read_ledgers
-from .ledger import RecordedRank
+from .ledgers import read_ledgers
 from .progress import Call
+from .recorded import RecordedRank
+from .turn import Turn
 
+REST = 10  # times as long as it took to read the ledgers, until the next time
 LATE_PART = 0.25  # of the limit: from then on it is asked why the others do not come
 
 
@@ -24,25 +26,39 @@ class CallClock:
     """Counts the seconds of one call after the other.
 
     folder   of the ledgers of all ranks; None: there are none
+    rank     that waits
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, rank: int = 0):
         self._folder = folder
+        self._turn = Turn(folder, rank)
         self._clock = FairClock(0.0)
         self._since = (0.0, -inf)  # that the clock counts from
+        self._rests = (0.0, 0.0)  # for a call that began then, until then
 
     def seconds(self, call: Call, began: float, limit: float) -> float:
         """Return for how long the call has waited; to be asked again and again.
 
         began   time.monotonic()
+        Of a large group, one rank reads the ledgers, for most of the time not; for the others, the
+        call does not wait for long.
         """
-        waited = time.monotonic() - began
-        if waited < LATE_PART * limit or self._folder is None:
-            return waited
+        now = time.monotonic()
+        if now - began < LATE_PART * limit or self._folder is None:
+            return now - began
+        if not self._turn.is_mine(call.group, len(call.ranks), limit):
+            return LATE_PART * limit
+        if self._rests[0] == began and now < self._rests[1]:
+            return self._clock.seconds
+        seconds = self._counted(call, began)
+        self._rests = began, time.monotonic() + REST * (time.monotonic() - now)
+        return seconds
+
+    def _counted(self, call: Call, began: float) -> float:
         try:
             needed, worked = ranks_needed(self._folder, call)
         except OSError:  # a folder that was emptied
-            return waited
+            return time.monotonic() - began
         ahead = time.monotonic() - time.time()
         if self._since != (began, worked):
             self._since = began, worked
@@ -65,9 +81,10 @@ def ranks_needed(folder, call: Call) -> tuple[list[RecordedRank], float]:
     The time is in seconds since the epoch; -inf if one of them never said that it does such work.
     Errors: FileNotFoundError if there are no ledgers.
     """
-    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
-    late = [n for n in call.ranks if not has_come(ranks.get(n), call.group, call.number)]
-    needed = [ranks[n] for n in late or call.ranks if n in ranks]
-    if len(needed) < len(late):
+    found = read_ledgers(folder, call.ranks)
+    late = found.late(call)
+    rows = found.rows_of(late if late.size else call.ranks)
+    needed = [found.rank(row) for row in rows[rows >= 0].tolist()]
+    if len(needed) < late.size:
         return needed, -inf
     return needed, min((rank.worked or -inf for rank in needed), default=-inf)

@@ -22,11 +22,13 @@ LOCK_NAME, SEGMENTS_NAME = "alive", "segments-{}"
 SHARED_MEMORY = Path("/dev/shm")
 _TRIES = 100  # to open a folder that others remove
 _OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "vader_segment.")
+LOOK_NAME, LOOK_NAMES = "look-{:08x}", {r"look-[0-9a-f]{8}": FILE}
 _NAMES = {  # what ranks and wardens make there, beside the lock
     r"roll|reported|ended|hang": FILE,
     r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}": FILE,
     r"rank-\d{5,}\.(ledger|stacks)": FILE,
     TEMPORARY: FILE,
+    **LOOK_NAMES,
 }
 
 

@@ -20,10 +20,11 @@ def main_frame() -> FrameType | None:
     lock of the interpreter: a collection in between lets other threads go on, and one that begins
     or ends waits for that lock with the GIL, so that the process stands still for ever.
     Source: CPython issue 106883.
+    No name here is all frames, since this one is among them: they would keep each other, and what
+    the main thread had in hand, until the next collection.
     """
     with resting():
-        frames = sys._current_frames()
-    return frames.get(threading.main_thread().ident or 0)
+        return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 @cache

@@ -10,15 +10,26 @@ from collections import defaultdict
 from math import inf
 from pathlib import Path
 
+import numpy
+
 from ...errors import CheckpointError
 from ...files.reading import read_bytes
 from ...files.removing import FILE, TEMPORARY
-from .ledger import LEDGER_NAME, RecordedCall, RecordedRank, read_ledger
+from .folder import LOOK_NAMES
+from .ledger import LEDGER_NAME
+from .ledgers import ANY, Ledgers, read_ledgers
 from .processes import is_stopped
+from .progress import Call
+from .pulse import Pulse
+from .recorded import GroupName, RecordedRank
 
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports
-LEDGER_NAMES = {r"rank-\d{5,}\.(ledger|stacks)|hang": FILE, TEMPORARY: FILE}  # in a folder
+LEDGER_NAMES = {  # in a folder
+    r"rank-\d{5,}\.(ledger|stacks)|hang": FILE,
+    TEMPORARY: FILE,
+    **LOOK_NAMES,
+}
 _OWN_THREADS = (
     "comm/watch/watchdog.py",
     "comm/watch/own_warden.py",
@@ -28,24 +39,10 @@ _OWN_THREADS = (
     "in note_native_work",
 )
 _MAX_STACKS = 3  # ranks; the others are in the files
-_MAX_RANKS = 8  # named one by one in a line
+_MAX_RANKS = 8  # named one by one in a line, or in lines of their own
+_MAX_CALLS = 16  # in lines of their own
 _MAX_STACK_LINES = 30
 _MOST_STACK_BYTES = 1 << 24
-
-
-def read_ledgers(folder) -> list[RecordedRank]:
-    """Read all ledgers of a folder in rank order. Errors: FileNotFoundError if there are none."""
-    ranks = []
-    for path in sorted(Path(folder).glob("rank-*.ledger")):
-        try:
-            ranks.append(read_ledger(path))
-        except (CheckpointError, FileNotFoundError):  # just being made or removed
-            continue
-    if not ranks:
-        raise FileNotFoundError(
-            f"no ledgers in {folder}; runs keep them in the folder ledger of the run folder"
-        )
-    return ranks
 
 
 def hang_report(folder, now: float | None = None) -> str:
@@ -55,38 +52,52 @@ def hang_report(folder, now: float | None = None) -> str:
     now      seconds since the epoch; None: the last time that any rank wrote, for a job that ended
     Errors: FileNotFoundError if there are no ledgers.
     """
-    ranks = read_ledgers(folder)
-    if now is None:
-        now = max(
-            (call.ended or call.began for rank in ranks for call in rank.calls[-1:]), default=0.0
-        )
-    waiting = defaultdict(list)  # (group, number, or the peer of a message) -> ranks
-    for rank in ranks:
-        call = rank.under_way
-        if call is not None:
-            waiting[call.group, call.number_on_group or -1 - call.peer].append(rank)
-    lines = []
-    for waiters in sorted(
-        waiting.values(), key=lambda them: min(rank.under_way.began for rank in them)
-    ):
-        lines += _waiting_lines(waiters, {rank.rank: rank for rank in ranks}, now)
-    outside = [rank for rank in ranks if rank.under_way is None]
-    lines += [f"{_ranks([rank.rank])} in no call: {_last_seen(rank, now)}" for rank in outside]
-    silent = sorted(set(range(ranks[0].world_size)) - {rank.rank for rank in ranks})
-    if silent:
-        lines.append(f"{_ranks(silent)} left no ledger here")
-    full = [rank for rank in silent if _is_empty(Path(folder) / LEDGER_NAME.format(rank))]
+    found = read_ledgers(folder)
+    now = float(found.last_times.max()) if now is None else now
+    lines = _calls_lines(found, now)
+    outside = numpy.flatnonzero(~found.is_in_call)
+    for row in outside[:_MAX_RANKS].tolist():
+        rank = found.rank(row)
+        lines.append(f"{_ranks([rank.rank])} in no call: {_last_seen(rank, now)}")
+    if outside.size > _MAX_RANKS:
+        lines.append(f"{_ranks(found.ranks[outside[_MAX_RANKS:]].tolist())} in no call, too")
+    lines += _silent_lines(Path(folder), found)
+    if (Path(folder) / HANG_NAME).exists():
+        inside = numpy.flatnonzero(found.is_in_call)
+        inside = inside[numpy.argsort(-found.rows["last"]["began"][inside], kind="stable")]
+        # First the ranks that others wait for, then those that came last.
+        for row in [*outside, *inside][:_MAX_STACKS]:
+            lines += _stack_lines(Path(folder), found.rank(row))
+    return "\n".join(lines)
+
+
+def _calls_lines(found: Ledgers, now: float) -> list[str]:
+    """Return what the ranks in calls wait for, who waits longest first."""
+    rows = numpy.flatnonzero(found.is_in_call)
+    last = found.rows["last"][rows]
+    waiting = defaultdict(list)  # (group or message, number) -> rows
+    keys = zip(last["group"].tolist(), last["number_on_group"].tolist())
+    for row, key in zip(rows.tolist(), keys):
+        waiting[key].append(row)
+    began = found.rows["last"]["began"]
+    calls = sorted(waiting.values(), key=lambda rows: began[rows].min())
+    lines = [line for rows in calls[:_MAX_CALLS] for line in _waiting_lines(rows, found, now)]
+    rest = [row for rows in calls[_MAX_CALLS:] for row in rows]
+    if rest:
+        numbers = sorted(found.ranks[rest].tolist())
+        lines.append(f"{_ranks(numbers)} in {len(calls) - _MAX_CALLS:,} more calls")
+    return lines
+
+
+def _silent_lines(folder: Path, found: Ledgers) -> list[str]:
+    """Return which ranks left no ledger, and for which of them there was no room."""
+    everyone = numpy.arange(found.rows["world_size"][0])
+    silent = numpy.setdiff1d(everyone, found.ranks).tolist()
+    full = [rank for rank in silent if _is_empty(folder / LEDGER_NAME.format(rank))]
+    lines = [f"{_ranks(silent)} left no ledger here"] if silent else []
     if full:
         lines.append(f"  there was no room on the disk for {_ranks(full)}, which may be all right")
-    if (Path(folder) / HANG_NAME).exists():
-        inside = sorted(
-            (rank for rank in ranks if rank.under_way is not None),
-            key=lambda rank: -rank.under_way.began,
-        )
-        # First the ranks that others wait for, then those that came last.
-        for rank in [*outside, *inside][:_MAX_STACKS]:
-            lines += _stack_lines(Path(folder), rank)
-    return "\n".join(lines)
+    return lines
 
 
 def hang_suspects(folder, seconds: float = inf) -> str:
@@ -97,18 +108,22 @@ def hang_suspects(folder, seconds: float = inf) -> str:
     In this order: ranks that wait for nobody, ranks of this node that are in a call, but whose
     process is stopped, whose interpreter is, or which run other code; ranks in another call.
     """
-    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
-    missing, idle = _not_come(Path(folder), ranks, seconds)
-    here = {number: rank for number, rank in ranks.items() if rank.host == os.uname().nodename}
-    stopped = {number for number, rank in here.items() if is_stopped(rank.pid)}
+    found = read_ledgers(folder)
+    missing, idle, is_known = _not_come(Path(folder), found, seconds)
+    here = _rows_here(found)
+    pids = found.rows["pid"]
+    stopped = {rank for rank, row in here.items() if is_stopped(int(pids[row]))}
     now = time.monotonic()
-    pulses = {number: rank.pulse for number, rank in here.items() if number not in stopped}
+    pulses = {
+        rank: Pulse(*found.rows["pulse"][row].tolist())
+        for rank, row in here.items()
+        if rank not in stopped
+    }
     silent = {number: pulse.silent_seconds(now, seconds) for number, pulse in pulses.items()}
     away = {number: pulse.away_seconds(now, seconds) for number, pulse in pulses.items()}
     stuck = {number for number in pulses if silent[number]}
     busy = {number for number in pulses if away[number]}
-    # a compilation, for example
-    is_common = len(busy) == sum(rank.under_way is not None for rank in ranks.values())
+    is_common = len(busy) == found.is_in_call.sum()  # a compilation, for example
     for named, word in (
         (idle, "missing"),
         (stopped, "stopped"),
@@ -118,40 +133,80 @@ def hang_suspects(folder, seconds: float = inf) -> str:
     ):
         if named:
             phrase = f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
-            return phrase + _why(named, ranks, silent, away)
-    return "all ranks are there" + _why(set(ranks) if is_common else set(), ranks, {}, away)
+            return phrase + _why(named, found, silent, away)
+    if not is_known:
+        return "which ranks are missing is not known"
+    everyone = set(found.ranks.tolist()) if is_common else set()
+    return "all ranks are there" + _why(everyone, found, {}, away)
 
 
-def _not_come(
-    folder: Path, ranks: dict[int, RecordedRank], seconds: float
-) -> tuple[set[int], set[int]]:
-    """Return the ranks that are not in a collective call of others, and those that wait for nobody.
+def _rows_here(found: Ledgers) -> dict[int, int]:
+    """Return {rank: row} of the ranks of this node."""
+    host = found.texts.get(os.uname().nodename, -1)
+    rows = numpy.flatnonzero(found.rows["host"] == host)
+    return dict(zip(found.ranks[rows].tolist(), rows.tolist()))
+
+
+def _not_come(folder: Path, found: Ledgers, seconds: float) -> tuple[set[int], set[int], bool]:
+    """Return the ranks that are not in a collective call of others, and those that wait for nobody;
+    False if there may be more.
 
     seconds   ranks that got on with work of their own within this time are meant only if all did
     """
-    calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
-    missing = {n for call in calls if call.number_on_group for n in _missing(call, ranks)}
-    peers = {n for call in calls if not call.number_on_group for n in call.ranks}
-    idle = {n for n in missing | peers if n not in ranks or ranks[n].under_way is None}
+    missing: set[int] = set()
+    peers: set[int] = set()
+    is_known = True
+    for name, number in _last_numbers(found).items():
+        place = found.place(name)
+        late, knows = _late(found, place, number)
+        is_known &= knows
+        missing.update(late if number else ())
+        peers.update(() if number else late)
+    ready = found.ranks[~found.is_in_call].tolist()
+    silent = numpy.asarray([*missing, *peers], numpy.int64)
+    idle = (missing | peers).intersection(ready)
+    idle |= {*silent[found.rows_of(silent) < 0].tolist()}
     since = inf if seconds == inf else time.time() - seconds
-    at_work = {n for n in idle if n in ranks and (ranks[n].worked or -inf) > since}
+    at_work = idle.intersection(found.ranks[found.rows["worked"] > since].tolist())
     idle = idle - at_work or at_work
     without_room = {n for n in idle if _is_empty(folder / LEDGER_NAME.format(n))}
-    return missing, idle - without_room or without_room  # these may be all right
+    return missing, idle - without_room or without_room, is_known  # these may be all right
 
 
-def _why(named, ranks: dict[int, RecordedRank], silent, away) -> str:
+def _last_numbers(found: Ledgers) -> dict[int, int]:
+    """Return {group: number of the last call on it that a rank is in}, 0 for a message."""
+    last = found.rows["last"][found.is_in_call]
+    numbers: dict[int, int] = {}
+    for name, number in zip(last["group"].tolist(), last["number_on_group"].tolist()):
+        numbers[name] = max(number, numbers.get(name, 0))
+    return numbers
+
+
+def _late(found: Ledgers, place: GroupName, number: int) -> tuple[list[int], bool]:
+    """Return the ranks that have not begun a collective; False if there may be more.
+
+    number   0: a message, for which its other end is late
+    """
+    if place.ranks is None:
+        return [], False
+    begun = found.begun(place.group, place.ranks)
+    late = place.ranks[begun < number] if number else place.ranks
+    return late.tolist(), bool((begun != ANY).all())
+
+
+def _why(named, found: Ledgers, silent, away) -> str:
     """Return what is known of ranks that are named, ready to follow them; {rank: seconds}."""
-    code = _code_of(named, ranks)
+    code = _code_of(named, found)
     return code + (_why_silent(named, silent) or ("" if code else _why_away(named, away)))
 
 
-def _code_of(named, ranks: dict[int, RecordedRank]) -> str:
+def _code_of(named, found: Ledgers) -> str:
     """Return what code these ranks load or compile."""
-    busy = [ranks[number] for number in sorted(named) if number in ranks and ranks[number].code]
+    rows = found.rows_of(sorted(named))
+    busy = rows[(rows >= 0) & (found.rows["code"][rows] > 0)]
     return "".join(
         f", rank {rank.rank} is {rank.code} since {time.time() - rank.since:.0f} s"
-        for rank in busy[:_MAX_STACKS]
+        for rank in map(found.rank, busy[:_MAX_STACKS].tolist())
     )
 
 
@@ -181,13 +236,12 @@ def _why_away(named: set[int], away: dict[int, float]) -> str:
     )
 
 
-def late_text(folder, group: str, number: int | None, needed) -> str:
-    """Return which of the ranks needed have not begun a collective, in words; "" if all have.
+def late_text(folder, call: Call) -> str:
+    """Return which ranks have not begun a collective, in words; "" if none is known.
 
     Errors: FileNotFoundError if there are no ledgers.
     """
-    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
-    late = [rank for rank in needed if not has_come(ranks.get(rank), group, number)]
+    late = read_ledgers(folder, call.ranks).late(call).tolist()
     return f"{_ranks(late)} {'is' if len(late) == 1 else 'are'} missing" if late else ""
 
 
@@ -198,49 +252,52 @@ def idle_since(folder, time: float) -> str:
     returns   "" if there are none
     Errors: FileNotFoundError if there are no ledgers.
     """
-    idle = [
-        rank.rank
-        for rank in read_ledgers(folder)
-        if rank.under_way is None
-        and rank.worked is not None
-        and max([rank.worked, *(call.ended or 0.0 for call in rank.calls[-1:])]) < time
-    ]
+    found = read_ledgers(folder)
+    worked = found.rows["worked"]
+    is_idle = ~found.is_in_call & (worked > 0)
+    is_idle &= numpy.maximum(worked, found.last_times) < time
+    idle = found.ranks[is_idle].tolist()
     return _ranks(idle) if idle else ""
 
 
-def _missing(call: RecordedCall, ranks: dict[int, RecordedRank]) -> list[int]:
-    """Return the ranks that have not begun a collective call."""
-    group, number = call.group, call.number_on_group
-    return [rank for rank in call.ranks if not has_come(ranks.get(rank), group, number)]
-
-
-def _waiting_lines(
-    waiters: list[RecordedRank], ranks: dict[int, RecordedRank], now: float
-) -> list[str]:
-    call = waiters[0].under_way
+def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
+    """Return what the ranks of these rows wait for, all in the same call."""
+    call = found.rank(rows[0]).calls[-1]
+    place = found.place(int(found.rows["last"]["group"][rows[0]]))
     if call.number_on_group is None:
+        peer = "an unknown rank" if place.ranks is None else _ranks(place.ranks.tolist())
         return [
-            f"{_ranks([rank.rank for rank in waiters])} in {call.carries} with rank "
-            f"{call.peer} for {now - call.began:.1f} s, called at {call.site}"
+            f"{_ranks(found.ranks[rows].tolist())} in {call.carries} with {peer} "
+            f"for {now - call.began:.1f} s, called at {call.site}"
         ]
     lines = []
-    by_call = defaultdict(list)
-    for rank in waiters:
-        by_call[rank.under_way.carries, rank.under_way.site].append(rank.rank)
-    for (carries, site), numbers in sorted(by_call.items(), key=lambda entry: -len(entry[1])):
-        lines.append(
-            f"{_ranks(numbers)} in {carries} (call {call.number_on_group} on group {call.group}) "
-            f"for {now - call.began:.1f} s, called at {site}"
-        )
-    if len({carries for carries, _ in by_call}) > 1:
+    by_call = _by_call(rows, found)
+    where = f"(call {call.number_on_group} on group {call.group}) for {now - call.began:.1f} s"
+    firsts = [found.rank(numbers[0]).calls[-1] for numbers in by_call]
+    for numbers, of_these in zip(by_call, firsts):
+        who = _ranks(found.ranks[numbers].tolist())
+        lines.append(f"{who} in {of_these.carries} {where}, called at {of_these.site}")
+    if len({of_these.carries for of_these in firsts}) > 1:
         lines.append(
             "  these are different calls with the same number: all ranks of a group must make the "
             "same calls"
         )
-    missing = _missing(call, ranks)
+    missing, is_known = _late(found, place, call.number_on_group)
     if missing:
-        lines.append(f"  missing: {_ranks(missing)} of {len(call.ranks)} ranks")
+        lines.append(f"  missing: {_ranks(missing)} of {len(place.ranks)} ranks")
+    if not is_known:
+        lines.append("  of some ranks it is not known if they have come to this call")
     return lines
+
+
+def _by_call(rows: list[int], found: Ledgers) -> list[list[int]]:
+    """Return the rows that carry the same in a call at the same place, most ranks first."""
+    last = found.rows["last"][rows]
+    keys = zip(*(last[field].tolist() for field in ("verb", "dtype", "count", "site")))
+    by_call = defaultdict(list)
+    for row, key in zip(rows, keys):
+        by_call[key].append(row)
+    return sorted(by_call.values(), key=len, reverse=True)[:_MAX_CALLS]
 
 
 def _is_empty(path: Path) -> bool:
@@ -249,18 +306,6 @@ def _is_empty(path: Path) -> bool:
         return path.stat().st_size == 0
     except OSError:
         return False
-
-
-def has_come(rank: RecordedRank | None, group: str, number: int | None) -> bool:
-    """Return True if the rank has begun the collective of this number on the group."""
-    return (
-        rank is not None
-        and number is not None
-        and any(
-            call.group == group and (call.number_on_group or 0) >= number and not call.has_failed
-            for call in rank.calls
-        )
-    )
 
 
 def _last_seen(rank: RecordedRank, now: float) -> str:

@@ -1,48 +1,54 @@
 """The ledger: a file with the last calls of a rank, always on, readable after a kill.
 
-    ledger/rank-00000.ledger   | header, pulse | names, appended | record | ... | code |
+    ledger/rank-00000.ledger   | header, pulse | names, appended | record | ... | code | made |
 
 The records are a ring, and the newest overwrites the oldest. A record has: number, number on the
 group, verb, group, dtype, call site, count, began, ended. It is written into mapped memory, which
 takes no system call and stays in the file when the process is killed. Names (of verbs, groups, call
 sites) are appended once and referred to by number. Times are seconds since the epoch. A place of
-its own says what code the rank loads or compiles: meanwhile it waits for nobody.
+its own says what code the rank loads or compiles: meanwhile it waits for nobody. The last one says
+how many calls it had made on each group a moment ago, as the ring may have none of one any more.
+recorded.py reads one, ledgers.py those of all ranks.
 """
 
-import math
 import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from sys import _getframe
 
 import numpy
 
 from ...array.machine_code import MACHINE_CODE
-from ...errors import CheckpointError
 from ...files.mapping import new_map
 from ...files.notes import tell
-from ...files.reading import read_bytes, understood
 from .frames import first_frame
 from .pulse import NAMES_BYTES as _NAMES_BYTES
 from .pulse import NAMES_START as _NAMES_START
-from .pulse import NUM_RECORDS, PULSE, PULSE_START, RECORD_FIELDS, Pulse
+from .pulse import NUM_RECORDS, PULSE, PULSE_START, RECORD_FIELDS
 from .pulse import RECORD as _RECORD
 from .pulse import RING_START as _RING_START
+from .ranges import ranges_text
 
-MAGIC = b"sklgr\x00\x00\x02"  # the last byte is the version
+MAGIC = b"sklgr\x00\x00\x03"  # the last byte is the version
 LEDGER_NAME = "rank-{:05d}.ledger"
-_HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
-_MOST_RANKS = 2**20  # more than any training job has
+HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
+OF_RANKS, WITH_RANK = " of ranks ", " with rank "  # in the name of a group, of a message
+UNKNOWN_RANKS = "?"  # of a group whose ranks take more room than a name may
+_MOST_NAME_BYTES = _NAMES_BYTES // 8
 PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
 RECORD = numpy.dtype(list(RECORD_FIELDS))  # as readers and loops (node/record.py) see it
 RECORD_BYTES = RECORD.itemsize
-_WORKED, _WORKED_OFFSET = struct.Struct("<d"), 120  # in the header: see Ledger.work()
-_CODE = struct.Struct("<ddI")  # what is loaded or compiled: since; until, the last; its name
-_CODE_START = _RING_START + NUM_RECORDS * RECORD_BYTES
-_FILE_BYTES = _CODE_START + _CODE.size
+WORKED, WORKED_OFFSET = struct.Struct("<d"), 120  # in the header: see Ledger.work()
+CODE = struct.Struct("<ddI")  # what is loaded or compiled: since; until, the last; its name
+CODE_START = _RING_START + NUM_RECORDS * RECORD_BYTES
+# How many calls a rank has made on its groups: number of the first record that is not counted, and
+# of groups, and these; readers copy what lies behind later, so it is as new as the number or newer.
+MADE = numpy.dtype([("group", "<u8"), ("calls", "<u8")])
+MOST_MADE, MADE_START = 256, CODE_START + CODE.size
+MADE_COUNT = struct.Struct("<QQ")
+FILE_BYTES = MADE_START + MADE_COUNT.size + MOST_MADE * MADE.itemsize
 
 
 def offset_of(field: str) -> int:
@@ -142,18 +148,24 @@ class Names:
         return number
 
     def group(self, group: str, ranks: tuple[int, ...]) -> int:
-        """Return the number of a group: "world/2.0 of ranks 0,1"."""
+        """Return the number of a group: "world/2.0 of ranks 0-1"."""
         number = self._groups.get(group)
         if number is None:
-            text = f"{group} of ranks {','.join(map(str, ranks))}"
+            text = f"{group}{OF_RANKS}{ranges_text(ranks)}"
+            if len(text) > _MOST_NAME_BYTES:
+                text = f"{group}{OF_RANKS}{UNKNOWN_RANKS}"
             number = self._groups[group] = self.number(text)
         return number
+
+    def numbers_of(self, groups) -> list[int]:
+        """Return the numbers of the groups of these keys, 0 for those without one."""
+        return [self._groups.get(group, 0) for group in groups]
 
     def message(self, group: str, ranks: tuple[int, ...]) -> int:
         """Return the number of a message: "world with rank 2"."""
         number = self._groups.get((group, ranks))
         if number is None:
-            number = self._groups[group, ranks] = self.number(f"{group} with rank {ranks[0]}")
+            number = self._groups[group, ranks] = self.number(f"{group}{WITH_RANK}{ranks[0]}")
         return number
 
 
@@ -170,9 +182,9 @@ class Ledger:
     is_written_by_loops = True  # by node/noted.py, straight into the ring
 
     def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
-        mapped = None if path is None else _mapped(Path(path), _FILE_BYTES)
+        mapped = None if path is None else _mapped(Path(path), FILE_BYTES)
         self.path = None if path is None or mapped is None else Path(path)
-        self._map = mmap.mmap(-1, _FILE_BYTES) if mapped is None else mapped
+        self._map = mmap.mmap(-1, FILE_BYTES) if mapped is None else mapped
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
         self._names_end = 0
@@ -181,6 +193,7 @@ class Ledger:
         self._ring = numpy.frombuffer(self._map, numpy.uint8, 1).ctypes.data + _RING_START
         self.names.open(self._append, self._ring)
         self._write_header()
+        MADE_COUNT.pack_into(self._map, MADE_START, self._words[PLACE_NUMBER] + 1, 0)
         MACHINE_CODE.listeners.add(self)
         if MACHINE_CODE.doing:
             self.note_code(MACHINE_CODE.doing)
@@ -190,7 +203,7 @@ class Ledger:
         now = time.monotonic()
         since, until = (now, 0.0) if doing else (0.0, now)
         number = self.names.number(doing) if doing else 0
-        _CODE.pack_into(self._map, _CODE_START, since, until, number)
+        CODE.pack_into(self._map, CODE_START, since, until, number)
 
     def begin(
         self,
@@ -242,7 +255,7 @@ class Ledger:
 
     def work(self) -> None:
         """Record that this rank, for which others wait, gets on with work of its own."""
-        _WORKED.pack_into(self._map, _WORKED_OFFSET, time.monotonic())
+        WORKED.pack_into(self._map, WORKED_OFFSET, time.monotonic())
 
     def _at(self) -> int:
         """Return where the last record is."""
@@ -251,6 +264,28 @@ class Ledger:
     def beat(self, seconds: float, away: float) -> None:
         """Record that the interpreter runs. In a thread of its own; arguments: see Pulse."""
         PULSE.pack_into(self._map, PULSE_START, time.monotonic(), seconds, away)
+
+    def note_made(self, calls_made) -> None:
+        """Record how many calls have been made on each group. In the thread of beat().
+
+        calls_made   function () -> {key of a group: calls}
+        With them goes the number of the first record that they may lack, as readers must see it.
+        """
+        first = self._words[PLACE_NUMBER] + (not self._is_in_call())
+        made = calls_made()
+        if len(made) > MOST_MADE:
+            return
+        entries = numpy.empty(len(made), MADE)
+        entries["group"] = self.names.numbers_of(made)
+        entries["calls"] = list(made.values())
+        start = MADE_START + MADE_COUNT.size
+        self._map[start : start + entries.nbytes] = entries.tobytes()
+        MADE_COUNT.pack_into(self._map, MADE_START, first, len(made))
+
+    def _is_in_call(self) -> bool:
+        """Return True if the last call that stands here has not ended."""
+        number, *_, ended = _RECORD.unpack_from(self._map, self._at())
+        return number == self._words[PLACE_NUMBER] and not ended
 
     def close(self) -> None:
         """Close the file, which stays."""
@@ -268,7 +303,7 @@ class Ledger:
 
     def _write_header(self):
         rank, world_size, pid = self._header
-        _HEADER.pack_into(
+        HEADER.pack_into(
             self._map,
             0,
             MAGIC,
@@ -302,120 +337,3 @@ def _line(text: str) -> bytes:
 def _short(path: str) -> str:
     """Return the last three parts of a path."""
     return os.sep.join(path.split(os.sep)[-3:])
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """One call of a rank.
-
-    number           among all calls of the rank
-    number_on_group  among the collectives on that group; None for a message
-    ranks            that must take part; for a message, the other end
-    count            in elements; None if it carries none
-    began, ended     seconds since the epoch; ended is None during the call
-    has_failed       an exception ended it, so others may still wait in it for this rank
-    """
-
-    number: int
-    number_on_group: int | None
-    verb: str
-    group: str
-    ranks: tuple[int, ...]
-    dtype: str
-    count: int | None
-    site: str
-    began: float
-    ended: float | None
-    has_failed: bool = False
-
-    @property
-    def peer(self) -> int:
-        """The other end of a message, the first rank of a collective; -1 if it is not known."""
-        return self.ranks[0] if self.ranks else -1
-
-    @property
-    def carries(self) -> str:
-        """The verb and what it carries: "all_reduce of 10 float32"."""
-        return self.verb if self.count is None else f"{self.verb} of {self.count:,} {self.dtype}"
-
-
-@dataclass(frozen=True)
-class RecordedRank:
-    """The content of a ledger file: who wrote it, and its last calls, oldest first.
-
-    pulse    of its interpreter (pulse.py)
-    worked   when it last got on with work of its own, seconds since the epoch; None: it never said
-    code     what code it loads or compiles, "": none
-    since    when it began with that, or was done with it last; seconds since the epoch
-    """
-
-    rank: int
-    world_size: int
-    pid: int
-    host: str
-    pulse: Pulse
-    worked: float | None
-    calls: tuple[RecordedCall, ...]
-    code: str = ""
-    since: float = 0.0
-
-    @property
-    def under_way(self) -> RecordedCall | None:
-        """The call that the rank is in, or was in when it ended."""
-        return self.calls[-1] if self.calls and self.calls[-1].ended is None else None
-
-
-def read_ledger(path) -> RecordedRank:
-    """Read the ledger of a rank, which may still be writing.
-
-    Errors: OSError; CheckpointError if the file is no ledger.
-    """
-    data = read_bytes(path, _FILE_BYTES, error=CheckpointError)
-    if len(data) != _FILE_BYTES or data[:8] != MAGIC:
-        raise CheckpointError(f"{path} is not a ledger of this version of shardkit")
-    _, rank, world_size, pid, names_bytes, clock, host = _HEADER.unpack_from(data)
-    if not rank < world_size <= _MOST_RANKS:
-        raise CheckpointError(f"{path}: rank {rank} of {world_size:,}", path, "rank")
-    names = ["?"] + data[_NAMES_START : _NAMES_START + min(names_bytes, _NAMES_BYTES)].decode(
-        "utf-8", "replace"
-    ).split("\n")
-    (worked,) = _WORKED.unpack_from(data, _WORKED_OFFSET)
-    ring = numpy.frombuffer(data, RECORD, NUM_RECORDS, _RING_START)
-    records = numpy.sort(ring[ring["number"] > 0], order="number").tolist()
-    since, until, code = _CODE.unpack_from(data, _CODE_START)
-    with understood(path, "records", error=CheckpointError):
-        calls = tuple(_call(record, names, clock) for record in records)
-    return RecordedRank(
-        rank,
-        world_size,
-        pid,
-        host.rstrip(b"\0").decode("utf-8", "replace"),
-        Pulse(*PULSE.unpack_from(data, PULSE_START)),
-        worked + clock if worked else None,
-        calls,
-        (names[code] if code < len(names) else "code") if since else "",
-        (since or until) + clock,
-    )
-
-
-def _call(record, names, clock) -> RecordedCall:
-    number, on_group, verb, group, dtype, site, count, began, ended = record
-    verb, group, dtype, site = [
-        names[i] if i < len(names) else "?" for i in (verb, group, dtype, site)
-    ]
-    group, _, ranks = group.partition(" of ranks " if on_group else " with rank ")
-    if not all(map(math.isfinite, (began, ended, clock))):
-        raise ValueError(f"call {number} has no time")
-    return RecordedCall(
-        number,
-        on_group or None,
-        verb,
-        group,
-        tuple(map(int, ranks.split(","))) if ranks else (),
-        dtype,
-        None if count < 0 else count,
-        site,
-        began + clock,
-        abs(ended) + clock if ended else None,
-        ended < 0,
-    )

@@ -280,13 +280,7 @@ class Progress:
             self._ledger.begin(verb, group, ranks, None)
 
     def resume(
-        self,
-        call: Call,
-        verb: str = "",
-        *,
-        dtype=None,
-        count: int = -1,
-        site: int | None = None,
+        self, call: Call, verb: str = "", *, dtype=None, count: int = -1, site: int | None = None
     ) -> None:
         """Begin to wait for a call that was started earlier; end() must follow.
 
@@ -327,7 +321,7 @@ class Progress:
         """Return {group key: collective calls for which nobody needs this rank any more}."""
         made = {group: tally[NUM_CALLS] for group, tally in list(self.tallies.items())}
         last = self.current or self.broken
-        if last is not None and last.number is not None and last.number == made[last.group]:
+        if last is not None and last.number is not None and last.number == made.get(last.group):
             made[last.group] -= 1
         return made
 

@@ -30,13 +30,13 @@ from .hang import (
     STACKS_NAME,
     hang_report,
     hang_suspects,
-    idle_since,
     late_text,
-    read_ledgers,
 )
 from .ledger import LEDGER_NAME, Ledger
+from .ledgers import read_ledgers
 from .progress import Call
 from .pulse import beat_seconds
+from .turn import Idle
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 STACKS_SECONDS = 0.7  # until the stacks of this node are written
@@ -77,8 +77,8 @@ class Watchdog:
         self._seconds_left = seconds_left
         self._patience = patience
         self._stopped = threading.Event()
-        self._clock = CallClock(self.folder)
-        self._next_check = 0.0  # of ranks that work
+        self._clock = CallClock(self.folder, rank)
+        self._idle = Idle(self.folder, rank, world_size)
         self._away_since = 0.0
         self._resumed_at = 0.0  # after this process was stopped
         self._gives_up = inf  # when this rank ends the job although another one should
@@ -143,6 +143,7 @@ class Watchdog:
         now = time.monotonic()
         self._away_since = (self._away_since or now) if self._is_away() else 0.0
         self.ledger.beat(self._seconds(), self._away_since)
+        self.ledger.note_made(self._progress.calls_made)
 
     def _is_away(self) -> bool:
         """Return True if the main thread runs code of others inside of its call."""
@@ -176,13 +177,9 @@ class Watchdog:
 
         For ranks that all note their work, while this one works too.
         """
-        now = time.monotonic()
-        if self.folder is None or now < self._next_check:
-            return
         limit = self._limit()
-        self._next_check = now + beat_seconds(limit)
+        stuck = self._idle.ranks(limit)
         with suppress(OSError):
-            stuck = idle_since(self.folder, time.time() - limit)
             if stuck and self._is_first():
                 _, report = self._look_at_ledgers()
                 self._abort(f"{stuck} got nowhere for {limit:g} s; the job is ended\n{report}")
@@ -238,17 +235,16 @@ class Watchdog:
     def _late(self, call: Call) -> str:
         """Return the ranks that have not come to this call, in words; "" if none is known."""
         with suppress(OSError):
-            return late_text(self.folder, call.group, call.number, call.ranks)
+            return late_text(self.folder, call)
         return ""
 
     def _ask_for_stacks(self):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
-        for other in read_ledgers(self.folder):
-            if other.host == os.uname().nodename:
-                try:
-                    os.kill(other.pid, STACKS_SIGNAL)
-                except OSError:  # it has died, or the id belongs to another user's process now
-                    continue
+        for process in read_ledgers(self.folder).processes_on(os.uname().nodename):
+            try:
+                os.kill(process, STACKS_SIGNAL)
+            except OSError:  # it has died, or the id belongs to another user's process now
+                continue
 
     def _dump_stacks(self):
         """Write the stacks, unless the signal has done so."""

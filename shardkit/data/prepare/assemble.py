@@ -15,7 +15,7 @@ from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import native_work
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import by_first, collectively
-from ..token_file import DOCUMENTS, TOKENS, lay_out_token_file
+from ..token_file import ANSWERS, DOCUMENTS, TOKENS, lay_out_token_file
 from ..tokenizer import Tokenizer, token_dtype
 from .inputs import passing
 from .parts import SYNC_SECONDS, TokenPart
@@ -35,6 +35,8 @@ def assemble(
     parts: list[TokenPart],
     tokenizer: Tokenizer,
     made_from: str,
+    *,
+    has_answers: bool,
 ) -> Totals:
     """Write a token file of these parts, in their order; it is on disk when this returns.
 
@@ -43,7 +45,10 @@ def assemble(
     """
     totals = Totals(sum(p.num_tokens for p in parts), sum(p.num_documents for p in parts))
     sizes = totals.num_tokens, totals.num_documents
-    places = by_first(backend, lambda: lay_out_token_file(path, *sizes, tokenizer, made_from))
+    about = tokenizer, made_from
+    places = by_first(
+        backend, lambda: lay_out_token_file(path, *sizes, *about, has_answers=has_answers)
+    )
     starts = [
         *zip(
             accumulate((part.num_documents for part in parts), initial=0),
@@ -63,11 +68,14 @@ def _write(path: Path, places: dict[str, int], own: Iterable, tokenizer: Tokeniz
     dtype = token_dtype(tokenizer.vocabulary_size)
     with open(path, "r+b") as file:
         for part, (first_document, first_token) in own:
-            ends, tokens = part.read(dtype)
+            ends, tokens, answers = part.read(dtype, has_answers=ANSWERS in places)
             # Document 0 begins at token 0, and each of the others where the one before it ends.
             file.seek(places[DOCUMENTS] + ends.itemsize * (1 + first_document))
             file.write((ends + first_token).astype("<i8").tobytes())
             file.seek(places[TOKENS] + dtype.itemsize * first_token)
             file.write(tokens.tobytes())
+            if ANSWERS in places:
+                file.seek(places[ANSWERS] + first_token)
+                file.write(answers.tobytes())
         file.seek(places[DOCUMENTS])
         file.write(numpy.zeros(1, "<i8").tobytes())

@@ -16,7 +16,7 @@ from ...files.reading import opened, size_of
 from ..contents import content_of, stamp_of
 from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader
-from .readers import DocumentReader, JSONReader, Span, TextReader
+from .readers import DocumentReader, Documents, JSONReader, Span, TextField, TextReader
 from .unpacking import head_of, is_compressed, mark_of, unpack
 
 READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
@@ -71,9 +71,9 @@ class Input:
         content = unpack(self.path, folder, work)
         return replace(self, content=content, num_bytes=size_of(content, error=CorpusError))
 
-    def reader(self, field: str) -> DocumentReader:
+    def reader(self, documents: Documents) -> DocumentReader:
         """Return its reader. Errors: CorpusError, ConfigurationError without a library."""
-        return READERS[self.kind](self.content, field, self.path)
+        return READERS[self.kind](self.content, documents, self.path)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Block:
     input: Input
     span: Span
 
-    def key(self, tokenizer_hash: str, end_of_text: int | None, field: str) -> str:
+    def key(self, tokenizer_hash: str, end_of_text: int | None, documents: str) -> str:
         """Return 32 hex digits: two blocks of one key have the same tokens."""
         about = (
             tokenizer_hash,
             end_of_text,
-            field,
+            documents,
             str(self.input.path.resolve()),
             self.input.kind,
         )
@@ -146,7 +146,7 @@ def _input(path: Path) -> Input:
     return Input(path, _kind(path), about.st_size, about.st_mtime_ns, content)
 
 
-def check_field(inputs: list[Input], field: str | None) -> str:
+def check_field(inputs: list[Input], field: str | None) -> TextField:
     """Return the field to read.
 
     Errors: ConfigurationError if one is given and no input has fields.
@@ -156,11 +156,11 @@ def check_field(inputs: list[Input], field: str | None) -> str:
             f"--field={field} has no use: text files have no fields; wanted files that end in "
             f"{', '.join(_KINDS)}"
         )
-    return FIELD if field is None else field
+    return TextField(FIELD if field is None else field)
 
 
 def cut_into_blocks(
-    inputs: list[Input], field: str, work: Callable[[], None] = lambda: None
+    inputs: list[Input], documents: Documents, work: Callable[[], None] = lambda: None
 ) -> list[Block]:
     """Return the blocks of all inputs, in document order.
 
@@ -171,7 +171,7 @@ def cut_into_blocks(
     spans = [
         (one, span)
         for one in passing(inputs, work)
-        for span in one.reader(field).spans(block_bytes)
+        for span in one.reader(documents).spans(block_bytes)
     ]
     return [Block(number, one, span) for number, (one, span) in enumerate(spans)]
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ...checkpoint.format.files import sync
 from ...comm.alone_at_work import ledger_in, native_work, wait_until
@@ -22,17 +23,22 @@ from ...comm.failure.agreement import by_first, collectively
 from ...comm.same import alike, facts_of, versions
 from ...errors import ConfigurationError, CorpusError
 from ...files.ownership import Ownership
-from ...files.reading import read_json, wanted
+from ...files.reading import read_bytes, read_json, wanted
 from ...files.removing import few
 from ...files.writing import move_file, write_whole
 from ..token_file import open_token_file
-from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
+from ..tokenizer import MAIN_FILE, TEMPLATE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
+from .chat import MESSAGES, Conversations
 from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs, passing
 from .parts import PartsFolder
+from .readers import Documents
+from .template import ChatTemplate
 from .vocabulary import train_vocabulary
 from .work import Encoding, PreparationProgress, Readers, told
 
+Files: TypeAlias = dict[str, bytes]  # of a tokenizer, by name
+_MOST_TEMPLATE_BYTES = 1 << 22
 ALONE_SECONDS = 24 * 3600.0  # that native code may take for the vocabulary of a large corpus
 
 
@@ -44,7 +50,9 @@ class Preparation:
     output            path of the token file, which must not exist yet
     tokenizer         path of a tokenizer.json or its folder, or "bytes"; None: train one
     train_vocabulary  number of tokens of the one that is trained and stored beside the output
-    field             of JSON lines, or column of Parquet; None: "text"
+    field             of JSON lines, or column of Parquet; None: "text", or "messages"
+    is_chat           records are conversations, of which the answers are noted
+    chat_template     path of a template, in place of that of the tokenizer
     reuses            the output may be there, if it was made from the same texts and settings
     """
 
@@ -54,6 +62,8 @@ class Preparation:
     train_vocabulary: int | None = None
     field: str | None = None
     reuses: bool = False
+    is_chat: bool = False
+    chat_template: str | None = None
 
 
 def prepare_tokens(
@@ -73,7 +83,7 @@ def prepare_tokens(
     """
     with alike(backend, "start all ranks with the same arguments, and the same software") as facts:
         facts |= facts_of(vars(replace(preparation, output=preparation.output.resolve())))
-        facts |= versions("tokenizers", "pyarrow")
+        facts |= versions("tokenizers", "pyarrow", "jinja2")
     owned: list[Ownership] = []  # the folder of parts, on rank 0
     try:
         return _prepare(backend, preparation, owned, say, report)
@@ -83,23 +93,24 @@ def prepare_tokens(
 
 
 def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, report) -> Totals:
-    inputs, field, files, made_from = _found(backend, preparation)
+    inputs, documents, files, made_from = _found(backend, preparation)
     there = _there(backend, preparation, files, made_from, say)
     if there is not None:
         return there
-    blocks, attempt = _plan(backend, preparation, inputs, field, owned, say)
+    blocks, attempt = _plan(backend, preparation, inputs, documents, owned, say)
     folder = PartsFolder(preparation.output, attempt)
     with ledger_in(backend, folder.ledger):
         if files is None:
-            files = _trained(backend, folder, preparation, blocks, field, say)
+            files = _trained(backend, folder, preparation, blocks, documents, say)
         with collectively(backend):
             tokenizer = tokenizer_of(files)
-        work = Encoding(backend, folder, tokenizer, blocks, field)
+        work = Encoding(backend, folder, tokenizer, blocks, documents)
         num_kept = work.check_parts()
         if backend.rank == 0 and num_kept:
             say(f"{num_kept} of {len(blocks)} parts were done before")
         parts = work.encode(report)
-        totals = assemble(backend, folder.unfinished, parts, tokenizer, made_from)
+        given = folder.unfinished, parts, tokenizer, made_from
+        totals = assemble(backend, *given, has_answers=documents.has_answers)
     with collectively(backend):
         if backend.rank == 0:
             for one in inputs:
@@ -108,14 +119,12 @@ def _prepare(backend, preparation: Preparation, owned: list[Ownership], say, rep
     return totals
 
 
-def _found(
-    backend, preparation: Preparation
-) -> tuple[list[Input], str, dict[str, bytes] | None, str]:
-    """Return (inputs, field, files of the tokenizer or None, hash of the texts). Collective."""
-    inputs, field, files = by_first(backend, lambda: _look(preparation, backend.work))
+def _found(backend, preparation: Preparation) -> tuple[list[Input], Documents, Files | None, str]:
+    """Return (inputs, documents, files of the tokenizer or None, hash of the texts). Collective."""
+    inputs, documents, files = by_first(backend, lambda: _look(preparation, backend.work))
     inputs = _shared(backend, inputs, lambda one: one.marked(backend.work))
-    about = [field, *((one.kind, one.mark) for one in inputs)]
-    return inputs, field, files, hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    about = [documents.key, *((one.kind, one.mark) for one in inputs)]
+    return inputs, documents, files, hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def _there(backend, preparation: Preparation, files, made_from: str, say) -> Totals | None:
@@ -149,7 +158,7 @@ def _reused(preparation: Preparation, files, made_from: str, say) -> Totals | No
 
 
 def _plan(
-    backend, preparation: Preparation, inputs: list[Input], field: str, owned, say
+    backend, preparation: Preparation, inputs: list[Input], documents: Documents, owned, say
 ) -> tuple[list[Block], str]:
     """Return (blocks, name of this attempt). Collective."""
     attempt = None
@@ -160,7 +169,7 @@ def _plan(
     attempt = backend.broadcast_object(attempt, 0)
     folder = PartsFolder(preparation.output, attempt).path
     inputs = _shared(backend, inputs, lambda one: one.unpacked(folder, backend.work))
-    return by_first(backend, lambda: cut_into_blocks(inputs, field, backend.work)), attempt
+    return by_first(backend, lambda: cut_into_blocks(inputs, documents, backend.work)), attempt
 
 
 def _shared(backend, inputs: list[Input], change: Callable[[Input], Input]) -> list[Input]:
@@ -174,7 +183,7 @@ def _shared(backend, inputs: list[Input], change: Callable[[Input], Input]) -> l
     return [everyones[number] for number in range(len(inputs))]
 
 
-def _look(preparation: Preparation, work) -> tuple[list[Input], str, dict[str, bytes] | None]:
+def _look(preparation: Preparation, work) -> tuple[list[Input], Documents, Files | None]:
     output = preparation.output
     trains = preparation.train_vocabulary is not None
     if trains == (preparation.tokenizer is not None):
@@ -185,7 +194,44 @@ def _look(preparation: Preparation, work) -> tuple[list[Input], str, dict[str, b
         raise ConfigurationError(f"--output={output}: there is no folder {output.parent}")
     files = None if trains else open_tokenizer(preparation.tokenizer).files
     inputs = find_inputs(list(preparation.inputs), work)
-    return inputs, check_field(inputs, preparation.field), files
+    if preparation.chat_template is not None and not preparation.is_chat:
+        raise ConfigurationError("--chat-template writes conversations; give --chat with it")
+    if not preparation.is_chat:
+        return inputs, check_field(inputs, preparation.field), files
+    files = {**(files or {}), **_template_files(preparation)}
+    return inputs, _chat(preparation, inputs, files), files
+
+
+def _template_files(preparation: Preparation) -> dict[str, bytes]:
+    """Return {name: content} of the template that is given, or beside the tokenizer; {}: none."""
+    given = preparation.chat_template
+    path = Path(str(preparation.tokenizer))
+    beside = (path if path.is_dir() else path.parent) / TEMPLATE
+    if given is None and not beside.is_file():
+        return {}
+    return {TEMPLATE: read_bytes(Path(given or beside), _MOST_TEMPLATE_BYTES, error=CorpusError)}
+
+
+def _chat(preparation: Preparation, inputs: list[Input], files: dict[str, bytes]) -> Conversations:
+    """Return how conversations are written. Errors: ConfigurationError."""
+    texts = [one.path for one in inputs if one.kind == "text"]
+    if texts or MAIN_FILE not in files:
+        got = (
+            f"{texts[0]} is text"
+            if texts
+            else "a tokenizer of bytes, or a new one, has no template"
+        )
+        raise ConfigurationError(
+            f"--chat: {got}; wanted JSON lines or Parquet, and a --tokenizer with a chat template"
+        )
+    where = str(preparation.chat_template or preparation.tokenizer)
+    tokenizer = tokenizer_of(files)
+    end = tokenizer.end_of_text
+    return Conversations(
+        ChatTemplate.of(files, where),
+        "" if end is None else tokenizer.decode([end]),
+        preparation.field or MESSAGES,
+    )
 
 
 def _check_free(*paths: Path) -> None:
@@ -212,13 +258,13 @@ def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer
 # ---- a vocabulary --------------------------------------------------------------------------------
 
 
-def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> dict[str, bytes]:
+def _trained(backend, folder: PartsFolder, preparation, blocks, documents, say) -> dict[str, bytes]:
     """Return the files of a tokenizer that rank 0 trains, or has trained in an earlier attempt.
 
     Collective. The others sleep meanwhile: a rank that waits in MPI would take its core.
     """
     size = preparation.train_vocabulary
-    about = [size, *(block.key("", None, field) for block in blocks)]
+    about = [size, *(block.key("", None, documents.key) for block in blocks)]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
     path = folder.path / f"tokenizer-{key}.json"
     with collectively(backend):
@@ -226,7 +272,7 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> d
             num_bytes = sum(block.span.num_bytes for block in blocks)
             say(f"training a vocabulary of {size:,} tokens on {num_bytes / 1e6:,.1f} MB")
             with told(folder):
-                _train(path, blocks, field, size, backend)
+                _train(path, blocks, documents, size, backend)
         wait_until(backend, lambda: path.exists() or folder.has_failed, 0)
     files = None
     if backend.rank == 0:
@@ -239,14 +285,18 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> d
 
 
 def _train(
-    path: Path, blocks: list[Block], field: str, size: int, backend: CommunicationBackend
+    path: Path,
+    blocks: list[Block],
+    documents: Documents,
+    size: int,
+    backend: CommunicationBackend,
 ) -> None:
-    readers = Readers(field)
+    readers = Readers(documents)
     with ExitStack() as merging:
 
         def all_texts():
             for block in blocks:
-                yield from (text for text, _ in passing(readers.pieces(block), backend.work))
+                yield from (each.text for each in passing(readers.pieces(block), backend.work))
             merging.enter_context(native_work(backend, ALONE_SECONDS))
 
         files = train_vocabulary(all_texts(), size)

@@ -1,7 +1,8 @@
 """Parts: the blocks that are done, each a file whose name says what it is.
 
     tokens.h5.parts/
-      <key>-<documents>-<tokens>-<checksum>.part   ends of documents, int64, then tokens
+      <key>-<documents>-<tokens>-<checksum>.part   ends of documents, int64, then tokens, then, of
+                                                   conversations, a byte each: is it an answer
       claims-<attempt>/00000012                    empty: a rank of this attempt has taken block 12
       claims-<attempt>/failed                      empty: a rank has met an error
       <key>.unpacked                               what a compressed input holds (unpacking.py)
@@ -73,20 +74,24 @@ class TokenPart:
         key, documents, tokens, digest = path.name.removesuffix(_SUFFIX).split("-")
         return cls(path, key, int(documents), int(tokens), digest)
 
-    def read(self, dtype) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return (ends of documents [d] int64, tokens [n] of this dtype).
+    def read(self, dtype, *, has_answers: bool) -> tuple[numpy.ndarray, ...]:
+        """Return (ends of documents [d] int64, tokens [n] of this dtype, answers [n] uint8 or [0]).
 
         Ends count from the first token of the part.
         Errors: CorpusError if the file is not what its name says; OSError.
         """
-        wanted = _END_BYTES * self.num_documents + numpy.dtype(dtype).itemsize * self.num_tokens
+        token_bytes = numpy.dtype(dtype).itemsize * self.num_tokens
+        answers_at = _END_BYTES * self.num_documents + token_bytes
+        wanted = answers_at + has_answers * self.num_tokens
         content = read_bytes(self.path, wanted, error=CorpusError)
         if len(content) != wanted or checksum(content) != self.checksum:
             raise CorpusError(
                 f"{self.path} is damaged; start again, which does this part once more"
             )
         ends = numpy.frombuffer(content, numpy.int64, self.num_documents)
-        return ends, numpy.frombuffer(content, dtype, offset=_END_BYTES * self.num_documents)
+        at = _END_BYTES * self.num_documents
+        tokens = numpy.frombuffer(content, dtype, self.num_tokens, at)
+        return ends, tokens, numpy.frombuffer(content, numpy.uint8, offset=answers_at)
 
 
 class PartsFolder:
@@ -125,9 +130,10 @@ class PartsFolder:
         found = [TokenPart.named(path) for path in paths]
         return {part.key: part for part in found}
 
-    def write(self, key: str, ends: numpy.ndarray, tokens: numpy.ndarray) -> TokenPart:
+    def write(self, key: str, ends: numpy.ndarray, tokens: numpy.ndarray, *answers) -> TokenPart:
         """Write a part and return it; it is on disk then. Errors: OSError."""
-        content = ends.astype(numpy.int64).tobytes() + tokens.tobytes()
+        arrays = ends.astype(numpy.int64), tokens, *answers
+        content = b"".join(array.tobytes() for array in arrays)
         path = self.path / f"{key}-{len(ends)}-{len(tokens)}-{checksum(content)}{_SUFFIX}"
         write_whole(path, content, durable=True)
         return TokenPart.named(path)

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from ...arguments import nearest
 from ...errors import CorpusError
@@ -48,17 +49,86 @@ class Span:
     group: int = 0
 
 
+class TextPiece(NamedTuple):
+    """A piece of a document.
+
+    is_end   the document ends behind it
+    answers  (start, stop) of the characters that are answers, in order; None: all is text, and the
+             tokenizer's end of text stands behind the document
+    """
+
+    text: str
+    is_end: bool
+    answers: tuple[tuple[int, int], ...] | None = None
+
+
+class RecordError(ValueError):
+    """What is wrong with a record, as the end of a sentence about it: "has no role"."""
+
+
+class Documents(Protocol):
+    """What the documents of records are.
+
+    key          of two with the same key the same records are the same documents
+    has_answers  pieces say which characters are answers
+    """
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def has_answers(self) -> bool: ...
+
+    def piece(self, record: Any) -> TextPiece:
+        """Return the document of a record. Errors: RecordError, and those of files.FAULTS."""
+
+    def columns(self, path: Path, schema) -> list[str]:
+        """Return the columns of a Parquet file that are read. Errors: CorpusError."""
+
+
+@dataclass(frozen=True)
+class TextField:
+    """Documents are the texts in one field of each record."""
+
+    name: str
+    has_answers = False
+
+    @property
+    def key(self) -> str:
+        """The name."""
+        return self.name
+
+    def piece(self, record: Any) -> TextPiece:
+        """Return the text of a record."""
+        text = record[self.name]
+        if text is None:
+            raise RecordError(f"has no value in {self.name!r}")
+        text.encode("utf-8")
+        return TextPiece(text, True)
+
+    def columns(self, path: Path, schema) -> list[str]:
+        """Return the column. Errors: CorpusError if it is not one of text."""
+        if self.name not in schema.names:
+            raise CorpusError(
+                f"{path} has no column {self.name!r}{hint_of(self.name, schema.names)}"
+            )
+        kind = schema.field(self.name).type
+        if str(kind) not in ("string", "large_string", "string_view"):
+            raise CorpusError(f"{path}: column {self.name!r} is {kind}; wanted strings")
+        return [self.name]
+
+
 class DocumentReader(ABC):
     """Reads the documents of one file.
 
-    path    of the file that is read
-    field   name of the field or column that holds the text
-    name    of the file in messages; None: its path
+    path       of the file that is read
+    documents  what they are in its records
+    name       of the file in messages; None: its path
     """
 
-    def __init__(self, path: Path, field: str, name: Path | None = None):
+    def __init__(self, path: Path, documents: Documents, name: Path | None = None):
         self.path, self.name = path, name or path
-        self.field = field
+        self.documents = documents
 
     def spans(self, block_bytes: int) -> list[Span]:
         """Return the blocks of the file, which depend on it and block_bytes alone."""
@@ -69,8 +139,8 @@ class DocumentReader(ABC):
         ]
 
     @abstractmethod
-    def pieces(self, span: Span) -> Iterator[tuple[str, bool]]:
-        """Yield (text, whether a document ends behind it) of a block, in order.
+    def pieces(self, span: Span) -> Iterator[TextPiece]:
+        """Yield the pieces of a block, in order.
 
         Errors: CorpusError with file and line.
         """
@@ -89,7 +159,8 @@ class TextReader(DocumentReader):
         places = [*range(span.start, span.stop, PIECE_BYTES), span.stop]
         cuts = [_good_cut(content, place - first, place == size) for place in places]
         for start, stop in zip(cuts, cuts[1:]):
-            yield self._decoded(content[start:stop], first + start), first + stop == size
+            text = self._decoded(content[start:stop], first + start)
+            yield TextPiece(text, first + stop == size)
 
     def _decoded(self, content: bytes, at: int) -> str:
         nul = content.find(b"\0")
@@ -119,10 +190,10 @@ def _good_cut(content: bytes, at: int, is_end: bool) -> int:
 
 
 class JSONReader(DocumentReader):
-    """A file of JSON lines: a document is the field of one line. Empty lines are passed over."""
+    """A file of JSON lines: a record is one line. Empty lines are passed over."""
 
     def pieces(self, span):
-        """Yield the text of each line that begins in this block."""
+        """Yield the document of each line that begins in this block."""
         with opened(self.path, error=CorpusError) as file:
             at = max(span.start - 1, 0)
             file.seek(at)
@@ -130,7 +201,7 @@ class JSONReader(DocumentReader):
                 at += len(self._line(file, at))  # the end of a line of the block before
             while at < span.stop and (line := self._line(file, at)):
                 if line.strip():
-                    yield self._text(line, at), True
+                    yield self._piece(line, at)
                 at += len(line)
 
     def _line(self, file, at: int) -> bytes:
@@ -142,12 +213,9 @@ class JSONReader(DocumentReader):
             )
         return line
 
-    def _text(self, line: bytes, at: int) -> str:
+    def _piece(self, line: bytes, at: int) -> TextPiece:
         try:
-            record = json.loads(line.decode("utf-8-sig"))
-            text = record[self.field]
-            text.encode("utf-8")
-            return text
+            return self.documents.piece(json.loads(line.decode("utf-8-sig")))
         except FAULTS as error:
             raise CorpusError(
                 f"{self.name} line {line_at(self.path, at)} {self._fault(line, error)}"
@@ -155,27 +223,28 @@ class JSONReader(DocumentReader):
 
     def _fault(self, line: bytes, error: Exception) -> str:
         """Return what is wrong with this line."""
+        if isinstance(error, RecordError):
+            return str(error)
         if isinstance(error, UnicodeDecodeError):
             return f"is not valid UTF-8 at byte {error.start + 1}"
         if isinstance(error, json.JSONDecodeError):
             return f"is no JSON: {error.msg} at column {error.colno}"
         if isinstance(error, UnicodeEncodeError):
-            return f"has half of a surrogate pair in {self.field!r}, which no UTF-8 can hold"
+            return (
+                f"has half of a surrogate pair in {self.documents.key!r}, which no UTF-8 can hold"
+            )
         if isinstance(error, RecursionError):
             return "is nested too deeply"
         if isinstance(error, MemoryError):
             return "asks for more memory than there is"
         if type(error) is ValueError:
             return f"is no JSON: {error}"
-        record = json.loads(line.decode("utf-8-sig"))
+        record, field = json.loads(line.decode("utf-8-sig")), self.documents.key
         if not isinstance(record, dict):
-            return (
-                f"is a JSON {type(record).__name__}; wanted an object with a field {self.field!r}"
-            )
-        if self.field in record:
-            kind = type(record[self.field]).__name__
-            return f"has no text in {self.field!r} but a value of type {kind}"
-        return f"has no field {self.field!r}{hint_of(self.field, record)}"
+            return f"is a JSON {type(record).__name__}; wanted an object with a field {field!r}"
+        if field in record:
+            return f"has no text in {field!r} but a value of type {type(record[field]).__name__}"
+        return f"has no field {field!r}{hint_of(field, record)}"
 
 
 def hint_of(name: str, known) -> str:

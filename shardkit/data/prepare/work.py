@@ -19,7 +19,7 @@ from ..tokenizer import Tokenizer, token_dtype
 from .encode import encode_block
 from .inputs import Block, Input, passing
 from .parts import SYNC_SECONDS, PartsFolder, TokenPart
-from .readers import DocumentReader
+from .readers import DocumentReader, Documents, TextPiece
 
 _LIST_SECONDS = 1.0  # the least time between two looks at the parts of all ranks
 
@@ -43,14 +43,14 @@ class PreparationProgress:
 class Readers:
     """The readers of a rank; the last one stays open, since neighboring blocks share it."""
 
-    def __init__(self, field: str):
-        self._field = field
+    def __init__(self, documents: Documents):
+        self._documents = documents
         self._open: tuple[Input, DocumentReader] | None = None
 
-    def pieces(self, block: Block) -> Iterator[tuple[str, bool]]:
-        """Yield (text, whether a document ends behind it). Errors: CorpusError."""
+    def pieces(self, block: Block) -> Iterator[TextPiece]:
+        """Yield the pieces of a block. Errors: CorpusError."""
         if self._open is None or self._open[0] != block.input:
-            self._open = block.input, block.input.reader(self._field)
+            self._open = block.input, block.input.reader(self._documents)
         return self._open[1].pieces(block.span)
 
 
@@ -63,14 +63,15 @@ class Encoding:
         folder: PartsFolder,
         tokenizer: Tokenizer,
         blocks: list[Block],
-        field: str,
+        documents: Documents,
     ):
         self._backend = backend
         self._folder = folder
         self._tokenizer = tokenizer
         self._blocks = blocks
-        self._readers = Readers(field)
-        about = tokenizer.hash, tokenizer.end_of_text, field
+        self._readers = Readers(documents)
+        self._has_answers = documents.has_answers
+        about = tokenizer.hash, tokenizer.end_of_text, documents.key
         self._keys = [block.key(*about) for block in blocks]
 
     def check_parts(self) -> int:
@@ -86,7 +87,7 @@ class Encoding:
             ]:
                 self._backend.work()
                 try:
-                    kept[key].read(dtype)
+                    kept[key].read(dtype, has_answers=self._has_answers)
                 except CorpusError:
                     self._folder.drop(kept[key])
         kept = self._listed()

@@ -87,7 +87,9 @@ class CSVGroups(RowGroups):
             if b"\0" in more:
                 raise InputError(f"{self._path} is no text: it has bytes of zeros", self._path)
             content = rest + more
-            end = len(content) if len(more) < _BLOCK_BYTES else _end_of_rows(content)
+            end = len(content)
+            if len(more) == _BLOCK_BYTES:
+                end = int(row_ends(content)[-1:].sum())
             if end:
                 if content[:end].strip(b"\r\n"):
                     yield start, start + end
@@ -143,9 +145,10 @@ class CSVGroups(RowGroups):
         return column.type
 
     def _kind_of_texts(self, name: str, values):
-        if self._dialect.are_grouped(values):
+        sign = self._dialect.sign_of(values)
+        if sign == self._dialect.decimal:
             return _GROUPED
-        if name not in self._kinds and self._dialect.are_of_other_sign(values):
+        if name not in self._kinds and sign is not None:
             raise ConfigurationError(
                 f"{self._path}, column {name}: its numbers have another decimal sign than "
                 f"{self._dialect.decimal!r}; give data.decimal, or {name} in data.categories"
@@ -192,9 +195,7 @@ class CSVGroups(RowGroups):
             table = csv_.read_csv(
                 pa.py_buffer(content),
                 csv_.ReadOptions(
-                    use_threads=False,
-                    block_size=len(content) + 1,
-                    column_names=self._dialect.names,
+                    use_threads=False, block_size=len(content) + 1, column_names=self._dialect.names
                 ),
                 csv_.ParseOptions(
                     delimiter=self._dialect.delimiter,
@@ -271,11 +272,6 @@ def _joined_kind(pa, kinds: set):
         return found.pop()
     is_time = all(types.is_date(kind) or types.is_timestamp(kind) for kind in found)
     return pa.timestamp("us") if is_time and found == kinds else pa.string()
-
-
-def _end_of_rows(content: bytes) -> int:
-    """Return the byte behind the last row that ends here; 0 if none does."""
-    return int(row_ends(content)[-1:].sum())
 
 
 def _line_in(content: bytes, row: int) -> int:

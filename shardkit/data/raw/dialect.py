@@ -115,17 +115,16 @@ class Dialect:
             "with a decimal comma or one above a thousand; give data.decimal = ',' or '.'"
         )
 
-    def are_grouped(self, values) -> bool:
-        """Return True if all of these texts are numbers, and some have marks of thousands."""
-        return self._are(values, self.decimal)
+    def sign_of(self, values) -> str | None:
+        """Return the decimal sign with which all of these texts are numbers, our own first.
 
-    def are_of_other_sign(self, values) -> bool:
-        """Return True if all of these texts are numbers, some of them with the other sign."""
-        return self._are(values, "," if self.decimal == "." else ".")
-
-    def _are(self, values, sign: str) -> bool:
+        None if there is none, or if pyarrow reads them all.
+        """
         others = [value.strip() for value in values if not self._is_plain(value)]
-        return bool(others) and all(map(_NUMBERS[sign].fullmatch, others))
+        for sign in (self.decimal, *_NUMBERS) if others else ():
+            if all(map(_NUMBERS[sign].fullmatch, others)):
+                return sign
+        return None
 
     def _is_plain(self, value: str) -> bool:
         """Return True for a number as pyarrow reads it."""

@@ -22,6 +22,7 @@ import numpy
 from ...errors import ConfigurationError, InputError
 from ...files.reading import wanted, wanted_count
 from ..arrow import Text
+from .csv_head import is_number
 
 _MOST_ONE_HOT = 16
 _MOST_EXACT = 2.0**53  # up to which all whole numbers are exact
@@ -93,16 +94,13 @@ def as_numbers(column, name: str, where) -> numpy.ndarray:
 
 
 def _parsed(column: Text, name: str, where) -> numpy.ndarray:
-    numbers = numpy.full(len(column.values), numpy.nan)
     for code, value in enumerate(column.values):
-        try:
-            numbers[code] = float(value)
-        except ValueError:
+        if not is_number(value):
             row = int(numpy.flatnonzero(column.codes == code)[0])
             raise ConfigurationError(
                 f"{where(row)}, column {name}: {value!r:.100}; wanted a number"
-            ) from None
-    return column.through(numbers, numpy.nan)
+            )
+    return column.through(map(float, column.values), numpy.nan)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from io import BytesIO
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -30,6 +31,7 @@ from ..arrow import (
     flat_column,
     open_parquet,
 )
+from .csv_head import is_number
 
 _MOST_FILES = 1 << 16  # of a folder
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"  # as the value in the name of a folder
@@ -172,9 +174,9 @@ class JoinedGroups(RowGroups):
         self.types = _joined_types(path, parts)
         _check_keys(path, keys, self.types)
         for name in keys[0]:
-            values = (each[name] for each in keys)
-            is_number = all(_is_number(value) for value in values if value is not None)
-            self.types[name] = NUMBER if is_number else TEXT
+            values = [value for each in keys if (value := each[name]) is not None]
+            are_finite = all(map(is_number, values)) and all(map(isfinite, map(float, values)))
+            self.types[name] = NUMBER if are_finite else TEXT
 
     def read(self, group, names):
         part = int(numpy.searchsorted(self._begins, group, side="right")) - 1
@@ -211,13 +213,6 @@ def _constant(value: str | None, dtype, rows: int):
     if value is None:
         return Text(numpy.full(rows, -1), ())
     return Text(numpy.zeros(rows, numpy.int64), (value,))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return numpy.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _joined_types(path: Path, parts) -> dict:
@@ -259,9 +254,8 @@ def keys_of(file: Path, folder: Path) -> dict[str, str | None]:
     """Return what the folders of a file say of it: year=2025/month=3 -> {year: 2025, month: 3}."""
     parts = file.relative_to(folder).parts[:-1]
     pairs = [part.partition("=") for part in parts]
-    return {name: _value_of(value) for name, is_key, value in pairs if is_key}
-
-
-def _value_of(text: str) -> str | None:
-    """Return the value that a folder has in its name, which is written as in an address."""
-    return None if text == _NOTHING else unquote(text)
+    return {
+        name: None if value == _NOTHING else unquote(value)  # it is written as in an address
+        for name, is_key, value in pairs
+        if is_key
+    }

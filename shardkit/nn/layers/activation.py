@@ -4,12 +4,18 @@ They have no parameters. PyTorch's `inplace` is refused: nothing is changed in p
 the backward of the layer before may need it.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, dataclass_transform
 
 from ...arguments import is_among, require
 from ..autograd import Tensor
 from ..module import Module
 from ..ops import activation, arrangement, functions, rectifiers
+
+
+def _refuse_in_place(layer: Module, inplace: bool) -> None:
+    wanted = "False: nothing is changed in place here, leave it out"
+    require(inplace is False, f"{type(layer).__name__} with inplace", inplace, wanted)
 
 
 class OutOfPlace(Module):
@@ -21,20 +27,49 @@ class OutOfPlace(Module):
         False; True is refused, since the backward of the layer before may need x.
     """
 
-    operation: Any  # of ops, on x alone
+    _operation: ClassVar[Any]  # of ops, on x alone
+
+    def __init_subclass__(cls, operation: Any = None) -> None:
+        super().__init_subclass__()
+        if operation is not None:
+            cls._operation = staticmethod(operation)
 
     def __init__(self, inplace: bool = False) -> None:
-        wanted = "False: nothing is changed in place here, leave it out"
-        require(inplace is False, f"{type(self).__name__} with inplace", inplace, wanted)
+        _refuse_in_place(self, inplace)
 
     def forward(self, x: Tensor) -> Tensor:
-        return type(self).operation(x)
+        return type(self)._operation(x)
 
 
-class ReLU(OutOfPlace):
+@dataclass_transform(eq_default=False)
+class Applied(Module):
+    """operation(x, *the other attributes), where a subclass names an operation.
+
+    What a subclass annotates are the arguments of its __init__, and its attributes. One of them may
+    be `inplace`, which the operation does not take; True is refused.
+    """
+
+    _operation: ClassVar[Any]  # of ops
+    _form: ClassVar[tuple[str, ...]]  # the attributes that it takes
+
+    def __init_subclass__(cls, operation: Any = None) -> None:
+        super().__init_subclass__()
+        if operation is not None:
+            cls._operation = staticmethod(operation)
+            cls._form = tuple(cls.__annotations__)
+            dataclass(repr=False, eq=False)(cls)
+
+    def __post_init__(self) -> None:
+        if "inplace" in self._form:
+            _refuse_in_place(self, vars(self)["inplace"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        form = [getattr(self, name) for name in self._form if name != "inplace"]
+        return type(self)._operation(x, *form)
+
+
+class ReLU(OutOfPlace, operation=activation.relu):
     """max(x, 0)."""
-
-    operation = staticmethod(activation.relu)
 
 
 class GELU(Module):
@@ -57,33 +92,23 @@ class GELU(Module):
         return self._op(x)
 
 
-class SiLU(OutOfPlace):
+class SiLU(OutOfPlace, operation=activation.silu):
     """x sigmoid(x)."""
 
-    operation = staticmethod(activation.silu)
 
-
-class Mish(OutOfPlace):
+class Mish(OutOfPlace, operation=rectifiers.mish):
     """x tanh(softplus(x)) (arXiv 1908.08681)."""
 
-    operation = staticmethod(rectifiers.mish)
 
-
-class Tanh(Module):
+class Tanh(Applied, operation=activation.tanh):
     """The hyperbolic tangent of x."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return activation.tanh(x)
 
-
-class Sigmoid(Module):
+class Sigmoid(Applied, operation=activation.sigmoid):
     """1 / (1 + exp(-x))."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return activation.sigmoid(x)
 
-
-class Softplus(Module):
+class Softplus(Applied, operation=functions.softplus):
     """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold.
 
     Parameters
@@ -94,67 +119,57 @@ class Softplus(Module):
         Of beta x, above which the result is x.
     """
 
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        self.beta = beta
-        self.threshold = threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functions.softplus(x, self.beta, self.threshold)
+    beta: float = 1.0
+    threshold: float = 20.0
 
 
-class ELU(OutOfPlace):
+class ELU(Applied, operation=rectifiers.elu):
     """x where it is positive, alpha (exp(x) - 1) elsewhere (arXiv 1511.07289).
 
     Parameters
     ----------
     alpha
         Minus the limit for very negative x.
+    inplace
+        False; True is refused.
     """
 
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rectifiers.elu(x, self.alpha)
+    alpha: float = 1.0
+    inplace: bool = False
 
 
-class LeakyReLU(OutOfPlace):
+class LeakyReLU(Applied, operation=rectifiers.leaky_relu):
     """x where it is positive, negative_slope x elsewhere.
 
     Parameters
     ----------
     negative_slope
         Factor of negative x.
+    inplace
+        False; True is refused.
     """
 
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.negative_slope = negative_slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rectifiers.leaky_relu(x, self.negative_slope)
+    negative_slope: float = 0.01
+    inplace: bool = False
 
 
-class Hardtanh(OutOfPlace):
+class Hardtanh(Applied, operation=rectifiers.hardtanh):
     """x between the two values, and the nearer one elsewhere.
 
     Parameters
     ----------
     min_val, max_val
         The two values.
+    inplace
+        False; True is refused.
     """
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.min_val = min_val
-        self.max_val = max_val
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rectifiers.hardtanh(x, self.min_val, self.max_val)
+    min_val: float = -1.0
+    max_val: float = 1.0
+    inplace: bool = False
 
 
-class Softmax(Module):
+class Softmax(Applied, operation=activation.softmax):
     """exp(x) / sum of exp(x) over dim.
 
     Parameters
@@ -163,14 +178,10 @@ class Softmax(Module):
         Over which they are taken.
     """
 
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return activation.softmax(x, self.dim)
+    dim: int
 
 
-class LogSoftmax(Module):
+class LogSoftmax(Applied, operation=activation.log_softmax):
     """The logarithm of softmax over dim.
 
     Parameters
@@ -179,11 +190,7 @@ class LogSoftmax(Module):
         Over which they are taken.
     """
 
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return activation.log_softmax(x, self.dim)
+    dim: int
 
 
 class Identity(Module):
@@ -193,7 +200,7 @@ class Identity(Module):
         return x
 
 
-class Flatten(Module):
+class Flatten(Applied, operation=arrangement.flatten):
     """x with the dimensions from start_dim to end_dim, both too, as one.
 
     Parameters
@@ -202,9 +209,5 @@ class Flatten(Module):
         Numbers of dimensions; negative ones count from the end.
     """
 
-    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        self.start_dim = start_dim
-        self.end_dim = end_dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return arrangement.flatten(x, self.start_dim, self.end_dim)
+    start_dim: int = 1
+    end_dim: int = -1

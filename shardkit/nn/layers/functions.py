@@ -16,64 +16,38 @@ from ..ops import composed
 from ..ops.elementwise import multiply
 from ..ops.normalization import dropout
 from ..ops.padding import pad
-from .activation import OutOfPlace
+from .activation import Applied, OutOfPlace
 
 
-class Applied(Module):
-    """operation(*inputs, *form)."""
-
-    operation: Any  # of ops
-
-    def __init__(self, *form: Any) -> None:
-        self.form = form
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return type(self).operation(*inputs, *self.form)
-
-
-class SELU(OutOfPlace):
+class SELU(OutOfPlace, operation=composed.selu):
     """elu(x) with the scale and alpha that keep mean 0 and variance 1 (arXiv 1706.02515)."""
 
-    operation = staticmethod(composed.selu)
 
-
-class ReLU6(OutOfPlace):
+class ReLU6(OutOfPlace, operation=composed.relu6):
     """x between 0 and 6, and the nearer one elsewhere."""
 
-    operation = staticmethod(composed.relu6)
 
-
-class Hardswish(OutOfPlace):
+class Hardswish(OutOfPlace, operation=composed.hardswish):
     """x times hardsigmoid(x) (arXiv 1905.02244)."""
 
-    operation = staticmethod(composed.hardswish)
 
-
-class Hardsigmoid(OutOfPlace):
+class Hardsigmoid(OutOfPlace, operation=composed.hardsigmoid):
     """x / 6 + 1 / 2 between 0 and 1."""
 
-    operation = staticmethod(composed.hardsigmoid)
 
-
-class LogSigmoid(OutOfPlace):
+class LogSigmoid(OutOfPlace, operation=composed.logsigmoid):
     """The logarithm of sigmoid(x), without overflow for any x."""
 
-    operation = staticmethod(composed.logsigmoid)
 
-
-class Softsign(OutOfPlace):
+class Softsign(OutOfPlace, operation=composed.softsign):
     """x / (1 + |x|)."""
 
-    operation = staticmethod(composed.softsign)
 
-
-class Tanhshrink(OutOfPlace):
+class Tanhshrink(OutOfPlace, operation=composed.tanhshrink):
     """x - tanh(x)."""
 
-    operation = staticmethod(composed.tanhshrink)
 
-
-class CELU(Applied):
+class CELU(Applied, operation=composed.celu):
     """max(x, 0) + min(alpha (exp(x / alpha) - 1), 0) (arXiv 1704.07483).
 
     Parameters
@@ -82,13 +56,10 @@ class CELU(Applied):
         Minus the limit for very negative x.
     """
 
-    operation = staticmethod(composed.celu)
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__(alpha)
+    alpha: float = 1.0
 
 
-class Hardshrink(Applied):
+class Hardshrink(Applied, operation=composed.hardshrink):
     """x where its magnitude is above lambd, 0 elsewhere.
 
     Parameters
@@ -97,13 +68,10 @@ class Hardshrink(Applied):
         The limit.
     """
 
-    operation = staticmethod(composed.hardshrink)
-
-    def __init__(self, lambd: float = 0.5) -> None:
-        super().__init__(lambd)
+    lambd: float = 0.5
 
 
-class Softshrink(Applied):
+class Softshrink(Applied, operation=composed.softshrink):
     """x moved by lambd towards 0, and 0 where it would pass it.
 
     Parameters
@@ -112,13 +80,10 @@ class Softshrink(Applied):
         The way.
     """
 
-    operation = staticmethod(composed.softshrink)
-
-    def __init__(self, lambd: float = 0.5) -> None:
-        super().__init__(lambd)
+    lambd: float = 0.5
 
 
-class Threshold(Applied):
+class Threshold(Applied, operation=composed.threshold):
     """x where it is above the threshold, the value elsewhere.
 
     Parameters
@@ -129,13 +94,11 @@ class Threshold(Applied):
         In place of others.
     """
 
-    operation = staticmethod(composed.threshold)
-
-    def __init__(self, threshold: float, value: float) -> None:
-        super().__init__(threshold, value)
+    threshold: float
+    value: float
 
 
-class GLU(Applied):
+class GLU(Applied, operation=composed.glu):
     """The first half of x along dim, times sigmoid of the second (arXiv 1612.08083).
 
     Parameters
@@ -144,13 +107,10 @@ class GLU(Applied):
         Of an even size.
     """
 
-    operation = staticmethod(composed.glu)
-
-    def __init__(self, dim: int = -1) -> None:
-        super().__init__(dim)
+    dim: int = -1
 
 
-class PixelShuffle(Applied):
+class PixelShuffle(Applied, operation=composed.pixel_shuffle):
     """[.., C r r, H, W] -> [.., C, H r, W r] (arXiv 1609.05158).
 
     Parameters
@@ -159,13 +119,10 @@ class PixelShuffle(Applied):
         r.
     """
 
-    operation = staticmethod(composed.pixel_shuffle)
-
-    def __init__(self, upscale_factor: int) -> None:
-        super().__init__(upscale_factor)
+    upscale_factor: int
 
 
-class PixelUnshuffle(Applied):
+class PixelUnshuffle(Applied, operation=composed.pixel_unshuffle):
     """[.., C, H r, W r] -> [.., C r r, H, W]: PixelShuffle, undone.
 
     Parameters
@@ -174,13 +131,10 @@ class PixelUnshuffle(Applied):
         r.
     """
 
-    operation = staticmethod(composed.pixel_unshuffle)
-
-    def __init__(self, downscale_factor: int) -> None:
-        super().__init__(downscale_factor)
+    downscale_factor: int
 
 
-class Unfold(Applied):
+class Unfold(Applied, operation=composed.unfold):
     """The windows of x [N, C, H, W] as columns: [N, C kernel, windows].
 
     Parameters
@@ -189,15 +143,13 @@ class Unfold(Applied):
         As of a convolution.
     """
 
-    operation = staticmethod(composed.unfold)
-
-    def __init__(
-        self, kernel_size: PerDim, dilation: PerDim = 1, padding: PerDim = 0, stride: PerDim = 1
-    ) -> None:
-        super().__init__(kernel_size, dilation, padding, stride)
+    kernel_size: PerDim
+    dilation: PerDim = 1
+    padding: PerDim = 0
+    stride: PerDim = 1
 
 
-class Fold(Applied):
+class Fold(Applied, operation=composed.fold):
     """Columns [N, C kernel, windows], added up to [N, C, H, W].
 
     Parameters
@@ -208,20 +160,14 @@ class Fold(Applied):
         As of Unfold.
     """
 
-    operation = staticmethod(composed.fold)
-
-    def __init__(
-        self,
-        output_size: PerDim,
-        kernel_size: PerDim,
-        dilation: PerDim = 1,
-        padding: PerDim = 0,
-        stride: PerDim = 1,
-    ) -> None:
-        super().__init__(output_size, kernel_size, dilation, padding, stride)
+    output_size: PerDim
+    kernel_size: PerDim
+    dilation: PerDim = 1
+    padding: PerDim = 0
+    stride: PerDim = 1
 
 
-class CosineSimilarity(Applied):
+class CosineSimilarity(Module):
     """(x1, x2) -> the cosine of the angles between vectors along dim.
 
     Parameters
@@ -232,13 +178,15 @@ class CosineSimilarity(Applied):
         Smallest length.
     """
 
-    operation = staticmethod(composed.cosine_similarity)
-
     def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
-        super().__init__(dim, eps)
+        self.dim = dim
+        self.eps = eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return composed.cosine_similarity(x1, x2, self.dim, self.eps)
 
 
-class PairwiseDistance(Applied):
+class PairwiseDistance(Module):
     """(x1, x2) -> the p-norm of x1 - x2 + eps over the last dimension.
 
     Parameters
@@ -251,10 +199,13 @@ class PairwiseDistance(Applied):
         Keep the last dimension, of size 1.
     """
 
-    operation = staticmethod(composed.pairwise_distance)
-
     def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
-        super().__init__(p, eps, keepdim)
+        self.p = p
+        self.eps = eps
+        self.keepdim = keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return composed.pairwise_distance(x1, x2, self.p, self.eps, self.keepdim)
 
 
 class PReLU(Module):

@@ -7,7 +7,7 @@ Arguments, names and shapes of parameters and buffers are PyTorch's. (LayerNorm,
     otherwise    y by the running moments, where they are kept
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ...annotations import DTypeLike
 from ...arguments import is_number, require
@@ -97,9 +97,13 @@ class TrackedNorm(Module):
     how a batch is cut. The running moments follow all micro-batches of a step (nn.Buffer).
     """
 
-    num_grid_dims: tuple[int, ...]  # that x may have
-    operation: Any  # of ops
-    is_plain: bool  # affine and track_running_stats are False unless they are given
+    num_grid_dims: ClassVar[tuple[int, ...]]  # that x may have
+    operation: ClassVar[Any]  # of ops
+
+    def __init_subclass__(cls, operation: Any = None, num_grid_dims: Any = ()) -> None:
+        super().__init_subclass__()
+        if operation is not None:
+            cls.operation, cls.num_grid_dims = staticmethod(operation), num_grid_dims
 
     def __init__(
         self,
@@ -118,9 +122,10 @@ class TrackedNorm(Module):
         self.num_features = num_features
         self.eps = _checked_eps(name, eps)
         self.momentum = momentum
-        affine = not self.is_plain if affine is None else affine
+        is_batch_norm = type(self).operation is batch_norm
+        affine = is_batch_norm if affine is None else affine
         self.weight, self.bias = _scale_and_level(num_features, affine, dtype)
-        is_tracked = not self.is_plain if track_running_stats is None else track_running_stats
+        is_tracked = is_batch_norm if track_running_stats is None else track_running_stats
         self.track_running_stats = is_tracked
         if is_tracked:
             self.running_mean = Buffer((num_features,), Fill(0.0), dtype)
@@ -165,73 +170,48 @@ def observe_moments(norm: TrackedNorm, mean, variance, count: int) -> None:
         buffer.observe(value, norm.momentum, count=steps)
 
 
-class BatchNorm1d(TrackedNorm):
+class BatchNorm1d(TrackedNorm, operation=batch_norm, num_grid_dims=(0, 1)):
     """Each channel of a micro-batch at mean 0, variance 1 over samples and grid (arXiv 1502.03167).
 
     x is [samples, channels, length] or [samples, channels]; affine and tracked by default.
     See TrackedNorm.
     """
 
-    num_grid_dims = (0, 1)
-    is_plain = False
-    operation = staticmethod(batch_norm)
 
-
-class BatchNorm2d(TrackedNorm):
+class BatchNorm2d(TrackedNorm, operation=batch_norm, num_grid_dims=(2,)):
     """Each channel of a micro-batch at mean 0, variance 1 over samples and grid (arXiv 1502.03167).
 
     x is [samples, channels, height, width]; affine and tracked by default. See TrackedNorm.
     """
 
-    num_grid_dims = (2,)
-    is_plain = False
-    operation = staticmethod(batch_norm)
 
-
-class BatchNorm3d(TrackedNorm):
+class BatchNorm3d(TrackedNorm, operation=batch_norm, num_grid_dims=(3,)):
     """Each channel of a micro-batch at mean 0, variance 1 over samples and grid (arXiv 1502.03167).
 
-    x is [samples, channels, depth, height, width];
-    affine and tracked by default. See TrackedNorm.
+    x is [samples, channels, depth, height, width]; affine and tracked by default. See TrackedNorm.
     """
 
-    num_grid_dims = (3,)
-    is_plain = False
-    operation = staticmethod(batch_norm)
 
-
-class InstanceNorm1d(TrackedNorm):
+class InstanceNorm1d(TrackedNorm, operation=instance_norm, num_grid_dims=(1,)):
     """Each channel of each sample at mean 0, variance 1 over the grid (arXiv 1607.08022).
 
     x is [samples, channels, length]; neither affine nor tracked by default. See TrackedNorm.
     """
 
-    num_grid_dims = (1,)
-    is_plain = True
-    operation = staticmethod(instance_norm)
 
-
-class InstanceNorm2d(TrackedNorm):
+class InstanceNorm2d(TrackedNorm, operation=instance_norm, num_grid_dims=(2,)):
     """Each channel of each sample at mean 0, variance 1 over the grid (arXiv 1607.08022).
 
     x is [samples, channels, height, width]; neither affine nor tracked by default. See TrackedNorm.
     """
 
-    num_grid_dims = (2,)
-    is_plain = True
-    operation = staticmethod(instance_norm)
 
-
-class InstanceNorm3d(TrackedNorm):
+class InstanceNorm3d(TrackedNorm, operation=instance_norm, num_grid_dims=(3,)):
     """Each channel of each sample at mean 0, variance 1 over the grid (arXiv 1607.08022).
 
-    x is [samples, channels, depth, height, width];
-    neither affine nor tracked by default. See TrackedNorm.
+    x is [samples, channels, depth, height, width]; neither affine nor tracked by default.
+    See TrackedNorm.
     """
-
-    num_grid_dims = (3,)
-    is_plain = True
-    operation = staticmethod(instance_norm)
 
 
 def _scale_and_level(num_channels, affine, dtype):

@@ -4,6 +4,7 @@ Names and shapes of the parameters are PyTorch's: weight_ih_l0 [gates H, in], we
 bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from ...annotations import DTypeLike, Shape
@@ -24,7 +25,7 @@ from .basic import Dropout, check_sizes
 
 
 class Recurrent(Module):
-    """What LSTM and GRU share: parameters, layers, directions.
+    """What LSTM, GRU and RNN share: parameters, layers, directions.
 
     Parameters
     ----------
@@ -48,7 +49,8 @@ class Recurrent(Module):
     All values are drawn uniformly from +-1/sqrt(hidden_size).
     """
 
-    num_gates: int
+    _num_gates: int
+    _num_states = 1
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Recurrent(Module):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.batch_first = num_layers, batch_first
         self.endings = ("", "_reverse") if bidirectional else ("",)
-        rows = self.num_gates * hidden_size
+        rows = self._num_gates * hidden_size
         init = Uniform(hidden_size**-0.5)
         for layer in range(num_layers):
             num_in = input_size if layer == 0 else hidden_size * len(self.endings)
@@ -101,38 +103,70 @@ class Recurrent(Module):
         names += [f"{part}_l{layer}{ending}" for part in ("bias_ih", "bias_hh")]
         return [getattr(self, name, None) for name in names]
 
-    def _starts(self, states, x):
-        """Return one [batch, H] per layer and direction: of states [.., batch, H], or zeros."""
+    def _starts(self, hx, x):
+        """Return the states [batch, H] before the first step of each layer and direction, a tuple:
+        those of hx [.., batch, H], of several as a tuple, or zeros where that is None.
+        """
         count = self.num_layers * len(self.endings)
-        shape = (x.shape[1], self.hidden_size)
-        if states is None:
-            zeros = Tensor(fresh.zeros(shape, x.dtype, xp_of(x.array)))
-            return [zeros] * count
-        if states.shape != (count, *shape):
-            raise ShapeError(
-                f"{type(self).__name__} with a state {states.shape}; wanted {(count, *shape)}"
-            )
-        return [getitem(states, number) for number in range(count)]
+        shape = count, x.shape[not self.batch_first], self.hidden_size
+        is_one = hx is None or self._num_states == 1
+        several = (hx,) * self._num_states if is_one else hx
+        return list(zip(*[_by_layer(type(self).__name__, each, shape, x) for each in several]))
 
-    def _run(self, x, starts):
-        """Return the outputs of the last layer, and what `_layer` says of the ends of each.
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        y, ends = self.run(x, hx, self.dropouts)
+        last = tuple([stack(each) for each in zip(*ends)])
+        return y, last if self._num_states > 1 else last[0]
 
-        starts  for each layer and direction, its states before the first step
+    def run(
+        self, x: Tensor, hx: Any, dropouts: Any, turn: Callable | None = None
+    ) -> tuple[Tensor, list]:
+        """Return the outputs of the last layer, and all states after the last step of each.
+
+        Parameters
+        ----------
+        x, hx
+            As forward() takes them.
+        dropouts
+            Of the outputs [time, batch, .] of each layer but the last.
+        turn
+            (compute, x, start, weights, is_reversed) -> what compute(x, start, weights) returns:
+            the states [time, batch, H] of a layer in one direction, and a tuple of all states
+            after the last step; the start is such a tuple. None: it is computed at once.
         """
         self.check_input(x)
+        starts = iter(self._starts(hx, x))
         y = transpose(x, 0, 1) if self.batch_first else x  # [T, B, in]
-        ends = []
-        for layer in range(self.num_layers):
+        ends: list[tuple] = []
+        for number in range(self.num_layers):
             outputs = []
             for ending in self.endings:
-                turned = flip(y, 0) if ending else y
-                states, last = self._layer(turned, starts[len(ends)], self._weights(layer, ending))
+                given = flip(y, 0) if ending else y, next(starts), self._weights(number, ending)
+                states, last = (
+                    turn(self._layer, *given, ending != "") if turn else self._layer(*given)
+                )
                 outputs.append(flip(states, 0) if ending else states)
                 ends.append(last)
             y = outputs[0] if len(outputs) == 1 else concatenate(outputs, 2)
-            if layer < self.num_layers - 1:
-                y = self.dropouts[layer](y)
+            if number < self.num_layers - 1:
+                y = dropouts[number](y)
         return (transpose(y, 0, 1) if self.batch_first else y), ends
+
+    def _layer(self, x, start, weights):
+        """Return the hidden states [T, B, H] of x [T, B, in], and all states after the last step.
+
+        start   a tuple of states
+        """
+        raise NotImplementedError
+
+
+def _by_layer(owner, states, shape, x):
+    """Return states [layers * directions, batch, H] of this shape one by one; None: zeros."""
+    if states is None:
+        return [Tensor(fresh.zeros(shape[1:], x.dtype, xp_of(x.array)))] * shape[0]
+    if states.shape != shape:
+        raise ShapeError(f"{owner} with a state {states.shape}; wanted {shape}")
+    return [getitem(states, number) for number in range(shape[0])]
 
 
 class LSTM(Recurrent):
@@ -142,14 +176,8 @@ class LSTM(Recurrent):
     For the other arguments see Recurrent.
     """
 
-    num_gates = 4
-
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        time_first = transpose(x, 0, 1) if self.batch_first else x
-        hidden, cell = (None, None) if hx is None else hx
-        starts = list(zip(self._starts(hidden, time_first), self._starts(cell, time_first)))
-        y, ends = self._run(x, starts)
-        return y, (stack([h for h, _ in ends]), stack([c for _, c in ends]))
+    _num_gates = 4
+    _num_states = 2
 
     def _layer(self, x, start, weights):
         states, cell = lstm(x, *start, *weights)
@@ -163,16 +191,11 @@ class GRU(Recurrent):
     For the other arguments see Recurrent.
     """
 
-    num_gates = 3
-
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
-        time_first = transpose(x, 0, 1) if self.batch_first else x
-        y, ends = self._run(x, self._starts(hx, time_first))
-        return y, stack(ends)
+    _num_gates = 3
 
     def _layer(self, x, start, weights):
-        states = gru(x, start, *weights)
-        return states, getitem(states, -1)
+        states = gru(x, *start, *weights)
+        return states, (getitem(states, -1),)
 
 
 _NONLINEARITIES = {"tanh": tanh, "relu": relu}
@@ -193,7 +216,7 @@ class RNN(Recurrent):
         As of Recurrent: bias, batch_first, dropout, bidirectional, dtype.
     """
 
-    num_gates = 1
+    _num_gates = 1
 
     def __init__(
         self,
@@ -206,14 +229,9 @@ class RNN(Recurrent):
         super().__init__(input_size, hidden_size, num_layers, **more)
         self._function = _nonlinearity("RNN", nonlinearity)
 
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
-        time_first = transpose(x, 0, 1) if self.batch_first else x
-        y, ends = self._run(x, self._starts(hx, time_first))
-        return y, stack(ends)
-
     def _layer(self, x, start, weights):
-        states = _simple_steps(x, start, weights, self._function)
-        return stack(states), states[-1]
+        states = _simple_steps(x, start[0], weights, self._function)
+        return stack(states), (states[-1],)
 
 
 def _nonlinearity(owner, name):
@@ -256,12 +274,7 @@ class Cell(Module):
     num_gates: int
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        dtype: DTypeLike = "float32",
+        self, input_size: int, hidden_size: int, bias: bool = True, *, dtype: DTypeLike = "float32"
     ) -> None:
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         self.hidden_size = hidden_size

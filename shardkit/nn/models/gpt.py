@@ -8,18 +8,18 @@ stage.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from ...annotations import Array, DTypeLike, Shape
 from ...arguments import is_among, is_integer, is_number, require
-from ...array.backend import xp_of
+from ...array.backend import to_host, xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor
 from ..buffer import Buffer
-from ..context import current_context
+from ..context import ForwardContext, current_context, hold_marks
 from ..generation import Choice, generate
 from ..init import Normal
 from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
@@ -28,6 +28,7 @@ from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
 from ..parameter import Parameter
+from ..texts import WholeTexts, unmarked
 from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
@@ -168,19 +169,21 @@ class TokenEmbedding(Module):
 
     def check_input(self, x):
         _check(self, x, x.shape[-1] if x.ndim else 0)
-        self.tokens.check_input(x)
+        self.tokens.check_input(unmarked(x) if are_marked(x) else x)
 
     def forward(self, ids):
         ids = input_tensor(ids)
-        texts = current_context().texts  # that are being continued
+        texts = current_context().texts
         length = ids.shape[-1] if ids.ndim else 0
         if texts is None:
             return self.embedded(ids, length, lambda xp: xp.arange(length, dtype=numpy.int64))
-        stop = length + int(texts.starts.max())
-        return self.embedded(ids, stop, lambda xp: xp.asarray(texts.positions()))
+        return self.embedded(texts.read(ids), texts.stop, texts.positions)
 
     def embedded(self, ids: Tensor, stop: int, positions: Callable[[Any], Any]) -> Tensor:
-        """Compute [batch, S, width] of ids [batch, S] at positions(xp) [S], all below `stop`."""
+        """Compute [batch, S, width] of ids [batch, S] at positions(xp), all below `stop`.
+
+        positions   [S], or [batch, S]
+        """
         _check(self, ids, stop)
         x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
@@ -218,16 +221,33 @@ class Head(Module):
         self.output.weight = weight
 
     def forward(self, x):
-        if current_context().texts is not None:
-            x = x[:, -1:]  # no more is asked for
+        texts = current_context().texts
+        if texts is not None:
+            x = texts.asked(x)
         return self.output(self.norm(x))
+
+
+def are_marked(ids: Any) -> bool:
+    """Return whether several texts stand in a row of ids, an array or Tensor anywhere."""
+    ids = getattr(ids, "array", ids)
+    return getattr(ids, "ndim", 0) == 2 and hold_marks(ids)
+
+
+def _told_of_texts(x: Any, context: ForwardContext) -> ForwardContext:
+    """Return the context, with the texts that stand in rows of x."""
+    ids = getattr(x, "array", x)
+    is_known = context.texts is not None or context.is_unmarked and type(ids) is not numpy.ndarray
+    if is_known or not are_marked(ids):
+        return context
+    return replace(context, texts=WholeTexts(to_host(ids)))
 
 
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
-    nats.
+    nats. Where several texts stand in a row, the first token of each later one is
+    nn.begin_text(number): it sees nothing before it, nor do those behind it.
 
     Parameters
     ----------
@@ -272,6 +292,8 @@ class GPT(Module):
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
     """
+
+    _told_by = staticmethod(_told_of_texts)
 
     if TYPE_CHECKING:
 
@@ -371,6 +393,7 @@ class GPT(Module):
         *,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         stop: tuple[int, ...] = (),
     ) -> Array:
         """Return the tokens that follow the prompt, [num_tokens] int64, or fewer if it stops.
@@ -381,7 +404,7 @@ class GPT(Module):
             1-D integers, at least one; the others: see generation.Choice.
         num_tokens
             To add, unless a stop token comes before.
-        temperature, top_k, top_p, stop
+        temperature, top_k, top_p, repetition_penalty, stop
             See generation.Choice.
         seed
             Token i of the text, the prompt counted, is drawn with random number i of this seed:
@@ -393,7 +416,7 @@ class GPT(Module):
             On another prompt.
         ConfigurationError
         """
-        choice = Choice(temperature, top_k, top_p, tuple(stop))
+        choice = Choice(temperature, top_k, top_p, repetition_penalty, tuple(stop))
         return generate(self, prompt, num_tokens, choice, seed)
 
     def configuration(self) -> dict[str, Any]:

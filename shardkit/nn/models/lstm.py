@@ -8,12 +8,14 @@ from ...arguments import is_among, require
 from ..layers.basic import Dropout, Linear, input_tensor
 from ..layers.recurrent import LSTM
 from ..module import Module, ModuleList, numbered
+from ..on_parts import partwise
 from ..ops.shape import getitem
 from .model import ReadyModel
 
 READOUTS = ("last", "steps")
 
 
+@partwise
 class LSTMLayer(Module):
     """One layer over the sequence, and dropout on its outputs: a block."""
 

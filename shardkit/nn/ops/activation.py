@@ -10,7 +10,7 @@ from ...array.reference.activation import SQRT_2_OVER_PI as RATE
 from ...array.reference.erf import ROOT_HALF, SLOPE_AT_0
 from ...array.reference.pointwise import ERF_SLOPE_AT_0
 from ...errors import ShapeError
-from ..autograd import CheapTensor, Tensor, record
+from ..autograd import CheapTensor, Tensor, record, record_unary
 from .broadcast import summed
 from .elementwise import add, exp, multiply, subtract, where
 from .operands import check_floating, check_numbers
@@ -56,13 +56,7 @@ def of_output(name: str, x: Tensor, y, again) -> Tensor:
         (gradient, y as a Tensor) -> the same by operations on Tensors, for second derivatives.
     """
     slope = getattr(kernels, f"{name}_backward")
-    return record(
-        y,
-        (x,),
-        lambda gradient, wanted: (slope(gradient, y),),
-        needs_output=True,
-        differentiable=lambda gradient, wanted, output: (again(gradient, output),),
-    )
+    return record_unary(y, x, lambda gradient: slope(gradient, y), again, needs_output=True)
 
 
 def of_input(name: str, x: Tensor, *parameters: float, slope, y=None) -> Tensor:
@@ -78,12 +72,12 @@ def of_input(name: str, x: Tensor, *parameters: float, slope, y=None) -> Tensor:
     check_floating(name, x)
     backward = getattr(kernels, f"{name}_backward")
     y = getattr(kernels, name)(x.array, *parameters) if y is None else y
-    return record(
+    return record_unary(
         y,
-        (x,),
-        lambda gradient, wanted: (backward(gradient, x.array, *parameters),),
+        x,
+        lambda gradient: backward(gradient, x.array, *parameters),
+        lambda gradient, output: multiply(gradient, slope(x)),
         needs=(x,),
-        differentiable=lambda gradient, wanted, output: (multiply(gradient, slope(x)),),
     )
 
 
@@ -208,14 +202,14 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     check_floating("softmax", x)
     y = kernels.softmax(x.array, dim)
 
-    def backward(gradient, wanted):
-        return (kernels.softmax_backward(gradient, y, dim),)
+    def backward(gradient):
+        return kernels.softmax_backward(gradient, y, dim)
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         weighted = sum(multiply(gradient, output), dim, keepdim=True)
-        return (multiply(output, subtract(gradient, weighted)),)
+        return multiply(output, subtract(gradient, weighted))
 
-    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
+    return record_unary(y, x, backward, again, needs_output=True)
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -229,13 +223,12 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     y -= xp.log(fresh.total(xp.exp(y), (dim,), True))
     y = rounded(y, dtype)
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         gradient = widened(gradient)
-        return (
-            rounded(gradient - xp.exp(widened(y)) * fresh.total(gradient, (dim,), True), dtype),
-        )
+        total = fresh.total(gradient, (dim,), True)
+        return rounded(gradient - xp.exp(widened(y)) * total, dtype)
 
-    def differentiable(gradient, wanted, output):
-        return (subtract(gradient, multiply(exp(output), sum(gradient, dim, keepdim=True))),)
+    def again(gradient, output):
+        return subtract(gradient, multiply(exp(output), sum(gradient, dim, keepdim=True)))
 
-    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
+    return record_unary(y, x, backward, again, needs_output=True)

@@ -7,7 +7,7 @@ from typing import Any
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
-from ..autograd import Tensor, record, record_linear
+from ..autograd import Tensor, record_linear, record_unary
 from .reduction import reduced_dims
 from .shape import concatenate, expand, getitem, reshape, unsqueeze
 
@@ -106,12 +106,13 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     count = max(min(shape[first] - start[0], shape[second] - start[1]), 0)
     places = (..., xp.arange(count) + start[0], xp.arange(count) + start[1])
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         whole = fresh.zeros(shape, gradient.dtype, xp)
         xp.moveaxis(whole, (first, second), (-2, -1))[places] = gradient
-        return (whole,)
+        return whole
 
-    return record(xp.moveaxis(x.array, (first, second), (-2, -1))[places], (x,), backward)
+    chosen = xp.moveaxis(x.array, (first, second), (-2, -1))[places]
+    return record_unary(chosen, x, backward)
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:

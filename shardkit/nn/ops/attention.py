@@ -66,6 +66,16 @@ def causal_attention(
     return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window)
 
 
+def attention_from(q: Tensor, k: Tensor, v: Tensor, firsts: Any) -> Tensor:
+    """Return causal_attention's result where queries see no key before their first ones.
+
+    firsts  [batch, S] integers, ascending along S, none behind its query
+    """
+    _check_attention(q, k, v, 0)
+    firsts = fresh.placed(firsts, xp_of(q.array))
+    return _by_tiles(q, k, v, q.shape[-1] ** -0.5, 0, firsts=firsts)
+
+
 def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return causal_attention's result and shape where each query sees all keys; T > 0."""
     _check_operands(q, k, v, enable_gqa=True)
@@ -78,17 +88,18 @@ def check_window(window: int | None) -> None:
         raise ShapeError(f"attention with window {window!r}; wanted a number of keys from 1 on")
 
 
-def _by_tiles(q, k, v, scale, first_query, window=None):
+def _by_tiles(q, k, v, scale, first_query, window=None, firsts=None):
     """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
     many, or the last of them.
     """
-    y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, first_query, window)
+    sight = first_query, window, firsts
+    y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, *sight)
 
     def backward(gradient, wanted):
         out = tuple([x.place.take() if isinstance(x, JointPart) else None for x in (q, k, v)])
         return kernels.causal_attention_backward(
             *(gradient, q.array, k.array, v.array, y, log_sums),
-            *(scale, first_query, window),
+            *(scale, *sight),
             out=out,
         )
 

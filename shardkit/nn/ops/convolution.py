@@ -70,7 +70,7 @@ def _conv(
             f"{name} of x {x.shape} with weight {weight.shape}, dilation {dilation}, padding "
             f"{padding}: the window is larger than the padded grid"
         )
-    return _convolve(x, weight, bias, window)
+    return _convolution(x, weight, bias, window, x.shape[2:])
 
 
 def _conv_transpose(
@@ -100,9 +100,8 @@ def _conv_transpose(
     """
     name = f"conv_transpose{num_dims}d"
     num_out = weight.shape[1] * groups if weight.ndim > 1 else 0
-    _check(
-        name, num_dims, x, weight, bias, weight.shape[0] if weight.ndim else 0, (num_out,), groups
-    )
+    channels = weight.shape[0] if weight.ndim else 0
+    _check(name, num_dims, x, weight, bias, channels, (num_out,), groups)
     stride = per_dim(name, "stride", stride, num_dims)
     dilation = per_dim(name, "dilation", dilation, num_dims)
     before = per_dim(name, "padding", padding, num_dims, at_least=0)
@@ -126,9 +125,8 @@ def _conv_transpose(
             f"{name} of x {x.shape} with weight {weight.shape}, padding {padding}: the result "
             f"would have sizes {sizes}"
         )
-    return _spread(
-        x, weight, bias, ConvolutionWindow(stride, dilation, before, after, groups), sizes
-    )
+    window = ConvolutionWindow(stride, dilation, before, after, groups)
+    return _convolution(x, weight, bias, window, sizes, spreads=True)
 
 
 conv1d, conv2d, conv3d = of_dims(_conv)
@@ -137,58 +135,43 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = of_dims(_conv_transpose)
 # ---- the three operations ------------------------------------------------------------------------
 
 
-def _convolve(x, weight, bias, window):
-    """Return y [N, O, *counts] for x [N, C, *sizes]."""
-    sizes, taps = x.shape[2:], weight.shape[2:]
+def _convolution(x, weight, bias, window, sizes, spreads=False):
+    """Return y [N, O, *counts] for x [N, C, *sizes]; or, which is its gradient by x, the reverse.
+
+    spreads   y is [N, C, *sizes], x [N, O, *counts]
+    """
     read_x, read_weight = _needed(x, weight)
-    form, bias_form = _form(weight), _form(bias)
+    (taps, dtype), bias_form = _form(weight), _form(bias)
+
+    def kernel(spreads, x, weight, bias=None):
+        if spreads:
+            return kernels.convolve_input(x, weight, bias, window, sizes)
+        return kernels.convolve(x, weight, bias, window)
+
+    def ends(gradient, x):
+        """Return the arrays, or Tensors, of counts and of sizes."""
+        return (x, gradient) if spreads else (gradient, x)
 
     def backward(gradient, wanted):
-        for_x = for_weight = None
-        if wanted[0]:
-            for_x = kernels.convolve_input(gradient, read_weight.array, None, window, sizes)
+        for_x = kernel(not spreads, gradient, read_weight.array) if wanted[0] else None
+        for_weight = None
         if wanted[1]:
-            out = weight.empty_gradient()
-            for_weight = kernels.convolve_weight(gradient, read_x.array, window, taps, out=out)
-            for_weight = halves.rounded(for_weight, form[1])
+            out, both = weight.empty_gradient(), ends(gradient, read_x.array)
+            for_weight = kernels.convolve_weight(*both, window, taps[2:], out=out)
+            for_weight = halves.rounded(for_weight, dtype)
         return for_x, for_weight, _over_positions(gradient, bias_form) if wanted[2] else None
 
     def differentiable(gradient, wanted, output):
+        form = (taps, dtype)
         return (
-            _spread(gradient, read_weight, None, window, sizes) if wanted[0] else None,
-            _correlate(gradient, read_x, window, form) if wanted[1] else None,
+            _convolution(gradient, read_weight, None, window, sizes, not spreads)
+            if wanted[0]
+            else None,
+            _correlate(*ends(gradient, read_x), window, form) if wanted[1] else None,
             _over_positions_again(gradient, bias_form) if wanted[2] else None,
         )
 
-    y = kernels.convolve(x.array, weight.array, _array_or_none(bias), window)
-    parents, needs = (x, weight, bias), (read_x, read_weight)
-    return record(y, parents, backward, needs=needs, differentiable=differentiable)
-
-
-def _spread(x, weight, bias, window, sizes):
-    """Return y [N, C, *sizes] for x [N, O, *counts]: the gradient of a convolution by its x."""
-    taps = weight.shape[2:]
-    read_x, read_weight = _needed(x, weight)
-    form, bias_form = _form(weight), _form(bias)
-
-    def backward(gradient, wanted):
-        for_x = for_weight = None
-        if wanted[0]:
-            for_x = kernels.convolve(gradient, read_weight.array, None, window)
-        if wanted[1]:
-            out = weight.empty_gradient()
-            for_weight = kernels.convolve_weight(read_x.array, gradient, window, taps, out=out)
-            for_weight = halves.rounded(for_weight, form[1])
-        return for_x, for_weight, _over_positions(gradient, bias_form) if wanted[2] else None
-
-    def differentiable(gradient, wanted, output):
-        return (
-            _convolve(gradient, read_weight, None, window) if wanted[0] else None,
-            _correlate(read_x, gradient, window, form) if wanted[1] else None,
-            _over_positions_again(gradient, bias_form) if wanted[2] else None,
-        )
-
-    y = kernels.convolve_input(x.array, weight.array, _array_or_none(bias), window, sizes)
+    y = kernel(spreads, x.array, weight.array, None if bias is None else bias.array)
     parents, needs = (x, weight, bias), (read_x, read_weight)
     return record(y, parents, backward, needs=needs, differentiable=differentiable)
 
@@ -214,8 +197,8 @@ def _correlate(y, x, window, form):
     def differentiable(gradient, wanted, output):
         gradient = gradient if gradient.dtype == before else cast(gradient, before)
         return (
-            _convolve(read_x, gradient, None, window) if wanted[0] else None,
-            _spread(read_y, gradient, None, window, sizes) if wanted[1] else None,
+            _convolution(read_x, gradient, None, window, sizes) if wanted[0] else None,
+            _convolution(read_y, gradient, None, window, sizes, True) if wanted[1] else None,
         )
 
     weight = halves.rounded(kernels.convolve_weight(y.array, x.array, window, shape[2:]), dtype)
@@ -230,10 +213,6 @@ def _needed(a, b):
 
 def _form(operand):
     return None if operand is None else (operand.shape, operand.gradient_dtype)
-
-
-def _array_or_none(bias):
-    return None if bias is None else bias.array
 
 
 def _over_positions(gradient, form):

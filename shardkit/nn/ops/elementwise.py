@@ -19,7 +19,7 @@ from ...array.reference.pointwise import (
     sqrt_backward,
 )
 from ...errors import ShapeError
-from ..autograd import Tensor, TensorLike, array_of, record
+from ..autograd import Tensor, TensorLike, array_of, record_unary
 from .broadcast import record_broadcast, takes_gradient
 from .operands import check_floating, check_numbers, counted_power, divided, matched, of_numpy
 
@@ -97,17 +97,12 @@ def divide(x: TensorLike, y: TensorLike) -> Tensor:
 
 _QUOTIENT = (
     lambda gradient, x, y: fresh.compute("divide", gradient, array_of(y)),
-    lambda gradient, x, y: _for_divisor(gradient, array_of(x), array_of(y)),
+    lambda gradient, x, y: divisor_backward.dispatch(*alike(gradient, array_of(x), array_of(y))),
 )
 _QUOTIENT_AGAIN = (
     lambda gradient, x, y: divide(gradient, y),
     lambda gradient, x, y: negative(divide(multiply(divide(gradient, y), x), y)),
 )
-
-
-def _for_divisor(gradient, x, y):
-    """Return -gradient x / y^2, and 0 where x and not y is 0."""
-    return divisor_backward.dispatch(*alike(gradient, x, y))
 
 
 def alike(gradient, *operands):
@@ -126,15 +121,10 @@ def negative(x: Tensor) -> Tensor:
     """Return -x."""
     check_numbers("negative", x)
 
-    def backward(gradient, wanted):
-        return (fresh.compute("negative", gradient),)
+    def minus(array):
+        return fresh.compute("negative", array)
 
-    return record(
-        fresh.compute("negative", x.array),
-        (x,),
-        backward,
-        differentiable=lambda gradient, wanted, output: (negative(gradient),),
-    )
+    return record_unary(minus(x.array), x, minus, lambda gradient, output: negative(gradient))
 
 
 def power(x: TensorLike, exponent: TensorLike) -> Tensor:
@@ -214,12 +204,8 @@ def exp(x: Tensor) -> Tensor:
     """Return e to the x."""
     check_floating("exp", x)
     y = fresh.compute("exp", x.array)
-    return record(
-        y,
-        (x,),
-        lambda gradient, wanted: (fresh.compute("multiply", gradient, y),),
-        needs_output=True,
-        differentiable=lambda gradient, wanted, output: (multiply(gradient, output),),
+    return record_unary(
+        y, x, lambda gradient: fresh.compute("multiply", gradient, y), multiply, needs_output=True
     )
 
 
@@ -227,12 +213,12 @@ def log(x: Tensor) -> Tensor:
     """Return the natural logarithm of x."""
     check_floating("log", x)
     y = fresh.compute("log", x.array)
-    return record(
+    return record_unary(
         y,
-        (x,),
-        lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),),
+        x,
+        lambda gradient: fresh.compute("divide", gradient, x.array),
+        lambda gradient, output: divide(gradient, x),
         needs=(x,),
-        differentiable=lambda gradient, wanted, output: (divide(gradient, x),),
     )
 
 
@@ -240,12 +226,12 @@ def sqrt(x: Tensor) -> Tensor:
     """Return the square root of x; its gradient at 0 is infinite."""
     check_floating("sqrt", x)
     y = fresh.compute("sqrt", x.array)
-    return record(
+    return record_unary(
         y,
-        (x,),
-        lambda gradient, wanted: (sqrt_backward.dispatch(gradient, y),),
+        x,
+        lambda gradient: sqrt_backward.dispatch(gradient, y),
+        lambda gradient, output: divide(gradient, multiply(output, 2)),
         needs_output=True,
-        differentiable=lambda gradient, wanted, output: (divide(gradient, multiply(output, 2)),),
     )
 
 

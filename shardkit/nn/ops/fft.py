@@ -11,13 +11,15 @@ norm is "backward" (the inverse divides by the number of elements), "forward" (t
 or "ortho" (both by its root). A gradient is the adjoint transform, with the dual norm.
 """
 
+from functools import partial
+
 from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...array.fourier import transform
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record_linear, record_unary
 from .arrangement import stack
 from .contraction import einsum
 from .elementwise import multiply
@@ -56,19 +58,19 @@ def rfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
     sizes = _sizes("rfftn", [x.shape[d] for d in dims], s)
     shape, dtype = x.shape, x.dtype
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         weights = _weights(xp, shape, dims, sizes[-1], 0.5, gradient.dtype)
         spectrum = _complex(fresh.compute("multiply", gradient, weights))
         signal = transform("irfftn", spectrum, sizes, dims, DUAL[norm])
-        return (rounded(_resized(xp, signal, shape), dtype),)
+        return rounded(_resized(xp, signal, shape), dtype)
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         weights = _weights(xp, shape, dims, sizes[-1], 0.5, dtype)
         signal = irfftn(multiply(gradient, weights), sizes, dims, DUAL[norm])
-        return (_resized_again(signal, shape),)
+        return _resized_again(signal, shape)
 
     spectrum = transform("rfftn", widened(x.array), sizes, dims, norm)
-    return record(_pairs(xp, spectrum, dtype), (x,), backward, differentiable=differentiable)
+    return record_unary(_pairs(xp, spectrum, dtype), x, backward, again)
 
 
 def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
@@ -84,19 +86,19 @@ def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
     own = [shape[d] for d in dims]
     sizes = _sizes("irfftn", [*own[:-1], 2 * (own[-1] - 1)], s)
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         spectrum = transform("rfftn", widened(gradient), sizes, dims, DUAL[norm])
         pairs = _pairs(xp, spectrum, dtype)
         pairs *= _weights(xp, shape, dims, sizes[-1], 2, dtype)
-        return (_resized(xp, pairs, (*shape, 2)),)
+        return _resized(xp, pairs, (*shape, 2))
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         pairs = rfftn(gradient, sizes, dims, DUAL[norm])
         weights = _weights(xp, shape, dims, sizes[-1], 2, dtype)
-        return (_resized_again(multiply(pairs, weights), (*shape, 2)),)
+        return _resized_again(multiply(pairs, weights), (*shape, 2))
 
     signal = transform("irfftn", _complex(x.array), sizes, dims, norm)
-    return record(rounded(signal, dtype), (x,), backward, differentiable=differentiable)
+    return record_unary(rounded(signal, dtype), x, backward, again)
 
 
 def fft(x: Tensor, n: int | None = None, dim: int = -1, norm: str = "backward") -> Tensor:
@@ -126,16 +128,16 @@ def _both_ways(name, adjoint, x, s, dim, norm):
     dims = _dims(x, shape, s, dim)
     sizes = _sizes(name, [shape[d] for d in dims], s)
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         back = transform(adjoint, _complex(gradient), sizes, dims, DUAL[norm])
-        return (_resized(xp, _pairs(xp, back, dtype), (*shape, 2)),)
+        return _resized(xp, _pairs(xp, back, dtype), (*shape, 2))
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         back = _both_ways(adjoint, name, gradient, sizes, dims, DUAL[norm])
-        return (_resized_again(back, (*shape, 2)),)
+        return _resized_again(back, (*shape, 2))
 
     result = transform(name, _complex(x.array), sizes, dims, norm)
-    return record(_pairs(xp, result, dtype), (x,), backward, differentiable=differentiable)
+    return record_unary(_pairs(xp, result, dtype), x, backward, again)
 
 
 def complex_multiply(x: Tensor, y: Tensor) -> Tensor:
@@ -207,13 +209,8 @@ def _resized_again(x, shape):
     before = x.shape
     if before == shape:
         return x
-    xp = xp_of(x.array)
-    return record(
-        _resized(xp, x.array, shape),
-        (x,),
-        lambda gradient, wanted: (_resized(xp, gradient, before),),
-        differentiable=lambda gradient, wanted, output: (_resized_again(gradient, before),),
-    )
+    resized = partial(_resized, xp_of(x.array))
+    return record_linear(resized(x.array, shape), x, resized, _resized_again, before)
 
 
 def _dims(x, shape, s, dim):

@@ -15,21 +15,10 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...array.reference.chunks import empty_like, spans
 from ...errors import ShapeError
-from ..autograd import Tensor, TensorLike, array_of, record
+from ..autograd import Tensor, TensorLike, array_of, record, record_unary
 from .activation import of_input, of_output, sigmoid
 from .broadcast import fit, form
-from .elementwise import (
-    _compute,
-    add,
-    alike,
-    divide,
-    exp,
-    multiply,
-    negative,
-    power,
-    sqrt,
-    where,
-)
+from .elementwise import _compute, add, alike, divide, exp, multiply, negative, power, sqrt, where
 from .operands import FLOAT32, check_floating, check_numbers, divided, is_counted
 from .shape import cast
 
@@ -52,15 +41,13 @@ def wave(name: str, x: Tensor, slope: str, sign: int, slope_again) -> Tensor:
     check_floating(name, x)
     dtype = x.dtype
 
-    def backward(gradient, wanted):
-        made = _times_wave(slope, widened(x.array), sign, widened(gradient))
-        return (rounded(made, dtype),)
+    def backward(gradient):
+        return rounded(_times_wave(slope, widened(x.array), sign, widened(gradient)), dtype)
 
-    def differentiable(gradient, wanted, output):
-        return (multiply(gradient, slope_again(x)),)
+    def again(gradient, output):
+        return multiply(gradient, slope_again(x))
 
-    y = by_library(x, name)
-    return record(y, (x,), backward, needs=(x,), differentiable=differentiable)
+    return record_unary(by_library(x, name), x, backward, again, needs=(x,))
 
 
 def _times_wave(name, x, sign, gradient):

@@ -19,7 +19,7 @@ from ..autograd import Tensor, array_of, record_linear
 from .broadcast import record_broadcast
 from .operands import check_ids, index_array, is_counted, sum_dtype
 from .reduction import reduced_dims
-from .shape import expand, gather, permute, reshape
+from .shape import expand, gather, others_fit, permute, places_of, reshape
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -158,7 +158,7 @@ def index_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
         "index_add",
         x,
         source,
-        lambda: places,
+        places,
         lambda gradient: xp.take(gradient, index, axis=dim),
         lambda gradient: index_select(gradient, dim, index),
     )
@@ -171,40 +171,31 @@ def scatter_add(x: Tensor, dim: int, index: Any, source: Tensor) -> Tensor:
     """
     (dim,) = reduced_dims(x, dim)
     index = index_array(index)
-    others_fit = index.ndim == x.ndim and all(
-        index.shape[d] == x.shape[d] for d in range(x.ndim) if d != dim
-    )
-    if index.shape != source.shape or not others_fit:
+    if index.shape != source.shape or not others_fit(x.shape, dim, index):
         raise ShapeError(
             f"scatter_add into {x.shape} along dim {dim} with an index of {index.shape} and a "
             f"source of {source.shape}; wanted one shape, with the sizes of x in every other dim"
         )
     check_ids("scatter_add", index, x.shape[dim])
     xp = xp_of(x.array)
-
-    def places():
-        each = list(xp.ogrid[tuple([slice(size) for size in index.shape])])
-        each[dim] = index
-        return tuple(each)
-
     return _added(
         "scatter_add",
         x,
         source,
-        places,
+        places_of(index, dim),
         lambda gradient: xp.take_along_axis(gradient, index, dim),
         lambda gradient: gather(gradient, dim, index),
     )
 
 
 def _added(name, x, source, places, taken, taken_again):
-    """Return x with source added at places(); taken(gradient) is what comes back to source.
+    """Return x with source added at these places; taken(gradient) is what comes back to source.
 
     taken_again  the same of a Tensor, recorded
     """
     source = _summand(name, x, source)
     y = x.array.astype(wide(x.dtype))
-    add_at(y, places(), source.array.astype(y.dtype, copy=False))
+    add_at(y, places, source.array.astype(y.dtype, copy=False))
     shares = (lambda gradient, *none: gradient, lambda gradient, *none: taken(gradient))
     again = (shares[0], lambda gradient, *none: taken_again(gradient))
     return record_broadcast(name, rounded(y, x.dtype), x, source, shares, again, ())

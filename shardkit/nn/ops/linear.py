@@ -9,8 +9,8 @@ from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, kept, no_grad, record
-from ..context import logits_are_late
+from ..autograd import Tensor, array_of, kept, no_grad, record, record_unary
+from ..context import current_context, logits_are_late
 from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
 from .broadcast import record_broadcast, reshaped, summed
@@ -36,6 +36,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
     the bias.
     """
     _check_linear(x, weight, bias)
+    texts = current_context().texts
+    if texts is not None and texts.is_continued and type(x.array) is numpy.ndarray:
+        y = _linear_by_row(x, weight, bias)
+        return y if activation is None else activation(y)
     if activation is not None:
         if bias is not None and takes_bias_along(activation):
             return add_bias(linear(x, weight), bias, activation)
@@ -43,6 +47,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
     if bias is None and logits_are_late() and _are_logits(x, weight):
         return LateLogits(x, weight, _linear)
     return _linear(x, weight, bias)
+
+
+def _linear_by_row(x, weight, bias):
+    """Return x weight^T + bias of texts that are continued: each depends on no other."""
+    rows = x.array.reshape(-1, x.shape[-1])
+    y = products.matmul_by_row(rows, weight.array)
+    if bias is not None:
+        halves.add_row_in_place(y, bias.array)
+    return Tensor(y.reshape(*x.shape[:-1], len(weight.array)))
 
 
 def _are_logits(x, weight):
@@ -255,12 +268,8 @@ def embedding(weight: Tensor, ids: Any) -> Tensor:
     check_ids("embedding", ids, num_rows)
     ids = fresh.placed(ids, xp_of(weight.array))
 
-    def backward(gradient, wanted):
-        rows = gradient.reshape(ids.size, width)
-        return (
-            kernels.embedding_backward(
-                rows, ids.reshape(-1), num_rows, out=weight.empty_gradient()
-            ),
-        )
+    def backward(gradient):
+        rows, out = gradient.reshape(ids.size, width), weight.empty_gradient()
+        return kernels.embedding_backward(rows, ids.reshape(-1), num_rows, out=out)
 
-    return record(fresh.rows(weight.array, ids), (weight,), backward)
+    return record_unary(fresh.rows(weight.array, ids), weight, backward)

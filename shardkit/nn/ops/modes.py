@@ -19,7 +19,7 @@ import numpy
 
 from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record, record_linear
 from .shape import cast
 
 
@@ -162,26 +162,16 @@ def _analyzed(x, modes, is_mean, slab):
     """Return the modes of x; is_mean: as the adjoint of from_modes, so divided by the grid."""
     grid = x.shape[x.ndim - len(modes) :]
     y = _analysis(x.array, modes, is_mean, slab)
-    return _transform_modes(y, x, (_synthesis, _synthesized), grid, is_mean, slab)
+    form = grid, is_mean, slab
+    return record_linear(y, x, _synthesis, _synthesized, *form, gives_new=True)
 
 
 def _synthesized(y, grid, is_mean, slab):
     """Return the sum of waves on the grid; is_mean: as irfftn, else as the adjoint of to_modes."""
     modes = _modes(y.shape[y.ndim - len(grid) :])
     x = _synthesis(y.array, grid, is_mean, slab)
-    return _transform_modes(x, y, (_analysis, _analyzed), modes, is_mean, slab)
-
-
-def _transform_modes(result, x, adjoint, *form):
-    """Return a result that is linear in x; adjoint: a function of arrays, and one of Tensors."""
-    of_array, of_tensor = adjoint
-    return record(
-        result,
-        (x,),
-        lambda gradient, wanted: (of_array(gradient, *form),),
-        gives_new=True,
-        differentiable=lambda gradient, wanted, output: (of_tensor(gradient, *form),),
-    )
+    form = modes, is_mean, slab
+    return record_linear(x, y, _analysis, _analyzed, *form, gives_new=True)
 
 
 def _analysis(x, modes, is_mean, slab):
@@ -291,8 +281,8 @@ def _complex_waves(xp, size, m, dtype):
 
 def _waves(xp, size, frequencies):
     """Return the cosines and sines of 2 pi j k / size, each [size, frequencies], for j < size."""
-    turns = (
-        xp.arange(size)[:, None] * xp.asarray(list(frequencies)) % size
-    )  # whole: nothing is lost
+    # Whole: nothing is lost.
+    places, frequencies = xp.arange(size)[:, None], xp.asarray(list(frequencies))
+    turns = places * frequencies % size
     angles = turns * (2 * math.pi / size)
     return xp.cos(angles), xp.sin(angles)

@@ -7,7 +7,7 @@ from ...arguments import is_integer
 from ...array import kernels
 from ...array.random import key_of
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record, record_unary
 from ..context import ForwardContext, next_call, num_rows_of_input
 from .operands import check_floating
 
@@ -164,10 +164,10 @@ def _num_samples(rows, context, sample_dim):
 def _dropped(x, dim, key, start, p):
     """Return x dropped, recorded; elements are counted with `dim` as the first."""
     if dim == 0:
-        return record(
+        return record_unary(
             kernels.dropout(x.array, key, start, p),
-            (x,),
-            lambda gradient, wanted: (kernels.dropout(gradient, key, start, p),),
+            x,
+            lambda gradient: kernels.dropout(gradient, key, start, p),
         )
     there = [dim, *(other for other in range(x.ndim) if other != dim)]
     back = [there.index(other) for other in range(x.ndim)]
@@ -175,7 +175,7 @@ def _dropped(x, dim, key, start, p):
     def drop(array):
         return kernels.dropout(array.transpose(there), key, start, p).transpose(back)
 
-    return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
+    return record_unary(drop(x.array), x, drop)
 
 
 def dim_of_samples(shape: Shape, num_samples: int | None, sample_dim: int | str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
-from ..autograd import Tensor, constant_of, record
+from ..autograd import Tensor, constant_of, record_unary
 from .operands import check_holds
 from .shape import concatenate, expand, getitem
 
@@ -78,24 +78,19 @@ def _surrounded(x, pairs, value):
     )
     back = [(-before, -after) for before, after in pairs]
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         if kept == tuple([slice(0, size) for size in before_shape]):
-            return (gradient[inside],)
+            return gradient[inside]
         whole = empty(before_shape, gradient.dtype, xp_of(gradient))
         whole.fill(0)
         whole[kept] = gradient[inside]
-        return (whole,)
+        return whole
 
     before_shape = x.shape
     y = empty(shape, x.dtype, xp_of(x.array))
     y.fill(value)
     y[inside] = x.array[kept]
-    return record(
-        y,
-        (x,),
-        backward,
-        differentiable=lambda gradient, wanted, output: (_surrounded(gradient, back, 0.0),),
-    )
+    return record_unary(y, x, backward, lambda gradient, output: _surrounded(gradient, back, 0.0))
 
 
 def _continued(x, dim, before, after, mode):

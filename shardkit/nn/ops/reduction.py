@@ -12,7 +12,7 @@ from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, record, record_linear
+from ..autograd import Tensor, record_linear, record_unary
 from .broadcast import reshaped, stretched
 from .elementwise import divide, multiply, subtract
 from .operands import FLOAT32, in_float64, is_counted, sum_dtype
@@ -47,14 +47,12 @@ def mean(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
     if is_counted(x):
         return Tensor((sum(x, dims, keepdim).array / count).astype(FLOAT32))
 
-    def backward(gradient, wanted):
-        return (_stretch(fresh.compute("divide", gradient, count), shape, dims),)
-
-    def differentiable(gradient, wanted, output):
-        return (_stretch_again(divide(gradient, count), shape, dims),)
-
-    total = halves.total(x.array, dims, keepdim)
-    return record(total / count, (x,), backward, differentiable=differentiable)
+    return record_unary(
+        halves.total(x.array, dims, keepdim) / count,
+        x,
+        lambda gradient: _stretch(fresh.compute("divide", gradient, count), shape, dims),
+        lambda gradient, output: _stretch_again(divide(gradient, count), shape, dims),
+    )
 
 
 def max(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
@@ -73,24 +71,17 @@ def _extreme(name, x, dim, keepdim):
     _count(x, dims, name)
     y = getattr(x.array, name)(axis=dims, keepdims=True)
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         chosen = (x.array == y).astype(gradient.dtype)
-        share = gradient.reshape(y.shape) / fresh.total(chosen, dims, True)
-        return (chosen * share,)
+        return chosen * (gradient.reshape(y.shape) / fresh.total(chosen, dims, True))
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         chosen = (x.array == y).astype(gradient.dtype)
         share = chosen / fresh.total(chosen, dims, True)
-        return (multiply(reshaped(gradient, y.shape), share),)
+        return multiply(reshaped(gradient, y.shape), share)
 
-    return record(
-        y if keepdim else y.squeeze(axis=dims),
-        (x,),
-        backward,
-        needs=(x,),
-        needs_output=True,
-        differentiable=differentiable,
-    )
+    kept = y if keepdim else y.squeeze(axis=dims)
+    return record_unary(kept, x, backward, again, needs=(x,), needs_output=True)
 
 
 def any(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
@@ -113,22 +104,18 @@ def variance(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Ten
     def centered():
         return _distances(widened(x.array), dims, count)
 
-    def backward(gradient, wanted):
-        return (
-            rounded(
-                _stretch(widened(gradient) * (2 / count), x.shape, dims) * centered(),
-                x.dtype,
-            ),
-        )
+    def backward(gradient):
+        scale = _stretch(widened(gradient) * (2 / count), x.shape, dims)
+        return rounded(scale * centered(), x.dtype)
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         distance = subtract(x, mean(x, dims, keepdim=True))
         distance = subtract(distance, mean(distance, dims, keepdim=True))
         scale = _stretch_again(multiply(gradient, 2 / count), x.shape, dims)
-        return (multiply(scale, distance),)
+        return multiply(scale, distance)
 
     y = fresh.total(centered() ** 2, dims, keepdim) / count
-    return record(rounded(y, x.dtype), (x,), backward, needs=(x,), differentiable=differentiable)
+    return record_unary(rounded(y, x.dtype), x, backward, again, needs=(x,))
 
 
 _FAR = 2.0**-34  # squared distance of a rounded mean from the mean, in variances

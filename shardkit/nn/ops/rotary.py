@@ -11,7 +11,7 @@ from ...array.dtypes import wide
 from ...array.graphs import kept_for_graph, outside_of_graphs
 from ...array.waits import await_stream
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, array_of, record_unary
 from .joint import JointPart
 from .operands import check_floating
 
@@ -71,10 +71,8 @@ def rotary(
     if isinstance(x, JointPart):
         return _turned_in_place(x, cos, sin, back)
 
-    def backward(gradient, wanted):
-        return (kernels.rotary(gradient, cos, back),)
-
-    return record(kernels.rotary(array, cos, sin), (x,), backward)
+    turned = kernels.rotary(array, cos, sin)
+    return record_unary(turned, x, lambda gradient: kernels.rotary(gradient, cos, back))
 
 
 def _are_runs(positions) -> bool:
@@ -89,10 +87,10 @@ def _turned_in_place(x: JointPart, cos, sin, back) -> JointPart:
     place = x.place
     turned = kernels.rotary(x.array, cos, sin, out=x.array)
 
-    def backward(gradient, wanted):
-        return (kernels.rotary(gradient, cos, back, out=place.take_after(gradient)),)
+    def backward(gradient):
+        return kernels.rotary(gradient, cos, back, out=place.take_after(gradient))
 
-    return JointPart.of(record(turned, (x,), backward, view_of=x), place)
+    return JointPart.of(record_unary(turned, x, backward, view_of=x), place)
 
 
 def _tables(positions, head_dim, base, dtype, scaling):

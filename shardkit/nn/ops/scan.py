@@ -4,7 +4,7 @@ from ...array.backend import xp_of
 from ...array.dtypes import FLOAT32, wide
 from ...array.fresh import BLOCK
 from ...array.halves import rounded, widened
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record_unary
 from .arrangement import flip
 from .operands import is_counted, sum_dtype
 from .reduction import reduced_dims
@@ -18,17 +18,17 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
     is_long = wide(dtype) == FLOAT32 and x.shape[dim] > BLOCK
     wider = "float64" if is_long else None  # one sum follows another, and each would be rounded
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         turned = xp.flip(widened(gradient), dim)
-        return (rounded(xp.flip(turned.cumsum(axis=dim, dtype=wider), dim), dtype),)
+        return rounded(xp.flip(turned.cumsum(axis=dim, dtype=wider), dim), dtype)
 
-    def differentiable(gradient, wanted, output):
-        return (flip(cumsum(flip(gradient, dim), dim), dim),)
+    def again(gradient, output):
+        return flip(cumsum(flip(gradient, dim), dim), dim)
 
     if is_counted(x):
         return Tensor(x.array.cumsum(axis=dim, dtype=sum_dtype("cumsum", x)))
     y = rounded(widened(x.array).cumsum(axis=dim, dtype=wider), dtype)
-    return record(y, (x,), backward, differentiable=differentiable)
+    return record_unary(y, x, backward, again)
 
 
 def cumprod(x: Tensor, dim: int) -> Tensor:
@@ -41,7 +41,7 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
     xp = xp_of(x.array)
     dtype = x.dtype
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         rows = xp.moveaxis(widened(x.array), dim, 0)
         result = xp.moveaxis(widened(gradient), dim, 0).copy()
         is_zero = rows == 0  # what comes after a zero does not count, though it is infinite
@@ -50,8 +50,9 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
             result[i] += xp.where(is_zero[later], 0, rows[later] * result[later])
         has_zero = is_zero[:-1].cumsum(axis=0) > 0
         result[1:] = xp.where(has_zero, 0, result[1:] * rows[:-1].cumprod(axis=0))
-        return (rounded(xp.moveaxis(result, 0, dim), dtype),)
+        return rounded(xp.moveaxis(result, 0, dim), dtype)
 
     if is_counted(x):
         return Tensor(x.array.cumprod(axis=dim, dtype=sum_dtype("cumprod", x)))
-    return record(rounded(widened(x.array).cumprod(axis=dim), dtype), (x,), backward, needs=(x,))
+    y = rounded(widened(x.array).cumprod(axis=dim), dtype)
+    return record_unary(y, x, backward, needs=(x,))

@@ -14,7 +14,7 @@ from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record, record_linear
+from ..autograd import Tensor, array_of, record_linear, record_unary
 from .elementwise import multiply
 from .indexing import index_select
 from .operands import check_ids, in_float64, index_array, is_counted, sum_dtype
@@ -73,19 +73,19 @@ def segment_max(x: Tensor, ids: Any, num_segments: int) -> Tensor:
         chosen = (widened(x.array) == top[ids]).astype(top.dtype)
         return chosen, _sums(chosen, ids, num_segments) + is_empty
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         chosen, counts = winners()
         with numpy.errstate(invalid="ignore", divide="ignore"):
-            return (rounded(chosen * fresh.rows(widened(gradient) / counts, ids), dtype),)
+            return rounded(chosen * fresh.rows(widened(gradient) / counts, ids), dtype)
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         chosen, counts = winners()
         with numpy.errstate(invalid="ignore"):
             shares = chosen / counts[ids]
-        return (multiply(index_select(gradient, 0, ids), shares.astype(dtype)),)
+        return multiply(index_select(gradient, 0, ids), shares.astype(dtype))
 
     y = rounded(xp.where(is_empty, 0, top).astype(top.dtype, copy=False), dtype)
-    return record(y, (x,), backward, needs=(x,), differentiable=differentiable)
+    return record_unary(y, x, backward, again, needs=(x,))
 
 
 def _largest(xp, array, ids, num_segments):

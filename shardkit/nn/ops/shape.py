@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from ...annotations import DTypeLike, PerDim
+from ...annotations import DTypeLike, PerDim, Shape
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
@@ -202,32 +202,32 @@ def gather(x: Tensor, dim: int, index: Any) -> Tensor:
     All other sizes are those of x.
     """
     (dim,) = reduced_dims(x, dim)
-    index = index_array(index)
-    shape = x.shape
-    others_fit = index.ndim == len(shape) and all(
-        index.shape[d] == shape[d] for d in range(len(shape)) if d != dim
-    )
-    if not others_fit:
+    index, shape = index_array(index), x.shape
+    if not others_fit(shape, dim, index):
         raise ShapeError(
             f"gather from shape {shape} along dim {dim} with an index of shape {index.shape}; "
             "wanted the sizes of x in every other dim"
         )
     check_ids("gather", index, shape[dim])
-    xp = xp_of(x.array)
-    y = xp.take_along_axis(x.array, index, dim)
-
-    def places():
-        """Return an index into x that takes the same elements."""
-        by_dim = list(xp.ogrid[tuple([slice(size) for size in index.shape])])  # [1.., size, ..1]
-        by_dim[dim] = index
-        return tuple(by_dim)
-
     return record_linear(
-        y,
+        xp_of(x.array).take_along_axis(x.array, index, dim),
         x,
-        lambda gradient: _put(gradient, places(), shape),
-        lambda gradient: _placed(gradient, places(), shape),
+        lambda gradient: _put(gradient, places_of(index, dim), shape),
+        lambda gradient: _placed(gradient, places_of(index, dim), shape),
     )
+
+
+def others_fit(shape: Shape, dim: int, index: Any) -> bool:
+    """Return whether an index along dim has the sizes of this shape in every other dim."""
+    sizes = list(zip(shape, index.shape))
+    return index.ndim == len(shape) and all(a == b for a, b in sizes[:dim] + sizes[dim + 1 :])
+
+
+def places_of(index: Any, dim: int) -> tuple:
+    """Return an index that takes x[i, j, ...] with the elements of this one at dim."""
+    places = list(xp_of(index).ogrid[tuple(map(slice, index.shape))])  # [1.., size, ..1] each
+    places[dim] = index
+    return tuple(places)
 
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:

@@ -15,7 +15,7 @@ from ...array.backend import is_true, xp_of
 from ...array.dtypes import wide
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, record_unary
 from .elementwise import divide, exp, multiply, power, subtract, where
 from .functions import abs, square
 from .operands import in_float64, is_counted, sum_dtype
@@ -42,7 +42,7 @@ def _row_products(x):
     xp = xp_of(x.array)
     dtype = x.dtype
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         rows = widened(x.array)
         ones = xp.ones((*rows.shape[:-1], 1), rows.dtype)
         length = rows.shape[-1]
@@ -50,12 +50,12 @@ def _row_products(x):
         after = xp.concatenate([rows[..., 1:], ones], axis=-1)[..., :length]
         from_the_end = after[..., ::-1].cumprod(axis=-1)
         others = before.cumprod(axis=-1) * from_the_end[..., ::-1]
-        return (rounded(widened(gradient)[..., None] * others, dtype),)
+        return rounded(widened(gradient)[..., None] * others, dtype)
 
     y = widened(x.array).prod(axis=-1, dtype=sum_dtype("prod", x))
     if is_counted(x):
         return Tensor(y)
-    return record(rounded(xp.asarray(y), dtype), (x,), backward, needs=(x,))
+    return record_unary(rounded(xp.asarray(y), dtype), x, backward, needs=(x,))
 
 
 def logsumexp(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Tensor:
@@ -80,18 +80,16 @@ def logsumexp(x: Tensor, dim: PerDim | None = None, keepdim: bool = False) -> Te
     with numpy.errstate(divide="ignore"):  # the logarithm of 0; CuPy never warns
         y = top + xp.log(fresh.total(xp.exp(array - top), dims, True))
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         gradient = widened(gradient).reshape(y.shape)
-        return (rounded(gradient * xp.exp(widened(x.array) - y), dtype),)
+        return rounded(gradient * xp.exp(widened(x.array) - y), dtype)
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         parts = exp(subtract(x, reshape(output, y.shape)))
-        return (multiply(reshape(gradient, y.shape), parts),)
+        return multiply(reshape(gradient, y.shape), parts)
 
     result = rounded(y, dtype) if keepdim else rounded(y.squeeze(axis=dims), dtype)
-    return record(
-        result, (x,), backward, needs=(x,), needs_output=True, differentiable=differentiable
-    )
+    return record_unary(result, x, backward, again, needs=(x,), needs_output=True)
 
 
 def var(
@@ -219,15 +217,15 @@ def _root(x):
     xp = xp_of(x.array)
     y = xp.sqrt(x.array)
 
-    def backward(gradient, wanted):
+    def backward(gradient):
         is_zero = y == 0
-        return (xp.where(is_zero, 0, gradient / (2 * xp.where(is_zero, 1, y))),)
+        return xp.where(is_zero, 0, gradient / (2 * xp.where(is_zero, 1, y)))
 
-    def differentiable(gradient, wanted, output):
+    def again(gradient, output):
         is_zero = y == 0
-        return (where(is_zero, 0, divide(gradient, multiply(where(is_zero, 1, output), 2))),)
+        return where(is_zero, 0, divide(gradient, multiply(where(is_zero, 1, output), 2)))
 
-    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
+    return record_unary(y, x, backward, again, needs_output=True)
 
 
 def _check_count(name, x, dims, correction):

@@ -26,12 +26,7 @@ class Matrices:
     """
 
     def __init__(
-        self,
-        site: Site,
-        elements,
-        updated: slice,
-        groups: dict[str, ParameterGroup],
-        keeper,
+        self, site: Site, elements, updated: slice, groups: dict[str, ParameterGroup], keeper
     ):
         self._site, self._updated, self._groups, self._keeper = site, updated, groups, keeper
         self._elements = elements

@@ -252,10 +252,6 @@ def _own_parameters(module: Module) -> list[Parameter]:
     return [member for member in members_of(module).values() if isinstance(member, Parameter)]
 
 
-def _is_called(module: Module) -> bool:
-    return type(module).forward is not Module.forward
-
-
 def _own_size(module: Module) -> int:
     return sum(p.planned_size for p in _own_parameters(module))
 
@@ -270,7 +266,8 @@ def _owned(module: Module, seen: set[Parameter], uncut: int) -> list[_Owned]:
     everything = [p for p in module.named_parameters().values() if p not in seen]
     own = [p for p in dict.fromkeys(_own_parameters(module)) if p not in seen]
     whole, around = _Owned(everything), _Owned(own, is_around=True)
-    is_small = whole.size <= uncut and _is_called(module)
+    is_called = type(module).forward is not Module.forward
+    is_small = whole.size <= uncut and is_called
     if is_small or 2 * around.size >= whole.size:
         seen.update(everything)
         return [whole] if everything else []

@@ -248,12 +248,7 @@ class Unit:
     def holdings(self) -> list[Holding]:
         """Return what this rank keeps between steps: parameters and each array of the state."""
         return [
-            Holding(
-                group,
-                keeper.kept,
-                keeper.pieces(self._site),
-                keeper.replicas(self._site),
-            )
+            Holding(group, keeper.kept, keeper.pieces(self._site), keeper.replicas(self._site))
             for group, keeper in self._kept.items()
         ]
 

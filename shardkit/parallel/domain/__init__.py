@@ -2,6 +2,7 @@
 
 rows           halo exchange and halo addition
 axis           who holds which rows of a layer's input; what is read and what is refused
+interior       convolutions of own rows, while those of others travel
 windows        convolutions, pooling and interpolation
 moments        norms whose moments are those of whole samples
 others         dropouts, and what joins the parts of a sample
@@ -10,6 +11,7 @@ attention      queries of own tokens to keys of all ranks: keys go round
 transposition  cut along one dim to cut along another
 ways           attention by heads, or by a ring of even or of paired spans
 spectra        Fourier layers by sums of modes
+recurrent      recurrent layers, in turn
 sequences      the layers of tokens and spectra that take the place of whole ones
 graphs         message passing with a halo of nodes
 plan           the table of layers that work cut, and its use on an ordinary model; read it first

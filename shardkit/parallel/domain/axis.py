@@ -5,6 +5,8 @@
 
 The parts of every activation are those of even_span of its own length, so that skips and sums of
 branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
+In later batches of samples of this length, a rank sees it by its own part, where all lengths of a
+model differ on every rank.
 """
 
 from typing import Any
@@ -36,6 +38,9 @@ class DomainAxis:
         self.group = group
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
+        self._by_part: dict[int, int] = {}  # own rows -> the length; none where they do not tell
+        self._num_batches, self._sample_length = 0, 0  # begun, and of the last
+        self._first_batches: dict[tuple, int] = {}  # (length of samples, layer) -> the first batch
         self._shared: dict[int, tuple] = {}
         self.along_last: str | None = None
 
@@ -45,30 +50,57 @@ class DomainAxis:
         Errors, on all its ranks: ShapeError if some have no such dim; ShardingError unless they
         hold the rows of even_span, of a length that a layer has made.
         """
-        lengths = numpy.empty(self.group.world_size, numpy.int64)
         own = x.shape[self.dim] if x.ndim > self.dim else NO_DIM
-        self.group.all_gather(numpy.array([own]), lengths)
-        if (lengths == NO_DIM).any():
+        is_told = self._by_part and self._was_met(path)
+        if is_told and own in self._by_part:
+            return self._by_part[own]
+        lengths = [own] if is_told else self._lengths_of_all(own)
+        if NO_DIM in lengths:
             raise ShapeError(
                 f"{path} got x {x.shape}; wanted dim {self.dim}, along which domain ranks share it"
             )
-        length = int(lengths.sum())
+        length = sum(lengths)
         wanted = [stop - start for start, stop in self.spans(length)]
         if self.made == set():  # the first layer of all
-            self.made.add(length)
-        if lengths.tolist() != wanted or self.made is not None and length not in self.made:
+            self.note(length)
+        if lengths != wanted or self.made is not None and length not in self.made:
             made = f", of {_listed(self.made)} rows in all" if self.made else ""
             raise ShardingError(
                 f"{path} got parts of {_added(lengths)} along dim {self.dim} of x; wanted parts "
                 f"that differ by one at most, the longer ones first{made}: a forward() between "
                 "layers shortened or lengthened them; do that by a layer"
             )
+        self._first_batches.setdefault((self._sample_length, path), self._num_batches)
         return length
 
+    def _was_met(self, path: str | None) -> bool:
+        """Return whether ranks have compared what this layer gets in an earlier batch."""
+        return (
+            self._first_batches.get((self._sample_length, path), self._num_batches)
+            < self._num_batches
+        )
+
+    def _lengths_of_all(self, own: int) -> list[int]:
+        lengths = numpy.empty(self.group.world_size, numpy.int64)
+        self.group.all_gather(numpy.array([own]), lengths)
+        return lengths.tolist()
+
+    def begin(self, length: int) -> None:
+        """Begin with samples of this length, whatever others had, and ranks noted that failed."""
+        self._num_batches, self._sample_length = self._num_batches + 1, length
+        self.made = None if self.made is None else set()
+        self.note(length)
+
     def note(self, length: int) -> None:
-        """Note a length that an input has, or that a layer makes."""
-        if self.made is not None:
-            self.made.add(length)
+        """Note a length that a layer makes: on all ranks alike."""
+        if self.made is None or length in self.made:
+            return
+        self.made.add(length)
+        lengths = sorted(self.made)
+        parts = [[stop - start for start, stop in self.spans(each)] for each in lengths]
+        by_part = [dict(zip(of_rank, lengths)) for of_rank in zip(*parts)]
+        tell = min(map(len, by_part)) == len(lengths)
+        self._by_part = by_part[self.group.rank] if tell else {}
 
     def note_last(self, name: str) -> None:
         """Note a layer that gets parts, and computes along the last dim."""

@@ -9,14 +9,23 @@ from ...array.random import key_of
 from ...errors import ShardingError
 from ...nn.autograd import record
 from ...nn.context import current_context, next_call
+from ...nn.module import Module
 from ..conjugate import all_gather
 from ..tensor.dropouts import masks_elements
-from .axis import CutLayer
+from .axis import CutLayer, DomainAxis
 
 
 @masks_elements
 class CutDropout(CutLayer):
-    """Dropout of this rank's part of x, by the places of its elements in whole samples."""
+    """Dropout of this rank's part of x, by the places of its elements in whole samples.
+
+    sample_dim   of x here, if that is another than in the whole layer
+    """
+
+    def __init__(self, axis: DomainAxis, whole: Module, sample_dim: int | None = None):
+        super().__init__(axis, whole)
+        if sample_dim is not None:
+            self.sample_dim = sample_dim
 
     def forward(self, x):
         context, p = current_context(), self.p

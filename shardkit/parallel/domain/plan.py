@@ -35,6 +35,7 @@ from ...nn.layers.basic import Sequential
 from ...nn.layers.embedding import EmbeddingBag
 from ...nn.lora import LoRALinear
 from ...nn.models.gpt import TokenEmbedding
+from ...nn.models.lstm import LSTMHead
 from ...nn.models.message_passing import Decoder, Encoder, OwnGraph, Step
 from ...nn.models.resnet import GridMean, ResNetHead
 from ...nn.models.vit import PatchEmbedding, ViTHead
@@ -51,6 +52,7 @@ from ..tensor.lora import ColumnParallelLoRALinear, RowParallelLoRALinear
 from ..tensor.sequence import SlicedDropout
 from ..tensor.vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
 from . import graphs, moments, others, patches, sequences, windows
+from . import recurrent as in_turn
 from .axis import GRID_DIM, CutLayer, DomainAxis
 
 Build = Callable[[DomainAxis, Any], CutLayer | None]
@@ -77,6 +79,10 @@ def as_it_is(axis: DomainAxis, layer: Module) -> None:
 def _flatten(axis, layer) -> CutLayer | None:
     is_behind = layer.start_dim > axis.dim
     return None if is_behind else others.JoinedParts(axis, layer)
+
+
+def _lstm_head(axis, layer) -> CutLayer | None:
+    return in_turn.CutLSTMHead(axis, layer) if layer.readout == "last" else None
 
 
 def _on_own_nodes(axis, layer) -> CutLayer:
@@ -133,6 +139,8 @@ LAYERS: dict[type[Module], OnParts] = {
     TokenEmbedding: OnParts(sequences.CutTokenEmbedding, 1),
     SelfAttention: OnParts(sequences.CutSelfAttention, 1),
     attention.MultiheadAttention: OnParts(sequences.CutMultiheadAttention, 1),
+    recurrent.Recurrent: OnParts(in_turn.CutRecurrent, 1),
+    LSTMHead: OnParts(_lstm_head, 1),
     **dict.fromkeys((Encoder, Step, Decoder), OnParts(_on_own_nodes, 1)),
     spectral.SpectralConv: OnParts(sequences.CutSpectralConv, GRID_DIM),
     spectral.Lifting: OnParts(sequences.CutLifting, GRID_DIM),
@@ -162,7 +170,6 @@ CHAINS = (
 
 # {class: why it cannot be cut}
 REASONS: dict[type[Module], str] = {
-    recurrent.Recurrent: "a state goes from each step of the sequence to the next",
     EmbeddingBag: "a bag may have its ids in several parts",
 }
 _UNKNOWN = "what its forward() does along the dim that is cut is not known"

@@ -6,12 +6,14 @@
 
 This is a halo exchange where a few rows beyond the own ones are wanted, wider than the part of a
 neighbor too, and through the last rank in a circle. Its adjoint is the halo addition: the gradient
-of a row goes back to its owner, which adds those of all ranks: its own first, then by rank.
+of a row goes back to its owner, which adds those of all ranks: its own first, then by rank. A Halo
+is what others have of these rows: it travels while a layer computes with the own ones.
 
 Rows are spread as layout.even_span says, at every layer, whatever their number; exchange_rows()
 spreads them as any table says, and back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,6 +27,7 @@ from ...comm.backend import CommunicationBackend
 from ...nn.autograd import Tensor, record, record_linear
 from .spans import Table, even_spans, positions_of
 
+RECEIPT_TAG = 6
 ZEROS = -1  # in an index: no row, but zeros
 
 # {name: (numbers of rows, also beyond the ends, how many there are) -> those of rows that exist}
@@ -70,7 +73,7 @@ class RowsRead(Tensor):
     __slots__ = ("_parts",)
 
     def __init__(self, x: Tensor, group: CommunicationBackend, dim: int, route: "_Route"):
-        self._parts = _Parts(x, _received(x.array, group, dim, route), dim, route)
+        self._parts = _Parts(x, _sent_for(x.array, group, dim, route)(), dim, route)
         shape = x.shape
 
         def backward(gradient, wanted):
@@ -105,6 +108,52 @@ def let_go(x: Tensor) -> None:
     """Keep of rows that were read those of other ranks alone: a layer has computed with them."""
     if isinstance(x, RowsRead):
         x._parts.let_go()
+
+
+class Halo:
+    """The rows that a rank reads beside its own ones, all of which it reads once and in order.
+
+    before   how many of them stand before the own ones; the rest stands after these
+    count    of all
+    """
+
+    def __init__(self, group: CommunicationBackend, dim: int, before: int, route: "_Route"):
+        self._group, self._dim = group, dim
+        self._route = route
+        self.before = before
+        self.count = route.count
+
+    def fetch(self, array: Any) -> Callable[[], Any]:
+        """Begin to fetch the rows; return what waits for them and returns [..., count, ...].
+
+        Collective over the group. array: [..., own, ...], which must stay as it is until then.
+        """
+        came = _sent_for(array, self._group, self._dim, self._route)
+        return lambda: _put_together(array, came(), self._dim, self._route)
+
+    def send_home(self, gradient: Any, own: int) -> Callable[[Any], None]:
+        """Begin to send the gradients [..., count, ...] of the rows to their owners; return what
+        waits for those of own rows, and adds them to an array [..., own, ...].
+
+        Collective over the group. own: how many rows this rank has
+        """
+        came = _sent_home(gradient, self._group, self._dim, self._route, own)
+        return lambda array: _add_all(array, came(), self._dim, self._route)
+
+
+def halo_of(
+    group: CommunicationBackend,
+    dim: int,
+    length: int,
+    spans: tuple[tuple[int, int], ...],
+    beyond: str = "zeros",
+) -> Halo | None:
+    """Return what this rank reads beside its own rows, as of rows_of(); no rows of zeros are in it.
+
+    None: it does not read each of its own rows once. Other ranks may have halos, or rows_of().
+    """
+    found = _route_to_halo(length, group.rank, spans, beyond)
+    return None if found is None else Halo(group, dim, *found)
 
 
 def exchange_rows(
@@ -157,6 +206,24 @@ def _route_to_windows(length, rank, spans, beyond) -> _Route:
     return _route(rank, even_spans(length, len(spans)), wanted)
 
 
+@lru_cache(maxsize=1024)
+def _route_to_halo(length, rank, spans, beyond):
+    """Return how many rows of a halo stand before the own ones, and the route to all of them."""
+    table = even_spans(length, len(spans))
+    read = [BEYOND[beyond](numpy.arange(*span), length) for span in spans]
+    owned = [positions_of(each) for each in table]
+    own = _places(read[rank], owned[rank])
+    if not numpy.array_equal(own + spans[rank][0], owned[rank]):  # once, and where they stand
+        return None
+    wanted = [_of_others(*both) for both in zip(read, owned)]
+    before = numpy.count_nonzero(read[rank][: own[0]] != ZEROS)
+    return int(before), _route(rank, table, wanted)
+
+
+def _of_others(rows, owned):
+    return rows[(rows != ZEROS) & ~numpy.isin(rows, owned)]
+
+
 @lru_cache(maxsize=256)
 def _route_to_table(rank, from_table, to_table) -> _Route:
     return _route(rank, from_table, [*map(positions_of, to_table)])
@@ -202,17 +269,19 @@ def _as_slice(rows):
 
 def _fetched(array, group, dim, route):
     """Return the wanted rows [..., count, ...] of [..., own, ...], a new array."""
-    return _put_together(array, _received(array, group, dim, route), dim, route)
+    return _put_together(array, _sent_for(array, group, dim, route)(), dim, route)
 
 
-def _received(array, group, dim, route) -> dict:
-    """Return {rank: the wanted rows that are its, first}. Collective."""
+def _sent_for(array, group, dim, route):
+    """Send own rows to the ranks that want them; return what waits for {rank: the wanted rows that
+    are its, first}. Collective.
+    """
     xp = xp_of(array)
     source = xp.moveaxis(array, dim, 0)
     sent = {rank: source[rows] for rank, rows in route.given.items()}
     rest = source.shape[1:]
     came = {rank: (count, *rest) for rank, count in route.counts.items()}
-    return _exchanged(group, sent, came, array.dtype, xp)
+    return _exchange(group, sent, came, array.dtype, xp)
 
 
 def _put_together(array, came, dim, route):
@@ -236,16 +305,34 @@ def _returned(gradient, group, dim, route, shape):
     xp = xp_of(gradient)
     result = (empty if route.is_all else fresh.zeros)(shape, gradient.dtype, xp)
     source, target = xp.moveaxis(gradient, dim, 0), xp.moveaxis(result, dim, 0)
+    came = _sent_home(gradient, group, dim, route, shape[dim])
     places, rows = route.own
     if route.is_all:
         target[...] = source[places]
     else:
         _add(target, rows, source[places])
-    sent = {rank: source[places] for rank, places in route.taken.items()}
-    came = {rank: target[rows].shape for rank, rows in route.given.items()}
-    for rank, received in _exchanged(group, sent, came, gradient.dtype, xp).items():
-        _add(target, route.given[rank], received)
+    _add_all(result, came(), dim, route)
     return result
+
+
+def _sent_home(gradient, group, dim, route, own):
+    """Send the gradients of rows of others home; return what waits for {rank: those of own ones},
+    of which there are so many.
+    """
+    xp = xp_of(gradient)
+    source = xp.moveaxis(gradient, dim, 0)
+    sent = {rank: source[places] for rank, places in route.taken.items()}
+    shape, numbers = source.shape[1:], numpy.arange(own)
+    wanted = {rank: numbers[rows] for rank, rows in route.given.items()}
+    came = {rank: (len(rows), *shape) for rank, rows in wanted.items()}
+    return _exchange(group, sent, came, gradient.dtype, xp)
+
+
+def _add_all(array, came, dim, route):
+    """Add to own rows of an array [..., own, ...] what came for them, by rank."""
+    target = xp_of(array).moveaxis(array, dim, 0)
+    for rank, received in came.items():
+        _add(target, route.given[rank], received)
 
 
 def _add(target, rows, values):
@@ -257,8 +344,11 @@ def _add(target, rows, values):
             target[row] += value
 
 
-def _exchanged(group, sent, shapes, dtype, xp) -> dict:
-    """Return {rank: array} of what came, by rank. Collective over the ranks that send or take."""
+def _exchange(group, sent, shapes, dtype, xp) -> Callable[[], dict]:
+    """Begin an exchange; return what waits for it and returns {rank: array} of what came, by rank.
+
+    Collective over the ranks that send or take.
+    """
     came: dict = {}
     handles, kept = [], []
     for rank in sorted(shapes):
@@ -267,6 +357,26 @@ def _exchanged(group, sent, shapes, dtype, xp) -> dict:
     for rank in sorted(sent):
         kept.append(fresh.contiguous(sent[rank]).reshape(-1))  # until they are through
         handles.append(group.isend(kept[-1], rank))
-    for handle in handles:
+
+    def arrived() -> dict:
+        for handle in handles:
+            handle.wait()
+        kept.clear()
+        acknowledge(group, shapes.keys() - sent.keys(), sent.keys() - shapes.keys())
+        return came
+
+    return arrived
+
+
+def acknowledge(group: CommunicationBackend, senders, receivers) -> None:
+    """Tell senders that their message is here, and wait until receivers say so of this rank's.
+
+    Of ranks that only send, none goes on while another has failed before it receives: its message
+    would be left, and taken by a later step. Collective over all of them.
+    """
+    box = numpy.zeros(1, numpy.uint8)
+    told = [group.isend(box, rank, RECEIPT_TAG) for rank in sorted(senders)]
+    for rank in sorted(receivers):
+        group.receive(numpy.empty_like(box), rank, RECEIPT_TAG)
+    for handle in told:
         handle.wait()
-    return came

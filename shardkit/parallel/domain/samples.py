@@ -11,6 +11,7 @@ counts and gradients over these ranks as over data ranks.
 
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -24,7 +25,7 @@ from ...layout.part import Rows, SamplePart, with_length
 from ...nn import loss as counted
 from ...nn import losses
 from ...nn.autograd import Tensor
-from ...nn.loss import Loss
+from ...nn.loss import Loss, parts_noted
 from ...nn.metrics import Metric
 from ...nn.module import Module
 from ...tree import leaves, map_tree, structure
@@ -79,7 +80,7 @@ class SampleParts:
                 "domain ranks share; use a layer of another dim, or leave domain at 1"
             )
         part = self._rows("x", x, self._axis.dim)
-        self._axis.note(x.shape[self._axis.dim])
+        self._axis.begin(x.shape[self._axis.dim])
         return part
 
     def part_of_batch(self, x: Any, y: Any, loss: Loss) -> tuple[Any, Any, Loss]:
@@ -310,7 +311,8 @@ class CountedOnce(Loss):
         self._factor = 1.0 if counts else 0.0
 
     def total(self, prediction: Any, y: Any):
-        return self._loss.total(prediction, y) * self._factor
+        with parts_noted(None) if self._factor == 0 else nullcontext():
+            return self._loss.total(prediction, y) * self._factor
 
     def count(self, y: Any) -> float:
         return self._loss.count(y) * self._factor

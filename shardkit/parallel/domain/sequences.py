@@ -8,12 +8,12 @@ They compute by the forward() of the class whose place they take, told of other 
 another attention.
 """
 
-from ...errors import ShardingError
+from ...errors import ShapeError, ShardingError
 from ...nn.context import current_context
 from ...nn.layers.attention import MultiheadAttention
 from ...nn.layers.basic import input_tensor
 from ...nn.layers.spectral import SpectralConv, check_grid
-from ...nn.models.gpt import TokenEmbedding
+from ...nn.models.gpt import TokenEmbedding, are_marked
 from ...nn.ops.modes import Slab
 from ...nn.transformer import SelfAttention
 from .axis import GRID_DIM, CutLayer, DomainAxis
@@ -32,6 +32,15 @@ class CutTokenEmbedding(CutLayer):
     def __init__(self, axis: DomainAxis, whole: TokenEmbedding):
         super().__init__(axis, whole)
         self.dropout = CutDropout(axis, whole.dropout)
+
+    def check_input(self, x):
+        """Raise ShapeError also where several texts stand in a row: no rank has all of it."""
+        super().check_input(x)
+        if are_marked(x):
+            raise ShapeError(
+                f"{self.path_in_model} of rows with several texts, whose sequences ranks share; "
+                "wanted one text in each row (data.packing = false), or domain = 1"
+            )
 
     def forward(self, ids):
         _refuse_texts(self.path_in_model)

@@ -12,6 +12,7 @@ from math import prod
 
 from ...annotations import Shape
 from ...array.lines import Windows
+from ...array.window import ConvolutionWindow
 from ...errors import ShapeError, ShardingError
 from ...nn.layers.convolution import ConvNd, ConvTransposeNd
 from ...nn.layers.pooling import AdaptivePoolNd, AvgPoolNd, MaxPoolNd
@@ -24,7 +25,8 @@ from ...nn.ops.resampling import interpolation_windows
 from ...nn.ops.windows import window_maxima, window_sums
 from ..conjugate import all_gather, all_reduce
 from .axis import GRID_DIM, CutLayer, DomainAxis
-from .rows import let_go, rows_of
+from .interior import convolve_with_halo, takes_halo
+from .rows import halo_of, let_go, rows_of
 
 
 class CutConvolution(CutLayer):
@@ -45,23 +47,59 @@ class CutConvolution(CutLayer):
         starts = [first * stride - before for first, _ in own]
         stops = [(stop - 1) * stride - before + reach for _, stop in own]
         spans = tuple(zip(starts, stops))
+        x, zeros = _continued(layer, x)
+        if (y := self._by_halo(x, length, spans, zeros)) is not None:
+            return y
         x = rows_of(x, axis.group, GRID_DIM, length, spans, layer.padding_mode)
-        padded, padding = _padded(layer, x)
-        form = (layer.stride, padding, layer.dilation, layer.groups)
-        y = type(layer).operation(padded, layer.weight, layer.bias, *form)
+        y = _of_rows(layer, x, zeros)
         let_go(x)
         return y
 
+    def _by_halo(self, x, length, spans, zeros):
+        """Return the outputs of own rows and of a halo, which travels; None: it cannot be so.
 
-def _padded(layer: ConvNd, x):
-    """Return x padded along the other dims of the grid, or not yet, and what is to be added."""
-    befores, afters = [(0, *side[1:]) for side in layer.sides]
-    if layer.padding_mode == "zeros" and befores == afters:
-        return x, befores
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    both = list(zip(befores, afters))
-    pairs = [side for sides in both[::-1] for side in sides]
-    return pad(x, pairs, mode), 0
+        spans   of the rows that ranks read; zeros: before and after the other dims
+        """
+        layer, axis = self._whole, self.axis
+        halo = halo_of(axis.group, GRID_DIM, length, spans, layer.padding_mode)
+        if halo is None:
+            return None
+        start, stop = spans[axis.group.rank]
+        before = axis.own_span(length)[0] - start
+        after = stop - start - before - x.shape[GRID_DIM]
+        befores, afters = zeros
+        sides = (before, *befores), (after, *afters)
+        window = ConvolutionWindow(layer.stride, layer.dilation, *sides, layer.groups)
+        if not takes_halo(x, layer.weight, window):
+            return None
+        return convolve_with_halo(x, layer.weight, layer.bias, window, halo)
+
+
+def _of_rows(layer: ConvNd, x, zeros):
+    """Return the outputs of rows that lie together, with zeros before and after other dims."""
+    befores, afters = zeros
+    if befores != afters:
+        x, befores = _padded(x, befores, afters, "constant"), (0,) * len(befores)
+    padding = (0, *befores)
+    form = (layer.stride, padding, layer.dilation, layer.groups)
+    return type(layer).operation(x, layer.weight, layer.bias, *form)
+
+
+def _continued(layer: ConvNd, x):
+    """Return x continued along the other dims of its grid, or how many zeros are to stand there,
+    before and after.
+    """
+    befores, afters = [side[1:] for side in layer.sides]
+    if layer.padding_mode == "zeros":
+        return x, (befores, afters)
+    nothing = (0,) * len(befores)
+    return _padded(x, befores, afters, layer.padding_mode), (nothing, nothing)
+
+
+def _padded(x, befores, afters, mode):
+    """Return x padded along the other dims of the grid."""
+    both = [(0, 0), *zip(befores, afters)]
+    return pad(x, [side for sides in both[::-1] for side in sides], mode)
 
 
 def _check_continued(layer, length, most, path):

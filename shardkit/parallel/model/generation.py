@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import numpy
 
 from ...arguments import is_integer, require
-from ...array.backend import to_host
+from ...array.backend import to_host, xp_of
 from ...array.halves import widened
 from ...comm.same import alike
 from ...errors import ConfigurationError
-from ...nn.generation import Choice, Writer, check_number, checked_prompt
+from ...nn.generation import Choice, Writer, check_number, checked_prompt, in_a_row
 from ...nn.models.gpt import GPT
 from ..fingerprint import describe
 from ..step.engine import Engine
@@ -37,24 +37,24 @@ class ShardedPasses:
         self._pipeline = engine.mesh.group("pipeline")
         self._last_rank = engine.plan.stages.last_rank
 
-    def next_tokens(self, ids, texts, choose) -> numpy.ndarray:
+    def next_tokens(self, new, texts, choose) -> numpy.ndarray:
         """Return the next token of each text, the same on all ranks of the replica.
 
         Collective over the mesh. See generation.Passes.
         """
         with whole_outputs():
-            output = self._output(ids, texts)
+            output = self._output(new, texts)
         if output is None:
-            tokens = numpy.empty(len(ids), numpy.int64)
+            tokens = numpy.empty(len(new), numpy.int64)
         else:
             tokens = choose(widened(to_host(output)))
         self._pipeline.broadcast(tokens, self._last_rank)
         return tokens
 
-    def _output(self, ids, texts):
-        """Return the logits [rows, vocabulary] of the next tokens on the last stage, else None."""
-        output = self._evaluation.forward(ids, texts)
-        return None if output is None else output[:, -1]
+    def _output(self, new, texts):
+        """Return the logits [texts, vocabulary] of the next tokens on the last stage, else None."""
+        output = self._evaluation.forward(in_a_row(new), texts)
+        return None if output is None else output[0]
 
     def anybody(self, is_busy: bool) -> bool:
         """Return whether any replica has something left to do. Collective over the data axis."""
@@ -66,8 +66,8 @@ class ShardedPasses:
 class WholePasses(ShardedPasses):
     """Passes under sequence parallelism, where a rank cannot hold a single position.
 
-    Each goes over the whole text, with as many positions behind it as the tensor ranks need to
-    divide it, and keeps nothing.
+    Each goes over whole texts, with as many positions behind them as make them equally long and
+    the tensor ranks need to divide them, and keeps nothing.
     """
 
     remembers = False
@@ -76,20 +76,27 @@ class WholePasses(ShardedPasses):
         super().__init__(engine)
         self._num_slices = engine.mesh.group("tensor").world_size
 
-    def _output(self, ids, texts):
-        length = ids.shape[1]
-        padded = numpy.pad(ids, ((0, 0), (0, -length % self._num_slices)))
+    def _output(self, new, texts):
+        width = -(-len(new[0]) // self._num_slices) * self._num_slices  # the longest is first
+        padded = numpy.zeros((len(new), width), numpy.int64)
+        for row, each in zip(padded, new):
+            row[: len(each)] = each
         output = self._evaluation.forward(padded)
-        return None if output is None else output[:, length - 1]
+        if output is None:
+            return None
+        lasts = [len(each) - 1 for each in new]
+        xp = xp_of(output)
+        return output[xp.arange(len(new)), xp.asarray(lasts)]
 
 
 def generate(
     engine: Engine,
     prompts: Sequence,
     num_tokens: int,
-    choice: dict,
+    choice: tuple,
     seeds: Sequence[int] | None,
-    on_token: Callable[[int, int], None] | None = None,
+    on_token: Callable[[int, int], None] | None,
+    together: int,
 ) -> list[numpy.ndarray]:
     """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh."""
     mesh = engine.mesh
@@ -102,12 +109,21 @@ def generate(
         settings = engine.model.settings
         texts = [checked_prompt(prompt, settings.vocabulary_size) for prompt in prompts]
         check_number(num_tokens)
-        chosen = Choice(**{**choice, "stop": tuple(choice["stop"])})
+        *how, stop = choice
+        chosen = Choice(*how, tuple(stop))
         seeds = list(range(len(texts)) if seeds is None else seeds)
         are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)
         require(are_seeds, "seeds", seeds, f"{len(texts)} integers, one for each prompt")
+        is_count = is_integer(together, at_least=1)
+        require(is_count, "together", together, "a number of texts, at least 1")
         engine.weights.check()
-        own = {"prompts": texts, "num_tokens": num_tokens, "choice": chosen, "seeds": seeds}
+        own = {
+            "prompts": texts,
+            "num_tokens": num_tokens,
+            "choice": chosen,
+            "seeds": seeds,
+            "together": together,
+        }
         facts |= {name: describe(value) for name, value in own.items()}
     has_slices = engine.config.sequence_parallel and mesh.size("tensor") > 1
     passes = (WholePasses if has_slices else ShardedPasses)(engine)
@@ -115,7 +131,8 @@ def generate(
     mine = slice(data.rank, None, data.world_size)
     numbers = range(len(texts))[mine]
     told = on_token and (lambda row, token: on_token(numbers[row], token))
-    written = Writer(passes, texts[mine], num_tokens, chosen, seeds[mine], told).write()
+    given = texts[mine], num_tokens, chosen, seeds[mine], told, together
+    written = Writer(passes, *given).write()
     results = [numpy.empty(0, numpy.int64) for _ in texts]
     for rank, part in enumerate(data.all_gather_object(written)):
         results[rank :: data.world_size] = part

@@ -27,6 +27,7 @@ from ...comm.mesh import Mesh
 from ...errors import CommunicationError, ShardingError
 from ...habits import refuse
 from ...layout.part import SamplePart
+from ...nn.generation import TOGETHER
 from ...nn.looks import look_of
 from ...nn.metrics import Metric
 from ...nn.module import Module
@@ -350,9 +351,11 @@ class ShardedModel:
         *,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         stop: Sequence[int] = (),
         seeds: Sequence[int] | None = None,
         on_token: Callable[[int, int], Any] | None = None,
+        together: int = TOGETHER,
     ) -> list:
         """Return what follows each prompt: a list of int64 arrays, the same on all ranks.
 
@@ -364,12 +367,15 @@ class ShardedModel:
             1-D integer arrays, of any lengths; the data replicas share them.
         num_tokens
             To add to each text, unless it comes to a stop token before.
-        temperature, top_k, top_p, stop
+        temperature, top_k, top_p, repetition_penalty, stop
             See nn.generation.Choice.
         seeds
             One integer for each prompt; None: 0, 1, 2, ...
         on_token
             Function (number of a prompt, token), called on the ranks that write its text.
+        together
+            Texts that a replica continues at a time; each takes memory for its keys and values. As
+            one ends, the next prompt takes its place.
 
         Raises
         ------
@@ -384,8 +390,9 @@ class ShardedModel:
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
         """
-        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
-        return generate(self._open.engine, prompts, num_tokens, choice, seeds, on_token)
+        choice = temperature, top_k, top_p, repetition_penalty, stop
+        given = prompts, num_tokens, choice, seeds, on_token, together
+        return generate(self._open.engine, *given)
 
     def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.

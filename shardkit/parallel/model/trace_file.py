@@ -8,7 +8,7 @@ Perfetto (ui.perfetto.dev) and chrome://tracing open it.
 Source: Trace Event Format, Google, 2016.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...comm.clocks import ClockOffset, on_first_clock
@@ -68,7 +68,7 @@ def _events(each: RankSpans, origin: float) -> Iterator[dict]:
     yield _named("process_sort_index", each.rank, 0, sort_index=each.rank)
     for tid, track in enumerate(tracks):
         yield _named("thread_name", each.rank, tid, name=track or "step")
-    for span in _outermost_first(each.spans):
+    for span in sorted(each.spans, key=lambda span: (span.start, -span.end)):  # outermost first
         start, end = (round((_on_clock(each, at) - origin) * 1e9) for at in (span.start, span.end))
         where = {"pid": each.rank, "tid": tracks.index(span.track)}
         yield {
@@ -81,10 +81,6 @@ def _events(each: RankSpans, origin: float) -> Iterator[dict]:
             **_arguments(span, each.names),
         }
         yield from _arrow(span, each.at, {**where, "ts": (start + end) // 2 / 1000})
-
-
-def _outermost_first(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
-    return sorted(spans, key=lambda span: (span.start, -span.end))
 
 
 def _named(kind: str, rank: int, tid: int, **arguments) -> dict:

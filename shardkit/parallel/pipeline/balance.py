@@ -11,6 +11,7 @@ or by hand: blocks_per_stage = (3, 2, 2, 1).
 import copy
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -189,9 +190,8 @@ def _by_hand(units, num_stages, blocks_per_stage) -> list[range]:
             f"{len(blocks_per_stage)} stages; wanted {num_blocks} blocks for {num_stages} stages, "
             "at least one each"
         )
-    ends = [
-        sum(len(unit.blocks) for unit in units[:number]) for number in range(len(units) + 1)
-    ]  # in blocks
+    # In blocks.
+    ends = [0, *accumulate(len(unit.blocks) for unit in units)]
     starts = [sum(blocks_per_stage[:stage]) for stage in range(num_stages)] + [num_blocks]
     cut = next((start for start in starts if start not in ends), None)
     if cut is not None:

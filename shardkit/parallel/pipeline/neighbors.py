@@ -261,9 +261,8 @@ def _meeting(mine: list, theirs: list, reverse: bool = False) -> list:
 
 def _put(array, whole: Box, box: Box, values) -> None:
     """Write a box's values into a 1-D view, in host or device memory, of the whole box."""
-    target = array.reshape(whole.shape)[
-        (*box.relative_to(whole).slices(), ...)
-    ]  # a view, also of a scalar
+    # A view, also of a scalar.
+    target = array.reshape(whole.shape)[(*box.relative_to(whole).slices(), ...)]
     if is_device_array(array):
         fill_from_host(target, numpy.ascontiguousarray(values.reshape(box.shape)))
     else:

@@ -76,9 +76,8 @@ class Stages:
                     parts[place] = tuple(inside)
         holders = {}
         for unit in {unit for (unit, _), place in at.items() if plans[place].is_copy}:
-            ranks = tuple(
-                rank for (other, rank) in at if other == unit
-            )  # in the order of the model, the owner first
+            # In the order of the model, the owner first.
+            ranks = tuple(rank for (other, rank) in at if other == unit)
             of_unit = [place for (other, _), place in at.items() if other == unit]
             with_parts = [each for place in of_unit for each in (place, *parts.get(place, ()))]
             holders.update(dict.fromkeys(with_parts, ranks))

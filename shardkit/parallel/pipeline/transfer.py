@@ -183,9 +183,7 @@ class Transfers:
         return self._assembled(message, arrays)
 
     def _post_ahead(self):
-        """Post the next receive of the program, unless one is posted or its form is still to
-        come.
-        """
+        """Post the next receive of the program, unless one is posted or its form is not known."""
         if self._posted or not self._coming or self._form_of(self._coming[0]) is None:
             return
         message = self._coming.popleft()
@@ -297,8 +295,7 @@ class Transfers:
 def _lane(crossing: int, what: int) -> int:
     """Return the number of the lane of what crosses a boundary: activations 0, or gradients 1.
 
-    At both ends these go by one order of micro-batches, whatever the schedule
-    (schedule/orders.py).
+    At both ends these go by one order of micro-batches, whatever the schedule (schedule/orders.py).
     """
     return 2 * crossing + what
 

@@ -23,11 +23,7 @@ from ...schedule.catalog import order_named
 from ..data.keepers import Keepers
 from ..data.matrices import check_matrices
 from ..data.movement import Movement
-from ..data.partition import (
-    check_trained,
-    plan_units_for_stages,
-    with_groups,
-)
+from ..data.partition import check_trained, plan_units_for_stages, with_groups
 from ..data.site import Pools
 from ..data.unit import Unit, Units
 from ..domain.samples import SampleParts
@@ -307,12 +303,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
 
     def runtime(program, executor, of_zeros):
         guarded = Shortage(
-            executor,
-            of_zeros,
-            flow,
-            pools.device,
-            rank=mesh.rank,
-            agrees_on=gathering.agrees_on,
+            executor, of_zeros, flow, pools.device, rank=mesh.rank, agrees_on=gathering.agrees_on
         )
         return Runtime(guarded, flow, movement, gathering, units, pools.arena, numerics, program)
 

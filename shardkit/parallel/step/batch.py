@@ -9,7 +9,7 @@ along dim 0. The trees of all ranks have one structure.
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from operator import itemgetter
 
@@ -23,18 +23,10 @@ from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...layout.axes import COPIES
 from ...layout.part import Rows
-from ...nn.context import ForwardContext
+from ...nn.context import ForwardContext, hold_marks
 from ...nn.loss import Loss, as_loss, check_targets_of
-from ...nn.module import Module, check_input_of, output_shape_of
-from ...tree import (
-    is_tree,
-    leaves,
-    map_tree,
-    named_leaves,
-    num_samples,
-    rebuild,
-    structure,
-)
+from ...nn.module import Module, check_input_of, context_of_pass, output_shape_of
+from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
 
 SAMPLE_BITS = (
@@ -119,7 +111,8 @@ class Batches:
             given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
-            size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
+            about = self.context_for(x, ForwardContext()).is_unmarked
+            size_and_form = own_samples | _form(about, x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
@@ -140,6 +133,11 @@ class Batches:
             tree_total(items),
             everyones[:, 0].tobytes(),
         )
+
+    def context_for(self, x, context: ForwardContext) -> ForwardContext:
+        """Return the context of a pass of the model over x, on the host."""
+        is_unmarked = not any(map(hold_marks, arrays_in(x)))
+        return context_of_pass(self._model, x, replace(context, is_unmarked=is_unmarked))
 
     def _usual_loss(self):
         return self._loss or self._model.loss
@@ -269,20 +267,24 @@ class Intake:
         state = parts.state
         batch = self._batches.agree(x, y, num, loss, ballot)
         size = batch.own_samples // num
+        whole = batch.x
         x = parts.plan.numerics.entering(each(parts.plan.device.from_host, batch.x))
         y = each(parts.plan.device.from_host, batch.y)
         micro_batches = tuple(
             MicroBatch(
                 part_of(x, start, size),
                 part_of(y, start, size),
-                ForwardContext(
-                    training=True,
-                    seed=self._seed,
-                    step=state.step_number,
-                    first_sample=first_sample + batch.first_sample + start,
-                    num_samples=size,
-                    observer=self._observer(first_gradient + number),
-                    is_cut=parts.plan.samples is not None,
+                self._batches.context_for(
+                    part_of(whole, start, size),
+                    ForwardContext(
+                        training=True,
+                        seed=self._seed,
+                        step=state.step_number,
+                        first_sample=first_sample + batch.first_sample + start,
+                        num_samples=size,
+                        observer=self._observer(first_gradient + number),
+                        is_cut=parts.plan.samples is not None,
+                    ),
                 ),
             )
             for number, start in enumerate(range(0, num * size, size))
@@ -352,12 +354,13 @@ def _sum_of(array) -> tuple:
     return array.shape, str(array.dtype), zlib.crc32(rows)
 
 
-def _form(*trees) -> int:
-    """Return 31 bits for shapes, dtypes and memory order."""
+def _form(about, *trees) -> int:
+    """Return 31 bits for shapes, dtypes and memory order, and what else decides what is run."""
     return (
         zlib.crc32(
             repr(
-                [
+                [about]
+                + [
                     (array.shape, str(array.dtype), array.flags.c_contiguous)
                     for tree in trees
                     for array in arrays_in(tree)

@@ -158,6 +158,7 @@ class _ContextOfGraphs:
         self.first_sample = context.first_sample
         self.num_samples = context.num_samples
         self.texts = context.texts
+        self.is_unmarked = context.is_unmarked
 
     @property
     def step(self):

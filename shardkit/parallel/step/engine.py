@@ -22,6 +22,7 @@ from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError
 from ...layout.axes import COPIES
 from ...layout.policy import Policy
+from ...nn.loss import FunctionLoss, Loss
 from ...nn.module import Module
 from ...optim.clipping import clip_factor
 from ...schedule.actions import Action
@@ -109,7 +110,9 @@ class Engine:
         samples = plan.samples
         batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
-        self._losses = StepLosses(mesh, plan.stages.last_rank)
+        usual = config.loss or model.loss
+        is_function = isinstance(usual, FunctionLoss) or not isinstance(usual, Loss)
+        self._losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=is_function)
         self.evaluation = Evaluation(
             parts.plain,
             plan.programs.forward,
@@ -290,9 +293,8 @@ class Engine:
             updated[...] = self.device.from_host(gradients[at : at + updated.size])
             at += updated.size
         self._gradients.reduce(None)
-        self.runtime.run(
-            self.runtime.program.ties, Inputs()
-        )  # copies, which have zero, get the sum
+        # Copies, which have zero, get the sum.
+        self.runtime.run(self.runtime.program.ties, Inputs())
         self.update(learning_rate)
 
     @property

@@ -19,9 +19,8 @@ from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
 from .votes import StepLosses, raise_failure
 
-_FEW_ELEMENTS = (
-    1 << 20
-)  # of a prediction whose loss is computed in float64; logits of texts are more
+# Of a prediction whose loss is computed in float64; logits of texts are more.
+_FEW_ELEMENTS = 1 << 20
 
 
 class Evaluation:
@@ -160,6 +159,10 @@ class Evaluation:
         """Return the sums over data ranks of what the last stage of each has."""
         return self._losses.summed(numbers)
 
+    def loss_parts(self) -> dict[str, float]:
+        """Return the mean of each part that the loss of the last step has. Collective."""
+        return self._losses.parts()
+
     def forward(self, x, texts=None):
         """Return the output of this replica's x on the last stage, None elsewhere.
 
@@ -169,8 +172,9 @@ class Evaluation:
         is_cut = self._samples is not None
         if texts is not None and is_cut:
             self._samples.refuse_texts()
-        x = self._numerics.entering(map_tree(self._device.from_host, x))
         context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
+        context = self._batches.context_for(x, context)
+        x = self._numerics.entering(map_tree(self._device.from_host, x))
         part = MicroBatch(x, None, context)
         results = self._runtime.run(self._program, Inputs((part,)))
         raise_failure(self._mesh.world, results.failure)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from ...nn.loss import parts_noted
 from ...schedule.actions import Action, Kind
 from ..pipeline.form import NOTHING, key_of
 from ..pipeline.stages import Place, Stages
@@ -100,7 +101,11 @@ class Flow:
             x = inputs.micro_batches[m].x
         else:
             x = self._activations.pop((place, m))
-        output = self.work.forward(place, m, x, inputs)
+        notes: dict[str, Any] = {}
+        with parts_noted(notes if place == self._last else None):
+            output = self.work.forward(place, m, x, inputs)
+        if notes:
+            results.parts[m] = notes
         if place != self._last:  # the next unit is on this rank, or SEND_F picks it up
             self._activations[self._after[place], m] = output
         elif inputs.loss is not None:

@@ -39,9 +39,7 @@ class Gathering(Protocol):
         """Return the programs of a pipeline rank, as Programs.of() does."""
 
     def agrees_on(self, error: Exception) -> bool:
-        """Return whether all ranks that compute this together have raised the error, or know of
-        it.
-        """
+        """Return whether all ranks that compute this together raised the error, or know of it."""
 
     def enter(self, actions: tuple[Action, ...]) -> None:
         """Begin a program."""

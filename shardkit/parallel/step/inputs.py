@@ -19,6 +19,7 @@ class Results:
     """What comes out of one run of a program, on this rank.
 
     losses          {micro-batch: sum over its items}; arrays on a GPU until votes.fetch()
+    parts           {micro-batch: {name: part of such a sum}} of a loss that has some; as losses
     predictions     {micro-batch: output of the last unit}
     gradient_norm   before clipping; None if nothing asked for it
     failure         what went wrong while this rank computed; the rest of the program then went on
@@ -26,6 +27,7 @@ class Results:
     """
 
     losses: dict[int, Any] = field(default_factory=dict)
+    parts: dict[int, dict[str, Any]] = field(default_factory=dict)
     predictions: dict[int, Any] = field(default_factory=dict)
     gradient_norm: float | None = None
     failure: Exception | None = None

@@ -162,14 +162,14 @@ class Company:
             for rank in self._others
         ]
         handles += [self._group.isend(own, rank, MAX_TAG) for rank in self._others]
-        if has_failed and not _come_in_time(handles):
+        if has_failed and not come_in_time(handles):
             return False
         for handle in handles:
             handle.wait()
         return True
 
 
-def _come_in_time(handles) -> bool:
+def come_in_time(handles) -> bool:
     """Return whether all messages have come before patience ends."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not all([handle.test() for handle in handles]):

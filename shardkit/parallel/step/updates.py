@@ -39,11 +39,7 @@ class Updates:
     @property
     def table(self) -> dict:
         """What ends a step: gradients of ties, the norm that clips, the rule."""
-        return {
-            Kind.TIE: self._tie,
-            Kind.CLIP: self._clip,
-            Kind.STEP: self._step,
-        }
+        return {Kind.TIE: self._tie, Kind.CLIP: self._clip, Kind.STEP: self._step}
 
     def _tie(self, action, inputs, results):
         """Add the gradients of a tied unit and its replicas, in one order on all their ranks."""
@@ -70,9 +66,8 @@ class Updates:
         """
         sharing = self._movement.group
         units = self._units.trained.at
-        local = [
-            unit.gradients.squares() for unit in units.values()
-        ]  # [blocks of this rank's shard] each
+        # [blocks of this rank's shard] each.
+        local = [unit.gradients.squares() for unit in units.values()]
         losses = update.computed.losses.values()
         xp = xp_of(*local, *filter(is_array, losses))
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)

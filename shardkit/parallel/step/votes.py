@@ -11,7 +11,9 @@ other what happened.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite, nan
+from typing import Any
 
 import numpy
 
@@ -84,21 +86,31 @@ def fetch(results: Results, *scalars) -> list[float]:
 
     All that lies on a GPU comes in one transfer, which the host waits for.
     """
-    waiting = [m for m, loss in results.losses.items() if is_array(loss)]
-    numbers = numbers_of([*scalars, *[results.losses[m] for m in waiting]])
-    results.losses.update(zip(waiting, numbers[len(scalars) :]))
+    numbers = list(scalars)
+    waiting: list[tuple[dict, Any]] = []
+    tables: list[dict] = [results.losses]
+    tables += results.parts.values()
+    for table in tables:
+        keys = [key for key, loss in table.items() if is_array(loss)]
+        waiting += [(table, key) for key in keys]
+        numbers += [table[key] for key in keys]
+    numbers = numbers_of(numbers)
+    for (table, key), number in zip(waiting, numbers[len(scalars) :]):
+        table[key] = number
     return numbers[: len(scalars)]
 
 
 class StepLosses:
     """The losses that the last stage of each pipeline has, summed on all ranks.
 
-    last_rank   of a pipeline: the one that has the last stage
+    last_rank        of a pipeline: the one that has the last stage
+    may_have_parts   the usual loss is a function, which may return several means
     """
 
-    def __init__(self, mesh: Mesh, last_rank: int):
+    def __init__(self, mesh: Mesh, last_rank: int, *, may_have_parts: bool = False):
         self._pipeline, self._data = mesh.group("pipeline"), mesh.group(COPIES)
-        self._last_rank = last_rank
+        self._last_rank, self._may_have_parts = last_rank, may_have_parts
+        self._last: tuple[dict, float] = {}, 0.0  # parts and items of the last mean_of()
 
     def mean_of(self, results: Results, items: float) -> float:
         """Return the mean loss of a step: NaN if there are no items. Collective.
@@ -106,9 +118,20 @@ class StepLosses:
         Losses of micro-batches, then of ranks, are summed in the tree order of their gradients.
         """
         fetch(results)
+        self._last = results.parts, items
         losses = results.losses  # of the last stage; others have none
         own = tree_total([losses[m] for m in sorted(losses)] or [0.0])
         return mean(self.summed([own])[0], items)
+
+    def parts(self) -> dict[str, float]:
+        """Return the mean of each part that the loss of the last step has. Collective."""
+        if not self._may_have_parts:
+            return {}
+        parts, items = self._last
+        own = _summed_by_name([parts[m] for m in sorted(parts)])
+        everyones = self._data.all_gather_object(own)
+        everyones = self._pipeline.broadcast_object(everyones, self._last_rank)
+        return {name: mean(total, items) for name, total in _summed_by_name(everyones).items()}
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over COPIES of what the last stage of each has. Collective.
@@ -158,3 +181,11 @@ def raise_failure(world: CommunicationBackend, failure: Exception | None) -> Non
     """Raise on all ranks what stopped the first rank that was stopped, or this one. Collective."""
     if agree(world, failure is not None):
         raise_together(world, failure)
+
+
+def _summed_by_name(tables: list[dict[str, float]]) -> dict[str, float]:
+    """Return the sums of numbers of one name, in the tree order; a table may lack some names."""
+    return {
+        name: tree_total([each.get(name, 0.0) for each in tables])
+        for name in dict.fromkeys(chain.from_iterable(tables))
+    }

@@ -13,7 +13,8 @@ from .layers import TensorAxis
 class SequenceSlicedEmbedding(Module):
     """Rows of the weight for this rank's slice of ids, such as learned positions.
 
-    weight [rows, width], the same on all ranks, its gradient partial; ids [S] -> [S/T, width] local
+    weight [rows, width], the same on all ranks, its gradient partial; ids [..., S] -> [..., S/T,
+    width] local
     """
 
     is_table = True
@@ -23,8 +24,8 @@ class SequenceSlicedEmbedding(Module):
         self._axis = axis
 
     def forward(self, ids):
-        start, stop = self._axis.own_span(len(ids))
-        return embedding(self.weight, ids[start:stop])
+        start, stop = self._axis.own_span(ids.shape[-1])
+        return embedding(self.weight, ids[..., start:stop])
 
 
 class SlicedDropout(Module):

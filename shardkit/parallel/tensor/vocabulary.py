@@ -114,11 +114,7 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
         if _whole_outputs.get():
             return super().total(prediction, y)
         return _cross_entropy(
-            prediction,
-            array_of(y),
-            self._axis,
-            self.num_classes,
-            self.ignore_index,
+            prediction, array_of(y), self._axis, self.num_classes, self.ignore_index
         )
 
 

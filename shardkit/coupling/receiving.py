@@ -1,0 +1,256 @@
+"""Receiving: what solver ranks send is taken into the buffer of a trainer, beside its training.
+
+    records of rank 0, 1, 2 ... --in the order of their numbers, or as they come--> buffer
+                                   while it has room: else they stay with the solver
+
+On ranks that only train a thread does it, so that no solver waits for a step; on ranks that solve
+too, their own calls do.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..comm.mpi.post import Posted
+from .attendant import Attendant
+from .buffers import OrderedBuffer, SampleBuffer, open_buffer
+from .desk import RECORD_TAG, NoteDesk
+from .order import PutOrder
+from .records import RecordForm, header_of
+from .sides import Sides
+
+
+@dataclass(frozen=True)
+class BufferSettings:
+    """Options of coupled() for the memory of a trainer."""
+
+    buffer: str
+    buffer_bytes: int
+    when_full: str | None
+    seed: int
+
+
+class Receiver:
+    """One trainer's.
+
+    attendant
+        Takes what comes; its lock is held by who uses buffer or desk.
+    form    of the records; None: no solver has put yet
+    ends    after how many puts solver ranks have ended, as far as they have said so
+    error   what solvers do wrong, in words; None: nothing
+    first_put
+        The number of puts with which the solver ranks began.
+    """
+
+    def __init__(self, desk: NoteDesk, sides: Sides, settings: BufferSettings):
+        self.desk, self.sides = desk, sides
+        self.settings = settings
+        self.attendant = Attendant(desk, self._turn, self._awaited)
+        self.form: RecordForm | None = None
+        self.first_put = 0
+        self.error: str | None = None
+        self.ends = PutOrder.of(len(sides.solvers))
+        self._buffer: SampleBuffer | None = None
+        self._sent: dict[int, int] = {}  # by each rank that has ended, to this trainer
+        self._received = dict.fromkeys(sides.solvers, 0)
+        self._coming: tuple[Posted, int | None] | None = None  # with its slot
+        self._next_number = 0
+        self._is_discarding = False
+        desk.listen(form=self._note_form, ends=self._note_end)
+        if not sides.is_shared:
+            self.attendant.start()
+
+    # ---- what is there ---------------------------------------------------------------------------
+
+    @property
+    def buffer(self) -> SampleBuffer:
+        """The records; not before there is a form."""
+        assert self._buffer is not None
+        return self._buffer
+
+    @property
+    def is_ordered(self) -> bool:
+        """True if each sample is a certain put."""
+        return self.settings.buffer == "once" and self.settings.when_full == "wait"
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all that the solver ranks have sent to this trainer is here."""
+        return self.ends.has_ended and self.has_all(self._sent)
+
+    def has_all(self, sent: dict[int, int]) -> bool:
+        """Return True if so many records of each rank are here."""
+        return all(self._received[rank] >= num_records for rank, num_records in sent.items())
+
+    @property
+    def unended(self) -> list[int]:
+        """The solver ranks that may put more."""
+        return [rank for rank in self.sides.solvers if self.ends.ends[rank] is None]
+
+    def counts(self) -> dict[str, int]:
+        """Return records received, dropped, and the bytes of the buffer."""
+        if self._buffer is None:
+            return {"received": 0, "dropped": 0, "buffer_bytes": 0}
+        buffer = self._buffer
+        counts = {"received": buffer.num_received, "dropped": buffer.num_dropped}
+        return {**counts, "buffer_bytes": buffer.records.nbytes}
+
+    # ---- doing -----------------------------------------------------------------------------------
+
+    def tell(self, to: int, kind: str, body: Any = None, **facts: Any) -> None:
+        """Send a note."""
+        with self.attendant.lock:
+            self.desk.tell(to, kind, *(() if body is None else (body,)), **facts)
+
+    def _turn(self) -> bool:
+        """Take what has come; return True if there was something. With the lock held."""
+        heard = self.desk.hear()
+        return self._receive() or heard
+
+    def discard(self) -> None:
+        """Take from now on what comes, and keep nothing of it."""
+        with self.attendant.lock:
+            self._is_discarding = True
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    def deliver(self, record) -> None:
+        """Take a record of this rank's own. Errors: BufferError if there is no room."""
+        with self.attendant.lock:
+            slot = None if self._buffer is None else self._buffer.slot()
+            if slot is None:
+                raise BufferError(
+                    f"the buffer of {self.settings.buffer_bytes:,} bytes is full; train on "
+                    "batches() before the next put(), or set when_full"
+                )
+            self.buffer.records[slot] = record
+            self.buffer.keep(slot)
+            self._received[self.sides.rank] += 1
+
+    def _receive(self) -> bool:
+        if self._coming is not None and not self._take():
+            return False
+        if self.sides.is_shared or self.is_complete or not self._is_ready():
+            return False
+        source = self._next_source()
+        if not self.desk.post.has(RECORD_TAG, source):
+            return False
+        slot = None if self._is_discarding else self.buffer.slot()
+        if slot is None and not self._is_discarding:
+            return False
+        place = None if slot is None else self.buffer.records[slot]
+        posted = self.desk.post.arrival(RECORD_TAG, source, place)
+        if posted is not None:
+            self._coming = posted, slot
+        elif slot is not None:  # its rank was lost just now
+            self.buffer.release([slot])
+        return posted is not None
+
+    def _is_ready(self) -> bool:
+        """Return True if a record may come."""
+        if self._is_discarding:
+            return True
+        return self._buffer is not None and (not self.is_ordered or self._find_next())
+
+    def _take(self) -> bool:
+        """Keep the record that was coming; return False if it is not all here."""
+        assert self._coming is not None
+        posted, slot = self._coming
+        if not posted.is_done():
+            return False
+        self._coming = None
+        if posted.has_failed:  # what lies there is no record
+            if slot is not None:
+                self.buffer.release([slot])
+            return True
+        self._received[posted.source] += 1
+        number = int(header_of(posted.array)["number"])
+        self._next_number = max(self._next_number, number + self.sides.num_trainers)
+        if slot is not None:
+            self.buffer.keep(slot)
+        return True
+
+    def _awaited(self) -> str:
+        """Return what a trainer waits for, where that is one rank's put."""
+        source = self._next_source()
+        if source is None:
+            return ""
+        return f"; put {self._next_number // len(self.sides.solvers)} of rank {source} is the next"
+
+    def _find_next(self) -> bool:
+        """Go on to the next number that is put; return False if its ranks have all ended."""
+        for _ in self.sides.solvers:  # after so many numbers the same ranks follow
+            if self.ends.has(self._next_number):
+                return True
+            self._next_number += self.sides.num_trainers
+        return False
+
+    def _next_source(self) -> int | None:
+        """Return the rank whose record is the next in order; None: of any rank."""
+        if not self.is_ordered or self._is_discarding:
+            return None
+        return self.sides.solvers[self._next_number % len(self.sides.solvers)]
+
+    # ---- notes -----------------------------------------------------------------------------------
+
+    def _note_form(self, source, facts, body):
+        form = RecordForm.from_text(facts["form"])
+        if self.form is None:
+            self.form, self.first_put = form, facts["first_put"]
+            self._open()
+        elif (self.form, self.first_put) != (form, facts["first_put"]):
+            self._refuse(
+                f"solver rank {source} puts {form} from put {facts['first_put']} on, another one "
+                f"{self.form} from put {self.first_put} on; wanted the same on all"
+            )
+
+    def _open(self):
+        assert self.form is not None
+        settings, record_bytes = self.settings, self.form.record_bytes
+        place = self.sides.trainers.index(self.sides.rank)
+        first, step = self.first_put * len(self.sides.solvers), self.sides.num_trainers
+        self._next_number = first + (place - first) % step
+        self._buffer = open_buffer(
+            settings.buffer, settings.when_full, settings.buffer_bytes, record_bytes, settings.seed
+        )
+        if self._buffer is None:
+            self._refuse(
+                f"buffer_bytes = {settings.buffer_bytes:,} has no room for records of "
+                f"{record_bytes:,} bytes; wanted at least two of them"
+            )
+
+    def _refuse(self, why: str):
+        """Let all that read or put raise it."""
+        self.error, self._is_discarding = why, True
+        for rank in self.sides.solvers:
+            self.desk.tell(rank, "refuse", why=why)
+
+    def _note_end(self, source, facts, body):
+        place = self.sides.solvers.index(source)
+        ends = [None] * len(self.sides.solvers)
+        ends[place] = facts["puts"]
+        self.ends = self.ends.after(ends)
+        self._sent[source] = facts["sent"]
+
+    def problem_of(self, numbers) -> str | None:
+        """Return why these samples, of this trainer, can never be read; None: they can."""
+        if self.error is not None:
+            return self.error
+        if self._buffer is None or not numbers or self.settings.buffer == "reservoir":
+            return None
+        capacity = len(self._buffer.records)
+        if len(numbers) > capacity:
+            return (
+                f"a batch needs {len(numbers)} samples of this trainer, its buffer holds "
+                f"{capacity}; set buffer_bytes to {len(numbers) * self._record_bytes:,} or more"
+            )
+        first = self.first_put * len(self.sides.solvers)
+        if isinstance(self._buffer, OrderedBuffer) and min(numbers) < first:
+            return (
+                f"sample {min(numbers)} is asked for, the solver began with {first}: start it "
+                f"with first_put = {min(numbers) // len(self.sides.solvers)} or less"
+            )
+        return None
+
+    @property
+    def _record_bytes(self) -> int:
+        return self.buffer.records.shape[1]

@@ -1,0 +1,142 @@
+"""Mean and spread of what the trials of an ensemble predict, in one HDF5 file.
+
+    group of a trial   model --> predictions of all samples, a file beside its run
+    all ranks          the same rows of each of these files, in the order of trials --> mean, spread
+
+Sums are float64 and in the order of trials, so the file is the same for any number of ranks.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+
+from ..checkpoint.format.files import sync
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import by_first, collectively
+from ..data.hdf5 import describe, lay_out
+from ..errors import ShardingError
+from ..files.reading import loaded
+from ..files.removing import remove_file
+from ..files.writing import fresh_file, give_name
+from ..train.prediction import check_output, write_all
+from ..train.prediction import predict as predict_of_run
+from .record import trial_folder
+
+_OUTPUTS = "predictions.h5"
+_PIECE_ROWS = 4096
+
+
+def predict(
+    backend: CommunicationBackend, groups: int, make, folder: Path, runs: dict, data, output: Path
+) -> dict[str, numpy.ndarray]:
+    """Write NAME_mean and NAME_spread of each output; return what the file holds. Collective.
+
+    make     as of group.TrialGroup
+    runs     {trial: its settings}
+    Errors, on all ranks: those of predicting with a run; ShardingError if the trials have outputs
+    of different shapes.
+    """
+    with collectively(backend):
+        check_output(output)
+    paths = [trial_folder(folder, number) / _OUTPUTS for number in runs]
+    try:
+        _predict_each(backend, groups, make, folder, runs, data)
+        _combine(backend, paths, output)
+    finally:
+        if backend.rank == 0:
+            for path in paths:
+                remove_file(path)
+    with collectively(backend):
+        return _datasets(output)
+
+
+def _predict_each(backend, groups: int, make, folder: Path, runs: dict, data) -> None:
+    """Write the predictions of each trial beside its run, each by a group. Collective."""
+    number = backend.rank * groups // backend.world_size
+    group = backend.split(number)
+    with collectively(backend):
+        for trial in list(runs)[number::groups]:
+            where = trial_folder(folder, trial)
+            with collectively(group):
+                training = make(dict(runs[trial]), folder=where, backend=group, callbacks=[])
+            run = training.restored()
+            predict_of_run(run, run.samples(data, has_targets=False), where / _OUTPUTS)
+            run.close()
+    group.close()
+
+
+def _combine(backend, paths: list[Path], output: Path) -> None:
+    """Write mean and spread of what these files hold, each rank its rows. Collective."""
+    with collectively(backend):
+        of_trials = [_datasets(path) for path in paths]
+        layout = _layout(of_trials)
+    temporary = by_first(backend, lambda: fresh_file(output))
+    about = {"trials": len(paths)}
+    places = by_first(backend, lambda: lay_out(temporary, layout, about))
+    with collectively(backend):
+        file = os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW)
+        for name in of_trials[0]:
+            for first, values in _rows(backend, [each[name] for each in of_trials]):
+                for kind, rows in _statistics(values).items():
+                    row_bytes = rows[:1].nbytes
+                    place = places[f"{name}_{kind}"] + first * row_bytes
+                    write_all(file, numpy.ascontiguousarray(rows).tobytes(), place)
+        os.fsync(file)
+        os.close(file)
+    with collectively(backend):
+        if backend.rank == 0:
+            give_name(temporary, output)
+            sync(output.parent)
+
+
+def _datasets(path: Path) -> dict[str, numpy.ndarray]:
+    _, found = describe(path, ())
+    return {
+        name: loaded(path, dtype, at, shape, field=name)
+        for name, (shape, dtype, at) in found.items()
+    }
+
+
+def _layout(of_trials: list[dict[str, numpy.ndarray]]) -> dict:
+    """Return {dataset: (shape, dtype)} of the file. Errors: ShardingError."""
+    shapes = [{name: each.shape for name, each in trial.items()} for trial in of_trials]
+    if any(shape != shapes[0] for shape in shapes):
+        other = next(shape for shape in shapes if shape != shapes[0])
+        raise ShardingError(
+            f"trials have outputs {shapes[0]} and {other}; a mean wants the same of all"
+        )
+    return {
+        f"{name}_{kind}": (values.shape, _statistics_dtype(values.dtype))
+        for name, values in of_trials[0].items()
+        for kind in ("mean", "spread")
+    }
+
+
+def _statistics_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return dtype if dtype.kind == "f" else numpy.dtype(numpy.float64)
+
+
+_Rows = tuple[int, list[numpy.ndarray]]
+
+
+def _rows(backend, of_trials: list[numpy.ndarray]) -> Iterator[_Rows]:
+    """Yield (first row, these rows of each trial) of the pieces of this rank."""
+    starts = range(0, len(of_trials[0]), _PIECE_ROWS)
+    for first in starts[backend.rank :: backend.world_size]:
+        rows = slice(first, first + _PIECE_ROWS)
+        yield first, [values[rows] for values in of_trials]
+
+
+def _statistics(values: list[numpy.ndarray]) -> dict[str, numpy.ndarray]:
+    """Return mean and spread of the same rows of trials, two passes in their order."""
+    mean, squares = numpy.zeros((2, *values[0].shape))
+    for each in values:
+        mean += each
+    mean /= len(values)
+    for each in values:
+        squares += (each - mean) ** 2
+    dtype = _statistics_dtype(values[0].dtype)
+    spread = numpy.sqrt(squares / (len(values) - 1))
+    return {"mean": mean.astype(dtype), "spread": spread.astype(dtype)}

@@ -1,0 +1,16 @@
+"""ensemble: the trials of an ensemble, who goes on, and their file."""
+
+from . import open_door
+
+ROOM = "shardkit.ensemble"
+NAMES = {
+    "checks": "check_run",
+    "comparing": "Exchange Halving",
+    "desk": "Book",
+    "group": "loss_of",
+    "record": "SweepRecord read_record",
+    "space": "Space",
+    "trials": "Report Trial",
+}
+
+open_door(__name__)

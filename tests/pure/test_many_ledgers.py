@@ -1,0 +1,353 @@
+"""The report of many ranks: right or silent, and linear in the ranks."""
+
+import random
+import sys
+import time
+from collections import Counter
+
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.testing.comm import (
+    LEDGER_NAME,
+    NUM_RECORDS,
+    Call,
+    CallClock,
+    Ledger,
+    Turn,
+    call_clock,
+    hang_report,
+    hang_suspects,
+    ranges_text,
+    ranks_in,
+    read_ledger,
+    read_ledgers,
+)
+
+NOT_KNOWN = "which ranks are missing is not known"
+ANY = 2**64 - 1
+
+# ---- ranges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [3, 12, 40, 1000])
+def test_ranges_hold_the_ranks_that_were_written(most):
+    rng = random.Random(most)
+    for _ in range(200):
+        ranks = rng.sample(range(most), rng.randrange(most + 1))
+        found = ranks_in(ranges_text(ranks), most)
+        assert sorted(found.tolist()) == sorted(ranks)
+
+
+@pytest.mark.parametrize(
+    "ranks, text",
+    [
+        ([], ""),
+        ([7], "7"),
+        (range(4096), "0-4095"),
+        (range(3, 4096, 8), "3-4091/8"),
+        ([0, 1, 8, 9, 20], "0-1,8-9,20"),
+        ([5, 9], "5,9"),
+        ([2, 1, 0], "0-2"),
+    ],
+)
+def test_groups_of_a_mesh_are_a_few_ranges(ranks, text):
+    assert ranges_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "1-", "-1", "3-2", "0-9", "1,,2", "0-4/0", "0-4,0-4", "0-99999999999"]
+)
+def test_what_is_no_range_is_refused(text):
+    with pytest.raises(ValueError, match="range"):
+        ranks_in(text, 8)
+
+
+# ---- right or silent -----------------------------------------------------------------------------
+
+
+class History:
+    """What a rank has done, all of it, and the ledger that it wrote meanwhile."""
+
+    def __init__(self, folder, rank, size):
+        self.ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, size)
+        self.rank, self.made, self.begun = rank, Counter(), Counter()
+        self.under_way = None
+
+    def collective(self, group, ranks, how):
+        """how: ends, fails, stays."""
+        self.made[group] += 1
+        number = self.made[group]
+        self.ledger.begin("all_reduce", group, ranks, number)
+        self.begun[group] = number - (how == "fails")
+        self._end(how, (group, ranks, number))
+
+    def wait(self, group, ranks, number, how):
+        """For an asynchronous call that began earlier."""
+        self.ledger.begin("wait for all_reduce", group, ranks, number)
+        self._end(how, (group, ranks, number))
+
+    def message(self, peer, how):
+        self.ledger.begin("receive", "world", (peer,), None)
+        self._end(how, ("world", (peer,), 0))
+
+    def _end(self, how, call):
+        if how == "stays":
+            self.under_way = call
+        elif how == "fails":
+            self.ledger.fail()
+        else:
+            self.ledger.end()
+
+    def beat(self):
+        self.ledger.note_made(lambda: dict(self.begun))
+
+
+def histories(folder, rng, size, forgets):
+    """Return what ranks did that make random calls and end somewhere."""
+    groups = {
+        f"world/{n}": tuple(sorted(rng.sample(range(size), rng.randrange(1, size + 1))))
+        for n in range(4)
+    }
+    groups["world"] = tuple(range(size))
+    ranks = [History(folder, rank, size) for rank in range(size)]
+    for history in ranks:
+        own = [name for name, ranks_of in groups.items() if history.rank in ranks_of]
+        for _ in range(rng.randrange(12)):
+            step(rng, history, groups, rng.choice(own), rng.choice(["ends", "ends", "fails"]))
+            if forgets and rng.random() < 0.15:
+                for _ in range(rng.choice([3, NUM_RECORDS - 1, NUM_RECORDS])):
+                    history.message(0, "ends")
+            if rng.random() < 0.3:
+                history.beat()
+        if rng.random() < 0.7:
+            step(rng, history, groups, rng.choice(own), "stays")
+        history.ledger.close()
+    return ranks, groups
+
+
+def step(rng, history, groups, group, how):
+    kind = rng.random()
+    if kind < 0.2:
+        history.message(rng.randrange(len(groups["world"])), how)
+    elif kind < 0.35 and history.begun[group] and how != "fails":
+        number = rng.randrange(1, history.begun[group] + 1)
+        history.wait(group, groups[group], number, how)
+    else:
+        history.collective(group, groups[group], how)
+
+
+def naive_suspects(ranks):
+    """Who is missing, by definition, from all that the ranks have done."""
+    calls = [history.under_way for history in ranks if history.under_way]
+    missing = {
+        n for group, of, number in calls if number for n in of if ranks[n].begun[group] < number
+    }
+    peers = {of[0] for _, of, number in calls if not number}
+    idle = {n for n in missing | peers if ranks[n].under_way is None}
+    named = sorted(idle or missing)
+    if not named:
+        return "all ranks are there"
+    words = ", ".join(map(str, named))
+    return f"rank {words} is missing" if len(named) == 1 else f"ranks {words} are missing"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_who_is_missing_is_who_has_not_made_the_call(tmp_path, size):
+    rng = random.Random(size)
+    for turn in range(25):
+        folder = tmp_path / str(turn)
+        ranks, _ = histories(folder, rng, size, forgets=False)
+        assert hang_suspects(folder) == naive_suspects(ranks), turn
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(5, marks=pytest.mark.thorough)])
+def test_what_a_ring_has_forgotten_is_right_or_not_known(tmp_path, size):
+    rng, num_unknown, num_known = random.Random(size), 0, 0
+    for turn in range(30):
+        folder = tmp_path / str(turn)
+        ranks, groups = histories(folder, rng, size, forgets=True)
+        found = read_ledgers(folder)
+        for group, of in groups.items():
+            begun = found.begun(group, of).tolist()
+            truth = [ranks[rank].begun[group] for rank in of]
+            assert all(ANY == said or said == true for said, true in zip(begun, truth)), turn
+            for number in range(1, max(truth) + 2):
+                late = found.late(Call("all_reduce", group, of, number)).tolist()
+                assert set(late) <= {n for n, true in zip(of, truth) if true < number}
+            num_unknown += begun.count(ANY)
+            num_known += len(begun) - begun.count(ANY)
+    assert num_known > 5 * num_unknown > 0
+
+
+def test_calls_that_were_noted_in_time_are_known_although_the_ring_forgot_them(tmp_path):
+    waiting, busy = [Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2) for rank in (0, 1)]
+    busy.begin("all_reduce", "world", (0, 1), 1)
+    busy.end()
+    waiting.begin("all_reduce", "world", (0, 1), 2)
+    busy_with_others(busy)
+    assert hang_suspects(tmp_path) == NOT_KNOWN
+    assert "it is not known if they have come" in hang_report(tmp_path)
+    busy.note_made(lambda: {"world": 1, "other": NUM_RECORDS})
+    assert hang_suspects(tmp_path) == "rank 1 is missing"
+    busy_with_others(busy, NUM_RECORDS + 1)
+    assert hang_suspects(tmp_path) == NOT_KNOWN
+
+
+def busy_with_others(ledger, number=NUM_RECORDS):
+    for at in range(number):
+        ledger.begin("barrier", "other", (1,), at + 1)
+        ledger.end()
+
+
+def test_a_call_that_ended_after_it_was_noted_may_have_been_forgotten(tmp_path):
+    """A compiled call counts when it has ended, and the calls were noted while it was under way."""
+    busy = Ledger(tmp_path / LEDGER_NAME.format(1), 1, 2)
+    for number in (1, 2):
+        busy.begin("all_reduce", "world", (0, 1), number)
+        busy.note_made(lambda: {"world": number - 1})
+        busy.end()
+    assert read_ledgers(tmp_path).begun("world", (1,)).tolist() == [2]
+    busy_with_others(busy)
+    assert read_ledgers(tmp_path).begun("world", (1,)).tolist() == [ANY]
+
+
+def test_a_wait_does_not_tell_that_there_was_no_later_call(tmp_path):
+    busy = Ledger(tmp_path / LEDGER_NAME.format(1), 1, 2)
+    for number in (1, 2):
+        busy.begin("all_reduce", "world", (0, 1), number)
+        busy.end()
+    busy_with_others(busy)
+    busy.begin("wait for all_reduce", "world", (0, 1), 1)
+    assert read_ledgers(tmp_path).begun("world", (1,)).tolist() == [ANY]
+
+
+def test_a_group_too_irregular_for_a_name_leaves_its_ranks_unknown(tmp_path):
+    """A group whose name was dropped once gave "all ranks are there" with 12,798 ranks missing."""
+    ranks = (0, *sorted(random.Random(0).sample(range(1, 8000), 4000)))
+    ledger = Ledger(tmp_path / LEDGER_NAME.format(0), 0, 8000)
+    ledger.begin("all_reduce", "world/odd", ranks, 1)
+    call = read_ledger(ledger.path).under_way
+    assert (call.group, call.ranks, call.number_on_group) == ("world/odd", (), 1)
+    assert hang_suspects(tmp_path) == NOT_KNOWN
+    assert "rank 0 in all_reduce (call 1 on group world/odd)" in hang_report(tmp_path)
+
+
+def test_a_group_without_a_name_leaves_its_ranks_unknown(tmp_path):
+    ledger = Ledger(tmp_path / LEDGER_NAME.format(0), 0, 3)
+    for number in range(3000):
+        ledger.begin("barrier", f"group {number} {'x' * 50}", (0, 1, 2), 1)
+    assert hang_suspects(tmp_path) == NOT_KNOWN
+
+
+# ---- many ----------------------------------------------------------------------------------------
+
+
+def simulated(folder, size, *, missing=(1,), tensor=4):
+    """The ledgers of a mesh in which all others wait for some ranks in a call on the world."""
+    world = tuple(range(size))
+    for rank in range(size):
+        first = rank - rank % tensor
+        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, size)
+        for group, ranks in (
+            (f"world/1.{rank // tensor}", tuple(range(first, first + tensor))),
+            (f"world/2.{rank % tensor}", tuple(range(rank % tensor, size, tensor))),
+        ):
+            ledger.begin("all_reduce", group, ranks, 1, numpy.dtype("float32"), 10)
+            ledger.end()
+        if rank not in missing:
+            ledger.begin("barrier", "world", world, 1)
+        ledger.close()
+
+
+@pytest.mark.parametrize("num_missing", [1, 12, 500])
+def test_ranks_that_are_missing_among_many_are_counted(tmp_path, num_missing):
+    missing = range(3, 3 + num_missing)
+    simulated(tmp_path, 512, missing=missing)
+    found, report = hang_suspects(tmp_path), hang_report(tmp_path)
+    named = "rank 3 is missing"
+    if num_missing > 8:
+        named = f"ranks 3, 4, 5, ... {missing[-1]} ({num_missing} of them) are missing"
+    assert found == named
+    assert f"missing: {named.rpartition(' ')[0].rpartition(' ')[0]} of 512 ranks" in report
+    assert len(report) < 4000
+
+
+def test_calls_of_many_groups_are_a_few_lines(tmp_path):
+    for rank in range(100):
+        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 100)
+        ledger.begin("barrier", f"world/1.{rank}", (rank, (rank + 1) % 100), 1)
+        ledger.close()
+    report = hang_report(tmp_path)
+    assert "in 84 more calls" in report and len(report) < 6000
+    assert hang_suspects(tmp_path) == "ranks 0, 1, 2, ... 99 (100 of them) are missing"
+
+
+def calls_of_python(function):
+    """Return how many functions it calls, those in C too."""
+    num_calls = 0
+
+    def note(frame, event, argument):
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_a_report_costs_no_more_than_linear_in_the_ranks(tmp_path):
+    """Calls of functions, and bytes of a ledger's names."""
+    costs, names = [], []
+    for size in (64, 128, 256):
+        folder = tmp_path / str(size)
+        simulated(folder, size, missing=range(0, size, 2))
+        costs.append(calls_of_python(lambda: (hang_suspects(folder), hang_report(folder))))
+        content = (folder / LEDGER_NAME.format(0)).read_bytes()
+        names.append(sum(len(line) for line in content[128:1500].split(b"\0")[0].split(b"\n")))
+    assert costs[2] - costs[1] < 2.1 * (costs[1] - costs[0]), costs
+    assert names[2] <= names[0] + 4, names
+
+
+def test_only_the_ledgers_of_these_ranks_are_read(tmp_path):
+    simulated(tmp_path, 16)
+    (tmp_path / LEDGER_NAME.format(9)).write_bytes(b"damaged")
+    found = read_ledgers(tmp_path, (3, 4, 9, 99))
+    assert found.ranks.tolist() == [3, 4]
+    with pytest.raises(FileNotFoundError, match="no ledgers"):
+        read_ledgers(tmp_path, (9,))
+    with pytest.raises(sk.CheckpointError, match="not a ledger"):
+        read_ledger(tmp_path / LEDGER_NAME.format(9))
+
+
+# ---- who looks -----------------------------------------------------------------------------------
+
+
+def test_one_rank_of_many_looks_until_it_is_silent(tmp_path):
+    turns = [Turn(tmp_path, rank) for rank in range(4)]
+    for _ in range(3):
+        assert [turn.is_mine("world", 65, 600.0) for turn in turns] == [True, False, False, False]
+    assert turns[1].is_mine("another group", 65, 600.0)
+    time.sleep(0.06)
+    assert [turn.is_mine("world", 65, 0.2) for turn in turns[1:]] == [True, False, False]
+    assert [turn.is_mine("world", 65, 600.0) for turn in turns] == [False, True, False, False]
+    assert all(Turn(tmp_path, rank).is_mine("world", 64, 600.0) for rank in range(4))
+    assert Turn(tmp_path / "missing", 0).is_mine("world", 65, 600.0)
+
+
+def test_of_many_that_wait_one_reads_the_ledgers(tmp_path, monkeypatch):
+    """The others do not count the wait, and the one that reads rests in between."""
+    simulated(tmp_path, 80, missing=(7,))
+    call, reads = Call("barrier", "world", tuple(range(80)), 1), []
+    needed = call_clock.ranks_needed
+    monkeypatch.setattr(call_clock, "ranks_needed", lambda *of: reads.append(of) or needed(*of))
+    clocks = [CallClock(tmp_path, rank) for rank in range(10)]
+    began = time.monotonic() - 100.0
+    for _ in range(3):
+        counted = [clock.seconds(call, began, 40.0) for clock in clocks]
+    assert counted[0] > 40.0 and counted[1:] == [10.0] * 9
+    assert len(reads) == 1
