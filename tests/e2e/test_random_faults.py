@@ -162,11 +162,10 @@ def judge(case, done, seconds, words, is_struck) -> str:
         return "at its end"
     if not words and re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr):
         return "launcher"
-    return (
-        "launcher"
-        if not words and case.phase == "start" and "BAD TERMINATION" in done.stdout
-        else "silent"
+    before_any_import = case.phase == "start" and re.search(
+        "BAD TERMINATION|PMIX ERROR", done.stdout + done.stderr
     )
+    return "launcher" if before_any_import and not words else "silent"
 
 
 def covering_seeds():
