@@ -31,6 +31,7 @@ _FILES = {  # {first word of a command: the file that adds it}; the others are n
     "plan": "plan",
     "doctor": "doctor",
     "compile": "compile",
+    "flags": "flags",
     "generate": "generate",
     "report": "report",
 }

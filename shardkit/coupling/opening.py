@@ -76,12 +76,19 @@ def coupled(
     ConfigurationError
         On all ranks.
     """
-    post = Post(comm)
     options = dict(locals())
-    del options["post"], options["comm"]
-    if buffer in USUALLY and when_full is None:
-        options["when_full"] = USUALLY[buffer]
-    told = post.parent.allgather((_problem(options, post), _facts(options)))
+    return opened(options.pop("comm"), options)
+
+
+def opened(comm: Any, options: dict[str, Any], problem: str | None = None) -> Coupled:
+    """Return what coupled() does for these options.
+
+    problem   what this rank has found wrong itself, in words: all refuse it
+    """
+    post, trainers = Post(comm), options["trainers"]
+    if options["when_full"] is None:
+        options = {**options, "when_full": USUALLY.get(options["buffer"])}
+    told = post.parent.allgather((problem or _problem(options, post), _facts(options)))
     found = [problem for problem, _ in told]
     problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(found) if problem]
     asked = [facts["trainers"] for _, facts in told]

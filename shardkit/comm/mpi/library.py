@@ -7,8 +7,9 @@ import ctypes
 import os
 import sys
 from math import inf
+from typing import Any
 
-from ...errors import CommunicationError
+from ...errors import CommunicationError, LaunchError
 from ..watch.attendance import attendance
 from .ending import Finalizer, ending
 from .launch import check_library
@@ -46,6 +47,11 @@ def import_mpi(timeout: float = inf):
             "before MPI.Finalize()"
         )
     if not MPI.Is_initialized():
+        if _has_begun():
+            raise LaunchError(
+                f"this program has initialized another MPI than mpi4py's, which is "
+                f"{MPI.get_vendor()[0]} here; build the program, or mpi4py, with the other's mpicc"
+            )
         library = MPI.get_vendor()[0]
         check_library(library)
         level = (
@@ -61,6 +67,11 @@ def import_mpi(timeout: float = inf):
         attendance().enter_program()
         ending().watch(MPI, _finalizer(mpi4py.rc))
     return MPI
+
+
+def communicator_of(handle: int) -> Any:
+    """Return mpi4py's communicator of a handle in Fortran, which any MPI has; MPI is initialized."""
+    return import_mpi().Comm.f2py(handle)
 
 
 def _has_begun() -> bool:

@@ -1,0 +1,227 @@
+"""What native/shardkit.c asks in a solver in C, C++ or Fortran: a coupling by plain numbers.
+
+    embedding.call        a code, a sentence and a number, whatever happens
+    compiler_flags()      what its compiler is told
+"""
+
+import sys
+import sysconfig
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy
+
+from ..comm.mpi.library import communicator_of
+from ..errors import (
+    CommunicationError,
+    ConfigurationError,
+    LaunchError,
+    ShapeError,
+    ShardingError,
+)
+from .coupled import Coupled
+from .opening import coupled, opened
+
+NATIVE = Path(__file__).with_name("native")
+OK, ORDER, ARGUMENT, MPI, LOST, OTHER = 0, 1, 2, 3, 5, 6  # those of shardkit.h
+_CODES = {  # the first that fits
+    ShardingError: ORDER,
+    LaunchError: MPI,
+    CommunicationError: LOST,
+    ConfigurationError: ARGUMENT,
+    ValueError: ARGUMENT,
+    TypeError: ARGUMENT,
+}
+_NUMBERS = "biufc"
+_NOT_IN_TEXT = ("comm", "trainers", "factory")
+Place = tuple[int, str, int, bytes, bytes] | None  # an sk_array
+Answer = tuple[int, str, float]
+
+
+def _answered(method: Callable[..., Any]) -> Callable[..., Answer]:
+    """Return a method that raises nothing, since its caller is C; one thread at a time is in it."""
+
+    def answer(self, *arguments) -> Answer:
+        try:
+            with self.lock:
+                return OK, "", float(method(self, *arguments) or 0)
+        except BaseException as error:  # sys.exit() too must not end the host
+            return _code_of(error), str(error) or type(error).__name__, 0.0
+
+    return answer
+
+
+def _code_of(error: BaseException) -> int:
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), OTHER)
+
+
+class Embedding:
+    """The coupling of a process that embeds Python, and the arrays that a put reads.
+
+    lock   held in each call: a host may call from several threads
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self._coupled: Coupled | None = None
+        self._fields: dict[str, numpy.ndarray] = {}
+
+    def _open(self) -> Coupled:
+        if self._coupled is None:
+            raise ShardingError("no coupling is open; call sk_start() before")
+        return self._coupled
+
+    @_answered
+    def start(self, handle: int, trainers: int, text: str | None):
+        """Open the coupling. handle   of the communicator in Fortran, which any MPI has"""
+        if self._coupled is not None:
+            raise ShardingError("a coupling is open; call sk_close() before the next one")
+        comm = communicator_of(handle)
+        options, problem = _options(text or "")
+        options["trainers"] = trainers
+        self._coupled = opened(comm, options, problem or _would_train(comm, trainers))
+
+    @_answered
+    def solvers(self):
+        """Return the handle of the solver ranks' communicator."""
+        return self._open().solvers.py2f()
+
+    @_answered
+    def field(self, name: str | None, place: Place):
+        """Let each put read this array."""
+        self._open()
+        if not name:
+            raise ValueError("a field without a name")
+        self._fields[name] = array_at(place)
+
+    @_answered
+    def put(self, time: float, weight: float):
+        """Put the fields as they are now. time   NaN: the number of the put"""
+        coupling = self._open()
+        if not self._fields:
+            raise ShardingError("there are no fields; call sk_field() before")
+        stamp = None if numpy.isnan(time) else time
+        coupling.put(time=stamp, weight=weight, **self._fields)
+
+    @_answered
+    def predict(self, x: Place, y: Place):
+        """Write the model's output for x into y."""
+        coupling, place = self._open(), array_at(y)
+        output = numpy.asarray(coupling.predict(array_at(x)))
+        if output.shape != place.shape or output.dtype != place.dtype:
+            raise ShapeError(
+                f"the model's output is {output.dtype} {list(output.shape)}, and y "
+                f"{place.dtype} {list(place.shape)}; wanted the same of both"
+            )
+        numpy.copyto(place, output)
+
+    @_answered
+    def steered(self, name: str | None, place: Place):
+        """Write the numbers of this name, and return how many there are."""
+        numbers = numpy.atleast_1d(numpy.asarray(self._open().steered.get(name or "", [])))
+        into = array_at(place)
+        if numbers.ndim > 1 or numbers.dtype.kind not in "biuf" or numbers.size > into.size:
+            raise ValueError(f"{name} is {numbers.tolist()}; wanted at most {into.size} numbers")
+        into[: numbers.size] = numbers
+        return numbers.size
+
+    @_answered
+    def is_training(self):
+        """Return whether the trainers take puts."""
+        return self._open().is_training
+
+    @_answered
+    def finish(self):
+        """End the puts of this rank."""
+        self._open().finish()
+
+    @_answered
+    def close(self):
+        """Close the coupling, and write what Python holds of its output: nobody ends Python."""
+        coupling = self._open()
+        self._coupled, self._fields = None, {}
+        coupling.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _options(text: str) -> tuple[dict[str, Any], str | None]:
+    """Return the options in "name=value name=value", and what is wrong with them."""
+    usual = signature(coupled).parameters.items()
+    options = {name: each.default for name, each in usual if name != "comm"}
+    known = sorted(options.keys() - {*_NOT_IN_TEXT})
+    for pair in text.split():
+        name, _, value = pair.partition("=")
+        if name not in known:
+            return options, f"option {pair!r}; wanted name=value with a name of {', '.join(known)}"
+        options[name] = int(value) if value.isdecimal() else value
+    return options, None
+
+
+def _would_train(comm: Any, trainers: int) -> str | None:
+    """Return what is wrong if this rank, which is not in Python, is one of the trainers."""
+    first = comm.size - trainers
+    if comm.rank < first or trainers < 1 or first < 1:
+        return None
+    return (
+        f"this program calls shardkit.h and is one of the last {trainers} of {comm.size} ranks, "
+        f"which train; start it before them: mpiexec -n {first} ./solver : -n {trainers} python "
+        "train.py"
+    )
+
+
+class _Memory:
+    """Memory of the host as NumPy's array interface describes it."""
+
+    def __init__(self, interface: dict[str, Any]):
+        self.__array_interface__ = interface
+
+
+def array_at(place: Place) -> numpy.ndarray:
+    """Return the host's array, where it lies. Errors: ShapeError."""
+    if place is None or not place[0]:
+        raise ShapeError("an array at address 0; wanted one of the caller's")
+    address, name, num_dims, sizes, steps = place
+    try:
+        dtype = numpy.dtype(name or "")
+    except TypeError:
+        raise ShapeError(f"dtype {name!r}; wanted one of NumPy's, as float32") from None
+    sizes, steps = (tuple(numpy.frombuffer(given, "i8").tolist()) for given in (sizes, steps))
+    shape, strides = sizes[: max(num_dims, 0)], steps[: max(num_dims, 0)]
+    if dtype.kind not in _NUMBERS or len(shape) != num_dims or min(shape, default=0) < 0:
+        raise ShapeError(
+            f"{name} of {num_dims} dims, {list(shape)}; wanted numbers, and 0 to {len(sizes)} dims "
+            "of no negative size"
+        )
+    interface = {"version": 3, "typestr": dtype.str, "data": (address, False)}
+    interface |= {"shape": shape, "strides": strides if any(strides) else None}
+    return numpy.asarray(_Memory(interface))
+
+
+def compiler_flags(*, fortran: bool = False) -> dict[str, list[str]]:
+    """Return what a compiler is told: {"cflags", "sources", "ldflags": arguments}, in this order.
+
+    fortran   with the module shardkit, whose file is compiled before those that use it
+    Errors: ConfigurationError if a program cannot embed this Python.
+    """
+    version, folder = map(sysconfig.get_config_var, ("LDVERSION", "LIBDIR"))
+    include = sysconfig.get_paths()["include"]
+    for wanted in (Path(include, "Python.h"), Path(folder, f"libpython{version}.so")):
+        if not wanted.exists():
+            raise ConfigurationError(
+                f"a program cannot embed {sys.executable}: there is no {wanted}; wanted a Python "
+                "with its headers and shared library (python3-dev, or configured --enable-shared)"
+            )
+    python = ",".join(map(str, sys.executable.encode()))  # as numbers: no quotes for shell or make
+    names = ["shardkit.c", *["shardkit_fortran.c", "shardkit.f90"] * fortran]
+    flags = {
+        "cflags": [f"-I{NATIVE}", f"-I{include}", f"-DSHARDKIT_PYTHON={python}"],
+        "sources": [str(NATIVE / name) for name in names],
+        "ldflags": [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-lpython{version}", "-lm"],
+    }
+    if any(len(each.split()) > 1 for part in flags.values() for each in part):
+        raise ConfigurationError(f"a path with a space among {flags}; wanted none, for the shell")
+    return flags
