@@ -56,8 +56,9 @@ static void step(MPI_Comm comm) {
 
 static float worst_error(void) {
     float worst = 0;
-    for (int at = 0; at < ROWS * COLUMNS; at++)
-        worst = fmaxf(worst, fabsf(predicted[0][at] - after[0][at]));
+    for (int row = 0; row < ROWS; row++)
+        for (int column = 0; column < COLUMNS; column++)
+            worst = fmaxf(worst, fabsf(predicted[row][column] - after[row][column]));
     return worst;
 }
 

@@ -33,7 +33,7 @@ program heat
   do number = 0, num_steps - 1
     call step()
     call must(sk_put(time=real(number, real64)))
-    call must(sk_steered("loss", loss, count))
+    call must(sk_steered("loss", loss, 1, count))
     if (rank == 0 .and. count > 0 .and. mod(number, 100) == 99) print *, "step", number, "loss", loss
   end do
   call step()
@@ -48,8 +48,10 @@ contains
 
   subroutine must(code)
     integer, intent(in) :: code
+    character(1000) :: why
     if (code == 0) return
-    write (error_unit, '(a)') sk_last_error()
+    call sk_last_error(why)
+    write (error_unit, '(a)') trim(why)
     call MPI_Abort(MPI_COMM_WORLD, code)
   end subroutine
 

@@ -17,10 +17,9 @@ _PARTS = ("cflags", "sources", "ldflags")
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     parser = add_command("flags", _flags, _FLAGS, allow_abbrev=False)
-    option(parser, "--fortran", "with the Fortran module")
-    option(parser, "--cflags", "folders of headers, and which Python it was built for")
-    option(parser, "--sources", "the files to compile with it")
-    option(parser, "--ldflags", "the library of Python")
+    option(parser, "--fortran", "for a program that uses the Fortran module shardkit")
+    for part in _PARTS:
+        option(parser, f"--{part}", f"print its {part} alone, or with other parts that are named")
 
 
 def _flags(known, overrides) -> int:

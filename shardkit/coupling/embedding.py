@@ -1,8 +1,4 @@
-"""What native/shardkit.c asks in a solver in C, C++ or Fortran: a coupling by plain numbers.
-
-    embedding.call        a code, a sentence and a number, whatever happens
-    compiler_flags()      what its compiler is told
-"""
+"""What native/shardkit.c asks in a solver in C, C++ or Fortran: a coupling by plain numbers."""
 
 import sys
 import sysconfig
@@ -10,6 +6,7 @@ from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from threading import RLock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -26,46 +23,31 @@ from .coupled import Coupled
 from .opening import coupled, opened
 
 NATIVE = Path(__file__).with_name("native")
-OK, ORDER, ARGUMENT, MPI, LOST, OTHER = 0, 1, 2, 3, 5, 6  # those of shardkit.h
-_CODES = {  # the first that fits
-    ShardingError: ORDER,
-    LaunchError: MPI,
-    CommunicationError: LOST,
-    ConfigurationError: ARGUMENT,
-    ValueError: ARGUMENT,
-    TypeError: ARGUMENT,
-}
-_NUMBERS = "biufc"
-_NOT_IN_TEXT = ("comm", "trainers", "factory")
+OK, ORDER, ARGUMENT, MPI, LOST, OTHER = 0, 1, 2, 3, 5, 6
+_CODES = {ShardingError: ORDER, LaunchError: MPI, CommunicationError: LOST}  # the first that fits
+_CODES |= {ValueError: ARGUMENT, TypeError: ARGUMENT}
 Place = tuple[int, str, int, bytes, bytes] | None  # an sk_array
-Answer = tuple[int, str, float]
 
 
-def _answered(method: Callable[..., Any]) -> Callable[..., Answer]:
-    """Return a method that raises nothing, since its caller is C; one thread at a time is in it."""
+def _answered(method: Callable[..., Any]) -> Callable[..., tuple[int, str, float]]:
+    """Return a method that never raises: its answer is a code of shardkit.h, a sentence, a number."""
 
-    def answer(self, *arguments) -> Answer:
+    def answer(self, *arguments) -> tuple[int, str, float]:
         try:
             with self.lock:
                 return OK, "", float(method(self, *arguments) or 0)
         except BaseException as error:  # sys.exit() too must not end the host
-            return _code_of(error), str(error) or type(error).__name__, 0.0
+            codes = [code for kind, code in _CODES.items() if isinstance(error, kind)]
+            return [*codes, OTHER][0], str(error) or type(error).__name__, 0.0
 
     return answer
 
 
-def _code_of(error: BaseException) -> int:
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), OTHER)
-
-
 class Embedding:
-    """The coupling of a process that embeds Python, and the arrays that a put reads.
-
-    lock   held in each call: a host may call from several threads
-    """
+    """The coupling of a process that embeds Python, and the arrays that its puts read."""
 
     def __init__(self) -> None:
-        self.lock = RLock()
+        self.lock = RLock()  # held in each call: a host may call from several threads
         self._coupled: Coupled | None = None
         self._fields: dict[str, numpy.ndarray] = {}
 
@@ -79,14 +61,16 @@ class Embedding:
         """Open the coupling. handle   of the communicator in Fortran, which any MPI has"""
         if self._coupled is not None:
             raise ShardingError("a coupling is open; call sk_close() before the next one")
-        comm = communicator_of(handle)
+        try:
+            comm = communicator_of(handle)
+        except CommunicationError as error:  # no rank is lost: there is no MPI
+            raise LaunchError(str(error)) from error
         options, problem = _options(text or "")
         options["trainers"] = trainers
         self._coupled = opened(comm, options, problem or _would_train(comm, trainers))
 
     @_answered
     def solvers(self):
-        """Return the handle of the solver ranks' communicator."""
         return self._open().solvers.py2f()
 
     @_answered
@@ -111,7 +95,7 @@ class Embedding:
         """Write the model's output for x into y."""
         coupling, place = self._open(), array_at(y)
         output = numpy.asarray(coupling.predict(array_at(x)))
-        if output.shape != place.shape or output.dtype != place.dtype:
+        if (output.shape, output.dtype) != (place.shape, place.dtype):
             raise ShapeError(
                 f"the model's output is {output.dtype} {list(output.shape)}, and y "
                 f"{place.dtype} {list(place.shape)}; wanted the same of both"
@@ -130,12 +114,10 @@ class Embedding:
 
     @_answered
     def is_training(self):
-        """Return whether the trainers take puts."""
         return self._open().is_training
 
     @_answered
     def finish(self):
-        """End the puts of this rank."""
         self._open().finish()
 
     @_answered
@@ -143,7 +125,8 @@ class Embedding:
         """Close the coupling, and write what Python holds of its output: nobody ends Python."""
         coupling = self._open()
         self._coupled, self._fields = None, {}
-        coupling.close()
+        with coupling:  # the others are told if this rank cannot finish
+            coupling.finish()
         sys.stdout.flush()
         sys.stderr.flush()
 
@@ -152,7 +135,7 @@ def _options(text: str) -> tuple[dict[str, Any], str | None]:
     """Return the options in "name=value name=value", and what is wrong with them."""
     usual = signature(coupled).parameters.items()
     options = {name: each.default for name, each in usual if name != "comm"}
-    known = sorted(options.keys() - {*_NOT_IN_TEXT})
+    known = sorted(options.keys() - {"trainers", "factory"})
     for pair in text.split():
         name, _, value = pair.partition("=")
         if name not in known:
@@ -164,41 +147,27 @@ def _options(text: str) -> tuple[dict[str, Any], str | None]:
 def _would_train(comm: Any, trainers: int) -> str | None:
     """Return what is wrong if this rank, which is not in Python, is one of the trainers."""
     first = comm.size - trainers
-    if comm.rank < first or trainers < 1 or first < 1:
+    if not 1 <= first <= comm.rank < comm.size:
         return None
-    return (
-        f"this program calls shardkit.h and is one of the last {trainers} of {comm.size} ranks, "
-        f"which train; start it before them: mpiexec -n {first} ./solver : -n {trainers} python "
-        "train.py"
-    )
-
-
-class _Memory:
-    """Memory of the host as NumPy's array interface describes it."""
-
-    def __init__(self, interface: dict[str, Any]):
-        self.__array_interface__ = interface
+    start = f"mpiexec -n {first} ./solver : -n {trainers} python train.py"
+    return f"a program that calls shardkit.h is among the {trainers} that train; wanted {start}"
 
 
 def array_at(place: Place) -> numpy.ndarray:
     """Return the host's array, where it lies. Errors: ShapeError."""
     if place is None or not place[0]:
         raise ShapeError("an array at address 0; wanted one of the caller's")
-    address, name, num_dims, sizes, steps = place
+    address, name, num_dims, *dims = place
     try:
         dtype = numpy.dtype(name or "")
     except TypeError:
         raise ShapeError(f"dtype {name!r}; wanted one of NumPy's, as float32") from None
-    sizes, steps = (tuple(numpy.frombuffer(given, "i8").tolist()) for given in (sizes, steps))
-    shape, strides = sizes[: max(num_dims, 0)], steps[: max(num_dims, 0)]
-    if dtype.kind not in _NUMBERS or len(shape) != num_dims or min(shape, default=0) < 0:
-        raise ShapeError(
-            f"{name} of {num_dims} dims, {list(shape)}; wanted numbers, and 0 to {len(sizes)} dims "
-            "of no negative size"
-        )
+    shape, strides = (numpy.frombuffer(each, "i8")[: max(num_dims, 0)].tolist() for each in dims)
+    if dtype.kind not in "biufc" or len(shape) != num_dims or min(shape, default=0) < 0:
+        raise ShapeError(f"{name} of {num_dims} dims, {shape}; wanted numbers, and 0 to 8 dims")
     interface = {"version": 3, "typestr": dtype.str, "data": (address, False)}
-    interface |= {"shape": shape, "strides": strides if any(strides) else None}
-    return numpy.asarray(_Memory(interface))
+    interface |= {"shape": tuple(shape), "strides": tuple(strides) if any(strides) else None}
+    return numpy.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def compiler_flags(*, fortran: bool = False) -> dict[str, list[str]]:
@@ -216,12 +185,12 @@ def compiler_flags(*, fortran: bool = False) -> dict[str, list[str]]:
                 "with its headers and shared library (python3-dev, or configured --enable-shared)"
             )
     python = ",".join(map(str, sys.executable.encode()))  # as numbers: no quotes for shell or make
-    names = ["shardkit.c", *["shardkit_fortran.c", "shardkit.f90"] * fortran]
+    names = ["shardkit.c"] + ["shardkit_fortran.c", "shardkit.f90"] * fortran
     flags = {
         "cflags": [f"-I{NATIVE}", f"-I{include}", f"-DSHARDKIT_PYTHON={python}"],
         "sources": [str(NATIVE / name) for name in names],
         "ldflags": [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-lpython{version}", "-lm"],
     }
-    if any(len(each.split()) > 1 for part in flags.values() for each in part):
+    if len(" ".join(sum(flags.values(), [])).split()) != sum(map(len, flags.values())):
         raise ConfigurationError(f"a path with a space among {flags}; wanted none, for the shell")
     return flags

@@ -6,7 +6,6 @@ killed is named. Some forms here; every form several times, under both MPIs, as 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,20 +18,25 @@ import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_programs, words_of_shardkit  # noqa: E402
+from e2e.mpi_jobs import (  # noqa: E402
+    LIBRARIES,
+    ROOT,
+    build,
+    compiler_of,
+    flags_of,
+    python_of,
+    run_programs,
+    words_of_shardkit,
+)
 
 HERE = Path(__file__).parent
 C, PYTHON = "C", "Python"
 ANY_MPI = (("MPICH", ()), ("Open MPI", ()))
 ULFM = (("Open MPI", ("--with-ft", "ulfm")),)
 FACTS = """
-import json, sys, sysconfig, mpi4py
-path = sysconfig.get_config_var
+import json, sys, mpi4py
 packages = [folder for folder in sys.path if folder.endswith("-packages")]
-include = sysconfig.get_paths()["include"]
-is_shared = bool(path("Py_ENABLE_SHARED"))
-print(json.dumps([include, mpi4py.get_include(), path("LIBDIR"), path("LDVERSION"), is_shared]))
-print(json.dumps(packages))
+print(json.dumps([mpi4py.get_include(), packages]))
 """
 
 
@@ -124,13 +128,12 @@ FORMS = [*WELL, *ABORTED, *KILLED, *LEFT, *MISSED]
 
 
 @cache
-def facts_of(python) -> tuple[list, list]:
-    """Return what it takes to embed a Python, and the folders of its packages."""
+def facts_of(python) -> tuple[str, list]:
+    """Return the folder of mpi4py's headers, and the folders of a Python's packages."""
     found = subprocess.run(
         [python, "-c", FACTS], capture_output=True, text=True, timeout=500, check=True
     )
-    needed, packages = map(json.loads, found.stdout.splitlines())
-    return needed, packages
+    return json.loads(found.stdout)
 
 
 @cache
@@ -142,19 +145,10 @@ def folder_of_programs() -> tempfile.TemporaryDirectory:
 @cache
 def c_program(library) -> Path:
     """Return the program in C that embeds Python, or skip where it cannot be built."""
-    python = python_of(library)
-    compiler = python.with_name("mpicc")
-    (include, of_mpi4py, folder, version, is_shared), _ = facts_of(python)
-    if shutil.which("cc") is None or not compiler.exists():
-        pytest.skip("no C compiler, or no mpicc beside the MPI of this Python")
-    if not Path(include, "Python.h").exists() or not is_shared:
-        pytest.skip("no headers, or no shared library, of this Python")
+    compiler, (of_mpi4py, _) = compiler_of(library), facts_of(python_of(library))
     target = Path(folder_of_programs().name, f"guest-{library.replace(' ', '-')}")
-    command = [compiler, HERE / "guest.c", "-o", target, f"-I{include}", f"-I{of_mpi4py}"]
-    command += [f"-L{folder}", f"-lpython{version}", f"-Wl,-rpath,{folder}"]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert not built.returncode, built.stderr
-    return target
+    flags = flags_of(library, "--cflags", "--ldflags")
+    return build(target, compiler, HERE / "guest.c", f"-I{of_mpi4py}", *flags)
 
 
 def command_of(library, kind, arguments) -> list:

@@ -6,27 +6,24 @@
 #include "shardkit.h"
 
 #include <fenv.h>
+#include <signal.h>
 #include <stdarg.h>
 
-#ifndef SHARDKIT_PYTHON /* the path of the interpreter, as the numbers of its characters */
-#define SHARDKIT_PYTHON 'p', 'y', 't', 'h', 'o', 'n', '3'
-#endif
-
-static const char built_for[] = {SHARDKIT_PYTHON, 0};
+static const char built_for[] = {SHARDKIT_PYTHON, 0}; /* the path of the interpreter */
 static PyObject *embedding; /* what answers, from the first sk_start() on */
 static __thread char sentence[4096];
 
-static int failed(int code, const char *call, const char *why) {
-    snprintf(sentence, sizeof sentence, "sk_%s(): %s", call, why);
+static int failed(int code, const char *call, const char *why, const char *hint) {
+    snprintf(sentence, sizeof sentence, "sk_%s(): %s%s", call, why, hint);
     return code;
 }
 
-static int failed_in_python(const char *call) {
+static int failed_in_python(const char *call, const char *hint) {
     PyObject *kind, *value, *traceback;
     PyErr_Fetch(&kind, &value, &traceback);
     PyObject *text = value ? PyObject_Str(value) : NULL;
     const char *why = text ? PyUnicode_AsUTF8(text) : NULL;
-    failed(SK_ERROR_PYTHON, call, why ? why : "Python has raised without a word");
+    failed(SK_ERROR_PYTHON, call, why ? why : "Python has raised without a word", hint);
     PyErr_Clear();
     Py_XDECREF(text), Py_XDECREF(kind), Py_XDECREF(value), Py_XDECREF(traceback);
     return SK_ERROR_PYTHON;
@@ -36,21 +33,20 @@ static int check_mpi(const char *call) {
     int is_begun = 0, is_over = 0, level = MPI_THREAD_SINGLE, is_main = 0;
     MPI_Initialized(&is_begun);
     MPI_Finalized(&is_over);
-    if (!is_begun)
-        return failed(SK_ERROR_MPI, call, "MPI is not initialized; call MPI_Init_thread() before");
-    if (is_over)
-        return failed(SK_ERROR_MPI, call, "MPI is finalized; call sk_close() before that");
+    if (!is_begun || is_over)
+        return failed(SK_ERROR_MPI, call, is_over ? "MPI is finalized" : "MPI is not initialized",
+                      "; wanted all calls between MPI_Init_thread() and MPI_Finalize()");
     MPI_Query_thread(&level);
     MPI_Is_thread_main(&is_main);
-    if (!is_main && level < MPI_THREAD_SERIALIZED)
-        return failed(SK_ERROR_MPI, call, "a thread other than the one that initialized MPI, which"
-                      " wants MPI_THREAD_SERIALIZED; ask MPI_Init_thread() for it");
-    return SK_OK;
+    if (is_main || level >= MPI_THREAD_SERIALIZED) return SK_OK;
+    return failed(SK_ERROR_MPI, call, "a thread other than the one that initialized MPI",
+                  "; ask MPI_Init_thread() for MPI_THREAD_SERIALIZED, or call in that one");
 }
 
 /* The host's locale, signals and arguments stay its own. */
 static int begin_python(void) {
     const char *python = getenv("SHARDKIT_PYTHON");
+    struct sigaction of_host;
     PyPreConfig first;
     PyConfig config;
     PyPreConfig_InitPythonConfig(&first);
@@ -60,44 +56,40 @@ static int begin_python(void) {
     PyConfig_InitPythonConfig(&config);
     config.install_signal_handlers = config.parse_argv = 0;
     if (!PyStatus_Exception(status))
-        status = PyConfig_SetBytesString(&config, &config.program_name, python ? python : built_for);
+        status = PyConfig_SetBytesString(&config, &config.program_name,
+                                         python ? python : built_for);
     if (!PyStatus_Exception(status)) status = Py_InitializeFromConfig(&config);
     PyConfig_Clear(&config);
     if (PyStatus_Exception(status))
-        return failed(SK_ERROR_PYTHON, "start", status.err_msg ? status.err_msg : "no interpreter");
+        return failed(SK_ERROR_PYTHON, "start", "no interpreter: ", status.err_msg);
+    sigaction(SIGINT, NULL, &of_host);
+    Py_XDECREF(PyImport_ImportModule("signal")); /* it takes Ctrl-C, whoever imports it first */
+    sigaction(SIGINT, &of_host, NULL);
     PyEval_SaveThread(); /* any thread of the host may call, and others of Python run meanwhile */
     return SK_OK;
 }
 
-/* With the interpreter's lock held. */
 static int import_embedding(void) {
     PyObject *room = PyImport_ImportModule("shardkit.coupling.embedding");
     if (room != NULL) embedding = PyObject_CallMethod(room, "Embedding", NULL);
     Py_XDECREF(room);
     if (embedding != NULL) return SK_OK;
-    failed_in_python("start");
-    size_t used = strlen(sentence);
-    snprintf(sentence + used, sizeof sentence - used,
-             "; wanted a Python with shardkit: build with its `shardkit flags`, or set"
-             " SHARDKIT_PYTHON to it");
-    return SK_ERROR_PYTHON;
+    return failed_in_python("start", "; wanted a Python with shardkit: build with its `shardkit"
+                            " flags`, or set SHARDKIT_PYTHON to it");
 }
 
 static int asked(double *number, const char *call, PyObject *arguments) {
     const char *why;
     int code;
     double value;
-    if (arguments == NULL) return failed_in_python(call);
-    PyObject *method = PyObject_GetAttrString(embedding, call);
+    PyObject *method = arguments ? PyObject_GetAttrString(embedding, call) : NULL;
     PyObject *answer = method ? PyObject_CallObject(method, arguments) : NULL;
-    Py_XDECREF(method), Py_DECREF(arguments);
-    if (answer == NULL || !PyArg_ParseTuple(answer, "isd", &code, &why, &value)) {
-        Py_XDECREF(answer);
-        return failed_in_python(call);
-    }
-    if (code == SK_OK && number != NULL) *number = value;
-    failed(code, call, why);
+    Py_XDECREF(method), Py_XDECREF(arguments);
+    if (answer == NULL || !PyArg_ParseTuple(answer, "isd", &code, &why, &value))
+        return failed_in_python(call, "");
+    failed(code, call, why, "");
     if (code == SK_OK) sentence[0] = 0;
+    if (code == SK_OK && number != NULL) *number = value;
     Py_DECREF(answer);
     return code;
 }
@@ -109,9 +101,9 @@ static int ask(double *number, const char *call, const char *format, ...) {
     fenv_t of_host;
     if (code != SK_OK) return code;
     if (embedding == NULL && strcmp(call, "start"))
-        return failed(SK_ERROR_ORDER, call, "no coupling is open; call sk_start() before");
+        return failed(SK_ERROR_ORDER, call, "no coupling is open", "; call sk_start() before");
     if (embedding != NULL && !Py_IsInitialized())
-        return failed(SK_ERROR_PYTHON, call, "the interpreter was finalized; keep it until the end");
+        return failed(SK_ERROR_PYTHON, call, "the interpreter was finalized", "; keep it");
     fegetenv(&of_host);
     fesetenv(FE_DFL_ENV); /* no traps for NumPy, whatever the host traps, and its rounding */
     if (!Py_IsInitialized()) code = begin_python();
@@ -139,7 +131,7 @@ static PyObject *seen(void *given) {
 int sk_start(MPI_Comm comm, int trainers, const char *options) {
     int code = check_mpi("start");
     if (code != SK_OK) return code;
-    if (comm == MPI_COMM_NULL) return failed(SK_ERROR_ARGUMENT, "start", "MPI_COMM_NULL");
+    if (comm == MPI_COMM_NULL) return failed(SK_ERROR_ARGUMENT, "start", "MPI_COMM_NULL", "");
     return ask(NULL, "start", "(iiz)", (int)MPI_Comm_c2f(comm), trainers, options);
 }
 

@@ -1,17 +1,9 @@
-/* A solver in C, C++ or Fortran whose samples train beside it: the solver's side of sk.coupled.
+/* The solver's side of sk.coupled in C and C++; docs/coupled.md has the whole of it.
 
        mpicc -o solver solver.c $(shardkit flags)
        mpiexec -n 3 ./solver : -n 1 python train.py
 
-   sk_start(MPI_COMM_WORLD, 1, NULL);             the last rank trains
-   sk_array x = {state, "float32", 2, {ny, nx}};
-   sk_field("x", &x);
-   for (...) { step(state); sk_put(time, 1.0); }  reads state where it lies
-   sk_finish();
-   sk_close();
-
-   Each function returns SK_OK or another code, and sk_last_error() says why. None ends the program.
-   docs/coupled.md has the whole of it. */
+   Each function returns SK_OK, or a code that sk_last_error() explains; none ends the program. */
 
 #ifndef SHARDKIT_H
 #define SHARDKIT_H
