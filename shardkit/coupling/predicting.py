@@ -47,7 +47,8 @@ class Predictor:
     def _take_model(self, source, facts, body):
         self._newest.take(body.tobytes(), facts["number"])
         self._knows_model = True
-        self._want(after=facts["number"])
+        if not self._solver.desk.asks_no_more:
+            self._want(after=facts["number"])
 
     def _asked(self, x):
         facts, body = to_note(x)

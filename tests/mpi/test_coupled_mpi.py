@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
@@ -420,6 +421,23 @@ def test_others_hear_of_a_rank_that_raises_and_lives_on(backend, raising):
                 if fails and put == 9:
                     raise ZeroDivisionError("own")
                 put_all(c, put + 1, put)
+    backend.barrier()
+
+
+def test_a_model_that_a_solver_wants_while_all_close_is_sent_before_they_part(backend):
+    """Its rank closes with a model to take, and asks for the next: an answer after "close"."""
+    with sk.coupled(None, 1) as c:
+        if c.is_solver:
+            c.put(**sample(0, c.solvers.rank))
+            c.predict(numpy.ones((1, 8), "float32"))
+            c.finish()
+            time.sleep(1.0)  # two models are published, and one of them is sent
+        else:
+            model = model_on(c.backend)
+            c.publish(model)
+            list(c.batches(model, 1))
+            c.publish(model)
+            c.publish(model)
     backend.barrier()
 
 
