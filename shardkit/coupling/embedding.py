@@ -30,7 +30,7 @@ Place = tuple[int, str, int, bytes, bytes] | None  # an sk_array
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., tuple[int, str, float]]:
-    """Return a method that never raises: its answer is a code of shardkit.h, a sentence, a number."""
+    """Return a method that never raises, and answers by a code, a sentence and a number."""
 
     def answer(self, *arguments) -> tuple[int, str, float]:
         try:
