@@ -6,6 +6,7 @@ ROOM = "shardkit.coupling"
 MODULES = {"attendant": "attendant"}
 NAMES = {
     "buffers": "open_buffer",
+    "embedding": "Embedding NATIVE array_at compiler_flags",
     "moments": "FieldMoments added from_stored moments_of to_stored",
     "order": "PutOrder",
     "records": "RecordForm header_of",
