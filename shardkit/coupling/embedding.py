@@ -24,7 +24,8 @@ from .opening import coupled, opened
 
 NATIVE = Path(__file__).with_name("native")
 OK, ORDER, ARGUMENT, MPI, LOST, OTHER = 0, 1, 2, 3, 5, 6
-_CODES = {ShardingError: ORDER, LaunchError: MPI, CommunicationError: LOST}  # the first that fits
+_CODES: dict[type[Exception], int] = {ShardingError: ORDER, LaunchError: MPI}
+_CODES |= {CommunicationError: LOST}  # the first of all that fits
 _CODES |= {ValueError: ARGUMENT, TypeError: ARGUMENT}
 Place = tuple[int, str, int, bytes, bytes] | None  # an sk_array
 
