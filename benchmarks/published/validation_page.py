@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from megatron_runs import LLAMA_405B, llama3, llama3_plans, megatron
+from megatron_runs import LLAMA_405B, TUNED, llama3, llama3_plans, megatron
 from published_runs import (
     CLUSTER,
     Point,
@@ -24,7 +24,7 @@ from published_runs import (
 )
 from residuals import OWN_RUNS, float8_families, fsdp_families, residuals_text
 
-from shardkit.plan import MIXED, read_cluster
+from shardkit.plan import read_cluster
 from shardkit.plan.band import RESIDUALS, bands
 from shardkit.plan.cost import checkpoint_bytes
 from shardkit.plan.whole_run import interruptions_of
@@ -233,7 +233,7 @@ def _plans() -> str:
 def _stops() -> str:
     """Say what share of Llama 3's time goes into steps, beside what it reached."""
     cluster = read_cluster("h100-80gb-roce")
-    seconds = checkpoint_bytes(LLAMA_405B, MIXED) / cluster.storage_speed(16384)
+    seconds = checkpoint_bytes(LLAMA_405B, TUNED) / cluster.storage_speed(16384)
     stops = interruptions_of(cluster, 16384, seconds)
     slower = replace(stops, restart_seconds=600.0)
     shares = [one.useful_share(one.best_interval()) for one in (stops, slower)]

@@ -27,7 +27,7 @@ from ..plan.report import (
 from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
-from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
+from ..plan.software import OWN, SHARDKIT, known_programs, own_in, software_named
 from ..slurm.planned import script_of_plan
 from ..train.settings import RunConfiguration
 from .arguments import count, local_path, option, tokens
@@ -45,7 +45,7 @@ _TACIT = {f"mesh.{axis}" for axis, entry in AXES.items() if entry.is_tacit}
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     hardware = f"hardware that comes with shardkit: {', '.join(known_clusters())}"
-    software = f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison"
+    software = f"software that comes with shardkit: {', '.join(known_programs())}"
     how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
     plan = add_command("plan", _plan, _PLAN, **how)
     add = partial(option, plan)
@@ -66,7 +66,8 @@ def add_commands(add_command) -> None:
     )
     add(
         "--software SOFTWARE",
-        f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the settings",
+        "training software, by its name or a TOML file of it; default: "
+        f"{SHARDKIT.name}, in parallel.compute_dtype of the settings",
     )
     add("--rows", "rows of the table", type=count, default=8)
     add(

@@ -32,7 +32,7 @@ from .software import (
     SHARDKIT as SHARDKIT,
     SHARDKIT_BF16 as SHARDKIT_BF16,
     SHARDKIT_FP16 as SHARDKIT_FP16,
-    SOFTWARE as SOFTWARE,
     Software as Software,
+    known_programs as known_programs,
     software_named as software_named,
 )

@@ -306,9 +306,11 @@ class Cluster:
         return self.devices if self.cores else 1
 
     @lru_cache(maxsize=1024)
-    def with_at_work(self, devices: int) -> "Cluster":
-        """Return the cluster with its devices as quick as they are with so many at work."""
-        slowdown = self.crowded_by(devices).slowdown
+    def at_work(self, devices: int, efficiency: float = 1.0) -> "Cluster":
+        """Return the cluster with its devices as quick as they are with so many at work, in a
+        program of this efficiency.
+        """
+        slowdown = self.crowded_by(devices).slowdown / efficiency
         return self if slowdown == 1 else replace(self, device=self.device.slowed(slowdown))
 
     def crowded_by(self, devices: int) -> Crowding:

@@ -16,10 +16,8 @@ from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
 from .shape import Shape
-from .software import Software
+from .software import RECOMPUTATIONS, Software
 from .stages import stage_units
-
-RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,27 @@
 """Software: what a program keeps in memory, how it computes, and what it overlaps.
 
-    shardkit        this package: float32, flash attention, no overlap of collectives
-    shardkit-bf16   with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
-    mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps;
-                    in_float8() has it with the products of its layers in float8
-    mixed-tensor    the same, which overlaps collectives of tensor ranks too
-    mixed-gather8   mixed in float8, which gathers the matrices of its layers in float8 too
+    software_named("megatron")    one of shardkit/plan/programs/*.toml, or your own file
 
-The values are for AdamW with clipping; settings.py has them for other settings. More programs,
-which published times are for, are in benchmarks/published.
+    like = "megatron"             all values of that one, but for those that are here
+
+The values are for AdamW with clipping; settings.py has them for other settings.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
+from ..arguments import is_among, is_number
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
+from ..files.reading import understood
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
+from .hardware import HALVES
 from .shape import hashed_once
+from .tables import ABOVE_0, FRACTION, check_like, made, names_from, names_in, tables_of, tuples
+
+RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @hashed_once
@@ -57,6 +61,12 @@ class Software:
     overlaps_transfers    messages between stages travel while the ranks compute
     overlaps_tensor       under sequence parallelism, collectives of tensor ranks travel in pieces
                           while the products beside them compute
+    overlap               part of what could travel beside computing that does; the rest is waited
+                          for
+    efficiency            of its computing: the speed that kernels reach one after another, over
+                          that of each alone
+    host_seconds          in which the host launches the kernels of a layer's forward; backward
+                          takes it as long
     scatters_transfers    each tensor rank sends its part of an activation to the next stage
     messages_per_layer    collectives for the parameters of a layer under a sharding policy
     shares_parameters     data ranks that see each other's memory have one set of whole parameters
@@ -64,9 +74,15 @@ class Software:
                           gather
     merges_below          blocks are merged to units of at least this many elements
     arena_share           memory that activations hold over memory in use: free blocks lie between
+    cuts_logits           tensor ranks compute the loss of a part of the vocabulary each; False: they
+                          gather the logits
+    logits_bytes          of a logit from the forward to the backward: float32, and copies of it
+    reserve_bytes         that a rank holds beside all that is counted: workspaces, buffers
     link_share            of what collectives of long arrays reach, that its own over data ranks do
+    tensor_share          the same of its own over tensor ranks
     backward_gathers      how often a backward gathers the parameters of a layer
     cuts_samples          several ranks may share each sample
+    source                where the values are from, and which were chosen with which runs
     calls_per_layer       of kernels from Python in a forward; half as many per gradient in backward
     """
 
@@ -88,7 +104,7 @@ class Software:
     pass_factor: float = 1.0
     recomputed_share: float = 0.0
     recomputes_part: bool = True
-    recomputations: tuple[str, ...] = ("none", "selective", "full")
+    recomputations: tuple[str, ...] = RECOMPUTATIONS
     policies: tuple[str, ...] = tuple(POLICIES)
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     cuts_evenly: bool = True
@@ -98,16 +114,24 @@ class Software:
     overlaps_reductions: bool = True
     overlaps_transfers: bool = True
     overlaps_tensor: bool = False
+    overlap: float = 1.0
+    efficiency: float = 1.0
+    host_seconds: float = 0.0
     scatters_transfers: bool = False
     messages_per_layer: int = 1
     shares_parameters: bool = False
     rounds_when_gathered: bool = False
     merges_below: int = 1
     arena_share: float = 1.0
+    cuts_logits: bool = True
+    logits_bytes: float = 4.0
+    reserve_bytes: float = 0.0
     link_share: float = 1.0
+    tensor_share: float = 1.0
     backward_gathers: int = 1
     cuts_samples: bool = False
     calls_per_layer: int = 24
+    source: str = field(default="", compare=False)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -133,57 +157,62 @@ class Software:
         return not (self.shares_parameters and 1 < data <= sharing // tensor)
 
 
-SHARDKIT = Software(
-    "shardkit",
-    dtype="float32",
-    parameter_bytes=4,
-    gradient_bytes=4,
-    state_bytes=8,
-    activation_bytes=4,
-    wire_bytes=4,
-    # AdamW in one pass reads 4 and writes 3 of float32, and scales what it reads; clipping reads
-    # the gradient
-    update_bytes=32,
-    accumulation_bytes=12,
-    keeps_scores=False,
-    masks_dropout=False,
-    recomputes_part=False,
-    recomputations=("none", "full"),
-    schedules=tuple(ORDERS),
-    cuts_evenly=False,
-    sums_in_tree=True,
-    splits_backward=True,
-    overlaps_gathers=False,
-    overlaps_reductions=False,
-    shares_parameters=True,
-    merges_below=1024,
-    # array/arena.py held 88 MiB where 81 were in use, 534 for 520
-    arena_share=1.07,
-    cuts_samples=True,
-    calls_per_layer=26,
-)
-# parallel/step/numerics.py: master weights beside the moments, gradients in float32; the parameters
-# for the blocks are rounded, 4 + 2
-SHARDKIT_BF16 = replace(
-    SHARDKIT,
-    name="shardkit-bf16",
-    dtype="bfloat16",
-    parameter_bytes=2,
-    state_bytes=12,
-    activation_bytes=2,
-    update_bytes=38,
-    rounds_when_gathered=True,
-)
-SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
-MIXED = Software(
-    "mixed", keeps_scores=False, recomputations=("none", "full"), scatters_transfers=True
-)
-MIXED_TENSOR = replace(MIXED, name="mixed-tensor", overlaps_tensor=True)
-MIXED_GATHER8 = replace(MIXED, name="mixed-gather8", gather_bytes=1)
-SOFTWARE = {
-    program.name: program
-    for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED, MIXED_TENSOR, MIXED_GATHER8)
+def _is_share(value) -> bool:
+    return is_number(value, at_least=0) and value <= 1
+
+
+FOLDER = Path(__file__).parent / "programs"
+_ALL = "all"
+_DTYPES = ("float32", *HALVES)
+_LIMITS = {
+    "dtype": (partial(is_among, names=_DTYPES), f"one of {', '.join(_DTYPES)}"),
+    "efficiency": ABOVE_0,
+    "overlap": (_is_share, "a number from 0 to 1"),
+    "gather_bytes": ABOVE_0,
+    "messages_per_layer": ABOVE_0,
+    "arena_share": ABOVE_0,
+    "link_share": FRACTION,
+    "tensor_share": FRACTION,
+    "recomputations": names_from(RECOMPUTATIONS),
+    "policies": names_from(POLICIES),
+    "schedules": names_from([*ORDERS, _ALL]),
 }
+
+
+def software_named(name: str) -> Software:
+    """Return the program in this file, or the one of this name that comes with shardkit.
+
+    Errors: InputError if there is none; ConfigurationError on a key that is unknown or outside its
+    limits.
+    """
+    tables, path = tables_of(name, FOLDER, "software")
+    with understood(path):
+        values = tuples(_with_like(tables, path))
+        if values.get("schedules") == (_ALL,):
+            values["schedules"] = tuple(ORDERS)
+        return made(Software, {"name": path.stem, **values}, str(path), _LIMITS)
+
+
+def _with_like(tables: dict, path) -> dict:
+    """Return the table of a program; what it does not say is as in the one named by `like`."""
+    own = dict(tables)
+    like = own.pop("like", None)
+    if like is None:
+        return own
+    check_like(like, FOLDER, str(path))
+    other, of_other = tables_of(like, FOLDER, "software")
+    return {**_with_like(other, of_other), **own}
+
+
+def known_programs() -> list[str]:
+    """Return the names of the programs that come with shardkit."""
+    return names_in(FOLDER)
+
+
+SHARDKIT = software_named("shardkit")
+SHARDKIT_BF16 = software_named("shardkit-bf16")
+SHARDKIT_FP16 = software_named("shardkit-fp16")
+MIXED = software_named("mixed")
 
 # {parallel.compute_dtype of a run: shardkit}
 OWN = {None: SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}
@@ -205,13 +234,7 @@ def in_float8(program: Software) -> Software:
     Each operand is scaled by its largest magnitude: a pass that reads 2 bytes of an element for
     that, and one that reads 2 and writes it twice, in rows and in columns, since such products take
     their operands along the summed dim (torchao, float8 training, tensorwise scales). Attention,
-    norms, the embedding and the head stay in halves.
+    norms, the embedding and the head stay in halves. A program with cast_bytes of its own keeps it.
     """
-    return replace(program, name=f"{program.name}-float8", linear_dtype=FLOAT8, cast_bytes=6.0)
-
-
-def software_named(name: str) -> Software:
-    """Return the program of this name. Errors: ConfigurationError if there is none."""
-    if name not in SOFTWARE:
-        raise ConfigurationError(f"software {name!r}; wanted one of {', '.join(SOFTWARE)}")
-    return SOFTWARE[name]
+    cast = program.cast_bytes or 6.0
+    return replace(program, name=f"{program.name}-float8", linear_dtype=FLOAT8, cast_bytes=cast)

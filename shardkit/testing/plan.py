@@ -5,7 +5,7 @@ from . import open_door
 ROOM = "shardkit.plan"
 NAMES = {
     "": (
-        "MIXED MLPShape ModelShape RunLayout SHARDKIT SHARDKIT_BF16 SOFTWARE known_clusters "
+        "MIXED MLPShape ModelShape RunLayout SHARDKIT SHARDKIT_BF16 known_clusters known_programs "
         "memory_of rank_memory read_cluster read_run search software_named step_cost why_not"
     ),
     "activations": "block_bytes",

@@ -1,0 +1,109 @@
+"""Tables of TOML files as frozen dataclasses: each key known, each value within its limits."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import partial
+from pathlib import Path
+
+from ..arguments import is_among, is_number, nearest
+from ..errors import ConfigurationError, InputError
+from ..files.reading import read_toml
+
+Limit = tuple[Callable, str]  # what holds for a value, and in words
+
+AT_LEAST_0: Limit = partial(is_number, at_least=0), "a finite number, at least 0"
+
+
+def _is_positive(value) -> bool:
+    return is_number(value, above=0)
+
+
+def _is_fraction(value) -> bool:
+    return is_number(value, above=0) and value <= 1
+
+
+def _is_of(kind, value) -> bool:
+    return isinstance(value, kind)
+
+
+ABOVE_0: Limit = _is_positive, "a finite number above 0"
+FRACTION: Limit = _is_fraction, "a fraction above 0, at most 1"
+_OF_KIND: dict[object, Limit] = {
+    bool: (partial(_is_of, bool), "true or false"),
+    str: (partial(_is_of, str), "a text"),
+    int: AT_LEAST_0,
+    float: AT_LEAST_0,
+}
+
+
+def list_of(holds: Callable, values) -> bool:
+    """Return whether this is a list with something in it, for all of which it holds."""
+    return isinstance(values, (list, tuple)) and len(values) > 0 and all(map(holds, values))
+
+
+def names_from(known) -> Limit:
+    """Return the limit of a list of these names."""
+    names = tuple(known)
+    return partial(list_of, partial(is_among, names=names)), f"a list of {', '.join(names)}"
+
+
+def tables_of(name, folder: Path, what: str) -> tuple[dict, Path]:
+    """Return the tables of this file, or of the one of this name in the folder, and where it is.
+
+    Errors: InputError, with the names that there are.
+    """
+    path = Path(name) if Path(name).suffix == ".toml" else folder / f"{name}.toml"
+    try:
+        return read_toml(path), path
+    except OSError as error:
+        raise InputError(
+            f"cannot read {what} {path}: {error.strerror}; those that come with shardkit are "
+            f"{', '.join(names_in(folder))}",
+            path,
+        ) from None
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the files that come with shardkit."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def check_like(like, folder: Path, where: str) -> str:
+    """Return the name of another file that a table builds on."""
+    known = names_in(folder)
+    if not is_among(like, known):
+        raise ConfigurationError(f"{where}: like = {like!r}; wanted one of {', '.join(known)}")
+    return like
+
+
+def tuples(table: dict) -> dict:
+    """Return the table with tuples for its lists, which can be hashed."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+
+
+def made(kind, values: dict, where: str, limits: dict[str, Limit]):
+    """Return kind(**values).
+
+    limits   {key: its own; all others go by the type of the field}
+    Errors: ConfigurationError on a key that is unknown or missing, or a value outside its limits.
+    """
+    known = {f.name: f for f in fields(kind)}
+    for key, value in values.items():
+        if key not in known:
+            near = nearest(key, known)
+            advice = f"did you mean {near}? The" if near else "the"
+            raise ConfigurationError(
+                f"{where}: unknown key {key}; {advice} keys are {', '.join(known)}"
+            )
+        limit = limits.get(key, _OF_KIND.get(known[key].type))
+        if limit is not None and not limit[0](value):
+            raise ConfigurationError(f"{where}: {key} = {_shown(value)}; wanted {limit[1]}")
+    missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
+    if missing:
+        raise ConfigurationError(f"{where}: {', '.join(missing)} missing")
+    return kind(**values)
+
+
+def _shown(value) -> str:
+    """Return a value as TOML has it."""
+    return repr(list(value) if isinstance(value, tuple) else value)
