@@ -39,7 +39,7 @@ FSDP = software_named("torch-fsdp")
 FSDP_PURE = replace(FSDP, name="torch-fsdp-pure", wire_bytes=2)
 # minGPT's attention writes its scores to memory, and drops some of them; that the runs used it is
 # what the name says, not the paper.
-MINGPT = replace(FSDP_PURE, name="mingpt-fsdp", keeps_scores=True, masks_dropout=True)
+MINGPT = replace(FSDP_PURE, name="torch-fsdp-mingpt", keeps_scores=True, masks_dropout=True)
 # Up to the tables of October 2023 (its commit b2a43a1) llm-foundry's yamls asked for Triton's
 # attention; those of January 2024 (5e85bd6), from 128 GPUs on, for FlashAttention-2.
 _NEW_GPUS = 128

@@ -161,6 +161,7 @@ def _is_share(value) -> bool:
     return is_number(value, at_least=0) and value <= 1
 
 
+FLOAT8_SUFFIX = "-float8"
 FOLDER = Path(__file__).parent / "programs"
 _ALL = "all"
 _DTYPES = ("float32", *HALVES)
@@ -237,4 +238,4 @@ def in_float8(program: Software) -> Software:
     norms, the embedding and the head stay in halves. A program with cast_bytes of its own keeps it.
     """
     cast = program.cast_bytes or 6.0
-    return replace(program, name=f"{program.name}-float8", linear_dtype=FLOAT8, cast_bytes=cast)
+    return replace(program, name=program.name + FLOAT8_SUFFIX, linear_dtype=FLOAT8, cast_bytes=cast)
