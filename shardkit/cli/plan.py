@@ -14,6 +14,7 @@ from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..layout.axes import AXES
+from ..plan.calibration import Calibration, fitted, measured_steps
 from ..plan.hardware import Cluster
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
@@ -27,7 +28,15 @@ from ..plan.report import (
 from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
-from ..plan.software import OWN, SHARDKIT, known_programs, own_in, software_named
+from ..plan.shape import Shape
+from ..plan.software import (
+    OWN,
+    SHARDKIT,
+    Software,
+    known_programs,
+    own_in,
+    software_named,
+)
 from ..slurm.planned import script_of_plan
 from ..train.settings import RunConfiguration
 from .arguments import count, local_path, option, tokens
@@ -69,6 +78,13 @@ def add_commands(add_command) -> None:
         "training software, by its name or a TOML file of it; default: "
         f"{SHARDKIT.name}, in parallel.compute_dtype of the settings",
     )
+    add(
+        "--calibrate FILE",
+        "metrics.jsonl of a run, or lines with step, seconds and layout of any program: fit the "
+        "software to these steps; may be given several times",
+        action="append",
+        default=[],
+    )
     add("--rows", "rows of the table", type=count, default=8)
     add(
         "--explain ROW",
@@ -99,9 +115,10 @@ def _plan(known, overrides) -> int:
             f"--software {SHARDKIT.name}, the default"
         )
     software = (software_of if is_own else others_software)(named, settings)
+    fit = _calibration(known, shape, software, cluster)
     found = search(
         shape,
-        software,
+        fit.software if fit else software,
         cluster,
         known.devices,
         known.batch or settings.batch.sequences,
@@ -110,7 +127,8 @@ def _plan(known, overrides) -> int:
     best = found.best and found.best.layout
     chosen = settings_of(best, shape, software) if best else {}
     notes = tuple(left_out(settings, shape, software, best, chosen)) if best else ()
-    training = PlannedTraining(found, known.tokens or run.items(found.batch), notes)
+    items = known.tokens or run.items(found.batch)
+    training = PlannedTraining(found, items, notes, fit.band if fit else None)
     if known.json:
         print(as_json(training, known.rows))
     else:
@@ -136,6 +154,16 @@ def _plan(known, overrides) -> int:
     if known.explain is not None:
         _explain(known, training)
     return 0
+
+
+def _calibration(known, shape: Shape, software: Software, cluster: Cluster) -> Calibration | None:
+    """Return the software fitted to the measured steps, and say what was found; None without any."""
+    steps = [step for path in known.calibrate for step in measured_steps(path, shape)]
+    if not steps:
+        return None
+    fit = fitted(steps, shape, software, cluster)
+    _tell(known, f"{software.name} has {fit}")
+    return fit
 
 
 def _is_said(key: str, value, settings) -> bool:

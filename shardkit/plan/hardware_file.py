@@ -47,6 +47,7 @@ _LIMITS = {  # {key: its own; all other numbers are finite and at least 0}
     "bytes_per_second": ABOVE_0,
     "memory_fraction": FRACTION,
     "fraction": FRACTION,
+    "misaligned": FRACTION,
     "edges": _POINTS,
     "lengths": _POINTS,
     "fractions": _FRACTIONS,

@@ -87,7 +87,7 @@ def made(kind, values: dict, where: str, limits: dict[str, Limit]):
     limits   {key: its own; all others go by the type of the field}
     Errors: ConfigurationError on a key that is unknown or missing, or a value outside its limits.
     """
-    known = {f.name: f for f in fields(kind)}
+    known = {f.name: f for f in fields(kind) if f.init}
     for key, value in values.items():
         if key not in known:
             near = nearest(key, known)
