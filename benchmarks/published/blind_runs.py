@@ -21,7 +21,7 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from published_runs import Point, hardware
+from published_runs import Point, hardware, ratio
 
 from shardkit.plan import ModelShape, RunLayout, Software, software_named
 from shardkit.plan.hardware import Cluster
@@ -68,8 +68,7 @@ class BlindRun(Point):
     @property
     def ratio(self) -> float:
         """Seconds that the run took over those predicted."""
-        far = self.predicted / self.published
-        return 1 / far if self.unit == "s" else far
+        return ratio(self)
 
 
 def drawn(names: list[str]) -> tuple[list[str], list[str]]:

@@ -297,6 +297,12 @@ def halves(points: list[Point]) -> tuple[list[Point], list[Point]]:
     return drawn[::2], drawn[1::2]
 
 
+def ratio(point: Point) -> float:
+    """Return the seconds that a run took over those predicted."""
+    quicker = point.predicted / point.published
+    return 1 / quicker if point.unit == "s" else quicker
+
+
 def mean_error(points: list[Point]) -> float:
     """Return the mean magnitude of the errors."""
     return mean(abs(point.error) for point in points)

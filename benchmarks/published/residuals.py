@@ -22,13 +22,13 @@ from published_runs import (
     hardware,
     korthikanti,
     narayanan,
+    ratio,
     zero3_against_ptd,
     zero3_large,
 )
 
-from shardkit.plan import MIXED, Software, known_programs
+from shardkit.plan import MIXED, RECOMPUTATIONS, Software, known_programs
 from shardkit.plan.band import KNOWN, OWN, UNKNOWN
-from shardkit.plan.layouts import RECOMPUTATIONS
 from shardkit.plan.software import in_float8
 
 OWN_RUNS = Path(__file__).parents[1] / "results" / "planner.json"
@@ -84,13 +84,16 @@ def _blind(half: int) -> list[Point]:
 
 
 def by_program(rows: list[Point]) -> dict[str, list[Point]]:
-    """Return {name that a user has for the program: its rows}; variants count with their program."""
+    """Return {name of a program: its rows}; variants that have no name count with their program."""
     found = {}
     for row in rows:
-        names = [name for name in known_programs() if row.software.name.startswith(name)]
-        if names:
-            found.setdefault(max(names, key=len), []).append(row)
+        found.setdefault(program_name(row), []).append(row)
     return found
+
+
+def program_name(row: Point) -> str:
+    """Return the name of the program of a row, whose variants begin with it."""
+    return max((n for n in known_programs() if row.software.name.startswith(n)), key=len)
 
 
 def as_program(row: Point, program: Software) -> Point:
@@ -137,12 +140,6 @@ def _value(value) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(f'"{name}"' for name in value) + "]"
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def ratio(point: Point) -> float:
-    """Return the seconds that a run took over those predicted."""
-    ratio = point.predicted / point.published
-    return 1 / ratio if point.unit == "s" else ratio
 
 
 def _largest(points: list[Point]) -> dict:

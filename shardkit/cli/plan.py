@@ -135,8 +135,8 @@ def _plan(known, overrides) -> int:
         print_search(training, known.rows)
     if best is None:
         return 1
-    if is_own and named is not own:
-        dtype = next(dtype for dtype, ours in OWN.items() if ours is named)
+    if is_own and named != own:
+        dtype = next(dtype for dtype, ours in OWN.items() if ours == named)
         given["parallel.compute_dtype"] = "none" if dtype is None else dtype
     said = {key: value for key, value in chosen.items() if _is_said(key, value, settings)}
     arguments = _train_arguments(known.model, {**given, **said})
@@ -157,7 +157,7 @@ def _plan(known, overrides) -> int:
 
 
 def _calibration(known, shape: Shape, software: Software, cluster: Cluster) -> Calibration | None:
-    """Return the software fitted to the measured steps, and say what was found; None without any."""
+    """Return the software fitted to measured steps, and say what was found; None without any."""
     steps = [step for path in known.calibrate for step in measured_steps(path, shape)]
     if not steps:
         return None

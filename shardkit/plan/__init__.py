@@ -25,14 +25,15 @@ __all__ = import_names(
         "cost": "PARTS StepCost step_cost",
         "hardware": "Cluster",
         "hardware_file": "known_clusters read_cluster",
-        "layouts": "RECOMPUTATIONS RunLayout why_not",
+        "layouts": "RunLayout why_not",
         "memory": "MemoryEstimate memory_of rank_memory",
         "mlp": "MLPShape",
         "model": "ModelShape",
         "run": "read_run",
         "search": "Candidate Search search",
         "software": (
-            "MIXED SHARDKIT SHARDKIT_BF16 SHARDKIT_FP16 Software known_programs software_named"
+            "MIXED RECOMPUTATIONS SHARDKIT SHARDKIT_BF16 SHARDKIT_FP16 Software known_programs "
+            "software_named"
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""A program fitted to measured steps of it: one efficiency, and one overlap where the steps ask for it.
+"""A program fitted to measured steps of it: one efficiency, and one overlap if steps ask for it.
 
     steps = [step for path in paths for step in measured_steps(path, shape)]
     fit = fitted(steps, shape, software, cluster)
@@ -9,9 +9,9 @@ A line of a file is a step of any program, with a layout as RunLayout has it,
     {"step": 90, "seconds": 12.5, "layout": {"data": 8, "tensor": 4, "micro_batches": 16}}
 
 or all lines are the records of one run of shardkit, whose folder says its layout. Lines of one
-layout count as one step, their median. What is fitted is chosen by the error of each step under what
-the others give: nothing, the efficiency, or both. There are always fewer fitted values than steps,
-but for one step, which gives an efficiency that nothing checks.
+layout count as one step, their median. What is fitted is chosen by the error of each step under
+what the others give: nothing, the efficiency, or both. There are always fewer fitted values than
+steps, but for one step, which gives an efficiency that nothing checks.
 """
 
 from dataclasses import dataclass, replace
@@ -36,11 +36,8 @@ _OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _ENOUGH = 5  # steps for a band of their own
 _MOST = 20.0  # times as efficient, or as inefficient
 _COUNT: Limit = partial(is_integer, at_least=1), "an integer, at least 1"
-_OR_NONE: Limit = lambda value: value is None or _COUNT[0](value), f"null or {_COUNT[1]}"
-_LIMITS = {
-    **dict.fromkeys("pipeline data tensor virtual micro_batch micro_batches domain".split(), _COUNT),
-    **dict.fromkeys(["recomputed", "shard_ranks"], _OR_NONE),
-}
+_COUNTS = "pipeline data tensor virtual micro_batch micro_batches domain recomputed shard_ranks"
+_LIMITS = dict.fromkeys(_COUNTS.split(), _COUNT)
 _TURNS = 8  # of the search for an efficiency, each of which takes most of what is left of the error
 
 
@@ -71,13 +68,15 @@ class Calibration:
         """Between which residuals steps are expected; None of too few steps to say."""
         if len(self.ratios) < _ENOUGH:
             return None
-        return Band("measured steps", len(self.ratios), min(self.ratios), max(self.ratios), 0, 0)
+        low, high = min(1.0, *self.ratios), max(1.0, *self.ratios)
+        return Band("measured steps", len(self.ratios), low, high, 0, 0)
 
     def __str__(self) -> str:
         found = f"efficiency {self.software.efficiency:.3g}, overlap {self.software.overlap:.3g}"
         if not self.ratios:
             return f"{found} by one step, which nothing checks"
-        return f"{found}; a step left out of {len(self.ratios)} is off by {self.error:.1%} on average"
+        number = len(self.ratios)
+        return f"{found}; each of {number} steps, left out, is off by {self.error:.1%} on average"
 
 
 def measured_steps(path, shape: Shape) -> list[MeasuredStep]:
@@ -94,7 +93,8 @@ def measured_steps(path, shape: Shape) -> list[MeasuredStep]:
         if speeds and not steps:
             layout = _layout_of_run(path.parent, shape)
             items = layout.batch * shape.sequence_length
-            steps = [MeasuredStep(layout, items / median(speeds[1:] or speeds))]  # the first warms up
+            speeds = speeds[1:] or speeds  # the first warms up
+            steps = [MeasuredStep(layout, items / median(speeds))]
     if not steps:
         raise ConfigurationError(f"{path} has no step with seconds and layout, and no {speed}")
     return steps
@@ -106,7 +106,9 @@ def _steps(records: list[dict], path: Path) -> list[MeasuredStep]:
     for record in records:
         seconds = record.get("seconds")
         require(is_number(seconds, above=0), f"{path}: seconds", seconds, ABOVE_0[1])
-        layout = made(RunLayout, wanted(record["layout"], dict, path, "layout"), str(path), _LIMITS)
+        given = wanted(record["layout"], dict, path, "layout").items()
+        said = {name: value for name, value in given if value is not None}
+        layout = made(RunLayout, said, str(path), _LIMITS)
         of_layout.setdefault(layout, []).append(seconds)
     return [MeasuredStep(layout, median(seconds)) for layout, seconds in of_layout.items()]
 

@@ -16,7 +16,7 @@ from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..schedule.catalog import ORDERS
 from .shape import Shape
-from .software import RECOMPUTATIONS, Software
+from .software import Software
 from .stages import stage_units
 
 

@@ -74,8 +74,8 @@ class Software:
                           gather
     merges_below          blocks are merged to units of at least this many elements
     arena_share           memory that activations hold over memory in use: free blocks lie between
-    cuts_logits           tensor ranks compute the loss of a part of the vocabulary each; False: they
-                          gather the logits
+    cuts_logits           tensor ranks compute the loss of a part of the vocabulary each; False:
+                          they gather the logits
     logits_bytes          of a logit from the forward to the backward: float32, and copies of it
     reserve_bytes         that a rank holds beside all that is counted: workspaces, buffers
     link_share            of what collectives of long arrays reach, that its own over data ranks do

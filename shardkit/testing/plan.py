@@ -10,6 +10,7 @@ NAMES = {
     ),
     "activations": "block_bytes",
     "band": "BEYOND KNOWN OWN RESIDUALS UNKNOWN band_of bands",
+    "calibration": "fitted measured_steps",
     "collectives": "ALL_GATHER ALL_REDUCE REDUCE_SCATTER RankGroup SEND collective_seconds",
     "hardware": "SwitchLevel",
     "hardware_file": "FOLDER cluster_from",

@@ -1,0 +1,154 @@
+"""Programs as files, fitted to measured steps, and how near they are to runs that chose nothing."""
+
+import json
+from dataclasses import asdict, replace
+from statistics import mean
+
+import pytest
+from blind_runs import blind_families, drawn
+from judged import by_family, figures, pick_regrets
+from residuals import judging
+
+from shardkit import ConfigurationError
+from shardkit.testing.base import InputError
+from shardkit.testing.plan import (
+    MIXED,
+    ModelShape,
+    RunLayout,
+    fitted,
+    known_programs,
+    measured_steps,
+    read_cluster,
+    software_named,
+    step_cost,
+)
+
+SHAPE = ModelShape(8, 1024, 16, 32000, 1024)
+A100 = read_cluster("a100-80gb-hdr")
+LAYOUTS = [
+    RunLayout(1, 8, 1, "zero1", micro_batches=4),
+    RunLayout(2, 2, 2, "zero1", micro_batches=16, is_sequence_parallel=True),
+    RunLayout(1, 2, 4, "ddp", micro_batch=2, micro_batches=8),
+    RunLayout(4, 4, 1, "zero1", micro_batches=8),
+    RunLayout(1, 64, 1, "fsdp", micro_batches=1),
+]
+
+
+@pytest.mark.parametrize("name", known_programs())
+def test_each_program_says_where_its_values_are_from(name):
+    program = software_named(name)
+    assert program.name == name and len(program.source) > 20
+    assert program.efficiency > 0 and 0 <= program.overlap <= 1
+
+
+def test_a_file_of_ones_own_builds_on_a_program(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('like = "megatron"\npass_factor = 2.5\npolicies = ["zero1"]\n')
+    ours = software_named(path)
+    megatron = software_named("megatron")
+    assert ours == replace(megatron, name="ours", pass_factor=2.5, policies=("zero1",))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("pass_facto = 2", "did you mean pass_factor"),
+        ("efficiency = 0", "a finite number above 0"),
+        ("overlap = 1.5", "from 0 to 1"),
+        ("cuts_logits = 1", "true or false"),
+        ('dtype = "float8"', "one of float32"),
+        ('schedules = ["2f2b"]', "a list of gpipe"),
+        ("policies = []", "a list of"),
+        ('like = "mixde"', "wanted one of deepspeed-zero3"),
+        ("messages_per_layer = 0", "above 0"),
+    ],
+)
+def test_a_file_is_refused_with_what_it_should_say(tmp_path, text, said):
+    path = tmp_path / "ours.toml"
+    path.write_text(text + "\n")
+    with pytest.raises(ConfigurationError, match=said):
+        software_named(path)
+
+
+def test_a_program_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(InputError, match="nanotron, nemo"):
+        software_named("megatrom")
+
+
+def _files(tmp_path, seconds_of):
+    """Write a line for each layout; return the path."""
+    path = tmp_path / "metrics.jsonl"
+    lines = []
+    for layout in LAYOUTS:
+        said = asdict(layout)
+        del said["devices"]
+        lines.append(json.dumps({"step": 9, "seconds": seconds_of(layout), "layout": said}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _seconds(program):
+    return lambda layout: step_cost(layout, SHAPE, program, A100).seconds
+
+
+@pytest.mark.parametrize("efficiency, overlap", [(0.7, 1.0), (1.2, 0.0), (0.8, 0.5)])
+def test_measured_steps_give_the_program_that_took_them(tmp_path, efficiency, overlap):
+    truth = replace(MIXED, efficiency=efficiency, overlap=overlap)
+    steps = measured_steps(_files(tmp_path, _seconds(truth)), SHAPE)
+    fit = fitted(steps, SHAPE, MIXED, A100)
+    assert fit.software.efficiency == pytest.approx(efficiency, rel=0.02)
+    assert fit.software.overlap == overlap and fit.error < 0.02 and len(fit.ratios) == 5
+    assert fit.band.low <= 1 <= fit.band.high
+
+
+def test_a_program_that_is_right_stays_as_it_is(tmp_path):
+    steps = measured_steps(_files(tmp_path, _seconds(MIXED)), SHAPE)
+    assert fitted(steps, SHAPE, MIXED, A100).software == MIXED
+
+
+def test_no_more_is_fitted_than_the_steps_say(tmp_path):
+    truth = replace(MIXED, efficiency=0.7, overlap=0.0)
+    steps = measured_steps(_files(tmp_path, _seconds(truth)), SHAPE)
+    for count in (1, 2):  # an overlap too would be as many values as steps
+        fit = fitted(steps[-count:], SHAPE, MIXED, A100)
+        assert fit.software.overlap == MIXED.overlap and fit.band is None
+        assert len(fit.ratios) == (0 if count == 1 else 2)
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ({"step": 1, "layout": {}}, "seconds = None"),
+        ({"step": 1, "seconds": 0.0, "layout": {}}, "seconds = 0.0"),
+        ({"step": 1, "seconds": 1.0, "layout": {"tensors": 2}}, "did you mean tensor"),
+        ({"step": 1, "seconds": 1.0, "layout": {"tensor": 0}}, "at least 1"),
+        ({"step": 1, "seconds": 1.0}, "no step with seconds and layout"),
+    ],
+)
+def test_a_step_that_says_too_little_is_refused(tmp_path, line, said):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigurationError, match=said):
+        measured_steps(path, SHAPE)
+
+
+def test_a_step_that_the_program_does_not_take_is_refused(tmp_path):
+    steps = measured_steps(_files(tmp_path, lambda layout: 1.0), SHAPE)
+    with pytest.raises(ConfigurationError, match="torch-fsdp knows no policy zero1"):
+        fitted(steps, SHAPE, software_named("torch-fsdp"), A100)
+
+
+def test_families_are_drawn_once_from_each_source():
+    names = [*blind_families()]
+    chosen, judged = drawn(names)
+    assert sorted(chosen + judged) == sorted(names) and len(names) == 22
+    assert drawn(names[::-1]) == (chosen, judged)
+    assert all(row.software.source for rows in blind_families().values() for row in rows)
+
+
+def test_blind_runs_are_met_as_the_page_says():
+    found = figures(judging(), drawn([*blind_families()])[1])
+    assert found.error < 0.10 and abs(found.bias) < 0.05
+    assert 0.85 < found.within < 0.96 and found.fits > 0.93
+    assert mean(pick_regrets(drawn([*blind_families()])[1])) < 0.05
+    assert len(by_family()) == 11
