@@ -14,7 +14,7 @@ from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..layout.axes import AXES
-from ..plan.calibration import Calibration, fitted, measured_steps
+from ..plan.calibration import calibration_text, fitted, measured_steps
 from ..plan.hardware import Cluster
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
@@ -28,15 +28,7 @@ from ..plan.report import (
 from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
-from ..plan.shape import Shape
-from ..plan.software import (
-    OWN,
-    SHARDKIT,
-    Software,
-    known_programs,
-    own_in,
-    software_named,
-)
+from ..plan.software import OWN, SHARDKIT, Software, known_programs, own_in, software_named
 from ..slurm.planned import script_of_plan
 from ..train.settings import RunConfiguration
 from .arguments import count, local_path, option, tokens
@@ -80,8 +72,7 @@ def add_commands(add_command) -> None:
     )
     add(
         "--calibrate FILE",
-        "metrics.jsonl of a run, or lines with step, seconds and layout of any program: fit the "
-        "software to these steps; may be given several times",
+        "fit the software to measured steps: metrics.jsonl of a run, or lines of any program",
         action="append",
         default=[],
     )
@@ -115,10 +106,9 @@ def _plan(known, overrides) -> int:
             f"--software {SHARDKIT.name}, the default"
         )
     software = (software_of if is_own else others_software)(named, settings)
-    fit = _calibration(known, shape, software, cluster)
     found = search(
         shape,
-        fit.software if fit else software,
+        _calibrated(known, shape, software, cluster),
         cluster,
         known.devices,
         known.batch or settings.batch.sequences,
@@ -127,8 +117,7 @@ def _plan(known, overrides) -> int:
     best = found.best and found.best.layout
     chosen = settings_of(best, shape, software) if best else {}
     notes = tuple(left_out(settings, shape, software, best, chosen)) if best else ()
-    items = known.tokens or run.items(found.batch)
-    training = PlannedTraining(found, items, notes, fit.band if fit else None)
+    training = PlannedTraining(found, known.tokens or run.items(found.batch), notes)
     if known.json:
         print(as_json(training, known.rows))
     else:
@@ -156,14 +145,16 @@ def _plan(known, overrides) -> int:
     return 0
 
 
-def _calibration(known, shape: Shape, software: Software, cluster: Cluster) -> Calibration | None:
-    """Return the software fitted to measured steps, and say what was found; None without any."""
-    steps = [step for path in known.calibrate for step in measured_steps(path, shape)]
-    if not steps:
-        return None
-    fit = fitted(steps, shape, software, cluster)
-    _tell(known, f"{software.name} has {fit}")
-    return fit
+def _calibrated(known, shape, software: Software, cluster: Cluster) -> Software:
+    """Return the software fitted to measured steps, if there are any, and say what was found."""
+    if not known.calibrate:
+        return software
+    steps = {}
+    for path in known.calibrate:
+        steps |= measured_steps(path, shape)
+    program, ratios = fitted(steps, shape, software, cluster)
+    _tell(known, calibration_text(program, ratios))
+    return program
 
 
 def _is_said(key: str, value, settings) -> bool:

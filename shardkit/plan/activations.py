@@ -33,7 +33,7 @@ class Row:
 
     elements: int
     where: str
-    item_bytes: int | None = None
+    item_bytes: float | None = None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ class Band:
 
     def beyond(self) -> "Band":
         """Return the band of a layout unlike the runs: twice as far to both sides."""
-        return replace(self, family=self.family + BEYOND, low=self.low**2, high=self.high**2)
+        low, high = self.low**2, self.high**2
+        return replace(self, family=self.family + BEYOND, low=low, high=high)
 
     def around(self, seconds: float) -> tuple[float, float]:
         """Return between which seconds a step is expected to take."""

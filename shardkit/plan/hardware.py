@@ -313,9 +313,7 @@ class Cluster:
 
     @lru_cache(maxsize=1024)
     def at_work(self, devices: int, efficiency: float = 1.0) -> "Cluster":
-        """Return the cluster with its devices as quick as they are with so many at work, in a
-        program of this efficiency.
-        """
+        """Return the cluster with devices as quick as with so many at work in such a program."""
         slowdown = self.crowded_by(devices).slowdown / efficiency
         return self if slowdown == 1 else replace(self, device=self.device.slowed(slowdown))
 

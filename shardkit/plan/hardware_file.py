@@ -23,7 +23,7 @@ from .hardware import (
     Measured,
     SwitchLevel,
 )
-from .tables import ABOVE_0, FRACTION, check_like, list_of, made, names_in, tables_of, tuples
+from .tables import ABOVE_0, COUNT, FRACTION, list_of, made, names_in, tables_of, tuples, with_like
 
 FOLDER = Path(__file__).parent / "hardware"
 _is_positive = ABOVE_0[0]
@@ -36,11 +36,10 @@ def _is_peak(peak) -> bool:
 # what holds for a value, and in words
 _POINTS = partial(list_of, _is_positive), "numbers above 0"
 _FRACTIONS = partial(list_of, FRACTION[0]), "fractions above 0, at most 1"
-_COUNT = partial(is_integer, at_least=1), "an integer, at least 1"
 _LIMITS = {  # {key: its own; all other numbers are finite and at least 0}
-    "devices": _COUNT,
-    "head_dim": _COUNT,
-    "ranks": _COUNT,
+    "devices": COUNT,
+    "head_dim": COUNT,
+    "ranks": COUNT,
     "slowdown": ABOVE_0,
     "cores": (partial(is_integer, at_least=0), "an integer, at least 0"),
     "memory_bytes": ABOVE_0,
@@ -75,7 +74,7 @@ def known_clusters() -> list[str]:
 def cluster_from(tables: dict, path="hardware") -> Cluster:
     """Return the description in these tables."""
     rest = dict(tables)
-    device = _device(_table(rest, "device", path), path)
+    device = with_like(_table(rest, "device", path), FOLDER, f"{path}: [device]", "device")
     device |= tuples(_table(device, "products", path))
     del device["products"]
     device["attention"] = _rows(AttentionModel, device, "attention", f"{path}: device")
@@ -90,20 +89,11 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
     return made(Cluster, {**rest, **parts}, str(path), _LIMITS)
 
 
-def _device(table: dict, path) -> dict:
-    """Return the table of a device; what it does not say is as in the hardware named by `like`."""
-    known = dict(table)
-    like = known.pop("like", None)
-    if like is None:
-        return known
-    other, _ = tables_of(check_like(like, FOLDER, f"{path}: [device]"), FOLDER, "hardware")
-    return {**_device(other["device"], like), **known}
-
-
 def _rows(kind, tables: dict, name: str, path) -> tuple:
     """Return the rows of [[name]], none if there is no such table."""
     where = f"{path}: [[{name}]]"
-    return tuple(made(kind, tuples(row), where, _LIMITS) for row in tables.get(name, []))
+    rows = [tuples(row) for row in tables.get(name, [])]
+    return tuple(made(kind, row, where, _LIMITS) for row in rows)
 
 
 def _table(tables: dict, name: str, path) -> dict:

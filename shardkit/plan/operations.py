@@ -153,7 +153,7 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
     )
-    forward = max(forward, software.host_seconds) + ahead + cut
+    forward += ahead + cut
     share = software.recomputed_share
     selective = share * (forward - core - ahead) if share else core
     again = {"none": 0.0, "selective": selective, "full": forward}[at.recomputation]
@@ -168,7 +168,7 @@ def _layer(at: Setting) -> BlockSeconds:
     weight = (
         products[2] + accumulation_seconds(at, "layer") + at.calls(software.calls_per_layer / 2)
     )
-    backward = max(backward, software.host_seconds - weight) + back + cut_backward + again
+    backward += back + cut_backward + again
     passes = 2 if at.recomputation == "full" else 1
     return BlockSeconds(forward, backward, weight, passes * ahead + back)
 

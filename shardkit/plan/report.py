@@ -29,21 +29,17 @@ class PlannedTraining:
     """A whole run of this many tokens or rows, in steps of the batch of the search.
 
     left_out   a line for each setting of the run that the best layout's figures do not follow
-    measured   the residuals of steps that the program was fitted to; None: those of its program
     """
 
     found: Search
     tokens: float
     left_out: tuple[str, ...] = ()
-    measured: Band | None = None
 
     def days(self, candidate: Candidate) -> float:
         return self.steps * candidate.cost.seconds / 86400
 
     def band(self, candidate: Candidate) -> Band:
         """Return the residuals of runs like this one."""
-        if self.measured is not None:
-            return self.measured
         found = self.found
         return band_of(candidate.layout, found.shape, found.cluster, found.software.name)
 

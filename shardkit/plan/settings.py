@@ -86,8 +86,7 @@ def others_software(program: Software, settings: RunConfiguration) -> Software:
     """Return a program that is not shardkit's under these settings.
 
     Its values are those of AdamW with clipping, which reads gradients for their norm and scales
-    them; another rule keeps more or fewer arrays, which it reads and writes. It computes in its own
-    dtype where the settings name none.
+    them; another rule reads and writes more or fewer arrays.
 
     Errors: ConfigurationError on a dtype that it does not compute in.
     """

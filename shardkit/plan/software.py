@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ..arguments import is_among, is_number
+from ..arguments import is_among
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 from ..files.reading import understood
@@ -19,7 +19,17 @@ from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
 from .hardware import HALVES
 from .shape import hashed_once
-from .tables import ABOVE_0, FRACTION, check_like, made, names_from, names_in, tables_of, tuples
+from .tables import (
+    ABOVE_0,
+    FRACTION,
+    Limit,
+    made,
+    names_from,
+    names_in,
+    tables_of,
+    tuples,
+    with_like,
+)
 
 RECOMPUTATIONS = ("none", "selective", "full")
 
@@ -27,64 +37,7 @@ RECOMPUTATIONS = ("none", "selective", "full")
 @hashed_once
 @dataclass(frozen=True)
 class Software:
-    """The properties of a program that memory and time depend on. Bytes are of one element.
-
-    dtype                 of matrix products, which selects the peak of the hardware
-    linear_dtype          of the products of layers with their matrices, attention and head apart;
-                          "": dtype
-    cast_bytes            moved per element of what is cast for those products
-    parameter_bytes, gradient_bytes
-                          of the arrays that are kept
-    state_bytes           of optimizer state, with float32 master weights
-    activation_bytes      of activations, and of messages between stages and tensor ranks
-    wire_bytes            of a gradient on its way between data ranks
-    gather_bytes          of a parameter of a layer on its way there; None: parameter_bytes
-    update_bytes          moved in memory per parameter and step: optimizer, clipping, casts
-    accumulation_bytes    moved per parameter and micro-batch to add its gradient to the sum
-    keeps_scores          attention writes the scores to memory; False: a fused kernel computes
-                          them again
-    attention_kernel      of a fused attention, by its name in the hardware file; "": the usual one
-    masks_dropout         dropout keeps a mask of one byte; False: it makes the mask again
-    pass_factor           bytes that norms, nonlinearities and sums move, over those of kernels that
-                          are fused as far as they can be
-    recomputed_share      of a layer's forward, without attention, that selective recomputation does
-                          again; 0: it does the attention again
-    recomputes_part       full recomputation may be of some layers of a rank
-    recomputations, policies, schedules
-                          that it supports
-    cuts_evenly           stages have equally many layers, or one more or less (stages.py); False:
-                          they are balanced by compute
-    sums_in_tree          micro-batches are summed as a fixed tree, which keeps several gradients
-    splits_backward       a gradient leaves a stage before the weight gradients are computed
-    overlaps_gathers      parameters of the next unit are gathered while this one computes
-    overlaps_reductions   gradients are reduced while backward runs
-    overlaps_transfers    messages between stages travel while the ranks compute
-    overlaps_tensor       under sequence parallelism, collectives of tensor ranks travel in pieces
-                          while the products beside them compute
-    overlap               part of what could travel beside computing that does; the rest is waited
-                          for
-    efficiency            of its computing: the speed that kernels reach one after another, over
-                          that of each alone
-    host_seconds          in which the host launches the kernels of a layer's forward; backward
-                          takes it as long
-    scatters_transfers    each tensor rank sends its part of an activation to the next stage
-    messages_per_layer    collectives for the parameters of a layer under a sharding policy
-    shares_parameters     data ranks that see each other's memory have one set of whole parameters
-    rounds_when_gathered  under full sharding only master weights are kept, and rounded for each
-                          gather
-    merges_below          blocks are merged to units of at least this many elements
-    arena_share           memory that activations hold over memory in use: free blocks lie between
-    cuts_logits           tensor ranks compute the loss of a part of the vocabulary each; False:
-                          they gather the logits
-    logits_bytes          of a logit from the forward to the backward: float32, and copies of it
-    reserve_bytes         that a rank holds beside all that is counted: workspaces, buffers
-    link_share            of what collectives of long arrays reach, that its own over data ranks do
-    tensor_share          the same of its own over tensor ranks
-    backward_gathers      how often a backward gathers the parameters of a layer
-    cuts_samples          several ranks may share each sample
-    source                where the values are from, and which were chosen with which runs
-    calls_per_layer       of kernels from Python in a forward; half as many per gradient in backward
-    """
+    """What memory and time depend on; programs/tuned.toml describes each."""
 
     name: str
     dtype: str = "bfloat16"
@@ -95,7 +48,7 @@ class Software:
     state_bytes: int = 12
     activation_bytes: int = 2
     wire_bytes: int = 4
-    gather_bytes: int | None = None
+    gather_bytes: int | None = None  # None: parameter_bytes
     update_bytes: int = 54
     accumulation_bytes: int = 0
     keeps_scores: bool = True
@@ -116,7 +69,6 @@ class Software:
     overlaps_tensor: bool = False
     overlap: float = 1.0
     efficiency: float = 1.0
-    host_seconds: float = 0.0
     scatters_transfers: bool = False
     messages_per_layer: int = 1
     shares_parameters: bool = False
@@ -157,26 +109,17 @@ class Software:
         return not (self.shares_parameters and 1 < data <= sharing // tensor)
 
 
-def _is_share(value) -> bool:
-    return is_number(value, at_least=0) and value <= 1
-
-
 FLOAT8_SUFFIX = "-float8"
-FOLDER = Path(__file__).parent / "programs"
-_ALL = "all"
+PROGRAMS = Path(__file__).parent / "programs"
+_NAMED = {"policies": tuple(POLICIES), "schedules": tuple(ORDERS)}
 _DTYPES = ("float32", *HALVES)
-_LIMITS = {
+_LIMITS: dict[str, Limit] = {
     "dtype": (partial(is_among, names=_DTYPES), f"one of {', '.join(_DTYPES)}"),
-    "efficiency": ABOVE_0,
-    "overlap": (_is_share, "a number from 0 to 1"),
-    "gather_bytes": ABOVE_0,
-    "messages_per_layer": ABOVE_0,
-    "arena_share": ABOVE_0,
-    "link_share": FRACTION,
-    "tensor_share": FRACTION,
+    "overlap": (lambda value: value == 0 or FRACTION[0](value), "a number from 0 to 1"),
+    **dict.fromkeys("efficiency gather_bytes messages_per_layer arena_share".split(), ABOVE_0),
+    **dict.fromkeys(("link_share", "tensor_share"), FRACTION),
     "recomputations": names_from(RECOMPUTATIONS),
-    "policies": names_from(POLICIES),
-    "schedules": names_from([*ORDERS, _ALL]),
+    **{key: names_from([*known, "all"]) for key, known in _NAMED.items()},
 }
 
 
@@ -186,28 +129,18 @@ def software_named(name: str) -> Software:
     Errors: InputError if there is none; ConfigurationError on a key that is unknown or outside its
     limits.
     """
-    tables, path = tables_of(name, FOLDER, "software")
+    values, path = tables_of(name, PROGRAMS, "software")
     with understood(path):
-        values = tuples(_with_like(tables, path))
-        if values.get("schedules") == (_ALL,):
-            values["schedules"] = tuple(ORDERS)
-        return made(Software, {"name": path.stem, **values}, str(path), _LIMITS)
-
-
-def _with_like(tables: dict, path) -> dict:
-    """Return the table of a program; what it does not say is as in the one named by `like`."""
-    own = dict(tables)
-    like = own.pop("like", None)
-    if like is None:
-        return own
-    check_like(like, FOLDER, str(path))
-    other, of_other = tables_of(like, FOLDER, "software")
-    return {**_with_like(other, of_other), **own}
+        values = tuples(with_like(values, PROGRAMS, str(path)))
+        for key, known in _NAMED.items():
+            if values.get(key) == ("all",):
+                values[key] = known
+        return made(Software, {"name": Path(name).name, **values}, str(path), _LIMITS)
 
 
 def known_programs() -> list[str]:
     """Return the names of the programs that come with shardkit."""
-    return names_in(FOLDER)
+    return names_in(PROGRAMS)
 
 
 SHARDKIT = software_named("shardkit")

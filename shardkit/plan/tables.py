@@ -5,13 +5,13 @@ from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 
-from ..arguments import is_among, is_number, nearest
+from ..arguments import is_among, is_integer, is_number, nearest
 from ..errors import ConfigurationError, InputError
 from ..files.reading import read_toml
 
 Limit = tuple[Callable, str]  # what holds for a value, and in words
 
-AT_LEAST_0: Limit = partial(is_number, at_least=0), "a finite number, at least 0"
+COUNT: Limit = partial(is_integer, at_least=1), "an integer, at least 1"
 
 
 def _is_positive(value) -> bool:
@@ -22,23 +22,19 @@ def _is_fraction(value) -> bool:
     return is_number(value, above=0) and value <= 1
 
 
-def _is_of(kind, value) -> bool:
-    return isinstance(value, kind)
-
-
 ABOVE_0: Limit = _is_positive, "a finite number above 0"
 FRACTION: Limit = _is_fraction, "a fraction above 0, at most 1"
+_AT_LEAST_0: Limit = partial(is_number, at_least=0), "a finite number, at least 0"
 _OF_KIND: dict[object, Limit] = {
-    bool: (partial(_is_of, bool), "true or false"),
-    str: (partial(_is_of, str), "a text"),
-    int: AT_LEAST_0,
-    float: AT_LEAST_0,
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    str: (lambda value: isinstance(value, str), "a text"),
+    **dict.fromkeys((int, float), _AT_LEAST_0),
 }
 
 
 def list_of(holds: Callable, values) -> bool:
     """Return whether this is a list with something in it, for all of which it holds."""
-    return isinstance(values, (list, tuple)) and len(values) > 0 and all(map(holds, values))
+    return isinstance(values, (list, tuple)) and bool(values) and all(map(holds, values))
 
 
 def names_from(known) -> Limit:
@@ -68,12 +64,20 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def check_like(like, folder: Path, where: str) -> str:
-    """Return the name of another file that a table builds on."""
+def with_like(table: dict, folder: Path, where: str, part: str = "") -> dict:
+    """Return the table; what it does not say is as in the file of the folder named by `like`.
+
+    part   table of that file; "": the whole
+    """
+    own = dict(table)
+    like = own.pop("like", None)
+    if like is None:
+        return own
     known = names_in(folder)
     if not is_among(like, known):
         raise ConfigurationError(f"{where}: like = {like!r}; wanted one of {', '.join(known)}")
-    return like
+    other = read_toml(folder / f"{like}.toml")
+    return {**with_like(other[part] if part else other, folder, like, part), **own}
 
 
 def tuples(table: dict) -> dict:

@@ -21,7 +21,7 @@ NAMES = {
     "report": "PlannedTraining print_search",
     "search": "divisors",
     "settings": "left_out others_software settings_of software_of",
-    "software": "in_float8",
+    "software": "PROGRAMS Software in_float8",
     "stages": "blocks_per_stage stage_units",
     "timeline": "PipelineRun StageSeconds",
     "whole_run": "Interruptions interruptions_of",
