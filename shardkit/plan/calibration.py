@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from ..arguments import is_number, require
 from ..errors import ConfigurationError, InputError
@@ -45,7 +46,7 @@ def calibration_text(program: Software, ratios: list[float]) -> str:
 def measured_steps(path, shape: Shape) -> Steps:
     """Return the steps of a file.
 
-    Errors: ConfigurationError on a line or a run that is none of this model; InputError, OSError.
+    Errors: ConfigurationError on a line or run that is none of this model; InputError, OSError.
     """
     path = Path(path)
     if not path.exists():
@@ -67,7 +68,7 @@ def measured_steps(path, shape: Shape) -> Steps:
 def _steps(records: list[dict], path: Path) -> Steps:
     seconds: dict[RunLayout, list[float]] = {}
     for record in records:
-        took = record.get("seconds")
+        took: Any = record.get("seconds")
         require(is_number(took, above=0), f"{path}: seconds", took, ABOVE_0[1])
         given = wanted(record["layout"], dict, path, "layout").items()
         said = {name: value for name, value in given if value is not None}

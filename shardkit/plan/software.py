@@ -126,8 +126,7 @@ _LIMITS: dict[str, Limit] = {
 def software_named(name: str) -> Software:
     """Return the program in this file, or the one of this name that comes with shardkit.
 
-    Errors: InputError if there is none; ConfigurationError on a key that is unknown or outside its
-    limits.
+    Errors: InputError if there is none; ConfigurationError on an unknown key or a wrong value.
     """
     values, path = tables_of(name, PROGRAMS, "software")
     with understood(path):
