@@ -186,7 +186,8 @@ So no such cost is predicted, and `shardkit plan` offers no layout of such memor
 _FLOAT8 = """## Products in float8
 
 No constant but NeMo's efficiency of 1.05, which its choosing half and that of `blind.csv` ask for,
-was chosen with a row of these families; they are split by the same rule. The peak is that of the
+was chosen with a row of these families; they are split by the same rule. That its gradients are
+halves was looked up when rows that may choose were predicted not to fit. The peak is that of the
 data sheet. The curve is that of halves: a product of as
 many more operations as the peak is higher takes as long, and reaches the same fraction. Products of
 layers with their matrices are in float8; attention, norms, the embedding and the head are not.
