@@ -77,8 +77,8 @@ def band_of(layout: RunLayout, shape: Shape, cluster: Cluster, program: str) -> 
         return known[UNKNOWN]
     if name not in known:
         return known[KNOWN]
-    is_within = _is_within(known[name], layout, shape, cluster)
-    return known[name] if is_within else known[name].beyond()
+    band = known[name]
+    return band if _is_within(band, layout, shape, cluster) else band.beyond()
 
 
 def _is_within(band: Band, layout: RunLayout, shape: Shape, cluster: Cluster) -> bool:

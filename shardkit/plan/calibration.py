@@ -120,9 +120,9 @@ def fitted(steps: Steps, shape: Shape, software: Software, cluster) -> tuple[Sof
         others = {each: seconds for each, seconds in steps.items() if each != layout}
         return ratios(best(overlaps, others), {layout: steps[layout]})[0]
 
-    ways: list[tuple[float, ...]] = [(), (software.overlap,), _OVERLAPS]
     if len(steps) == 1:
-        return best(ways[1], steps), []
+        return best([software.overlap], steps), []
+    ways: list[tuple[float, ...]] = [(), (software.overlap,), _OVERLAPS]
     found = [[left_out(way, layout) for layout in steps] for way in ways[: len(steps)]]
     least = min(range(len(found)), key=lambda number: _error(found[number]))
     return best(ways[least], steps), found[least]

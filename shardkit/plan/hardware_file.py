@@ -26,15 +26,14 @@ from .hardware import (
 from .tables import ABOVE_0, COUNT, FRACTION, list_of, made, names_in, tables_of, tuples, with_like
 
 FOLDER = Path(__file__).parent / "hardware"
-_is_positive = ABOVE_0[0]
 
 
 def _is_peak(peak) -> bool:
-    return isinstance(peak, dict) and list_of(_is_positive, [*peak.values()])
+    return isinstance(peak, dict) and list_of(ABOVE_0[0], [*peak.values()])
 
 
 # what holds for a value, and in words
-_POINTS = partial(list_of, _is_positive), "numbers above 0"
+_POINTS = partial(list_of, ABOVE_0[0]), "numbers above 0"
 _FRACTIONS = partial(list_of, FRACTION[0]), "fractions above 0, at most 1"
 _LIMITS = {  # {key: its own; all other numbers are finite and at least 0}
     "devices": COUNT,

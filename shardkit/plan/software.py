@@ -1,8 +1,7 @@
 """Software: what a program keeps in memory, how it computes, and what it overlaps.
 
-    software_named("megatron")    one of shardkit/plan/programs/*.toml, or your own file
-
-    like = "megatron"             all values of that one, but for those that are here
+    software_named("megatron")    one of shardkit/plan/programs/*.toml, or your own file, in which
+    like = "megatron"             takes its values, but for those that are there
 
 The values are for AdamW with clipping; settings.py has them for other settings.
 """

@@ -65,10 +65,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def with_like(table: dict, folder: Path, where: str, part: str = "") -> dict:
-    """Return the table; what it does not say is as in the file of the folder named by `like`.
-
-    part   table of that file; "": the whole
-    """
+    """Return the table; what it lacks is that of `like`, a file of the folder, or a part of it."""
     own = dict(table)
     like = own.pop("like", None)
     if like is None:
