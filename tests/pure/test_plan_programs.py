@@ -22,6 +22,7 @@ from shardkit.testing.plan import (
     fitted,
     known_programs,
     measured_steps,
+    memory_of,
     read_cluster,
     software_named,
     step_cost,
@@ -82,6 +83,65 @@ def test_a_file_is_refused_with_what_it_should_say(tmp_path, text, said):
 def test_a_program_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(InputError, match="nanotron, nemo"):
         software_named("megatrom")
+
+
+CUT = RunLayout(2, 2, 4, "zero1", micro_batch=2, micro_batches=8)
+WIDE = replace(SHAPE, heads=10, width=1500)  # heads of 150
+
+
+def _parts(program=MIXED, shape=SHAPE, layout=CUT, cluster=A100):
+    return step_cost(layout, shape, program, cluster).parts
+
+
+def test_half_the_efficiency_is_twice_the_computing_and_no_slower_link():
+    whole, half = _parts(), _parts(replace(MIXED, efficiency=MIXED.efficiency / 2))
+    assert half["compute"] == pytest.approx(2 * whole["compute"])
+    assert half["tensor"] == pytest.approx(whole["tensor"])
+
+
+def test_without_overlap_all_that_travels_is_waited_for():
+    layout = RunLayout(data=16, policy="fsdp", micro_batches=2)
+    hidden, half, waits, serial = [
+        step_cost(layout, SHAPE, program, A100).seconds
+        for program in (
+            MIXED,
+            replace(MIXED, overlap=0.5),
+            replace(MIXED, overlap=0.0),
+            replace(MIXED, overlaps_gathers=False, overlaps_reductions=False),
+        )
+    ]
+    assert hidden < half < waits == pytest.approx(serial, rel=0.03)
+
+
+def test_tensor_ranks_on_several_nodes_have_the_slower_of_both_links():
+    far = RunLayout(1, 1, 16, "ddp", micro_batch=8)
+    shares = [(1.0, 1.0), (1.0, 0.5), (0.5, 1.0)]
+    programs = [replace(MIXED, tensor_share=own, link_share=data) for own, data in shares]
+    apart = [_parts(program, layout=far)["tensor"] for program in programs]
+    assert apart[0] < apart[1] == apart[2]
+    inside = [_parts(program, layout=replace(far, tensor=8))["tensor"] for program in programs]
+    assert inside[0] == inside[1] < inside[2]
+
+
+def test_whole_logits_take_memory_and_time_of_every_tensor_rank():
+    whole = replace(MIXED, cuts_logits=False)
+    cut, gathered = (memory_of(CUT, SHAPE, program).total for program in (MIXED, whole))
+    tokens = CUT.micro_batch * SHAPE.sequence_length
+    held = MIXED.arena_share * (MIXED.logits_bytes + 2) * tokens * SHAPE.vocabulary
+    assert gathered - cut == pytest.approx(held * 3 / 4, rel=0.1)
+    assert _parts(whole)["tensor"] > _parts()["tensor"]
+    reserve = replace(MIXED, reserve_bytes=MIXED.reserve_bytes + 1e9)
+    assert memory_of(CUT, SHAPE, reserve).total == cut + 1e9
+
+
+def test_heads_that_are_no_multiple_of_16_bytes_are_slower():
+    """Where attention multiplies its scores, which have heads of 150 for a dim."""
+    whole = replace(A100, device=replace(A100.device, misaligned=1.0))
+    scores = replace(MIXED, keeps_scores=True)
+    one = RunLayout(policy="ddp")
+    for shape, is_slower in ((SHAPE, False), (WIDE, True)):
+        slow, quick = (_parts(scores, shape, one, on)["compute"] for on in (A100, whole))
+        assert (slow > 1.01 * quick) is is_slower
 
 
 def _files(tmp_path, seconds_of):
