@@ -27,8 +27,8 @@ from published_runs import (
     zero3_large,
 )
 
-from shardkit.plan import MIXED, RECOMPUTATIONS, Software, known_programs
-from shardkit.plan.band import KNOWN, OWN, UNKNOWN
+from shardkit.plan import MIXED, RECOMPUTATIONS, Software, known_programs, software_named
+from shardkit.plan.band import KNOWN, OWN, TUNED, UNKNOWN
 from shardkit.plan.software import in_float8
 
 OWN_RUNS = Path(__file__).parents[1] / "results" / "planner.json"
@@ -52,8 +52,11 @@ def residuals() -> dict[str, dict]:
         ends = {"low": min(low, own[0]), "high": max(high, own[-1])}
         tables[name] = {"rows": len(chosen[name])} | ends | _largest(chosen[name])
     rows = [row for own in chosen.values() for row in own]
-    as_mixed = _ends([ratio(as_program(row, MIXED)) for row in rows])
-    others = {KNOWN: (low, high), UNKNOWN: as_mixed}
+    as_mixed, as_tuned = (
+        _ends([ratio(as_program(row, program)) for row in rows])
+        for program in (MIXED, software_named("tuned"))
+    )
+    others = {KNOWN: (low, high), UNKNOWN: as_mixed, TUNED: as_tuned}
     return {
         **tables,
         **{name: _table(len(rows), *ends) | _limits(0, 0) for name, ends in others.items()},

@@ -54,10 +54,10 @@ contention of collectives with computing and the spread of equal devices are pro
 device: no row has a parameter of its own. The levels of these were chosen within the range of those
 sources with two sets of times in view: arXiv 2205.05198, and the choosing halves below. ArXiv
 2104.04473 was run with the same file; but the spread of equal A100s, whose source leaves a factor
-of two open, was settled after its effect on table 1 there was seen. `published_runs.py` and
-`fsdp_runs.py`, beside the program that writes this page, describe each published program (which
-gradients it sums where, what it waits for) from its source code; what had to be chosen for a
-program is said there. The micro-batches and virtual stages of table 1 of that paper are in
+of two open, was settled after its effect on table 1 there was seen. `shardkit/plan/programs` and,
+for variants, `published_runs.py` and others beside the program that writes this page describe each
+published program (which gradients it sums where, what it waits for) from its source code; what had
+to be chosen for a program is said there. The micro-batches and virtual stages of table 1 of that paper are in
 `examples/sc21/run_table_1.sh` of the Megatron-LM repository.
 
 Not every figure was compared with its source when it was written down. Quoted from memory are: the
@@ -121,8 +121,9 @@ _BAND = """## The band
 of ten runs are expected. Rows that may choose constants make it, 19 of 20 of them, since families
 that chose nothing are further off; a program with few rows gets at least the band of all programs,
 each counted once. A layout with more devices or parameters than the largest run of its program, or
-on other devices, gets twice the band; a program that nobody measured the last one but one. Those of
-ranks on processors are the layouts of the runs above, with the predictions that were made then.
+on other devices, gets twice the band; a program that nobody measured that of all programs, planned
+as `mixed`. Those of ranks on processors are the layouts of the runs above, with the predictions
+that were made then.
 
 """
 _JUDGED = """## Programs that a user can name, on rows that chose nothing

@@ -26,7 +26,7 @@ OWN = "ranks on processors"
 KNOWN = "all programs"
 BEYOND = ", beyond its runs"
 UNKNOWN = "all programs, planned as mixed"
-_NO_PROGRAM = ("mixed", "tuned")
+TUNED = "all programs, planned as tuned"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def band_of(layout: RunLayout, shape: Shape, cluster: Cluster, program: str) -> 
     if cluster.cores or not set(HALVES) & set(cluster.device.peak):  # without: a core
         return known[OWN] if _is_within(known[OWN], layout, shape, cluster) else known[UNKNOWN]
     name = program.removesuffix(FLOAT8_SUFFIX)
-    if name in _NO_PROGRAM or name not in known_programs():
+    if name == "tuned":
+        return known[TUNED]
+    if name == "mixed" or name not in known_programs():
         return known[UNKNOWN]
     if name not in known:
         return known[KNOWN]

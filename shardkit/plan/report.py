@@ -198,7 +198,7 @@ def _within(training: PlannedTraining) -> list[str]:
     low, high = training.between(best)
     lines = [
         f"nine of ten runs are expected at {band.low:.2f} to {band.high:.2f} times what is "
-        f"predicted, by {band.rows} of {band.family}: {_short(low)} to {_short(high)} s"
+        f"predicted, by {band.rows} runs of {band.family}: {_short(low)} to {_short(high)} s"
     ]
     if others and others[0].cost.seconds <= best.cost.seconds * band.high / band.low:
         lines.append("rows 1 and 2 are within this band: measure both")

@@ -9,7 +9,7 @@ NAMES = {
         "memory_of rank_memory read_cluster read_run search software_named step_cost why_not"
     ),
     "activations": "block_bytes",
-    "band": "BEYOND KNOWN OWN RESIDUALS UNKNOWN band_of bands",
+    "band": "BEYOND KNOWN OWN RESIDUALS TUNED UNKNOWN band_of bands",
     "calibration": "fitted measured_steps",
     "collectives": "ALL_GATHER ALL_REDUCE REDUCE_SCATTER RankGroup SEND collective_seconds",
     "hardware": "SwitchLevel",

@@ -11,6 +11,7 @@ from shardkit.testing.plan import (
     MIXED,
     OWN,
     SHARDKIT,
+    TUNED,
     UNKNOWN,
     ModelShape,
     PlannedTraining,
@@ -37,6 +38,7 @@ TINY = ModelShape(2, 64, 4, 64, 32)
         (RunLayout(), SMALL, read_cluster("b200-180gb-ndr"), "nemo-float8", "nemo" + BEYOND),
         (RunLayout(), SMALL, A100, "megatron-core", KNOWN),  # no rows that may choose
         (RunLayout(), SMALL, A100, "mixed", UNKNOWN),
+        (RunLayout(), SMALL, A100, "tuned", TUNED),
         (RunLayout(), SMALL, A100, "of-a-file", UNKNOWN),
         (RunLayout(data=4), TINY, read_cluster("cpu-node"), "shardkit", OWN),
         (RunLayout(data=128), TINY, read_cluster("cpu-node"), "shardkit", UNKNOWN),
@@ -61,7 +63,9 @@ def test_a_plan_prints_its_band_and_says_when_two_rows_are_within_it(capsys):
     training = PlannedTraining(found, 1e9)
     print_search(training, 3)
     printed = capsys.readouterr().out
-    assert "nine of ten runs" in printed and f"by {bands()[UNKNOWN].rows} of {UNKNOWN}" in printed
+    assert (
+        "nine of ten runs" in printed and f"by {bands()[UNKNOWN].rows} runs of {UNKNOWN}" in printed
+    )
     first, second = found.rows(2)
     is_close = (
         second.cost.seconds < first.cost.seconds * bands()[UNKNOWN].high / bands()[UNKNOWN].low
