@@ -57,8 +57,8 @@ sources with two sets of times in view: arXiv 2205.05198, and the choosing halve
 of two open, was settled after its effect on table 1 there was seen. `shardkit/plan/programs` and,
 for variants, `published_runs.py` and others beside the program that writes this page describe each
 published program (which gradients it sums where, what it waits for) from its source code; what had
-to be chosen for a program is said there. The micro-batches and virtual stages of table 1 of that paper are in
-`examples/sc21/run_table_1.sh` of the Megatron-LM repository.
+to be chosen for a program is said there. The micro-batches and virtual stages of table 1 of arXiv
+2104.04473 are in `examples/sc21/run_table_1.sh` of the Megatron-LM repository.
 
 Not every figure was compared with its source when it was written down. Quoted from memory are: the
 529.6B rows of ZeRO-3, the 73% and 63% of FlashAttention-2, the 720 TFLOP/s of an H100, table 4 and
