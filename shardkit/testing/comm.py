@@ -14,6 +14,7 @@ NAMES = {
     "collectives.asynchronous": (
         "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter"
     ),
+    "collectives.rounds": "DIRECT rounds_of_gather rounds_of_sum to_all to_owner",
     "failure.signals": "StopSignals",
     "gpu.choice": "RankPlace choose choose_planned",
     "gpu.ipc": "open_gpu_ipc",
@@ -26,6 +27,7 @@ NAMES = {
     "mpi.exits": "exits",
     "mpi.guard": "JobGuard",
     "mpi.launch": "check_launch check_library launch_warnings",
+    "node.between": "COMBINE",
     "node.noted": "Loops NotedLoops",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",

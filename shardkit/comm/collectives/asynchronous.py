@@ -15,13 +15,15 @@ its ranks together when the collective begins or ends; only what goes between no
 """
 
 import time
+from itertools import chain
 
+from ...array.arena import empty
 from ...errors import OutOfMemoryError
-from ..checks import equal_counts, pieces_of, ring_bytes, shares_of
+from ..checks import PIECE_TAG, equal_counts, pieces_of, ring_bytes, shares_of
 from ..operations import ReductionOperation
 from ..under_way import check_alive, waiting_for
 from ..watch.progress import UnderWay
-from .ordered import add_slices
+from .rounds import each_window_to_owner, to_all, to_owner, to_owner_to_all
 
 NUM_TAGS = 2  # of each collective: its own and the next one
 
@@ -160,6 +162,20 @@ def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> AsyncCollectiv
         return AsyncCollective(group, to_owner_to_all(group.channel, parts, scratch, tag))
 
 
+def reduce_in_rounds(group, parts, out, scratch_elements: int, scratch) -> None:
+    """Leave the sum over ranks of this one's part in `out`. Collective; arrays on the host.
+
+    parts     one per rank; scratch as of ordered_reduce_scatter. A window of every part at a time.
+    """
+    window = max(1, scratch_elements // len(parts))
+    room = scratch if scratch is not None else empty(len(parts) * window, out.dtype)
+    with _beginning(group, "reduce_scatter"):
+        group.traffic.add("reduce_scatter", sum(part.nbytes for part in parts) - out.nbytes)
+        turns = each_window_to_owner(group.channel, parts, out, window, [room], PIECE_TAG)
+        under_way = AsyncCollective(group, chain.from_iterable(turns))
+    under_way.end()
+
+
 def _beginning(group, name: str) -> UnderWay:
     """Note the beginning; return the context manager to do it in."""
     check_alive(group, name)
@@ -171,42 +187,3 @@ def _adds_in_levels(group, buffer) -> bool:
     return group.channel.levels is not None and group.channel.levels.adds(
         buffer.dtype, ReductionOperation.SUM
     )
-
-
-# ---- turns: generators of handles; parts are one per rank of the group ---------------------------
-
-
-def to_all(channel, parts, tag: int):
-    """Send every rank's own part to all of them."""
-    own, others = parts[channel.rank], _others(channel)
-    yield channel.exchange(
-        [(rank, own) for rank in others], [(rank, parts[rank]) for rank in reversed(others)], tag
-    )
-
-
-def to_owner(channel, parts, out, scratch, tag: int):
-    """Leave the sum over ranks of the part of this one in `out`, which may be that part.
-
-    scratch   room for what the other ranks send
-    """
-    own, others = parts[channel.rank], _others(channel)
-    counts = [own.size if rank != channel.rank else 0 for rank in range(channel.size)]
-    slices = pieces_of(scratch, counts)
-    slices[channel.rank] = own
-    yield channel.exchange(
-        [(rank, parts[rank]) for rank in others],
-        [(rank, slices[rank]) for rank in reversed(others)],
-        tag,
-    )
-    add_slices(slices, out)
-
-
-def to_owner_to_all(channel, parts, scratch, tag: int):
-    """Leave the sum over ranks of every part in it."""
-    yield from to_owner(channel, parts, parts[channel.rank], scratch, tag)
-    yield from to_all(channel, parts, tag + 1)
-
-
-def _others(channel) -> list[int]:
-    """Return all other ranks, the next one first: no rank is everybody's first."""
-    return [(channel.rank + step) % channel.size for step in range(1, channel.size)]

@@ -9,8 +9,9 @@ way.
 import numpy
 
 from ...array.arena import empty
-from ..checks import PIECE_TAG, pieces_of
-from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
+from ..checks import PIECE_TAG
+from ..collectives.ordered import SCRATCH_ELEMENTS
+from ..collectives.rounds import add_slices, each_ahead, each_window_to_owner
 from ..operations import ReductionOperation
 
 FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each
@@ -44,33 +45,9 @@ class NodeSums:
         A window at a time, so that the scratch stays small; the next one travels meanwhile.
         """
         window = SCRATCH_ELEMENTS // self._far.size
-        starts = range(0, max(part.size for part in parts), window)
-        room = self._far.size * min(window, parts[self._far.rank].size)
-        scratch = [empty(room, out.dtype) for _ in starts[:2]]
-        under_way = None
-        for number, first in enumerate(starts):
-            begun = self._begin_window(parts, slice(first, first + window), scratch[number % 2])
-            self._end_window(under_way, out, op)
-            under_way = begun
-        self._end_window(under_way, out, op)
-
-    def _begin_window(self, parts, span, scratch):
-        """Post the messages of a window; return their handle, the slices that come, the window."""
-        rank, nodes = self._far.rank, self._far.size
-        own = parts[rank][span]
-        slices = pieces_of(scratch, [own.size] * nodes)
-        slices[rank] = own
-        others = [(rank + step) % nodes for step in range(1, nodes)]
-        handle = self._far.exchange(
-            [(node, parts[node][span]) for node in others],
-            [(node, slices[node]) for node in reversed(others)],
-            PIECE_TAG,
+        largest = max(part.size for part in parts)
+        room = self._far.size * min(window, largest)
+        scratch = [empty(room, out.dtype) for _ in range(0, largest, window)[:2]]
+        each_ahead(
+            each_window_to_owner(self._far, parts, out, window, scratch, PIECE_TAG, COMBINE[op])
         )
-        return handle, slices, span
-
-    def _end_window(self, under_way, out, op) -> None:
-        if under_way is not None:
-            handle, slices, span = under_way
-            handle.wait()
-            if slices[0].size:
-                COMBINE[op](slices, out[span])
