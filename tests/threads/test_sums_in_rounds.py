@@ -7,6 +7,7 @@ from threads.communication_contract import rough, tree
 from shardkit import run_ranks
 from shardkit.testing.comm import (
     DIRECT,
+    RoundsChannel,
     begin_all_gather,
     begin_ordered_all_reduce,
     begin_ordered_reduce_scatter,
@@ -17,11 +18,16 @@ MANY = DIRECT + 2
 
 def test_ordered_sums_have_the_bits_of_the_tree():
     def program(backend):
+        backend.channel = RoundsChannel(backend.channel, small_bytes=0)
         for dtype in ("float32", "int32"):
             communication_contract.ordered_reductions_have_the_bits_of_the_tree_over_ranks(
                 backend, dtype
             )
         communication_contract.ordered_reductions_sum_half_floats_as_float32(backend)
+        numbers = numpy.arange(40) * (-1) ** backend.rank
+        backend.all_reduce(numbers, "max")
+        assert (numbers == numpy.arange(40)).all()
+        backend.all_reduce(numbers, "product")
 
     run_ranks(MANY, program)
 

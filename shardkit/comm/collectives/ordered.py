@@ -6,8 +6,7 @@
               (a+b) + (c+d)       e          level, an odd one carried up
               ((a+b)+(c+d)) + e
 
-Each rank sends as many bytes as in a ring reduce-scatter. Many ranks add the same tree in rounds
-(rounds.py), so that a rank posts few messages. Together with micro-batches
+Each rank sends and receives as many bytes as in a ring reduce-scatter. Together with micro-batches
 that are added as the same tree, the trained bits are the same on any number of data ranks
 (DESIGN.md, section 4).
 """
@@ -18,8 +17,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.kernels import tree_sum
 from ..checks import equal_counts, pieces_of, shares_of, starts_of
-from .asynchronous import reduce_in_rounds
-from .rounds import DIRECT, add_slices
+from ..wire import HALF_FLOATS
 
 SCRATCH_ELEMENTS = 1 << 20
 
@@ -40,7 +38,9 @@ def ordered_reduce_scatter(
     if backend.adds_in_tree_order(buffer):
         return backend.reduce_scatter(buffer, out, in_place=True)
     counts = equal_counts("counts", buffer.size, backend.world_size)
-    _reduce(backend, buffer, counts, out, scratch_elements, scratch)
+    reduce_to_owners(
+        backend.all_to_all, backend.rank, buffer, counts, out, scratch_elements, scratch
+    )
 
 
 def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEMENTS, scratch=None):
@@ -55,7 +55,9 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
         return backend.all_reduce(buffer)
     counts = shares_of(buffer.size, backend.world_size)
     own = pieces_of(buffer, counts)[backend.rank]
-    _reduce(backend, buffer, counts, own, scratch_elements, scratch)
+    reduce_to_owners(
+        backend.all_to_all, backend.rank, buffer, counts, own, scratch_elements, scratch
+    )
     backend.all_gather(own, buffer, counts)
 
 
@@ -70,15 +72,6 @@ def ordered_sum(backend, values):
     table = numpy.empty((backend.world_size, own.size), numpy.float64)
     backend.all_gather(own, table)
     return tree_sum(list(table))
-
-
-def _reduce(backend, buffer, counts, out, scratch_elements, scratch):
-    if len(counts) > DIRECT and xp_of(buffer) is numpy:
-        parts = pieces_of(buffer, counts)
-        return reduce_in_rounds(backend, parts, out, scratch_elements, scratch)
-    reduce_to_owners(
-        backend.all_to_all, backend.rank, buffer, counts, out, scratch_elements, scratch
-    )
 
 
 def reduce_to_owners(
@@ -106,3 +99,11 @@ def reduce_to_owners(
             [start + min(first, count) for start, count in zip(starts, counts)],
         )
         add_slices(list(received.reshape(num_ranks, sizes[rank])), out[first : first + sizes[rank]])
+
+
+def add_slices(slices, out):
+    """Add slices [n] of all ranks as the tree, in `out` [n], which may be one of them."""
+    if out.dtype.name in HALF_FLOATS:
+        out[...] = tree_sum([half.astype("float32") for half in slices])
+    elif out.size:
+        tree_sum(slices, out=out)

@@ -14,18 +14,12 @@ To gather, the rounds go the same way: a block's slices, which lie side by side,
 blocks. A last block that is smaller gives and takes as much for each of its ranks as the others.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
 from typing import NamedTuple
 
 import numpy
-
-from ...array.arena import empty
-from ...array.kernels import tree_sum
-from ..checks import pieces_of, starts_of
-from ..wire import HALF_FLOATS
 
 DIRECT = 16  # ranks; to as many, messages posted at once take as long as those of two rounds
 BITS = 3  # of a rank's number, that a round takes away
@@ -70,31 +64,34 @@ def rounds_of_sum(rank: int, num_ranks: int) -> tuple[Round, ...]:
     for blocks in _blocks_of(rank, num_ranks):
         of_all = _adding(range(blocks[0].start, blocks[-1].stop), every, num_ranks)
         adding, kept = of_all[held], every[of_all == rank]
-        others = sorted({*adding.tolist()} - {rank}, key=lambda to: (to - rank) % num_ranks)
-        given = tuple((to, tuple(order[held[adding == to]].tolist())) for to in others)
+        others = {*adding.tolist()} - {rank}
+        given = [(to, _numbers(order[held[adding == to]])) for to in others]
         sent = [
             Sent(source, row, first, end)
             for row, block in enumerate(blocks)
             for source, first, end in _runs(_adding(block, kept, num_ranks))
         ]
         own = [each for each in sent if each.rank == rank]
-        own_row = next((each.row for each in own if each[2:] == (0, kept.size)), None)
-        come = sorted(
-            (each for each in sent if each.rank != rank),
-            key=lambda each: (rank - each.rank) % num_ranks,
+        is_whole = own[0][2:] == (0, kept.size) if own else False
+        found.append(
+            Round(
+                given=_in_turn(given, rank, num_ranks),
+                kept=_numbers(order[kept]),
+                num_rows=len(blocks),
+                own_row=own[0].row if is_whole else None,
+                own=() if is_whole else tuple(own),
+                come=_in_turn([each for each in sent if each.rank != rank], rank, num_ranks, -1),
+            )
         )
-        copied = () if own_row is not None else tuple(own)
-        names = tuple(order[kept].tolist())
-        found.append(Round(given, names, len(blocks), own_row, copied, tuple(come)))
         held = kept
     return tuple(found)
 
 
 @lru_cache(256)
-def rounds_of_gather(rank: int, num_ranks: int) -> tuple[tuple[list, list], ...]:
+def rounds_of_gather(rank: int, num_ranks: int) -> tuple[tuple[tuple, tuple], ...]:
     """Return for each round [(a rank, slices to it)] and [(a rank, slices from it)].
 
-    Slices are ranges of the ranks they come from; a round fills a block.
+    As Python's slices of what all ranks have; a round fills a block.
     """
     found = []
     for blocks in _blocks_of(rank, num_ranks):
@@ -108,10 +105,18 @@ def rounds_of_gather(rank: int, num_ranks: int) -> tuple[tuple[list, list], ...]
             for taker, slices in _given(source, other, own)
             if taker == rank
         ]
-        to.sort(key=lambda pair: (pair[0] - rank) % num_ranks)
-        come.sort(key=lambda pair: (rank - pair[0]) % num_ranks)
-        found.append((to, come))
+        found.append((_in_turn(to, rank, num_ranks), _in_turn(come, rank, num_ranks, -1)))
     return tuple(found)
+
+
+def _in_turn(pairs, rank: int, num_ranks: int, step: int = 1) -> tuple:
+    """Return pairs (a rank, ...), the next rank first, or the one before: no one is everybody's."""
+    turn = {other: (other - rank) * step % num_ranks for other, *_ in pairs}
+    return tuple(sorted(pairs, key=lambda pair: turn[pair[0]]))
+
+
+def _numbers(array) -> tuple[int, ...]:
+    return tuple(array.tolist())
 
 
 def _blocks_of(rank: int, num_ranks: int) -> list[list[range]]:
@@ -121,8 +126,9 @@ def _blocks_of(rank: int, num_ranks: int) -> list[list[range]]:
     found = []
     for below, above in zip([0, *ends], ends):
         first = rank >> above << above
-        starts = range(first, min(first + (1 << above), num_ranks), 1 << below)
-        found.append([range(start, min(start + (1 << below), num_ranks)) for start in starts])
+        end, size = min(first + (1 << above), num_ranks), 1 << below
+        starts = range(first, end, size)
+        found.append([range(start, min(start + size, end)) for start in starts])
     return found
 
 
@@ -143,10 +149,11 @@ def _adding(block: range, places, num_ranks: int):
 def _runs(ranks) -> list[tuple[int, int, int]]:
     """Return (rank, first, end) for each run of one rank."""
     starts = numpy.flatnonzero(numpy.diff(ranks, prepend=-1)).tolist()
-    return list(zip(ranks[starts].tolist(), starts, [*starts[1:], ranks.size]))
+    ends = [*starts[1:], ranks.size]
+    return list(zip(ranks[starts].tolist(), starts, ends))
 
 
-def _given(rank: int, block: range, other: range) -> Iterator[tuple[int, range]]:
+def _given(rank: int, block: range, other: range) -> Iterator[tuple[int, slice]]:
     """Return whom in another block a rank gives which slices of its own block.
 
     Each of the others needs all of them: written down one after the other, every rank of the block
@@ -156,145 +163,5 @@ def _given(rank: int, block: range, other: range) -> Iterator[tuple[int, range]]
     end = begin + len(other)
     for place in range(begin // size, -(-end // size)):
         first = place * size
-        yield other[place], block[max(begin - first, 0) : min(end - first, size)]
-
-
-# ---- turns: generators of handles; parts are one per rank of the group ---------------------------
-
-
-def add_slices(slices, out):
-    """Add slices [n] of all ranks as the tree, in `out` [n], which may be one of them."""
-    if out.dtype.name in HALF_FLOATS or slices[0].dtype != out.dtype:
-        out[...] = tree_sum([each.astype("float32", copy=False) for each in slices])
-    elif out.size:
-        tree_sum(slices, out=out)
-
-
-def to_owner(channel, parts, out, scratch, tag: int, add: Callable = add_slices) -> Iterator:
-    """Leave the sum over ranks of the part of this one in `out`, which may be that part.
-
-    scratch   room for what the other ranks send, of the same dtype; a round that brings more than
-              it holds allocates its own
-    add       function (slices, out)
-    """
-    rounds = rounds_of_sum(channel.rank, channel.size)
-    held = dict(enumerate(parts))
-    for this in rounds:
-        sizes = [parts[number].size for number in this.kept]
-        starts = starts_of([*sizes, 0])
-        rows = _rows(this, held, starts, scratch)
-        incoming = [
-            (rank, rows[row][starts[first] : starts[end]]) for rank, row, first, end in this.come
-        ]
-        outgoing = [(to, _packed([held[number] for number in given])) for to, given in this.given]
-        yield channel.exchange(outgoing, incoming, tag)
-        into = out if this is rounds[-1] else empty(starts[-1], _between(out.dtype, add))
-        if into.size:
-            add(rows, into)
-        held = dict(zip(this.kept, pieces_of(into, sizes)))
-
-
-def each_window_to_owner(
-    channel, parts, out, window: int, scratch, tag: int, add: Callable = add_slices
-) -> Iterator[Iterator]:
-    """Return the turns of to_owner for so many elements of each part at a time.
-
-    scratch   rooms that are used in turn
-    """
-    rooms = cycle(scratch)
-    for first in range(0, max(part.size for part in parts), window):
-        span = slice(first, first + window)
-        yield to_owner(channel, [part[span] for part in parts], out[span], next(rooms), tag, add)
-
-
-def to_all(channel, parts, tag: int) -> Iterator:
-    """Send every rank's own part to all of them."""
-    for to, come in rounds_of_gather(channel.rank, channel.size):
-        outgoing = [(rank, _packed(parts[block.start : block.stop])) for rank, block in to]
-        rooms = [_room_of(parts[block.start : block.stop]) for _, block in come]
-        incoming = [(rank, room) for (rank, _), (room, _) in zip(come, rooms)]
-        yield channel.exchange(outgoing, incoming, tag)
-        for room, pieces in rooms:
-            for piece, came in zip(pieces, pieces_of(room, [piece.size for piece in pieces])):
-                piece[...] = came
-
-
-def to_owner_to_all(channel, parts, scratch, tag: int) -> Iterator:
-    """Leave the sum over ranks of every part in it."""
-    yield from to_owner(channel, parts, parts[channel.rank], scratch, tag)
-    yield from to_all(channel, parts, tag + 1)
-
-
-def each_ahead(turns: Iterable[Iterator]) -> None:
-    """Take turns to their ends, each begun before the one before it ends."""
-    handle, before = None, iter(())
-    for these in turns:
-        begun = next(these, None)
-        _end(handle, before)
-        handle, before = begun, these
-    _end(handle, before)
-
-
-def _end(handle, turns) -> None:
-    while handle is not None:
-        handle.wait()
-        handle = next(turns, None)
-
-
-# ---- memory of messages --------------------------------------------------------------------------
-
-
-def _between(dtype, add):
-    """Return the dtype of sums between two rounds: half floats are added as float32."""
-    is_half = add is add_slices and dtype.name in HALF_FLOATS
-    return numpy.dtype("float32") if is_half else dtype
-
-
-def _rows(this: Round, held, starts, scratch):
-    """Return the rows of a round, with what this rank has itself.
-
-    held     {number: this rank's sum of a slice}
-    starts   of the slices of a row, and its end
-    """
-    dtype, size = next(iter(held.values())).dtype, starts[-1]
-    num_rows = this.num_rows - (this.own_row is not None)
-    rows = [*_at_least(num_rows * size, dtype, scratch).reshape(num_rows, size)]
-    if this.own_row is not None:
-        rows.insert(this.own_row, _packed([held[number] for number in this.kept]))
-    for _, row, first, end in this.own:
-        numbers = this.kept[first:end]
-        rows[row][starts[first] : starts[end]] = _packed([held[number] for number in numbers])
-    return rows
-
-
-def _at_least(count: int, dtype, scratch):
-    is_enough = scratch.size >= count and scratch.dtype == dtype
-    return scratch[:count] if is_enough else empty(count, dtype)
-
-
-def _packed(pieces):
-    """Return pieces [n] one after the other, in their own memory where they lie so."""
-    whole = pieces[0] if len(pieces) == 1 else _as_one(pieces)
-    return numpy.concatenate(pieces) if whole is None else whole
-
-
-def _room_of(pieces) -> tuple:
-    """Return room for pieces [n] one after the other, and those to which it is copied then.
-
-    None are, where they lie so in memory.
-    """
-    whole = pieces[0] if len(pieces) == 1 else _as_one(pieces)
-    if whole is not None:
-        return whole, ()
-    return empty(sum(piece.size for piece in pieces), pieces[0].dtype), pieces
-
-
-def _as_one(pieces):
-    """Return a view of pieces that lie side by side in memory; None if they do not."""
-    filled = [piece for piece in pieces if piece.size] or pieces[:1]
-    places = [piece.__array_interface__["data"][0] for piece in filled]
-    ends = [place + piece.nbytes for place, piece in zip(places, filled)]
-    if places[1:] != ends[:-1]:
-        return None
-    size = sum(piece.size for piece in filled)
-    return numpy.lib.stride_tricks.as_strided(filled[0], (size,))
+        start = block.start - first
+        yield other[place], slice(start + max(begin, first), start + min(end, first + size))

@@ -6,13 +6,17 @@ them: one message, where reduce-scatter and all-gather are two. Two nodes send a
 way.
 """
 
+from functools import partial
+
 import numpy
 
 from ...array.arena import empty
-from ..checks import PIECE_TAG
-from ..collectives.ordered import SCRATCH_ELEMENTS
-from ..collectives.rounds import add_slices, each_ahead, each_window_to_owner
+from ..channel import ShortCall, WrappedChannel
+from ..checks import PIECE_TAG, pieces_of, shares_of
+from ..collectives.asynchronous import each_ahead, each_window_to_owner
+from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
 from ..operations import ReductionOperation
+from .channel import SMALL_BYTES
 
 FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each
 COMBINE = {
@@ -51,3 +55,37 @@ class NodeSums:
         each_ahead(
             each_window_to_owner(self._far, parts, out, window, scratch, PIECE_TAG, COMBINE[op])
         )
+
+
+class RoundsChannel(WrappedChannel):
+    """The messages of many ranks that levels do not suit: large sums go in rounds.
+
+    small_bytes   up to which MPI reduces an array
+    """
+
+    def __init__(self, messages, small_bytes: int = SMALL_BYTES):
+        super().__init__(messages)
+        self._sums, self._small_bytes = NodeSums(messages, small_bytes), small_bytes
+        self._ways = {"all_reduce": self._add, "reduce_scatter": self._add_slices}
+
+    def plan(self, verb, *arguments):
+        if verb not in self._ways or not self._suits(arguments[0], arguments[-1]):
+            return self.inside.plan(verb, *arguments)
+        return ShortCall(partial(self._ways[verb], *arguments), self.inside, verb, arguments)
+
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return num_bytes > self._small_bytes and dtype.kind in "fiu"
+
+    def _suits(self, array, op) -> bool:
+        return op in COMBINE and self.adds_in_tree_order(array.nbytes, array.dtype)
+
+    def _add(self, array, op) -> bool:
+        counts = shares_of(array.size, self.size)
+        parts = pieces_of(array, counts)
+        self._add_slices(array, parts[self.rank], counts, op)
+        self.inside.run("all_gather", parts[self.rank], array, counts)
+        return True
+
+    def _add_slices(self, send, receive, counts, op) -> bool:
+        self._sums.add(pieces_of(send, counts), receive, op)
+        return True

@@ -16,7 +16,7 @@ from functools import partial
 from ...array.arena import empty
 from ..channel import ArrayMemory, ShortCall, WrappedChannel, bytes_of
 from ..checks import pieces_of, shares_of, starts_of
-from ..collectives.rounds import to_all, to_owner, to_owner_to_all
+from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
 from ..operations import ReductionOperation
 from .between import COMBINE, FEW_NODES, NodeSums
 from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES
