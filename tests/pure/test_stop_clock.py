@@ -135,9 +135,10 @@ def test_a_handler_of_a_program_in_c_is_put_back(monkeypatch, knows):
     c.signal.restype, c.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
     own = ctypes.cast(c.abs, ctypes.c_void_p).value
     before = c.signal(signal.SIGUSR2, own)
-    if not knows:  # it was set before Python began
-        monkeypatch.setattr(signal, "getsignal", lambda number: None)
-    signals = StopSignals().listen()
+    with monkeypatch.context() as patches:
+        if not knows:  # it was set before Python began
+            patches.setattr(signal, "getsignal", lambda number: None)
+        signals = StopSignals().listen()
     os.kill(os.getpid(), signal.SIGUSR2)
     assert signals.is_raised()
     signals.leave()

@@ -23,7 +23,7 @@ _ACTION_BYTES = 512  # more than any system's struct sigaction
 
 
 class SignalAction:
-    """How this process handles a signal now, by a function of Python or one of C, to be put back."""
+    """How this process handles a signal now, by Python or by a function of C."""
 
     def __init__(self, number: int):
         self._number, self._handler = number, signal.getsignal(number)
