@@ -78,15 +78,15 @@ class Coupled:
         self._solver: SolverSide | None = None
         if sides.is_trainer:
             self._receiver = Receiver(self._desk, sides, options)
-            self._attendant = self._receiver.attendant
             self._reading = Reading(self._receiver, WaitingSolvers(self._receiver, newest))
             self._publisher = Publisher(self._receiver, newest)
         if sides.is_solver:
             deliver = self._receiver.deliver if self._receiver is not None else None
             self._solver = SolverSide(self._desk, sides, options, deliver)
             self._predictor = Predictor(self._solver, newest, options.predict_on)
-        if not sides.is_trainer:
-            self._attendant = self._solver.attendant
+        side = self._receiver or self._solver
+        assert side is not None
+        self._attendant = side.attendant
         post.parent.Barrier()  # all listen from now on
 
     # ---- on solver ranks -------------------------------------------------------------------------

@@ -211,17 +211,17 @@ class WaitingSolvers:
         """Let those raise without whose puts this trainer waits for these numbers for ever."""
         receiver = self._receiver
         if receiver.options.is_ordered:
-            stuck = {self._rank_that_holds(number) for number in numbers} - {None}
+            holders = [receiver.sides.put_of(number) for number in numbers]
+            stuck = {rank for put, rank in holders if self._num_puts(rank, put + 1) <= put}
         else:
             sent = {rank: facts["sent"] for rank, facts in self._waiting.items()}
             is_dry = sent.keys() >= {*receiver.unended} and receiver.has_all(sent)
             stuck = {*sent} if is_dry else set()
         self._refuse(sorted(stuck), STUCK)
 
-    def _rank_that_holds(self, number: int) -> int | None:
-        """Return its rank, if that waits before it puts this number."""
-        put, rank = self._receiver.sides.put_of(number)
-        return rank if put >= self._waiting.get(rank, {"puts": put + 1})["puts"] else None
+    def _num_puts(self, rank: int, otherwise: int) -> int:
+        """Return after how many puts a rank waits, if it does."""
+        return self._waiting[rank]["puts"] if rank in self._waiting else otherwise
 
     def _refuse(self, ranks: list[int], why: str) -> None:
         for rank in ranks:

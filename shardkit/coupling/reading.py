@@ -179,7 +179,7 @@ class Reading:
         records = numpy.empty((len(own), form.record_bytes), numpy.uint8)
         moments = self._moments[-1][1]
         for place, (facts, body) in enumerate(told):
-            records[self._sides.home(own) == place] = body.reshape(-1, form.record_bytes)
+            records[own % len(told) == place] = body.reshape(-1, form.record_bytes)
             moments = added(moments, from_stored(facts["moments"]))
         self._moments.append((max(numbers) + 1, moments))
         return form.read(records)

@@ -118,7 +118,7 @@ class Receiver:
         if posted is not None:
             self._coming = posted, slot
         elif slot is not None:  # its rank was lost just now
-            self.buffer.release([slot])
+            self.buffer.release(slot)
         return posted is not None
 
     def _is_ready(self) -> bool:
@@ -135,7 +135,7 @@ class Receiver:
         self._coming = None
         if posted.has_failed:  # what lies there is no record
             if slot is not None:
-                self.buffer.release([slot])
+                self.buffer.release(slot)
             return True
         self._received[posted.source] += 1
         number = int(header_of(posted.array)["number"])

@@ -96,7 +96,6 @@ class SolverSide:
         self.listen()
         if self._form is None:
             self._begin(fields)
-        assert self._form is not None and self._pool is not None
         record = self._record()
         if record is None:
             self.num_unwanted += 1
@@ -114,10 +113,12 @@ class SolverSide:
     def _record(self):
         """Return a free record, once there is one; None: the trainers are gone."""
         found: list[numpy.ndarray] = []
+        pool = self._pool
+        assert pool is not None
 
         def is_there() -> bool:
             if self.is_training and not self._refusal:
-                found.extend(self._pool.take())
+                found.extend(pool.take())
             return bool(found or self._refusal or not self.is_training)
 
         self.wait(is_there, f"put() number {self.num_puts + 1}")

@@ -267,10 +267,10 @@ def of_host(MPI, comm, keyval):
 
 
 def action_of(number):
-    """Return what the system knows of a signal: its function, flags and mask."""
-    action = ctypes.create_string_buffer(256)
+    """Return the function that the system calls for a signal, which begins its sigaction."""
+    action = ctypes.create_string_buffer(512)
     ctypes.CDLL(None).sigaction(number, None, action)
-    return action.raw
+    return int.from_bytes(action.raw[:8], sys.byteorder)
 
 
 def kill_in_finalize(MPI, is_last):
