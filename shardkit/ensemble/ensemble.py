@@ -34,14 +34,20 @@ from ..train.agreement import SAME_SETTINGS, facts_of_place
 from ..train.keeping import KeptFolder
 from ..train.training import Training
 from .asking import Study
-from .checks import check_common, check_groups, check_same, check_trial, first_trials, sweep_of
 from .comparing import Exchange, Halving, Judge
-from .desk import Book, LeaderDesk
+from .desk import Book, LeaderDesk, Line
 from .group import TrialGroup
-from .post import Line
 from .prediction import predict
 from .record import SweepRecord, read_record
-from .settings import SweepSettings
+from .settings import (
+    SweepSettings,
+    check_common,
+    check_groups,
+    check_same,
+    check_trial,
+    first_trials,
+    sweep_of,
+)
 from .space import Space, storable
 from .trials import FAILED, FINISHED, WAITING, Trial
 

@@ -21,13 +21,12 @@ from ..comm.failure.signals import StopRequest, StopSignals
 from ..errors import CommunicationError, ConfigurationError, PeerError, ShardkitError
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
-from ..parallel.step.shortage import come_in_time
+from ..parallel.step.shortage import hear_all
 from ..train.folder import stored_places
 from ..train.log import curves_of, read_metrics
-from .checks import check_run
-from .desk import END, LeaderDesk
-from .post import Line
+from .desk import END, LeaderDesk, Line
 from .record import trial_folder
+from .settings import check_run
 from .trials import Assignment, Report, Trial
 
 _LOSS = "validation_loss"
@@ -153,10 +152,10 @@ class TrialGroup:
             if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
                 raise
             fault = isinstance(error, PeerError), describe_error(error)
-            if not self._all_come(has_failed=True):
+            if not self._all_come(is_patient=False):
                 raise  # the others wait for this rank within the trial
         else:
-            self._all_come()
+            self._all_come(is_patient=True)
         told = self.backend.all_gather_object((fault, place.model is None))
         faults = [each for each, _ in told if each is not None]
         if len(faults) in (0, ranks.world_size):  # else it is no longer known where the others are
@@ -165,20 +164,10 @@ class TrialGroup:
             ranks.close()
         return replace(report, error=min(faults)[1]) if faults else report
 
-    def _all_come(self, *, has_failed: bool = False) -> bool:
-        """Return whether all ranks of the group have left a trial; one that failed waits for the
-        others as long as it has patience.
-        """
-        ours = numpy.zeros(1, numpy.uint8)
-        theirs = numpy.zeros(self.backend.world_size, numpy.uint8)
-        others = [rank for rank in range(theirs.size) if rank != self.backend.rank]
-        handles = [self.backend.irecv(theirs[rank : rank + 1], rank) for rank in others]
-        handles += [self.backend.isend(ours, rank) for rank in others]
-        if has_failed and not come_in_time(handles):
-            return False
-        for handle in handles:
-            handle.wait()
-        return True
+    def _all_come(self, *, is_patient: bool) -> bool:
+        """Return whether all ranks of the group have left a trial."""
+        told = numpy.zeros(self.backend.world_size, numpy.uint8)
+        return hear_all(self.backend, told, is_patient=is_patient)
 
     def _trained(self, place: TrialPlace, trial: Trial, ranks: CommunicationBackend) -> Report:
         folder = trial_folder(self.folder, trial.number)
