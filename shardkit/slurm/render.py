@@ -10,6 +10,7 @@ An error is reported here, on the login node, and not by a job that waited for a
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,10 +20,11 @@ from ..files.shown import is_plain
 from ..train.ranks import check_batch
 from ..train.settings import RunConfiguration
 
-TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
+COUPLED = ("coupled_shared", "coupled_split")
+TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain", *COUPLED)
 SCHEDULERS = ("slurm", "pbs", "lsf")
 _PYTHONS = ("python", "python3")  # which env.sh may say more about
-_OF_JOBS = ("run.threads", "run.folder", "run.elastic")
+_OF_JOBS = ("run.threads", "run.folder")
 _SUBMITS_ITSELF = (("slurm", "chain"), ("pbs", "multi_node"))
 LAUNCHERS = ("srun", "mpiexec")
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")  # as all three batch systems take it
@@ -50,6 +52,9 @@ class JobPlan:
     env_file          what is particular to the site; None: env.sh beside the templates
     stage             folder of each node's own, for SLURM: the files of Python are copied there
                       before the ranks start; None: they are read where they are
+    solver            for the coupled ones: the command of the first ranks, beside `command`
+    trainers          ranks that train: of each node, or of each of the trainer_nodes
+    trainer_nodes     of coupled_split, beside the nodes of the solver
     """
 
     template: str
@@ -67,6 +72,9 @@ class JobPlan:
     env_file: str | None = None
     command: tuple[str, ...] = ()
     stage: str | None = None
+    solver: tuple[str, ...] = ()
+    trainers: int | None = None
+    trainer_nodes: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -92,9 +100,11 @@ class JobPlan:
             ("at-once", self.at_once),
             ("restarts", self.restarts),
             ("notice-seconds", self.notice_seconds),
-            ("gpus-per-node", 1 if self.gpus_per_node is None else self.gpus_per_node),
+            ("gpus-per-node", self.gpus_per_node),
+            ("trainers", self.trainers),
+            ("trainer-nodes", self.trainer_nodes),
         ):
-            if type(number) is not int or number < 1:
+            if number is not None and (type(number) is not int or number < 1):
                 raise ConfigurationError(f"--{option} {number!r}; wanted at least 1, an integer")
         for option, word, words in (
             ("template", self.template, TEMPLATES),
@@ -109,7 +119,7 @@ class JobPlan:
                 "beginning with . + or -: it stands in lines that the batch system reads, and in "
                 "the name of the output file"
             )
-        if self.launcher == "mpiexec" and ":" in self.command:
+        if self.launcher == "mpiexec" and ":" in (*self.command, *self.solver):
             raise ConfigurationError(
                 "a command with the word ':', where mpiexec would begin another program; leave it "
                 "out, or take --launcher srun"
@@ -144,10 +154,41 @@ class JobPlan:
             raise ConfigurationError(
                 "--template array and --sweep section.key=value,value go together"
             )
+        self._check_coupled()
         if not self.notice_seconds < self.seconds:
             raise ConfigurationError(
                 f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
                 f"{self.seconds} seconds"
+            )
+
+    def _check_coupled(self) -> None:
+        is_coupled, is_split = self.template in COUPLED, self.template == "coupled_split"
+        given = {
+            "--solver COMMAND": (bool(self.solver), is_coupled),
+            "--trainers": (self.trainers is not None, is_coupled),
+            "--trainer-nodes": (self.trainer_nodes is not None, is_split),
+        }
+        wrong = [option for option, (is_given, is_wanted) in given.items() if is_given != is_wanted]
+        if wrong:
+            raise ConfigurationError(
+                f"--template {self.template} "
+                f"{'takes no' if given[wrong[0]][0] else 'needs'} {wrong[0]}; wanted "
+                "--solver and --trainers with the coupled ones, --trainer-nodes with coupled_split"
+            )
+        if is_coupled and not self.command:
+            raise ConfigurationError(
+                f"--template {self.template} without the program that trains; add -- python "
+                "train.py, which calls sk.coupled()"
+            )
+        if is_split and (self.launcher == "mpiexec" or self.stage is not None):
+            raise ConfigurationError(
+                "--template coupled_split, whose nodes of two kinds srun alone starts ranks on, "
+                "and nothing is staged to; leave --launcher and --stage out"
+            )
+        if is_coupled and not is_split and (self.trainers or 0) >= self.ranks_per_node:
+            raise ConfigurationError(
+                f"--trainers {self.trainers} of --ranks-per-node {self.ranks_per_node}; wanted "
+                "less, so that ranks of each node are left to solve"
             )
 
 
@@ -207,12 +248,13 @@ def _check_ranks(plan, settings):
 
 def _check_resources(plan, arguments):
     """Raise ConfigurationError on a setting that only the script of a job can take."""
+    allowed = _OF_JOBS if plan.solver else (*_OF_JOBS, "run.elastic")
     for argument in arguments:
         name = argument.partition("=")[0]
-        if name.removeprefix("--") not in _OF_JOBS:
+        if name.removeprefix("--") not in allowed:
             raise ConfigurationError(
                 f"{name} with a command of one's own: the settings of its run are in "
-                f"{shlex.join(plan.command)}; wanted none but {', '.join(_OF_JOBS)}, which the "
+                f"{shlex.join(plan.command)}; wanted none but {', '.join(allowed)}, which the "
                 "job itself needs"
             )
 
@@ -220,12 +262,14 @@ def _check_resources(plan, arguments):
 def _command(plan, given: list[str]) -> str:
     """Return what every rank runs, as words of a shell, without the outermost quotes."""
     train = ["-P", "-m", "shardkit", "train", "--resume-if-any"]
-    words = list(plan.command) or ["python", *train, *given]
+    if plan.command:
+        return _quoted(plan.command)
+    return _quoted(("python", *train, *given), as_they_are=train)
+
+
+def _quoted(words: tuple[str, ...], as_they_are: Sequence[str] = ()) -> str:
     is_python = words[0] in _PYTHONS
-    quoted = [
-        word if not plan.command and word in train else f'"{_escaped(word)}"'
-        for word in words[is_python:]
-    ]
+    quoted = [word if word in as_they_are else f'"{_escaped(word)}"' for word in words[is_python:]]
     return " ".join(['"${PYTHON[@]}"'] * is_python + quoted)[1:-1]
 
 
@@ -265,6 +309,10 @@ def _values(plan, settings, arguments, folder, output) -> dict:
         "last_run": len(runs) - 1,
         "at_once": plan.at_once,
         "sweep": '"\n    "'.join(map(_escaped, runs)),
+        "solver": _quoted(plan.solver) if plan.solver else "",
+        "trainers": plan.trainers,
+        "trainer_nodes": plan.trainer_nodes,
+        "trainer_gpus": f"\n#SBATCH --gpus-per-node={gpus}" if (gpus := plan.gpus_per_node) else "",
     }
 
 
