@@ -1,16 +1,6 @@
 """sk.coupled: one MPI program in which a simulation runs and its surrogate is trained.
 
-with sk.coupled(trainers=1) as c:                       mpiexec -n 4 python both.py
-    if c.is_solver:
-        for step in range(1000):
-            before, state = state, solve(state, c.solvers)
-            c.put(x=before, y=state)                    costs a copy
-        c.finish()
-    else:
-        model = sk.FSDPModel(Net(), sk.ShardingConfiguration(c.backend))
-        for x, y in c.batches(model, 32):               until the solver has ended
-            model.train(x, y)
-            c.publish(model)
+A Coupled holds the parts of its rank: docs/coupled.md shows a program of both sides.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class TrialGroup:
                 dict(trial.settings),
                 folder=folder,
                 backend=ranks,
-                callbacks=self._called(place),
+                callbacks=[place, *([self.leader] if isinstance(self.leader, LeaderDesk) else [])],
             )
             folder.mkdir(parents=True, exist_ok=True)
         with open(os.devnull, "w") as nowhere:  # its lines are in its own logs
@@ -184,18 +184,17 @@ class TrialGroup:
         place.check_called()
         with collectively(ranks):
             records = [] if ranks.rank else read_metrics(folder / "metrics.jsonl")
-        curves = curves_of(records).items()
+        curves = curves_of(records)
         return Report(
             trial.number,
             result.steps,
             loss_of(records, place.has_patience),
             is_over=not result.is_interrupted,
             is_told=result.is_interrupted and not place.is_there,
-            curves={name: _as_array(points) for name, points in curves},
+            curves={  # the last value of each step
+                name: numpy.array([*dict(curves[name]).items()], numpy.float64) for name in curves
+            },
         )
-
-    def _called(self, place: TrialPlace) -> list[Callback]:
-        return [place, self.leader] if isinstance(self.leader, LeaderDesk) else [place]
 
 
 def _close(model) -> None:
@@ -204,11 +203,6 @@ def _close(model) -> None:
         model.close()
     except (ShardkitError, OSError):
         model.close()
-
-
-def _as_array(points: list) -> numpy.ndarray:
-    """Return [[step, value], ...], the last value of each step."""
-    return numpy.array([*dict(points).items()], numpy.float64)
 
 
 def loss_of(records: list[dict], has_patience: bool) -> float | None:

@@ -13,13 +13,12 @@ import numpy
 
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import by_first, collectively
-from ..data.hdf5 import describe, lay_out
+from ..data.hdf5 import lay_out
 from ..errors import ShardingError
-from ..files.reading import loaded
 from ..files.removing import remove_file
 from ..train.prediction import check_output, named_when_whole, write_all
 from ..train.prediction import predict as predict_of_run
-from .record import trial_folder
+from .record import arrays_of, trial_folder
 
 _OUTPUTS = "predictions.h5"
 _PIECE_ROWS = 4096
@@ -46,7 +45,7 @@ def predict(
             for path in paths:
                 remove_file(path)
     with collectively(backend):
-        return _datasets(output)
+        return arrays_of(output)
 
 
 def _predict_each(backend, groups: int, make, folder: Path, runs: dict, data) -> None:
@@ -67,7 +66,7 @@ def _predict_each(backend, groups: int, make, folder: Path, runs: dict, data) ->
 def _combine(backend, paths: list[Path], output: Path) -> None:
     """Write mean and spread of what these files hold, each rank its rows. Collective."""
     with collectively(backend):
-        of_trials = [_datasets(path) for path in paths]
+        of_trials = [arrays_of(path) for path in paths]
         layout = _layout(of_trials)
     about = {"trials": len(paths)}
     with named_when_whole(backend, output) as temporary:
@@ -88,14 +87,6 @@ def _write_rows(file: int, of_trials: list, name: str, places: dict[str, int], b
         for kind, rows in _statistics(pieces).items():
             place = places[f"{name}_{kind}"] + first * rows[:1].nbytes
             write_all(file, numpy.ascontiguousarray(rows).tobytes(), place)
-
-
-def _datasets(path: Path) -> dict[str, numpy.ndarray]:
-    _, found = describe(path, ())
-    return {
-        name: loaded(path, dtype, at, shape, field=name)
-        for name, (shape, dtype, at) in found.items()
-    }
 
 
 def _layout(of_trials: list[dict[str, numpy.ndarray]]) -> dict:
