@@ -142,7 +142,7 @@ class TrialGroup:
 
         Errors: those after which ranks are no longer in step, and what is no Exception.
         """
-        fault, report = None, Report(order.trial.number)
+        fault, caught, report = None, None, Report(order.trial.number)
         ranks = self.backend.split(0)
         assert ranks is not None
         place = TrialPlace(order, self.folder, self.signals)
@@ -151,11 +151,10 @@ class TrialGroup:
         except Exception as error:
             if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
                 raise
-            fault = isinstance(error, PeerError), describe_error(error)
-            if not self._all_come(is_patient=False):
-                raise  # the others wait for this rank within the trial
-        else:
-            self._all_come(is_patient=True)
+            fault, caught = (isinstance(error, PeerError), describe_error(error)), error
+        left = numpy.zeros(self.backend.world_size, numpy.uint8)
+        if not hear_all(self.backend, left, is_patient=caught is None) and caught is not None:
+            raise caught  # the others wait for this rank within the trial
         told = self.backend.all_gather_object((fault, place.model is None))
         faults = [each for each, _ in told if each is not None]
         if len(faults) in (0, ranks.world_size):  # else it is no longer known where the others are
@@ -163,11 +162,6 @@ class TrialGroup:
                 _close(place.model)
             ranks.close()
         return replace(report, error=min(faults)[1]) if faults else report
-
-    def _all_come(self, *, is_patient: bool) -> bool:
-        """Return whether all ranks of the group have left a trial."""
-        told = numpy.zeros(self.backend.world_size, numpy.uint8)
-        return hear_all(self.backend, told, is_patient=is_patient)
 
     def _trained(self, place: TrialPlace, trial: Trial, ranks: CommunicationBackend) -> Report:
         folder = trial_folder(self.folder, trial.number)
