@@ -94,17 +94,18 @@ class JobPlan:
 
     def check(self) -> None:
         """Raise ConfigurationError on what no batch system could make a job of."""
-        for option, number in (
-            ("nodes", self.nodes),
-            ("ranks-per-node", self.ranks_per_node),
-            ("at-once", self.at_once),
-            ("restarts", self.restarts),
-            ("notice-seconds", self.notice_seconds),
-            ("gpus-per-node", self.gpus_per_node),
-            ("trainers", self.trainers),
-            ("trainer-nodes", self.trainer_nodes),
-        ):
-            if number is not None and (type(number) is not int or number < 1):
+        needed = {
+            "nodes": self.nodes,
+            "ranks-per-node": self.ranks_per_node,
+            "at-once": self.at_once,
+            "restarts": self.restarts,
+            "notice-seconds": self.notice_seconds,
+        }
+        others = {"gpus-per-node": self.gpus_per_node, "trainers": self.trainers}
+        others["trainer-nodes"] = self.trainer_nodes
+        needed |= {option: number for option, number in others.items() if number is not None}
+        for option, number in needed.items():
+            if type(number) is not int or number < 1:
                 raise ConfigurationError(f"--{option} {number!r}; wanted at least 1, an integer")
         for option, word, words in (
             ("template", self.template, TEMPLATES),
@@ -113,83 +114,66 @@ class JobPlan:
         ):
             if word not in words:
                 raise ConfigurationError(f"--{option} {word!r}; wanted {' or '.join(words)}")
-        if self.name is not None and not _JOB_NAME.fullmatch(self.name):
-            raise ConfigurationError(
-                f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not "
-                "beginning with . + or -: it stands in lines that the batch system reads, and in "
-                "the name of the output file"
-            )
-        if self.launcher == "mpiexec" and ":" in (*self.command, *self.solver):
-            raise ConfigurationError(
-                "a command with the word ':', where mpiexec would begin another program; leave it "
-                "out, or take --launcher srun"
-            )
-        if self.scheduler != "slurm" and (
-            self.template != "multi_node" or self.launcher != "mpiexec"
-        ):
-            raise ConfigurationError(
-                f"for {self.scheduler} there is --template multi_node --launcher mpiexec alone"
-            )
-        if self.stage is not None and self.scheduler != "slurm":
-            raise ConfigurationError(
-                f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which "
-                "is SLURM's; leave it out"
-            )
-        if self.stage is not None and not Path(self.stage).is_absolute():
-            raise ConfigurationError(
-                f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
-                "/dev/shm"
-            )
-        if self.template == "single_node" and self.nodes != 1:
-            raise ConfigurationError(
-                f"--template single_node with --nodes {self.nodes}; wanted 1, or "
-                "--template multi_node"
-            )
-        if self.command and self.template == "array":
-            raise ConfigurationError(
-                f"--template array with {self.command[0]}: a sweep changes settings of `shardkit "
-                "train`; render a job for each script, or leave the command out"
-            )
-        if bool(self.sweep) != (self.template == "array"):
-            raise ConfigurationError(
-                "--template array and --sweep section.key=value,value go together"
-            )
-        self._check_coupled()
-        if not self.notice_seconds < self.seconds:
-            raise ConfigurationError(
-                f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
-                f"{self.seconds} seconds"
-            )
+        for refusal, is_so in {**self._refusals(), **self._coupled_refusals()}.items():
+            if is_so:
+                raise ConfigurationError(refusal)
 
-    def _check_coupled(self) -> None:
+    def _refusals(self) -> dict[str, bool]:
+        """Return {what does not go together: whether it is so}."""
+        is_array, is_slurm = self.template == "array", self.scheduler == "slurm"
+        is_alone = self.template == "multi_node" and self.launcher == "mpiexec"
+        has_colon = ":" in (*self.command, *self.solver)
+        return {
+            f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not beginning "
+            "with . + or -: it stands in lines that the batch system reads, and in the name of the "
+            "output file": self.name is not None and not _JOB_NAME.fullmatch(self.name),
+            "a command with the word ':', where mpiexec would begin another program; leave it out, "
+            "or take --launcher srun": self.launcher == "mpiexec" and has_colon,
+            f"for {self.scheduler} there is --template multi_node --launcher mpiexec "
+            "alone": not is_slurm and not is_alone,
+            f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which is "
+            "SLURM's; leave it out": self.stage is not None and not is_slurm,
+            f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
+            "/dev/shm": self.stage is not None and not Path(self.stage).is_absolute(),
+            f"--template single_node with --nodes {self.nodes}; wanted 1, or --template "
+            "multi_node": self.template == "single_node" and self.nodes != 1,
+            f"--template array with {shlex.join(self.command[:1])}: a sweep changes settings of "
+            "`shardkit train`; render a job for each script, or leave the command "
+            "out": is_array and bool(self.command),
+            "--template array and --sweep section.key=value,value go together": is_array
+            != bool(self.sweep),
+            f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
+            f"{self.seconds} seconds": self.notice_seconds >= self.seconds,
+        }
+
+    def _coupled_refusals(self) -> dict[str, bool]:
         is_coupled, is_split = self.template in COUPLED, self.template == "coupled_split"
         given = {
-            "--solver COMMAND": (bool(self.solver), is_coupled),
+            "--solver": (bool(self.solver), is_coupled),
             "--trainers": (self.trainers is not None, is_coupled),
             "--trainer-nodes": (self.trainer_nodes is not None, is_split),
         }
-        wrong = [option for option, (is_given, is_wanted) in given.items() if is_given != is_wanted]
-        if wrong:
-            raise ConfigurationError(
-                f"--template {self.template} "
-                f"{'takes no' if given[wrong[0]][0] else 'needs'} {wrong[0]}; wanted "
-                "--solver and --trainers with the coupled ones, --trainer-nodes with coupled_split"
-            )
-        if is_coupled and not self.command:
-            raise ConfigurationError(
-                f"--template {self.template} without the program that trains; add -- python "
-                "train.py, which calls sk.coupled()"
-            )
-        if is_split and (self.launcher == "mpiexec" or self.stage is not None):
-            raise ConfigurationError(
-                "--template coupled_split, whose nodes of two kinds srun alone starts ranks on, "
-                "and nothing is staged to; leave --launcher and --stage out"
-            )
-        if is_coupled and not is_split and (self.trainers or 0) >= self.ranks_per_node:
-            raise ConfigurationError(
-                f"--trainers {self.trainers} of --ranks-per-node {self.ranks_per_node}; wanted "
-                "less, so that ranks of each node are left to solve"
-            )
+        wanted = {
+            f"--template {self.template} {'takes no' if has else 'needs'} {option}; wanted "
+            "--solver and --trainers with the coupled ones, --trainer-nodes with "
+            "coupled_split": has != is_wanted
+            for option, (has, is_wanted) in given.items()
+        }
+        left = self.ranks_per_node - (self.trainers or 0)
+        return {
+            **wanted,
+            f"--template {self.template} without the program that trains; add -- python train.py, "
+            "which calls sk.coupled()": is_coupled and not self.command,
+            "--template coupled_split, whose nodes of two kinds srun alone starts ranks on, and "
+            "nothing is staged to; leave --launcher and --stage "
+            "out": is_split and (self.launcher == "mpiexec" or self.stage is not None),
+            f"--trainers {self.trainers} of --ranks-per-node {self.ranks_per_node}; wanted less, "
+            "so that ranks of each node are left to "
+            "solve": is_coupled and not is_split and left < 1,
+            f"--gpus-per-node {self.gpus_per_node} with --template coupled_shared, whose nodes are "
+            "all alike; wanted coupled_split, or none": self.template == "coupled_shared"
+            and self.gpus_per_node is not None,
+        }
 
 
 def render(

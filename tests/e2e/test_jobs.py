@@ -178,6 +178,8 @@ def test_a_sweep_is_every_combination():
         ),
         ({"template": "coupled_shared", "trainers": 2}, {}, ConfigurationError, "left to solve"),
         ({"template": "coupled_shared", "trainers": 0}, {}, ConfigurationError, "--trainers 0;"),
+        ({"template": "coupled_split", "trainer_nodes": 0}, {}, ConfigurationError, "nodes 0;"),
+        ({"template": "coupled_shared", "gpus_per_node": 1}, {}, ConfigurationError, "all alike"),
         ({"template": "coupled_shared", "command": ()}, {}, ConfigurationError, "add -- python"),
         (
             {"template": "coupled_split", "launcher": "mpiexec"},
