@@ -89,7 +89,7 @@ def added(moments: Moments, more: Moments) -> Moments:
 
 def to_stored(moments: Moments) -> dict[str, list[str]]:
     """Return moments as JSON can hold them."""
-    return {name: [*map(str, vars(each).values())] for name, each in moments.items()}
+    return {name: [str(value) for value in vars(moments[name]).values()] for name in moments}
 
 
 def from_stored(stored: dict[str, list[str]]) -> Moments:
@@ -97,5 +97,6 @@ def from_stored(stored: dict[str, list[str]]) -> Moments:
     kinds = int, Fraction, Fraction, Fraction, int
     found = {}
     for name, texts in stored.items():
-        found[name] = FieldMoments(*(kind(text) for kind, text in zip(kinds, texts, strict=True)))
+        pairs = zip(kinds, texts, strict=True)
+        found[name] = FieldMoments(*(kind(text) for kind, text in pairs))
     return found

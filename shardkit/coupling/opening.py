@@ -83,7 +83,8 @@ def coupled(
         given["when_full"] = USUALLY.get(buffer)
     facts = {name: given[name] for name in ("trainers", *_ALIKE)}
     told = post.parent.allgather((_problem(given, post), facts))
-    found = [f"rank {rank}: {problem}" for rank, (problem, _) in enumerate(told) if problem]
+    numbered = enumerate(problem for problem, _ in told)
+    found = [f"rank {rank}: {problem}" for rank, problem in numbered if problem]
     found = found or _differences([facts for _, facts in told], trainers or post.size)
     if found:
         post.close()

@@ -212,16 +212,16 @@ class WaitingSolvers:
         receiver = self._receiver
         if receiver.options.is_ordered:
             holders = [receiver.sides.put_of(number) for number in numbers]
-            stuck = {rank for put, rank in holders if self._num_puts(rank, put + 1) <= put}
+            stuck = {rank for put, rank in holders if self._waits_before(put, rank)}
         else:
             sent = {rank: facts["sent"] for rank, facts in self._waiting.items()}
             is_dry = sent.keys() >= {*receiver.unended} and receiver.has_all(sent)
             stuck = {*sent} if is_dry else set()
         self._refuse(sorted(stuck), STUCK)
 
-    def _num_puts(self, rank: int, otherwise: int) -> int:
-        """Return after how many puts a rank waits, if it does."""
-        return self._waiting[rank]["puts"] if rank in self._waiting else otherwise
+    def _waits_before(self, put: int, rank: int) -> bool:
+        """Return True if a rank waits, and before it has put this one."""
+        return rank in self._waiting and self._waiting[rank]["puts"] <= put
 
     def _refuse(self, ranks: list[int], why: str) -> None:
         for rank in ranks:

@@ -195,8 +195,8 @@ class Reading:
         fields = receiver.form.read(records[slots], stamps=False)
         moments = to_stored(moments_of(fields))
         for rank, of_rank in zip(self._sides.trainers, asked):
-            body = records[[place[number] for number in self._sides.at_home(of_rank)]].reshape(-1)
-            receiver.attendant.tell([rank], "give", body, moments=moments)
+            wanted = [place[number] for number in self._sides.at_home(of_rank)]
+            receiver.attendant.tell([rank], "give", records[wanted].reshape(-1), moments=moments)
         with receiver.attendant.lock:
             receiver.buffer.done(slots)
         return self._heard("give")

@@ -35,12 +35,14 @@ class RecordForm:
                     f"put({name} = {array.dtype} {list(array.shape)}); wanted an array of numbers "
                     f"that is not empty, of another name than {' and '.join(STAMPS)}"
                 )
-        return cls(tuple((name, each.dtype.str, each.shape) for name, each in found.items()))
+        fields = ((name, each.dtype.str, each.shape) for name, each in found.items())
+        return cls(tuple(fields))
 
     @classmethod
     def from_text(cls, text: str) -> "RecordForm":
         """Return the form that text() wrote."""
-        return cls(tuple((name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text)))
+        fields = json.loads(text)
+        return cls(tuple((name, dtype, tuple(shape)) for name, dtype, shape in fields))
 
     def text(self) -> str:
         """Return it as JSON."""
@@ -91,9 +93,10 @@ class RecordForm:
         return {name: places[name].copy() for name in names if stamps or name not in STAMPS}
 
     def __str__(self):
-        return ", ".join(
-            f"{name} {numpy.dtype(dtype)} {list(shape)}" for name, dtype, shape in self.fields
-        )
+        texts = []
+        for name, dtype, shape in self.fields:
+            texts.append(f"{name} {numpy.dtype(dtype)} {list(shape)}")
+        return ", ".join(texts)
 
 
 def header_of(records) -> numpy.ndarray:

@@ -15,7 +15,7 @@ from ..nn.module import Module
 
 @dataclass(frozen=True)
 class Options:
-    """Those of coupled(); when_full is None for a reservoir alone."""
+    """What coupled() was given. when_full   None for a reservoir alone"""
 
     trainers: int | None
     buffer: str

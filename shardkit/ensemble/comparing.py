@@ -62,7 +62,8 @@ class Halving:
         kept = ranked[: max(1, ceil(self.share * len(ranked) - 1e-9))]
         after = {trial.number: trial.passed(step, trial.number) for trial in kept}
         for place, trial in enumerate(ranked[len(kept) :]):
-            after[trial.number] = self._worse(step, trial, kept[place % len(kept)])
+            better = kept[place % len(kept)]
+            after[trial.number] = self._worse(step, trial, better)
         return [after.get(trial.number, trial) for trial in trials]
 
     def _worse(self, step: int, trial: Trial, better: Trial) -> Trial:

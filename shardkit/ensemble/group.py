@@ -142,7 +142,8 @@ class TrialGroup:
 
         Errors: those after which ranks are no longer in step, and what is no Exception.
         """
-        fault, caught, report = None, None, Report(order.trial.number)
+        fault = caught = None
+        report = Report(order.trial.number)
         ranks = self.backend.split(0)
         assert ranks is not None
         place = TrialPlace(order, self.folder, self.signals)
@@ -178,16 +179,17 @@ class TrialGroup:
         place.check_called()
         with collectively(ranks):
             records = [] if ranks.rank else read_metrics(folder / "metrics.jsonl")
-        curves = curves_of(records)
+        curves = {}
+        for name, points in curves_of(records).items():
+            last_of_steps = [*dict(points).items()]
+            curves[name] = numpy.array(last_of_steps, numpy.float64)
         return Report(
             trial.number,
             result.steps,
             loss_of(records, place.has_patience),
             is_over=not result.is_interrupted,
             is_told=result.is_interrupted and not place.is_there,
-            curves={  # the last value of each step
-                name: numpy.array([*dict(curves[name]).items()], numpy.float64) for name in curves
-            },
+            curves=curves,
         )
 
 

@@ -253,7 +253,8 @@ def _command(plan, given: list[str]) -> str:
 
 def _quoted(words: tuple[str, ...], as_they_are: Sequence[str] = ()) -> str:
     is_python = words[0] in _PYTHONS
-    quoted = [word if word in as_they_are else f'"{_escaped(word)}"' for word in words[is_python:]]
+    own = words[is_python:]
+    quoted = [word if word in as_they_are else f'"{_escaped(word)}"' for word in own]
     return " ".join(['"${PYTHON[@]}"'] * is_python + quoted)[1:-1]
 
 

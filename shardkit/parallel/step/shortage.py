@@ -165,7 +165,8 @@ def hear_all(group, told: numpy.ndarray, *, is_patient: bool) -> bool:
     """
     others = [rank for rank in range(told.size) if rank != group.rank]
     handles = [group.irecv(told[rank : rank + 1], rank, MAX_TAG) for rank in others]
-    handles += [group.isend(told[group.rank :][:1], rank, MAX_TAG) for rank in others]
+    own = told[group.rank :][:1]
+    handles += [group.isend(own, rank, MAX_TAG) for rank in others]
     if not is_patient and not _come_in_time(handles):
         return False
     for handle in handles:
