@@ -260,7 +260,8 @@ def check(library, form, folder):
 
 SOME = [
     ("MPICH", WELL[6]),
-    ("MPICH", WELL[16]),
+    ("MPICH", INSIDE[2]),
+    ("MPICH", INSIDE[-1]),
     ("Open MPI", WELL[14]),
     ("Open MPI", ABORTED[0]),
     ("MPICH", KILLED[4]),
