@@ -92,15 +92,10 @@ class NoteDesk:
             raise CommunicationError(f"{doing}: {lost}")
 
     @property
-    def others(self) -> set[int]:
+    def others(self) -> list[int]:
         """All ranks but this one."""
-        return {*range(self.post.size)} - {self.post.rank}
-
-    def tell_others(self, kind: str, **facts: Any) -> None:
-        """Send a note to all others."""
-        for rank in sorted(self.others):
-            self.tell(rank, kind, **facts)
+        return [rank for rank in range(self.post.size) if rank != self.post.rank]
 
     def is_over(self) -> bool:
         """Return True if all have told "close", and nothing of this rank is under way."""
-        return self.others <= self.closed and not self._sent
+        return self.closed.issuperset(self.others) and not self._sent

@@ -7,8 +7,8 @@ MODULES = {"attendant": "attendant"}
 NAMES = {
     "buffers": "open_buffer",
     "moments": "FieldMoments added from_stored moments_of to_stored",
-    "order": "PutOrder",
     "records": "RecordForm header_of",
+    "sides": "PutOrder",
 }
 
 open_door(__name__)
