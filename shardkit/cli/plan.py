@@ -14,6 +14,7 @@ from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..layout.axes import AXES
+from ..plan.calibration import calibration_text, fitted, measured_steps
 from ..plan.hardware import Cluster
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
@@ -27,7 +28,7 @@ from ..plan.report import (
 from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
-from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
+from ..plan.software import OWN, SHARDKIT, Software, known_programs, own_in, software_named
 from ..slurm.planned import script_of_plan
 from ..train.settings import RunConfiguration
 from .arguments import count, local_path, option, tokens
@@ -45,7 +46,7 @@ _TACIT = {f"mesh.{axis}" for axis, entry in AXES.items() if entry.is_tacit}
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     hardware = f"hardware that comes with shardkit: {', '.join(known_clusters())}"
-    software = f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison"
+    software = f"software that comes with shardkit: {', '.join(known_programs())}"
     how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
     plan = add_command("plan", _plan, _PLAN, **how)
     add = partial(option, plan)
@@ -66,7 +67,14 @@ def add_commands(add_command) -> None:
     )
     add(
         "--software SOFTWARE",
-        f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the settings",
+        "training software, by its name or a TOML file of it; default: "
+        f"{SHARDKIT.name}, in parallel.compute_dtype of the settings",
+    )
+    add(
+        "--calibrate FILE",
+        "fit the software to measured steps: metrics.jsonl of a run, or lines of any program",
+        action="append",
+        default=[],
     )
     add("--rows", "rows of the table", type=count, default=8)
     add(
@@ -100,7 +108,7 @@ def _plan(known, overrides) -> int:
     software = (software_of if is_own else others_software)(named, settings)
     found = search(
         shape,
-        software,
+        _calibrated(known, shape, software, cluster),
         cluster,
         known.devices,
         known.batch or settings.batch.sequences,
@@ -116,8 +124,8 @@ def _plan(known, overrides) -> int:
         print_search(training, known.rows)
     if best is None:
         return 1
-    if is_own and named is not own:
-        dtype = next(dtype for dtype, ours in OWN.items() if ours is named)
+    if is_own and named != own:
+        dtype = next(dtype for dtype, ours in OWN.items() if ours == named)
         given["parallel.compute_dtype"] = "none" if dtype is None else dtype
     said = {key: value for key, value in chosen.items() if _is_said(key, value, settings)}
     arguments = _train_arguments(known.model, {**given, **said})
@@ -135,6 +143,18 @@ def _plan(known, overrides) -> int:
     if known.explain is not None:
         _explain(known, training)
     return 0
+
+
+def _calibrated(known, shape, software: Software, cluster: Cluster) -> Software:
+    """Return the software fitted to measured steps, if there are any, and say what was found."""
+    if not known.calibrate:
+        return software
+    steps = {}
+    for path in known.calibrate:
+        steps |= measured_steps(path, shape)
+    program, ratios = fitted(steps, shape, software, cluster)
+    _tell(known, calibration_text(program, ratios))
+    return program
 
 
 def _is_said(key: str, value, settings) -> bool:

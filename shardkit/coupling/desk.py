@@ -100,14 +100,9 @@ class NoteDesk:
             raise CommunicationError(f"{doing}: {lost}")
 
     @property
-    def others(self) -> set[int]:
+    def others(self) -> list[int]:
         """All ranks but this one."""
-        return {*range(self.post.size)} - {self.post.rank}
-
-    def tell_others(self, kind: str, **facts: Any) -> None:
-        """Send a note to all others."""
-        for rank in sorted(self.others):
-            self.tell(rank, kind, **facts)
+        return [rank for rank in range(self.post.size) if rank != self.post.rank]
 
     def is_over(self) -> bool:
         """Return True if nobody answers any more, and nothing of this rank is under way.
@@ -117,5 +112,6 @@ class NoteDesk:
         """
         if not self._has_told_over and self._closing.issuperset(self.others):
             self._has_told_over = True
-            self.tell_others("over")
+            for rank in self.others:
+                self.tell(rank, "over")
         return self.closed.issuperset(self.others) and not self._sent

@@ -23,17 +23,22 @@ from .coupled import Coupled
 from .opening import coupled, opened
 
 NATIVE = Path(__file__).with_name("native")
-OK, ORDER, ARGUMENT, MPI, LOST, OTHER = 0, 1, 2, 3, 5, 6
-_CODES: dict[type[Exception], int] = {ShardingError: ORDER, LaunchError: MPI}
-_CODES |= {CommunicationError: LOST}  # the first of all that fits
-_CODES |= {ValueError: ARGUMENT, TypeError: ARGUMENT}
+OK, OTHER = 0, 6  # of the codes of shardkit.h
+_CODES: dict[type[Exception], int] = {  # of the others; the first that fits
+    ShardingError: 1,
+    LaunchError: 3,
+    CommunicationError: 5,
+    ValueError: 2,
+    TypeError: 2,
+}
+Answer = tuple[int, str, float]
 Place = tuple[int, str, int, bytes, bytes] | None  # an sk_array
 
 
-def _answered(method: Callable[..., Any]) -> Callable[..., tuple[int, str, float]]:
+def _answered(method: Callable[..., Any]) -> Callable[..., Answer]:
     """Return a method that never raises, and answers by a code, a sentence and a number."""
 
-    def answer(self, *arguments) -> tuple[int, str, float]:
+    def answer(self, *arguments) -> Answer:
         try:
             with self.lock:
                 return OK, "", float(method(self, *arguments) or 0)
@@ -44,7 +49,7 @@ def _answered(method: Callable[..., Any]) -> Callable[..., tuple[int, str, float
     return answer
 
 
-class Embedding:
+class EmbeddedCoupling:
     """The coupling of a process that embeds Python, and the arrays that its puts read."""
 
     def __init__(self) -> None:
@@ -163,8 +168,9 @@ def array_at(place: Place) -> numpy.ndarray:
         dtype = numpy.dtype(name or "")
     except TypeError:
         raise ShapeError(f"dtype {name!r}; wanted one of NumPy's, as float32") from None
-    shape, strides = (numpy.frombuffer(each, "i8")[: max(num_dims, 0)].tolist() for each in dims)
-    if dtype.kind not in "biufc" or len(shape) != num_dims or min(shape, default=0) < 0:
+    shape, strides = (numpy.frombuffer(each, "i8").tolist()[: max(num_dims, 0)] for each in dims)
+    is_form = len(shape) == num_dims and min(shape, default=0) >= 0
+    if dtype.kind not in "biufc" or not is_form:
         raise ShapeError(f"{name} of {num_dims} dims, {shape}; wanted numbers, and 0 to 8 dims")
     interface = {"version": 3, "typestr": dtype.str, "data": (address, False)}
     interface |= {"shape": tuple(shape), "strides": tuple(strides) if any(strides) else None}
@@ -192,6 +198,6 @@ def compiler_flags(*, fortran: bool = False) -> dict[str, list[str]]:
         "sources": [str(NATIVE / name) for name in names],
         "ldflags": [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-lpython{version}", "-lm"],
     }
-    if len(" ".join(sum(flags.values(), [])).split()) != sum(map(len, flags.values())):
+    if any(" " in str(path) for path in (NATIVE, include, folder)):
         raise ConfigurationError(f"a path with a space among {flags}; wanted none, for the shell")
     return flags

@@ -19,8 +19,6 @@ from .shape import Shape
 from .software import Software
 from .stages import stage_units
 
-RECOMPUTATIONS = ("none", "selective", "full")
-
 
 @dataclass(frozen=True)
 class RunLayout:

@@ -154,7 +154,9 @@ def exposed_of(stage: StageCost, software: Software, contention: float) -> Expos
         return Exposed()
     forward = stage.gather
     if software.overlaps_gathers:
-        forward = exposed_seconds(stage.forward, forward, contention, forward / stage.units)
+        first = forward / stage.units
+        forward = exposed_seconds(stage.forward, forward, contention, first, software.overlap)
     beside = travel if software.overlaps_gathers else stage.reduce
-    back = exposed_seconds(stage.backward + stage.weight, beside, contention) + travel - beside
+    compute = stage.backward + stage.weight
+    back = exposed_seconds(compute, beside, contention, 0.0, software.overlap) + travel - beside
     return Exposed(forward, back * again / travel, back * stage.reduce / travel)

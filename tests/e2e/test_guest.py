@@ -1,6 +1,6 @@
 """A guest in programs of many forms: good ones are left alone and not spoken of, and a rank that is
 killed is named. Some forms here; every form several times, under both MPIs, as a table, with
-    python tests/e2e/test_guest.py 2        (runs of each form under each MPI)
+    python tests/e2e/test_guest.py 2 [WORD]     (runs of each form under each MPI; of those with it)
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +19,13 @@ import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
+from e2e.guest_rank import CALL_SECONDS  # noqa: E402
 from e2e.mpi_jobs import (  # noqa: E402
     LIBRARIES,
     ROOT,
     build,
     compiler_of,
+    fair_seconds,
     flags_of,
     python_of,
     run_programs,
@@ -31,6 +34,8 @@ from e2e.mpi_jobs import (  # noqa: E402
 
 HERE = Path(__file__).parent
 C, PYTHON = "C", "Python"
+PROGRESS = "shardkit: trial "  # that a trial has ended is no fault
+LATE_SECONDS = 10.0  # beyond the time limit of a call, until the job has ended
 ANY_MPI = (("MPICH", ()), ("Open MPI", ()))
 ULFM = (("Open MPI", ("--with-ft", "ulfm")),)
 FACTS = """
@@ -66,14 +71,15 @@ def in_python(*arguments, ranks=3, **wanted) -> Form:
     return Form(" ".join(arguments), ((ranks, PYTHON, arguments),), **wanted)
 
 
-def in_c(*arguments) -> Form:
-    return Form(f"in C {' '.join(arguments)}", ((3, C, arguments),))
+def in_c(*arguments, words="", **wanted) -> Form:
+    name = " ".join(["in C", *arguments, *([words] if words else [])])
+    return Form(name, ((3, C, (*arguments, words)),), **wanted)
 
 
 HALF = ("comm=half",)
 DIED = "rank 2 died"
 FAILING = ("comm=half", "failing=abort", "fails=trained")
-WITH_C = ((1, C, ("0", "half", "open")), (2, PYTHON, HALF))
+WITH_C = ((1, C, ("0", "half", "open", "")), (2, PYTHON, HALF))
 WELL = [
     in_python("finalize=program"),
     in_python("finalize=exit", "shutdown=no"),
@@ -96,6 +102,19 @@ WELL = [
     in_c("0", "half", "open"),
     in_c("1", "half", "ended"),
 ]
+COUPLE, SWEEP = "work=couple", "work=sweep"
+INSIDE = [
+    in_python(COUPLE),
+    in_python(COUPLE, "comm=half", "finalize=exit"),
+    in_python(COUPLE, "shutdown=no"),
+    in_python(COUPLE, "shutdown=no", "finalize=exit", ranks=4),
+    in_python(COUPLE, "comm=half", "level=single"),
+    Form("MPMD couple", ((2, PYTHON, (COUPLE,)), (1, PYTHON, (COUPLE, "finalize=exit")))),
+    in_c("3", "world", "ended", words=COUPLE),
+    in_python(SWEEP),
+    in_python(SWEEP, "comm=half", "shutdown=no", "finalize=exit", ranks=4),
+    in_c("1", "half", "open", words=SWEEP),
+]
 ABORTED = [
     in_python("end=abort", code="not 0"),
     in_python("comm=half", "end=abort", "shutdown=no", code="not 0"),
@@ -107,6 +126,11 @@ KILLED = [
     in_python("fails=ready", "first=shardkit", lost=DIED),
     in_python("fails=finalize", lost=DIED),
     in_python("fails=finalize", "comm=half", "finalize=exit", lost=DIED),
+    in_python("fails=trained", COUPLE, lost=DIED),
+    in_python("fails=trained", COUPLE, "comm=half", "level=single", lost=DIED),
+    in_python("fails=trained", SWEEP, "comm=half", lost=DIED),
+    in_c("3", "none", "open", words="fails=trained", lost=DIED),
+    in_c("3", "world", "open", words=f"fails=trained {COUPLE}", lost=DIED),
 ]
 LEFT = [
     in_python(*FAILING, "how=exit", lost="rank 1 left the program"),
@@ -124,7 +148,7 @@ MISSED = [
     in_python(*KILLED_ALONE, launchers=ULFM, words=ALONE),
     *(in_python(*EXITED, f"others={call}", words=ALONE) for call in ("barrier", "close", "common")),
 ]
-FORMS = [*WELL, *ABORTED, *KILLED, *LEFT, *MISSED]
+FORMS = [*WELL, *INSIDE, *ABORTED, *KILLED, *LEFT, *MISSED]
 
 
 @cache
@@ -163,7 +187,7 @@ def run(library, form, folder):
     python = python_of(library)
     programs = [(ranks, command_of(library, *rest)) for ranks, *rest in form.programs]
     has_c = any(kind == C for _, kind, _ in form.programs)
-    return run_programs(
+    done = run_programs(
         library,
         programs,
         launcher_options=dict(form.launchers)[library],
@@ -173,11 +197,17 @@ def run(library, form, folder):
         PATH=os.pathsep.join([str(python.parent), os.environ["PATH"]]),
         OMPI_MCA_async_mpi_finalize="0",
     )
+    done.ended_at = time.time()
+    return done
 
 
 def fault_of(form, done, folder) -> str:
     """Return what is wrong with how a job ended; "" if nothing is."""
-    words = words_of_shardkit(done)
+    words = [word for word in words_of_shardkit(done) if not word.startswith(PROGRESS)]
+    found = re.search(r"lost at ([0-9.]+)", done.stdout)
+    seconds = done.ended_at - float(found[1]) if found else 0.0
+    if seconds > fair_seconds(CALL_SECONDS + LATE_SECONDS):
+        return f"late: {seconds:.1f} s"
     if form.lost:
         is_named = words and form.lost in words[0] and not any(map(_is_new, words[1:]))
         return "" if is_named and done.returncode else f"{done.returncode}, said {words}"
@@ -193,7 +223,7 @@ def fault_of(form, done, folder) -> str:
 
 def _is_new(word):
     """Return False of a rank that says which lost one it waited for."""
-    return "CommunicationError" not in word
+    return "CommunicationError" not in word and "is missing, which has" not in word
 
 
 def _is_well(form, done, folder):
@@ -218,7 +248,8 @@ def check(library, form, folder):
 
 SOME = [
     ("MPICH", WELL[6]),
-    ("MPICH", WELL[16]),
+    ("MPICH", INSIDE[2]),
+    ("MPICH", INSIDE[-1]),
     ("Open MPI", WELL[14]),
     ("Open MPI", ABORTED[0]),
     ("MPICH", KILLED[4]),
@@ -241,9 +272,9 @@ def test_a_guest_in_every_form(library, form, tmp_path):
     check(library, form, tmp_path)
 
 
-def main(times: int):
+def main(times: int, word=""):
     counts = Counter()
-    for form in FORMS:
+    for form in (form for form in FORMS if word in str(form)):
         for library in dict(form.launchers):
             for _ in range(times):
                 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -257,4 +288,4 @@ def main(times: int):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

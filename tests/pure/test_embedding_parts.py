@@ -9,7 +9,7 @@ import pytest
 
 from shardkit import ConfigurationError, ShapeError
 from shardkit.testing.cli import main
-from shardkit.testing.coupling import NATIVE, Embedding, array_at, compiler_flags
+from shardkit.testing.coupling import NATIVE, EmbeddedCoupling, array_at, compiler_flags
 
 X = numpy.arange(24, dtype="float32").reshape(2, 3, 4)
 
@@ -48,7 +48,7 @@ def test_what_is_no_array_of_numbers_is_refused(place, sentence):
 
 @pytest.mark.parametrize("error, code", [(SystemExit(3), 6), (ValueError("what"), 2)])
 def test_nothing_that_is_raised_leaves_for_c(monkeypatch, error, code):
-    embedding = Embedding()
+    embedding = EmbeddedCoupling()
 
     def raising():
         raise error

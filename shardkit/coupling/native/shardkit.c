@@ -71,7 +71,7 @@ static int begin_python(void) {
 
 static int import_embedding(void) {
     PyObject *room = PyImport_ImportModule("shardkit.coupling.embedding");
-    if (room != NULL) embedding = PyObject_CallMethod(room, "Embedding", NULL);
+    if (room != NULL) embedding = PyObject_CallMethod(room, "EmbeddedCoupling", NULL);
     Py_XDECREF(room);
     if (embedding != NULL) return SK_OK;
     return failed_in_python("start", "; wanted a Python with shardkit: build with its `shardkit"
