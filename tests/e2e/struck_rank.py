@@ -6,7 +6,8 @@ HOW       a key of FROM_INSIDE (in a signal handler, between any two steps of th
 PHASE     one of PHASES; DELAY seconds after it begins on rank 1 the blow falls, in whatever phase
           it is then
 ENDING    shutdown, or none: the end of the script
-FOLDER    gets `struck`, made when the blow falls, and a checkpoint
+FOLDER    gets `struck`, made when the blow falls, `watched`, made when rank 1 has initialized its
+          backend, and a checkpoint
 
 No abort_on_error, and a limit of 4 seconds.
 """
@@ -78,11 +79,12 @@ def main(how, phase, delay, strategy, ending, folder):
         FROM_INSIDE[how]()
 
     def enter(now):
-        """Rank 1 arms the blow at the beginning of its phase."""
-        if (
-            now != phase
-            or os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) != "1"
-        ):
+        """Rank 1 arms the blow at the beginning of its phase, and says when the job is watched."""
+        if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) != "1":
+            return
+        if now == "build":
+            (folder / "watched").touch()
+        if now != phase:
             return
         if how in FROM_INSIDE:
             signal.signal(signal.SIGALRM, strike)

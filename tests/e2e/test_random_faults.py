@@ -89,8 +89,8 @@ class Outcome:
     verdict  well are "named", "all there" (or all ranks raised the same error), "harmless" (every
              other rank reached its end), "at its end" (all did, and the job is said to have
              failed), "not struck", and "launcher": that names the rank, or ended the job before the
-             rank had imported anything; "hang", "late", "slow", "silent", "twice" and "code 0" are
-             not
+             rank had initialized its backend, so that nobody watched; "hang", "late", "slow",
+             "silent", "twice" and "code 0" are not
     """
 
     seconds: float
@@ -133,10 +133,12 @@ def run(case: Case, folder: Path) -> Outcome:
         )
     seconds = seconds_since(mark) if mark.exists() else 0.0
     words, output = words_of_shardkit(done), done.stdout + done.stderr
-    return Outcome(seconds, judge(case, done, seconds, words, mark.exists()), words, output)
+    is_watched = (folder / "watched").exists()
+    verdict = judge(case, done, seconds, words, is_struck=mark.exists(), is_watched=is_watched)
+    return Outcome(seconds, verdict, words, output)
 
 
-def judge(case, done, seconds, words, is_struck) -> str:
+def judge(case, done, seconds, words, *, is_struck: bool, is_watched: bool) -> str:
     ended, names_it = (
         done.stdout.count("reached its end"),
         words and re.search(r"\brank 1\b", words[0]),
@@ -162,10 +164,8 @@ def judge(case, done, seconds, words, is_struck) -> str:
         return "at its end"
     if not words and re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr):
         return "launcher"
-    before_any_import = case.phase == "start" and re.search(
-        "BAD TERMINATION|PMIX ERROR", done.stdout + done.stderr
-    )
-    return "launcher" if before_any_import and not words else "silent"
+    is_before_all = case.phase == "start" and is_struck and not is_watched
+    return "launcher" if is_before_all and not words else "silent"
 
 
 def covering_seeds():
