@@ -35,6 +35,8 @@ function figure(value) { // four digits that count, without noise behind them
 
 function short(value) { return Math.abs(value) >= 1000 || value === 0 ? figure(value) : String(Number(value.toPrecision(4))); } // of an axis
 
+function counted(number, name, many = `${name}s`) { return `${grouped(number)} ${number === 1 ? name : many}`; }
+
 function grouped(value) { return value.toLocaleString("en-US", {maximumFractionDigits: 0}); }
 
 function seconds(value) {
