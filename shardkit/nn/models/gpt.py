@@ -415,8 +415,10 @@ class GPT(Module):
         ShapeError
             On another prompt.
         ConfigurationError
+        NonFiniteError
+            If logits are NaN or infinite.
         """
-        choice = Choice(temperature, top_k, top_p, repetition_penalty, tuple(stop))
+        choice = Choice(temperature, top_k, top_p, repetition_penalty, stop)
         return generate(self, prompt, num_tokens, choice, seed)
 
     def configuration(self) -> dict[str, Any]:
