@@ -23,7 +23,7 @@ import numpy
 from ..arguments import is_integer, is_number, require
 from ..array.backend import host_array, to_host
 from ..array.random import key_of, uniform
-from ..errors import ConfigurationError, NonFiniteError, ShapeError
+from ..errors import NonFiniteError, ShapeError
 from .autograd import no_grad
 from .context import ForwardContext, forward_context
 from .texts import TextPass, Texts
@@ -282,12 +282,11 @@ def generate(model, prompt, num_tokens: int, choice: Choice, seed: int = 0) -> n
     returns  int64 without the prompt, num_tokens of them unless the text stops before
     Errors: ShapeError on another prompt, ConfigurationError on another number, NonFiniteError.
     """
-    prompt = checked_prompt(prompt, model.settings.vocabulary_size)
-    check_number(num_tokens)
+    prompts = checked_prompts([prompt], num_tokens, model.settings.vocabulary_size)
     require(is_integer(seed), "seed", seed, "an integer")
-    texts = Writer(Passes(model), [prompt], num_tokens, choice, [seed]).write()
+    (text,) = texts = Writer(Passes(model), prompts, num_tokens, choice, [seed]).write()
     check_tokens(texts)
-    return texts[0]
+    return text
 
 
 def check_tokens(texts: Sequence) -> None:
@@ -307,12 +306,15 @@ def listed(name: str, value, wanted: str) -> list:
     return list(value)
 
 
-def check_number(num_tokens) -> None:
-    """Raise ConfigurationError unless this is a number of tokens to generate."""
-    if not is_integer(num_tokens) or num_tokens < 0:
-        raise ConfigurationError(
-            f"generate {num_tokens} tokens; wanted an integer that is not below 0"
-        )
+def checked_prompts(prompts, num_tokens, vocabulary_size: int) -> list[list[int]]:
+    """Return the token numbers of prompts, which num_tokens will follow.
+
+    Errors: ShapeError if one is no list of tokens, ConfigurationError on another number.
+    """
+    given = listed("prompts", prompts, "a list of prompts")
+    is_number_of = is_integer(num_tokens, at_least=0)
+    require(is_number_of, "num_tokens", num_tokens, "an integer that is not below 0")
+    return [checked_prompt(prompt, vocabulary_size) for prompt in given]
 
 
 def checked_prompt(prompt, vocabulary_size: int) -> list[int]:

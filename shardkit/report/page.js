@@ -52,13 +52,7 @@ function drawHead() {
   const parameters = runs[0].ranks ? `${counted(runs[0].ranks.parameter_count, "parameter")}, ` : "";
   if (runs.length > 1) return drawComparison();
   put(page, "p", {class: "note"}, `${parameters}${started[0] ? `started ${started[0]} UTC` : "start not recorded"}`);
-  const tiles = put(page, "div", {class: "tiles"});
-  for (const [label, value, more] of facts(runs[0])) {
-    const tile = put(tiles, "div", {class: "tile"});
-    put(tile, "div", {class: "label"}, label);
-    put(tile, "div", {class: "value"}, value);
-    put(tile, "div", {class: "more"}, more);
-  }
+  putTiles(facts(runs[0]));
 }
 
 function drawComparison() {

@@ -14,19 +14,12 @@ function shownValue(value) { return typeof value === "number" ? figure(value) : 
 function drawHead() {
   put(page, "h1", {}, sweep.name);
   const best = sweep.trials.find((trial) => trial.status === "finished" && trial.loss !== null);
-  const tiles = put(page, "div", {class: "tiles"});
-  const facts = [
+  putTiles([
     ["Trials", grouped(sweep.trials.length), `${numberOf("finished")} finished, ${numberOf("waiting")} to go`],
     ["Failed", grouped(numberOf("failed")), numberOf("failed") ? "errors are in the table" : ""],
     ["Stopped", grouped(numberOf("stopped")), numberOf("stopped") ? "others were better" : ""],
     ["Lowest loss", best ? figure(best.loss) : "none", best ? `trial ${best.number}: ${valuesOf(best)}` : "no trial has finished"],
-  ];
-  for (const [label, value, more] of facts) {
-    const tile = put(tiles, "div", {class: "tile"});
-    put(tile, "div", {class: "label"}, label);
-    put(tile, "div", {class: "value"}, value);
-    put(tile, "div", {class: "more"}, more);
-  }
+  ]);
 }
 
 function drawCurves() {
@@ -65,11 +58,7 @@ function drawScatter(place, points, across, width, name) {
   const [first, last] = [Math.min(...at), Math.max(...at)];
   const scale = scales({curves: [{points: points.map((p) => [0, p.loss])}]}, width, HEIGHT, area);
   const x = (value) => area.left + (last > first ? 0.03 + 0.94 * (value - first) / (last - first) : 0.5) * (width - area.left - area.right);
-  for (const tick of niceTicks(scale.low, scale.high, 4)) {
-    put(svg, "line", {class: "grid-line", x1: area.left, x2: width - area.right, y1: scale.y(tick), y2: scale.y(tick)});
-    put(svg, "text", {x: area.left - 8, y: scale.y(tick) + 4, "text-anchor": "end"}, short(tick));
-  }
-  put(svg, "line", {class: "axis", x1: area.left, x2: width - area.right, y1: HEIGHT - area.bottom, y2: HEIGHT - area.bottom});
+  drawLevels(svg, scale, width, HEIGHT, area, short);
   const ends = new Map(points.map((p, i) => [at[i], shownValue(p.value)]));
   const shown = [...ends.keys()].sort((a, b) => a - b);
   const labels = shown.length <= 5 ? shown : [first, last];

@@ -111,6 +111,14 @@ function hideTip() { tip.hidden = true; }
 
 const page = document.getElementById("page");
 
+function putTiles(facts) { // [label, value, more] of each
+  const tiles = put(page, "div", {class: "tiles"});
+  for (const fact of facts) {
+    const tile = put(tiles, "div", {class: "tile"});
+    ["label", "value", "more"].forEach((kind, i) => put(tile, "div", {class: kind}, fact[i]));
+  }
+}
+
 function rows(parent, heads, lines) { // lines: arrays of text; numbers are put to the right
   const table = put(put(parent, "div", {class: "table"}), "table");
   const head = put(table, "tr");

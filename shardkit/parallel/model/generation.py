@@ -18,15 +18,7 @@ from ...array.backend import to_host, xp_of
 from ...array.halves import widened
 from ...comm.same import alike
 from ...errors import ConfigurationError
-from ...nn.generation import (
-    Choice,
-    Writer,
-    check_number,
-    check_tokens,
-    checked_prompt,
-    in_a_row,
-    listed,
-)
+from ...nn.generation import Choice, Writer, check_tokens, checked_prompts, in_a_row, listed
 from ...nn.models.gpt import GPT
 from ..fingerprint import describe
 from ..step.engine import Engine
@@ -115,9 +107,7 @@ def generate(
                 "(sk.models.GPT)"
             )
         settings = engine.model.settings
-        given = listed("prompts", prompts, "a list of prompts")
-        texts = [checked_prompt(prompt, settings.vocabulary_size) for prompt in given]
-        check_number(num_tokens)
+        texts = checked_prompts(prompts, num_tokens, settings.vocabulary_size)
         chosen = Choice(*choice)
         several = f"{len(texts)} integers, one for each prompt"
         seeds = listed("seeds", range(len(texts)) if seeds is None else seeds, several)
@@ -141,8 +131,8 @@ def generate(
     mine = slice(data.rank, None, data.world_size)
     numbers = range(len(texts))[mine]
     told = on_token and (lambda row, token: on_token(numbers[row], token))
-    work = texts[mine], num_tokens, chosen, seeds[mine], told, together
-    written = Writer(passes, *work).write()
+    given = texts[mine], num_tokens, chosen, seeds[mine], told, together
+    written = Writer(passes, *given).write()
     results = [numpy.empty(0, numpy.int64) for _ in texts]
     for rank, part in enumerate(data.all_gather_object(written)):
         results[rank :: data.world_size] = part
