@@ -1,5 +1,6 @@
 """The pictures of the documentation are what shardkit draws now, and say what is so."""
 
+import hashlib
 import importlib.util
 import re
 import xml.etree.ElementTree as ElementTree
@@ -94,3 +95,20 @@ def test_every_rank_of_a_mesh_is_drawn_once_in_the_color_of_its_data_group():
     }
     assert len(colors) == 4
     assert colors[0] == colors[1] != colors[2] == colors[3]
+
+
+GALLERY = ROOT / "docs/gallery"
+
+
+def test_the_gallery_shows_each_of_its_pictures():
+    shown = re.findall(r'src="gallery/(\w+)\.svg"', (ROOT / "docs/gallery.md").read_text())
+    assert sorted(shown) == sorted(path.stem for path in GALLERY.iterdir()) and len(shown) > 5
+
+
+@pytest.mark.parametrize("path", sorted(GALLERY.iterdir()), ids=lambda path: path.stem)
+def test_a_picture_of_the_gallery_was_drawn_from_the_example_as_it_is(path):
+    svg = path.read_text()
+    ElementTree.fromstring(svg)
+    assert not re.search(r"href|url\(|<script|@import", svg) and len(svg) < 30_000
+    content = hashlib.sha256((ROOT / f"examples/{path.stem}.py").read_bytes()).hexdigest()
+    assert f"({content[:12]})" in svg, f"run python docs/gallery.py {path.stem}"
