@@ -20,10 +20,7 @@ class Drawing:
         self._lines: list[str] = []
 
     def rectangle(self, x, y, width, height, color, title="", within="") -> None:
-        """Draw a filled rectangle; the title is shown where the pointer rests.
-
-        within   words in its middle, in black: small ones, on a color
-        """
+        """Draw a filled rectangle, with a title where the pointer rests and small words within."""
         about = f"<title>{escape(title)}</title>" if title else ""
         middle = f'x="{x + width / 2:g}" y="{y + height / 2 + 3.5:g}" text-anchor="middle"'
         words = f'<text {middle} font-size="10">{within}</text>' if within else ""
@@ -63,5 +60,4 @@ def _dark_rules() -> Iterator[str]:
     """Yield what changes in the dark; white words stay, since they stand on a color."""
     for light, dark in _DARK.items():
         yield f'.drawn [stroke="{light}"] {{ stroke: {dark} }}'
-        which = ":not(text)" if light == PAPER else ""
-        yield f'.drawn {which}[fill="{light}"] {{ fill: {dark} }}'
+        yield f'.drawn :not(text[fill="{PAPER}"])[fill="{light}"] {{ fill: {dark} }}'

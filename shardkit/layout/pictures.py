@@ -50,7 +50,8 @@ def draw_policies(
     num_ranks = layout.num_shards if num_ranks is None else num_ranks
     high = _HEAD + _ROW * num_ranks + _GAP
     num_rows = -(-len(names) // _COLUMNS)
-    width = max(_PANEL * min(len(names), _COLUMNS), sum(map(_legend_width, layout.slots)))
+    texts = [_legend_text(slot) for slot in layout.slots]
+    width = max(_PANEL * min(len(names), _COLUMNS), sum(map(_legend_width, texts)))
     drawing = Drawing(_LEFT + width, high * num_rows + 26)
     for at, name in enumerate(names):
         row, column = divmod(at, _COLUMNS)
@@ -58,7 +59,7 @@ def draw_policies(
             _name_ranks(drawing, num_ranks, row * high + _HEAD)
         corner = _LEFT + column * _PANEL, row * high
         _draw_panel(drawing, policy_named(name), layout, num_ranks, corner)
-    _draw_legend(drawing, layout, drawing.height - 12)
+    _draw_legend(drawing, texts, _LEFT)
     return drawing.svg
 
 
@@ -103,16 +104,15 @@ def _legend_text(slot) -> str:
     return f"{slot.name} {' x '.join(map(str, slot.shape))}"
 
 
-def _legend_width(slot) -> float:
-    return 30 + 5.8 * len(_legend_text(slot))
+def _legend_width(text: str) -> float:
+    return 30 + 5.8 * len(text)
 
 
-def _draw_legend(drawing, layout: FlatLayout, y: float) -> None:
-    x: float = _LEFT
-    for number, slot in enumerate(layout.slots):
-        drawing.rectangle(x, y - 10, 12, 12, COLORS[number % len(COLORS)])
-        drawing.words(x + 18, y, _legend_text(slot), size=11)
-        x += _legend_width(slot)
+def _draw_legend(drawing, texts: list[str], x: float) -> None:
+    for number, text in enumerate(texts):
+        drawing.rectangle(x, drawing.height - 22, 12, 12, COLORS[number % len(COLORS)])
+        drawing.words(x + 18, drawing.height - 12, text, size=11)
+        x += _legend_width(text)
 
 
 # ---- what it takes -------------------------------------------------------------------------------
@@ -135,11 +135,7 @@ def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) 
             drawing.rectangle(left, top, part_bytes * scale, 24, color, about)
             left += part_bytes * scale
         drawing.words(left + 8, top + 17, f"{sum(parts) / 1e6:,.1f}")
-    x = 80.0
-    for color, part in zip(COLORS, ("parameters", "gradients", "optimizer state")):
-        drawing.rectangle(x, drawing.height - 22, 12, 12, color)
-        drawing.words(x + 18, drawing.height - 12, part, size=11)
-        x += 34 + 6.2 * len(part)
+    _draw_legend(drawing, ["parameters", "gradients", "optimizer state"], 80.0)
     return drawing.svg
 
 

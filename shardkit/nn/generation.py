@@ -307,10 +307,7 @@ def listed(name: str, value, wanted: str) -> list:
 
 
 def checked_prompts(prompts, num_tokens, vocabulary_size: int) -> list[list[int]]:
-    """Return the token numbers of prompts, which num_tokens will follow.
-
-    Errors: ShapeError if one is no list of tokens, ConfigurationError on another number.
-    """
+    """Return the token numbers of prompts. Errors: ShapeError, ConfigurationError."""
     given = listed("prompts", prompts, "a list of prompts")
     is_number_of = is_integer(num_tokens, at_least=0)
     require(is_number_of, "num_tokens", num_tokens, "an integer that is not below 0")

@@ -414,9 +414,7 @@ class GPT(Module):
         ------
         ShapeError
             On another prompt.
-        ConfigurationError
-        NonFiniteError
-            If logits are NaN or infinite.
+        ConfigurationError, NonFiniteError
         """
         choice = Choice(temperature, top_k, top_p, repetition_penalty, stop)
         return generate(self, prompt, num_tokens, choice, seed)
