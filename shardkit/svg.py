@@ -7,7 +7,10 @@ picture puts others in place of those of paper and words; what has a color of it
 from collections.abc import Iterator
 from html import escape
 
-PAPER, EMPTY, INK, SOFT = "white", "#eeeeee", "#222", "#555"
+PAPER = "white"
+EMPTY = "#eeeeee"
+INK = "#222"
+SOFT = "#555"
 _DARK = {PAPER: "#1e2129", EMPTY: "#353a46", INK: "#e4e7ee", SOFT: "#a9afbd"}
 _FONT = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
 

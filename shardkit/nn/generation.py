@@ -295,8 +295,7 @@ def check_tokens(texts: Sequence) -> None:
         if NO_TOKEN in text[-1:]:
             raise NonFiniteError(
                 f"the logits behind {len(text) - 1} new tokens of prompt {number} are NaN or "
-                "infinite; wanted numbers: shardkit inspect FOLDER --verify says whether the "
-                "weights are whole, and an earlier checkpoint may be sound"
+                "infinite; wanted numbers: try an earlier checkpoint, or shardkit inspect --verify"
             )
 
 
