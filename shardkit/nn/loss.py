@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from ..annotations import Shape
+from ..arguments import is_number, require
 from ..array import fresh, halves
 from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
@@ -268,9 +269,17 @@ class Weighted(Loss):
     def __init__(
         self, loss: Loss, *, class_weights: Any = None, has_row_weights: bool = False
     ) -> None:
-        self._loss = loss
-        self.ignore_index = loss.ignore_index
-        self._class_weights = None if class_weights is None else tuple(map(float, class_weights))
+        self._loss = as_loss(loss)
+        is_weightable = type(self._loss).weighted_total is not Loss.weighted_total
+        wanted = "a Loss with weighted_total(), as nn.MSELoss(): a function tells no items apart"
+        require(is_weightable, "the loss of Weighted", loss, wanted)
+        self.ignore_index = self._loss.ignore_index
+        given = array_of(() if class_weights is None else class_weights)
+        weights = given.tolist() if is_array(given) else given
+        is_list = isinstance(weights, (list, tuple))
+        are_weights = is_list and all(is_number(each, at_least=0) for each in weights)
+        require(are_weights, "class_weights", class_weights, "a number for each class, at least 0")
+        self._class_weights = None if class_weights is None else tuple(map(float, weights))
         self._has_row_weights = has_row_weights
 
     def total(self, prediction: Any, y: Any) -> Tensor:

@@ -63,9 +63,9 @@ class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
     What is assigned to attributes (Parameter, Buffer, Module, ModuleList) belongs to it, in the
-    order of assignment, under the attribute's name. A subclass writes __init__ and forward; nothing
-    has to be called or registered. Attributes may have any name but those of methods that a module
-    itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
+    order of assignment, under the attribute's name. A subclass writes `__init__` and forward, and
+    need not call or register a thing. Attributes may have any name but those of methods that a
+    module is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
     `output_shape` are asked of the class, so that attributes of these names are free.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x =

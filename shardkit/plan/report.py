@@ -11,6 +11,7 @@ from math import inf, isfinite
 
 from ..files.tables import table_console, table_of
 from ..files.writing import write_whole
+from ..plain import counted
 from ..schedule.grid import draw_svg
 from .band import Band, band_of
 from .cost import PARTS, checkpoint_bytes
@@ -94,10 +95,10 @@ def print_search(training: PlannedTraining, count: int) -> None:
     found = training.found
     console = table_console(_WIDE)
     console.print(
-        f"{found.shape.parameter_count:,} parameters on {found.devices} devices of "
+        f"{found.shape.parameter_count:,} parameters on {counted(found.devices, 'device')} of "
         f"{found.cluster.name}, {_batch(found)} in a step, as {found.software.name}\n"
-        f"{found.considered:,} layouts: {len(found.fitting):,} fit, "
-        f"{sum(found.refused.values()):,} are refused",
+        f"{counted(found.considered, 'layout')}: fit {len(found.fitting):,}, "
+        f"refused {sum(found.refused.values()):,}",
         markup=False,
     )
     if found.best is None:

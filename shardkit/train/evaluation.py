@@ -120,7 +120,8 @@ class TrainedRun:
         given   a path, or what else Task.samples_of takes; Samples, arrays (x, y), or x alone
         Errors, on all ranks: ConfigurationError, OSError; ShardingError if ranks give others.
         """
-        check_same(self.backend, {"data": type(given).__name__}, "pass the same data on all ranks")
+        kind = "a path" if isinstance(given, (str, os.PathLike)) else type(given).__name__
+        check_same(self.backend, {"data": kind}, "pass the same data on all ranks")
         with collectively(self.backend):
             found = self._found(given, has_targets)
             if not len(found):

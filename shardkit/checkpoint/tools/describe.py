@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
+from ...plain import counted
 from ..candidates import locate, steps_in
 from ..choice import best_of, validation_loss
 from ..format.values import text_of
@@ -125,4 +126,4 @@ def _losses(manifest) -> str:
 
 def _files(manifest) -> str:
     num_bytes = sum(record["bytes"] for record in manifest["files"].values())
-    return f"{len(manifest['files'])} files, {num_bytes:,} bytes"
+    return f"{counted(len(manifest['files']), 'file')}, {num_bytes:,} bytes"

@@ -383,6 +383,8 @@ class ShardedModel:
             On all ranks, on prompts that are no tokens.
         ConfigurationError, ShardingError
             On all ranks, if ranks pass different ones.
+        NonFiniteError
+            On all ranks, if logits are NaN or infinite.
 
         Notes
         -----
