@@ -61,38 +61,25 @@ def random_bits(key: int, start: int, stop: int, xp=numpy):
     _check_span(start, stop)
     # four elements come from one counter
     first = start // 4
-
-    def counters(block):
-        zero = xp.zeros_like(block)
-        return block & LOW, block >> 32, zero, zero
-
-    bits = bits_of(counters, first, -(-stop // 4), key, xp)
-    return bits.reshape(-1)[start - 4 * first : stop - 4 * first]
-
-
-def bits_of(counters, first: int, last: int, key: int, xp=numpy):
-    """Return four numbers of each of the counters [first, last): [last - first, 4] uint32.
-
-    counters   (their numbers, [k] uint64) -> four arrays [k] of 32-bit numbers
-    """
+    last = -(-stop // 4)
     bits = xp.empty((last - first, 4), xp.uint32)
     for begin in range(first, last, CHUNK):
         end = min(begin + CHUNK, last)
         block = xp.arange(begin, end, dtype=xp.uint64)
-        for lane, numbers in enumerate(philox(counters(block), key)):
+        zero = xp.zeros_like(block)
+        for lane, numbers in enumerate(philox((block & LOW, block >> 32, zero, zero), key)):
             bits[begin - first : end - first, lane] = numbers
-    return bits
+    return bits.reshape(-1)[start - 4 * first : stop - 4 * first]
 
 
 def uniform(key: int, start: int, stop: int, xp=numpy):
     """Return elements [start, stop): [stop - start] float64 in [0, 1), multiples of 2^-53."""
-    return uniform_of(random_bits(key, 2 * start, 2 * stop, xp))
+    return uniform_of(random_bits(key, 2 * start, 2 * stop, xp).reshape(-1, 2))
 
 
-def uniform_of(bits):
-    """Return the numbers in [0, 1) of these bits, two for each: [n] float64 of [2 n] uint32."""
-    pairs = bits.reshape(-1, 2)
-    high, low = pairs[:, 0] >> 5, pairs[:, 1] >> 6  # 27 and 26 bits
+def uniform_of(pairs):
+    """Return the number in [0, 1) that each pair of 32 bits makes: [n] float64 of [n, 2]."""
+    high, low = pairs.T >> numpy.array([[5], [6]], numpy.uint32)  # 27 and 26 bits
     return (high * 2.0**26 + low) * 2.0**-53
 
 
@@ -100,24 +87,12 @@ def normal(key: int, start: int, stop: int, xp=numpy):
     """Return elements [start, stop): [stop - start] float64, standard normal, by Box-Muller."""
     _check_span(start, stop)
     even = start - start % 2
-    numbers = normal_of(uniform(key, even, stop + stop % 2, xp), xp)
-    return numbers[start - even : stop - even]
-
-
-def normal_of(uniform, xp=numpy):
-    """Return as many standard normal numbers as uniform ones, by Box-Muller: [2 n] float64."""
-    pairs = uniform.reshape(-1, 2).T.copy()  # [2, pairs]
+    pairs = uniform(key, even, stop + stop % 2, xp).reshape(-1, 2).T.copy()  # [2, pairs]
     # 1 - u is in (0, 1], so the logarithm is finite.
     radius = xp.sqrt(-2.0 * xp.log(1.0 - pairs[0]))
     angle = 2.0 * math.pi * pairs[1]
-    return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1)
-
-
-def integers(key: int, start: int, stop: int, high: int, xp=numpy):
-    """Return elements [start, stop): [stop - start] int64, uniform in [0, high), high <= 2^53."""
-    if not 1 <= high <= 1 << 53:
-        raise ShapeError(f"integers below {high}; wanted 1 <= high <= 2^53")
-    return (uniform(key, start, stop, xp) * float(high)).astype(xp.int64)
+    numbers = xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1)
+    return numbers[start - even : stop - even]
 
 
 def permutation(key: int, count: int):

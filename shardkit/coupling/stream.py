@@ -20,6 +20,8 @@ class StreamSamples(Samples):
     expected   samples of an epoch
     """
 
+    is_numbered = False
+
     def __init__(self, reading: Reading, buffer: str, x: Any, y: Any, expected: int):
         self._reading, self._buffer = reading, buffer
         self._x, self._y = x, y

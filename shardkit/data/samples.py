@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from ..errors import ConfigurationError
+from ..arguments import require
 from ..layout.part import SamplePart
 from .draw import Draw
 
@@ -34,6 +34,7 @@ class Samples(ABC):
     """
 
     run_length: int = 1
+    is_numbered: bool = True  # False of a stream, which is read once, in its order
 
     @abstractmethod
     def __len__(self) -> int:
@@ -66,10 +67,9 @@ class Samples(ABC):
         -----
         One thread calls at a time.
 
-        What is drawn at random, as for augmentation, must depend on the arguments alone. By number
-        it is the same in each epoch, so a read that takes `draw=None` too is given a Draw in
-        training: random numbers for each sample, new in each epoch, the same on every mesh and
-        after a restart. None: for validation, predictions and figures, for which nothing is drawn.
+        What is drawn at random must depend on the arguments alone. A read that takes `draw=None`
+        too is given a Draw in training: random numbers for each sample, new in each epoch, the same
+        on every mesh and after a restart. None: for validation, predictions and figures.
 
         Where ranks share each sample, a read that takes `part=None` too is told a SamplePart, the
         part of each that this rank wants: it reads those rows alone, part.span(length), and returns
@@ -101,7 +101,7 @@ class SamplesOf(Samples):
     def __init__(self, source: Samples):
         self._read = reader_of(source)
         self._source = source
-        self.run_length = source.run_length
+        self.run_length, self.is_numbered = source.run_length, source.is_numbered
 
     def __len__(self):
         return len(self._source)
@@ -115,10 +115,7 @@ class SamplesOf(Samples):
 
 
 def taken_by(read: Callable[..., Any]) -> set[str]:
-    """Return what a read() takes beside numbers: of "draw" and "part".
-
-    Errors: ConfigurationError if it takes positions, in whose place there is the draw.
-    """
+    """Return what a read() takes beside numbers: of "draw" and "part". Positions are refused."""
     try:
         parameters = list(inspect.signature(read).parameters.values())
     except (TypeError, ValueError):  # of a read that is not written in Python
@@ -126,11 +123,8 @@ def taken_by(read: Callable[..., Any]) -> set[str]:
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return {"draw", "part"}
     names = {each.name for each in parameters}
-    if "positions" in names:
-        raise ConfigurationError(
-            f"{getattr(read, '__qualname__', 'read')} takes positions, which nothing gives; take "
-            "`draw=None`, whose draw.positions they are, and draw.normal(8) and such the numbers"
-        )
+    wanted = "draw=None in its place, whose draw.positions they are"
+    require("positions" not in names, "positions", f"{read} takes them", wanted)
     return names & {"draw", "part"}
 
 

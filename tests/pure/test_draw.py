@@ -13,7 +13,7 @@ KINDS = {
     "many uniform": lambda draw: draw.uniform(9, 8),
     "normal": lambda draw: draw.normal(5),
     "many normal": lambda draw: draw.normal(2, 40),
-    "nothing": lambda draw: draw.normal(0, 3),
+    "nothing": lambda draw: draw.uniform(0, 3),
     "integers": lambda draw: draw.integers(10**6, 2),
     "generators": lambda draw: numpy.array([each.random(3) for each in draw.generators()]),
 }
@@ -49,12 +49,13 @@ def test_numbers_are_spread_as_they_say(shape):
     assert abs(uniform.mean() - 0.5) < 5 * (1 / 12 / size) ** 0.5
     assert abs(normal.mean()) < 5 * size**-0.5 and abs(normal.var() - 1) < 5 * (2 / size) ** 0.5
     expected = size / 7
-    assert abs(numpy.bincount(which.ravel(), minlength=7) - expected).max() < 5 * expected**0.5
-    neighbors = numpy.corrcoef(normal[:-1].ravel(), normal[1:].ravel())[0, 1]
-    assert abs(neighbors) < 5 * size**-0.5
+    counts = numpy.bincount(which.ravel())
+    assert len(counts) == 7 and abs(counts - expected).max() < 5 * expected**0.5
+    for near in (normal[:-1], normal[1:]), (normal[:, :-1], normal[:, 1:]), (uniform, normal):
+        assert abs(numpy.corrcoef(*map(numpy.ravel, near))[0, 1]) < 6 * size**-0.5
 
 
-@pytest.mark.parametrize("high", [0, -1, (1 << 53) + 1])
+@pytest.mark.parametrize("high", [0, -1, 2.5])
 def test_integers_without_a_bound_are_refused(high):
-    with pytest.raises(sk.ConfigurationError, match="wanted 1 <= high"):
+    with pytest.raises(sk.ConfigurationError, match="wanted an integer, at least 1"):
         Draw(1, POSITIONS).integers(high)

@@ -149,5 +149,7 @@ def test_a_read_that_takes_positions_is_refused_on_all_ranks(tmp_path, make):
         how = {"folder": tmp_path / "run", "settings": settings, "backend": backend}
         sk.Training(sk.models.MLP([3, 1]), data, **how).run()
 
-    with pytest.raises(sk.ConfigurationError, match="OfPositions.read takes positions.*draw=None"):
+    with pytest.raises(
+        sk.ConfigurationError, match="OfPositions.read .* takes them.; wanted draw=None"
+    ):
         sk.run_ranks(2, on_rank)
