@@ -78,8 +78,8 @@ def _text(settings: RunConfiguration) -> PlannedRun:
     for name in NOT_COUNTED:
         if getattr(model, name) is not None:
             raise ConfigurationError(
-                f"model.{name} = {getattr(model, name)!r} is not counted in predictions; plan for a "
-                "model of these sizes without it"
+                f"model.{name} = {getattr(model, name)!r} is not counted in predictions; plan for "
+                "a model of these sizes without it"
             )
     shape = ModelShape(
         model.layers,
