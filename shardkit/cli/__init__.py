@@ -11,7 +11,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..comm.failure.program import INTERRUPTED_CODE
-from ..environment import launcher
+from ..environment import launcher, line_to_complete
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from ..files.notes import replaced_characters, settle_output, tell
 from ..public import importing
@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: list[str] | None) -> int:
-    if "_ARGCOMPLETE" in os.environ:
-        _complete()
+    if line_to_complete():
+        _complete(line_to_complete())
     arguments, own_command = _cut(sys.argv[1:] if given is None else given)
     rest, settings = without_settings(arguments)
     parser, commands = make_parser(rest[0] if rest else "")
@@ -82,11 +82,11 @@ def _run(given: list[str] | None) -> int:
         return getattr(error, "exit_code", 1)
 
 
-def _complete() -> None:
+def _complete(line: str) -> None:
     """Tell the shell what may stand at its cursor, by argcomplete, and exit."""
     from argcomplete import autocomplete
 
-    words = [*re.split(r"[ =]+", os.environ["COMP_LINE"]), ""]
+    words = [*re.split(r"[ =]+", line), ""]
     parser, commands = make_parser(words[1])
     command = commands.get(words[1], parser)
     if command.get_default("takes_settings"):

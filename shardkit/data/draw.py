@@ -13,12 +13,14 @@ _MANY = 64  # normal numbers of a sample, from which on a generator of NumPy mak
 class Draw:
     """Random numbers for n samples, of each from a stream of its own; each call gives new ones.
 
-    Attributes
+    Parameters
     ----------
+    key
+        Another one gives other numbers.
     positions
-        [n] int64: where in the stream of the run each stands, no two alike. position //
-        len(samples) is the epoch. So what is drawn is new in each epoch, the same on any mesh, and
-        after a restart what it would have been.
+        [n] int64, kept as draw.positions: where in the stream of the run each stands, no two alike.
+        position // len(samples) is the epoch. So what is drawn is new in each epoch, the same on
+        any mesh, and after a restart what it would have been.
     """
 
     def __init__(self, key: int, positions: numpy.ndarray) -> None:
