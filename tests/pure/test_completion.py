@@ -20,12 +20,16 @@ HEAVY = "numba llvmlite mpi4py h5py scipy torch pyarrow".split()
 def offered(monkeypatch):
     """(line) -> what may stand at its end."""
 
+    def refused(*arguments):
+        raise OSError("descriptor 9, of the shell's function, is another file of this process")
+
     def offered(line):
         told = io.StringIO()
         complete = partial(argcomplete.autocomplete, output_stream=told, exit_method=sys.exit)
         asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
         with monkeypatch.context() as patch:
             patch.setattr("argcomplete.autocomplete", complete)
+            patch.setattr("os.fdopen", refused)
             for name, value in {"_ARGCOMPLETE": "1", "COMP_TYPE": "9", **asked}.items():
                 patch.setenv(name, value)
             with pytest.raises(SystemExit):
