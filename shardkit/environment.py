@@ -256,6 +256,11 @@ def mpich_gpu_support() -> str:
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED", "").strip()
 
 
+def line_to_complete() -> str:
+    """Return the command line whose end a shell asks argcomplete for; "": none asks."""
+    return os.environ.get("COMP_LINE", "") if "_ARGCOMPLETE" in os.environ else ""
+
+
 def has_hdf5_plugins() -> bool:
     """Return True if the user has said where the HDF5 library finds filters, HDF5_PLUGIN_PATH."""
     return bool(os.environ.get("HDF5_PLUGIN_PATH", "").strip())

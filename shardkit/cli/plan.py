@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from operator import attrgetter
 
+from ..checkpoint.pretrained.folder import is_transformers_folder
 from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
@@ -50,7 +51,7 @@ def add_commands(add_command) -> None:
     how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
     plan = add_command("plan", _plan, _PLAN, **how)
     add = partial(option, plan)
-    add("model", "settings file of `shardkit train`", type=local_path)
+    add("model", "settings file of `shardkit train`, or a folder of transformers", type=local_path)
     add(
         "cluster",
         "TOML file (see `shardkit bench hardware`), or the name of one that comes with shardkit",
@@ -89,9 +90,12 @@ def add_commands(add_command) -> None:
 
 
 def _plan(known, overrides) -> int:
-    task = Given.read(known.model, overrides).first("run.task")
+    path = known.model
+    if is_transformers_folder(path):
+        path, overrides = None, [f"--model.start={path}", *overrides]
+    task = Given.read(path, overrides).first("run.task")
     given = parsed(overrides, configuration_of_plan(task))
-    run = read_run(known.model, given)
+    run = read_run(path, given)
     shape, settings = run.shape, run.settings
     cluster = read_cluster(known.cluster)
     own = OWN.get(settings.parallel.compute_dtype)
@@ -128,7 +132,7 @@ def _plan(known, overrides) -> int:
         dtype = next(dtype for dtype, ours in OWN.items() if ours == named)
         given["parallel.compute_dtype"] = "none" if dtype is None else dtype
     said = {key: value for key, value in chosen.items() if _is_said(key, value, settings)}
-    arguments = _train_arguments(known.model, {**given, **said})
+    arguments = _train_arguments(path, {**given, **said})
     if is_own and not known.json:
         print(_how_to_run(best, arguments, run))
         way = _way_of_arrays(best, cluster, settings)
@@ -170,10 +174,11 @@ def _tell(known, text: str) -> None:
     print(text, file=sys.stderr if known.json else sys.stdout)
 
 
-def _train_arguments(path: str, settings: dict) -> list[str]:
+def _train_arguments(path: str | None, settings: dict) -> list[str]:
     """Return the arguments of `shardkit train` with these settings {"section.key": value}."""
     texts = {key: _text(value) for key, value in settings.items()}
-    return [path, *(f"--{key}={text}" for key, text in texts.items())]
+    arguments = [f"--{key}={text}" for key, text in texts.items()]
+    return [path, *arguments] if path else arguments
 
 
 def _text(value) -> str:

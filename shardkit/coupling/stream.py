@@ -21,6 +21,8 @@ class StreamSamples(Samples):
     expected   samples of an epoch
     """
 
+    is_numbered = False
+
     def __init__(self, reading: Reading, buffer: str, x: Any, y: Any, expected: int):
         self._reading, self._buffer = reading, buffer
         self._x, self._y = x, y
@@ -29,13 +31,13 @@ class StreamSamples(Samples):
     def __len__(self):
         return self._expected
 
-    def read(self, numbers, positions=None):
-        if positions is None:
+    def read(self, numbers, draw=None):
+        if draw is None:
             raise ConfigurationError(
                 "a stream is read once, in its order; validate on samples of their own: "
                 "Training(model, (c.samples(), held_out))"
             )
-        fields = self._reading.read(positions, waits=True)
+        fields = self._reading.read(draw.positions, waits=True)
         assert fields is not None
         return chosen(fields, self._x), chosen(fields, self._y)
 

@@ -52,9 +52,9 @@ class Selected(SamplesOf):
     def __len__(self):
         return len(self.ranges)
 
-    def read(self, numbers, positions=None, part=None):
+    def read(self, numbers, draw=None, part=None):
         """Return x, y of the samples of these numbers in the selection."""
-        return self._read(self.ranges.numbers(numbers), positions, part)
+        return self._read(self.ranges.numbers(numbers), draw, part)
 
     def fingerprint(self):
         """Return a hash of the whole and of the ranges."""

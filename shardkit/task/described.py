@@ -156,9 +156,9 @@ class Scaled(SamplesOf):
         super().__init__(rows)
         self._described = described
 
-    def read(self, numbers, positions=None, part=None):
+    def read(self, numbers, draw=None, part=None):
         is_vector = not self._described.x_shape  # which no ranks can share
-        x, y = self._read(numbers, positions, None if is_vector else part)
+        x, y = self._read(numbers, draw, None if is_vector else part)
         x = self._described.x.scaled(x)
         if self._described.classes:
             return x, y
@@ -204,6 +204,6 @@ class ScaledInputs(SamplesOf):
         super().__init__(rows)
         self._described = described
 
-    def read(self, numbers, positions=None, part=None):
-        x, y = self._read(numbers, positions, part)
+    def read(self, numbers, draw=None, part=None):
+        x, y = self._read(numbers, draw, part)
         return self._described.x.scaled(x), y

@@ -7,6 +7,7 @@ NAMES = {
     "cipher": "decipher encipher tables",
     "contents": "Contents content_of content_of_array",
     "corpus": "Corpus find_corpora",
+    "draw": "Draw",
     "formats": "format_named",
     "hdf5_virtual": "lookup3",
     "language": "LanguageData",

@@ -29,7 +29,7 @@ from ..layout.axes import CHOSEN
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
-from ..task.given import ArraySamples, as_samples
+from ..task.given import ArraySamples, as_samples, is_indexed
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .feed import reading_line
@@ -134,8 +134,8 @@ class TrainedRun:
 
     def _found(self, given, has_targets: bool) -> Samples:
         if given is None:
-            return self.task.samples(VALIDATION)
-        if isinstance(given, (Samples, tuple)):
+            return as_samples(self.task.samples(VALIDATION))
+        if isinstance(given, (Samples, tuple)) or is_indexed(given):
             return as_samples(given)
         if not has_targets and hasattr(given, "shape") and not is_frame(given):
             return ArraySamples(given, numpy.empty((len(given), 0), numpy.float32))
