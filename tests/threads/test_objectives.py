@@ -304,6 +304,22 @@ def test_state_that_begins_anew_is_young_for_each_objective(tmp_path):
 # ---- loops by hand -------------------------------------------------------------------------------
 
 
+def test_each_rule_counts_its_own_steps_as_optimizers_of_pytorch_do():
+    names = ["discriminator", "discriminator", "generator", "discriminator", "generator"]
+
+    def run(backend):
+        model = sharded(backend, sk.ZeRO1Model)
+        for step, name in enumerate(names):
+            model.train(*part(model, step), only=name)
+        return model.gather_full_parameters()
+
+    wanted = ByTorch()
+    for step, name in enumerate(names):
+        wanted.take(name, wanted.gradients(name, step)[1])
+    for found in sk.run_ranks(2, run):
+        assert numpy.allclose(found, wanted.vector(), rtol=1e-12, atol=1e-14)
+
+
 def test_one_objective_at_a_time_leaves_the_others_as_they_are():
     def run(backend):
         model = sharded(backend, sk.FSDPModel)
