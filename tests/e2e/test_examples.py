@@ -69,6 +69,12 @@ def test_a_convolutional_network_tells_stripes_apart(tmp_path):
     assert int(run(tmp_path, "convolution.py", ranks=2).partition("%")[0]) >= 95
 
 
+def test_a_gan_draws_points_on_a_ring(tmp_path):
+    printed = run(tmp_path, "gan.py", ranks=2)
+    radius, spread = map(float, re.findall(r"[\d.]+", printed))
+    assert abs(radius - 1) < 0.2 and spread < 0.3
+
+
 @pytest.mark.parametrize("trainers", ["1", "0"])
 def test_a_solver_trains_its_surrogate_while_it_runs(tmp_path, trainers):
     printed = run(tmp_path, "coupled_heat.py", trainers, ranks=4)

@@ -174,7 +174,7 @@ class ShardedModel:
 
     # ---- training --------------------------------------------------------------------------------
 
-    def train(self, x: Tree, y: Tree) -> float:
+    def train(self, x: Tree, y: Tree, *, only: str | None = None) -> float:
         """Take one optimization step on this data rank's part of the batch. Collective.
 
         Parameters
@@ -182,11 +182,14 @@ class ShardedModel:
         x, y
             [samples of this rank, ...], cut into config.micro_batches equal micro-batches; arrays,
             or tuples, lists, dicts or dataclasses of such (docs/trees.md).
+        only
+            Of several objectives (nn.Objectives), the name of the one that takes its step.
 
         Returns
         -------
         float
-            The mean loss of the global batch before the step, the same on all ranks.
+            The mean loss of the global batch before the step, the same on all ranks; the sum over
+            objectives.
 
         Raises
         ------
@@ -204,7 +207,7 @@ class ShardedModel:
         Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
         written, before anything else is done.
         """
-        return self._open.learning.train(x, y)
+        return self._open.learning.train(x, y, only)
 
     def compute_gradients(self, x: Tree, y: Tree, loss: Any = None) -> Array:
         """Return the mean gradient over the global batch of what this rank owns and trains.

@@ -296,7 +296,7 @@ class Intake:
             loss_scale=state.loss_scale.value,
             gradient_scale=self.gradient_scale(batch.items),
             first_gradient=first_gradient,
-            update=Update(state.next_update),
+            update=Update(state.step_number + 1),
         )
 
     def check_weights(self) -> None:

@@ -42,7 +42,7 @@ class AtCalls:
     A Gathering (gathering.py), and Surroundings, which modules are called in. Forward and backward
     are collective over the data axis.
     parts     the units, in order: the block's own, and its parts
-    trained   numbers of those that are not frozen
+    trained   numbers of those that take a gradient
     user      the number of the block, as their gradients know it
     """
 
@@ -57,7 +57,7 @@ class AtCalls:
         ((place, parts),) = stages.parts.items()
         self._places = place, *parts
         self.parts = [units.at[at] for at in self._places]
-        self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
+        self.trained = [n for n, at in enumerate(self._places) if at not in stages.frozen]
         self.user = stages.places.index(place)
         self._company = Company(mesh, self.parts[0].device)
         self._numbers = {

@@ -1,5 +1,7 @@
 """Predictions and losses of the global batch, without learning."""
 
+from contextlib import nullcontext
+
 import numpy
 
 from ...array import fresh
@@ -16,6 +18,7 @@ from ...nn.trees import as_float64, as_tensors
 from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
+from .calls import AtCalls
 from .inputs import Inputs, MicroBatch
 from .votes import StepLosses, raise_failure
 
@@ -146,7 +149,7 @@ class Evaluation:
         criterion = batch.loss
         prediction = self.forward(batch.x)
         total = items = 0.0
-        with collectively(self._mesh.world), no_grad():
+        with collectively(self._mesh.world), no_grad(), self.around_loss(criterion):
             if prediction is not None:
                 targets = map_tree(self._device.from_host, batch.y)
                 if sum(leaf.size for leaf in leaves(prediction)) <= _FEW_ELEMENTS:
@@ -154,6 +157,14 @@ class Evaluation:
                 total = float(criterion.total(as_tensors(prediction), targets).item())
                 items = float(criterion.count(batch.y))
         return total, items
+
+    def around_loss(self, loss):
+        """Inside, where calls of modules gather parameters, a loss may read some."""
+        flow = self._runtime.flow
+        gathering = flow.plain_work.gathering
+        if not (isinstance(gathering, AtCalls) and self._samples is None and loss.takes_trees):
+            return nullcontext()
+        return gathering.around("loss", flow.stages.last, 0, Inputs())
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over data ranks of what the last stage of each has."""

@@ -12,11 +12,17 @@ out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...arguments import require
 from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
+from ...comm.same import alike
+from ...nn.context import OBJECTIVE
+from ...nn.freezing import set_trained
+from ...nn.objectives import Objectives
 from ...schedule.actions import Action, Kind
 from ..data.unit import Units
 from ..pipeline.programs import StepProgram
@@ -105,6 +111,62 @@ class Listening:
         """Note a checkpoint that is written in the background from now on."""
         for recorder in self.recorders:
             recorder.beside.append(pending)
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """What a step trains: all of a model (its name is ""), or the part of one of its objectives.
+
+    units         that take a gradient; others: parameters that other objectives train
+    ahead         runs the program with messages ahead, where overlap is on; else compilation does
+    """
+
+    name: str
+    units: Units
+    ahead: Any
+    overlap: Any
+    compilation: Any
+    loss: Any = None
+    others: tuple = ()
+
+    @property
+    def runtime(self):
+        """What runs the next step."""
+        return self.ahead if self.overlap.is_on else self.compilation.runtime
+
+    def run(self, part: str, inputs: Inputs) -> Results:
+        """Run a part of the program, named as in StepProgram; what others train rests."""
+        runtime = self.runtime
+        actions = getattr(runtime.program, part)
+        if not self.name:
+            return runtime.run(actions, inputs)
+        token = OBJECTIVE.set(self.name)
+        set_trained(self.others, False)
+        try:
+            results = runtime.run(actions, replace(inputs, loss=inputs.loss and self.loss))
+        finally:
+            set_trained(self.others, True)
+            OBJECTIVE.reset(token)
+        for m, loss in results.losses.items():
+            named = {f"{self.name}.{name}": p for name, p in results.parts.get(m, {}).items()}
+            results.parts[m] = {self.name: loss, **named}
+        return results
+
+
+def groups_due(engine, only: str | None) -> list:
+    """Return the objectives that take the next step, or one, in groups whose gradients come first.
+
+    Collective over the mesh, if there are several. Errors, on all ranks: ConfigurationError.
+    """
+    objectives, loss = engine.objectives, engine.config.loss or engine.model.loss
+    if only is None and not isinstance(loss, Objectives):
+        return [objectives]
+    names = [each.name for each in objectives if each.name] or ["none: the model has one loss"]
+    with alike(engine.mesh.world) as facts:
+        facts["only"] = repr(only)
+        require(only in [None, *names], "only", only, f"an objective, {', '.join(names)}")
+    due = [each for each in objectives if only in (None, each.name)]
+    return [due] if loss.together else [[each] for each in due]
 
 
 class Executor:
