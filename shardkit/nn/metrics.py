@@ -176,6 +176,13 @@ class MAE(_Mean):
         return numpy.abs(_difference(prediction, y))
 
 
+class Coverage(_Mean):
+    """Share of the targets [rows, 1] in the interval from the first column to the last."""
+
+    def items(self, prediction, y):
+        return (prediction[:, :1] <= y) & (y <= prediction[:, -1:])
+
+
 class R2(Metric):
     """Share of the targets' variance that is explained: 1 - squared error / squared deviation.
 
