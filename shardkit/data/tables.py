@@ -16,7 +16,7 @@ import numpy
 
 from ..array import kernels
 from ..errors import ConfigurationError, InputError
-from ..files.reading import size_of
+from ..files.reading import first_twin, size_of
 from ..layout.part import Rows, SamplePart
 from .array_table import ArrayTable
 from .columns import Columns, RowBand, chosen
@@ -174,6 +174,9 @@ class TableSamples(Samples):
                     f"{path}: {first.name} has {first.rows} rows, but {part.field.name} has "
                     f"{part.field.rows}; wanted as many of each"
                 )
+        twice = first_twin(self.target_names)
+        if twice is not None:
+            raise ConfigurationError(f"{path}: {twice} is a target twice; take one out")
         widths = sum(part.width for part in self.targets), sum(p.width for p in self.weights)
         if self._classes and widths[0] != 1:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from ..data.arrow import TEXT, TIME
-from ..data.raw.encodings import ColumnEncoder, as_classes, as_names, as_text
+from ..data.raw.encodings import Classes, ColumnEncoder, as_classes, as_names, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
 from ..data.scaling import Scaling
@@ -30,11 +30,11 @@ class RawFindings:
     """What some rows have shown.
 
     columns  of the training rows, {name: findings}
-    held     the texts of a target of classes, in the rows that are held out
+    held     the texts of each target of classes, in the rows that are held out
     """
 
     columns: dict[str, ColumnFindings] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
+    held: dict[str, set[str]] = field(default_factory=dict)
 
     def merge(self, other: "RawFindings") -> None:
         """Add what other rows have shown."""
@@ -43,7 +43,8 @@ class RawFindings:
                 self.columns[name].merge(found)
             else:
                 self.columns[name] = found
-        self.held |= other.held
+        for name, texts in other.held.items():
+            self.held.setdefault(name, set()).update(texts)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,11 @@ class RawSurvey:
         return RawFindings(found, self._classes(rows, group, numpy.flatnonzero(is_held)))
 
     def _is_class(self, name: str) -> bool:
-        return self._data.kind != "regression" and name in self._rows.target_names
+        is_class = self._data.has_classes or self._data.kind == "mixed" and self._is_named(name)
+        return is_class and name in self._rows.target_names
+
+    def _is_named(self, name: str) -> bool:
+        return self._rows.table.fields[name].is_text or name in self._data.categories
 
     def _is_text(self, name: str) -> bool:
         return self._is_class(name) or name in self._data.categories
@@ -119,14 +124,15 @@ class RawSurvey:
             return as_classes(column, name, where)
         return as_names(column, name, where) if self._is_text(name) else column
 
-    def _classes(self, rows: RawSamples, group: int, kept) -> set[str]:
-        if self._data.kind == "regression":
-            return set()
-        (name,) = rows.target_names
-        column = rows.table.group(group, (name,))[name]
-        text = as_text(column if kept is None else _rows_of(column, kept))
-        there = set(text.codes.tolist())
-        return {value for code, value in enumerate(text.values) if code in there}
+    def _classes(self, rows: RawSamples, group: int, kept) -> dict[str, set[str]]:
+        """Return the texts of the targets that are classes; kept None: of all rows."""
+        names = [*filter(self._is_class, rows.target_names)]
+        found = {}
+        for name, column in rows.table.group(group, names).items():
+            text = as_text(column if kept is None else _rows_of(column, kept))
+            there = set(text.codes.tolist())
+            found[name] = {value for code, value in enumerate(text.values) if code in there}
+        return found
 
     # ---- all of them -----------------------------------------------------------------------------
 
@@ -188,12 +194,19 @@ class RawSurvey:
         return str(table.path)
 
     def _targets(self, fitting: Fitting, total: RawFindings) -> tuple[Any, ...]:
-        for name in self._rows.target_names:
-            self._check_target(name, total.columns[name])
-        if self._data.kind != "regression":
-            (name,) = self._rows.target_names
-            return (classes(name, total.columns[name], MOST_CLASSES),)
-        return tuple(fitting.target(name, total.columns[name]) for name in self._rows.target_names)
+        names = self._rows.target_names
+        if self._data.kind == "mixed" and (len(names) < 2 or not any(map(self._is_class, names))):
+            raise ConfigurationError(
+                f"{self._rows.table.path}: data.kind = 'mixed' of {', '.join(names)}; wanted "
+                "several targets, of which texts and those in data.categories are classes"
+            )
+        return tuple(self._target(fitting, name, total.columns[name]) for name in names)
+
+    def _target(self, fitting: Fitting, name: str, found: ColumnFindings):
+        self._check_target(name, found)
+        if self._is_class(name):
+            return classes(name, found, MOST_CLASSES)
+        return fitting.target(name, found)
 
     def _check_target(self, name: str, found: ColumnFindings):
         where = f"{self._rows.table.path}, column {name} of data.target"
@@ -221,8 +234,9 @@ def described_by(survey: RawSurvey, findings: list[RawFindings], data: TableData
     total = survey.merged(findings)
     fitted = survey.fitted(total)
     encoder, nothing = fitted.encoder, Scaling.none(0)
-    if data.kind != "regression":
-        check_named(data, encoder.class_names, total.held, survey.training_rows)
+    for each in encoder.targets:
+        if isinstance(each, Classes):
+            check_named(data, each, total.held.get(each.name, set()), survey.training_rows)
     if fitted.left_out:
         reasons = "; ".join(f"{name}: {why}" for name, why in fitted.left_out.items())
         warnings.warn(

@@ -452,9 +452,9 @@ def test_classes_are_named_in_the_order_of_numbers_and_unseen_ones_are_refused()
     found = [found_in(values)[0] for values in (["10", "9", "1"], ["b", "a", "c"])]
     assert [classes("x", each, 9).values for each in found] == [("1", "9", "10"), ("a", "b", "c")]
     some = Classes("x", ("1", "2"))
-    assert some.apply(numpy.array([2.0, 1.0]), str).tolist() == [1, 0]
+    assert some.known(numpy.array([2.0, 1.0]), str).tolist() == [1, 0]
     with pytest.raises(ConfigurationError, match="1, column x: '3'; wanted one of the 2 classes"):
-        some.apply(numpy.array([2.0, 3.0]), str)
+        some.known(numpy.array([2.0, 3.0]), str)
 
 
 ENCODINGS = [

@@ -9,7 +9,7 @@ column that equals another) is told by a sample, which is the same rows for all 
 in it or not by a number of its own, whoever reads it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy
@@ -153,7 +153,9 @@ class Fitting:
 
     def target(self, name: str, found: ColumnFindings) -> Numbers:
         """Return the encoding of a target that is a number. Errors: ConfigurationError."""
-        return self._number(name, found, self.target_scaling, "standard")
+        made = self._number(name, found, self.target_scaling, "standard")
+        ends = numpy.array([found.moments.lowest[0], found.moments.highest[0]])
+        return replace(made, limits=tuple(made.scaled(ends).tolist()))
 
     def _number(self, name, found, scaling, otherwise) -> Numbers:
         """Return the encoding of numbers; otherwise: for skewed ones whose logarithms are too."""
