@@ -24,6 +24,7 @@ from .contents import Contents, stamp_of
 from .hdf5_table import HDF5Table
 from .raw.csv import CSVGroups
 from .raw.encodings import ColumnEncoder
+from .raw.frames import frame_of
 from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, files_below, keys_of
 from .raw.samples import EncodedRows
 from .samples import Samples
@@ -68,6 +69,9 @@ def _opened(path: Path, dialect: dict) -> Table:
     if not size_of(path):
         raise InputError(f"{path} is empty; wanted rows of numbers", path)
     kind: Any = KINDS.get(path.suffix.lower())
+    frame = frame_of(path) if kind is HDF5Table else None
+    if frame is not None:
+        return GroupedTable(path, FrameGroups(frame, (path,)))
     return kind(path) if kind else GroupedTable(path, _groups(path, dialect))
 
 
