@@ -159,22 +159,10 @@ class Scaled(SamplesOf):
         is_vector = not self._described.x_shape  # which no ranks can share
         x, y = self._read(numbers, positions, None if is_vector else part)
         x = self._described.x.scaled(x)
-        if self._described.classes:
+        if self._described.classes or not y.shape[1]:  # no targets, where x alone is wanted
             return x, y
         if self._described.y_shape:
             return x, self._described.y.scaled(y)
         targets = len(self._described.target_names)
         scaled = self._described.y.apply(y[:, :targets])
         return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)
-
-
-class ScaledInputs(SamplesOf):
-    """Rows without targets, scaled as a model takes them; y is empty."""
-
-    def __init__(self, rows: Samples, described: Described):
-        super().__init__(rows)
-        self._described = described
-
-    def read(self, numbers, positions=None, part=None):
-        x, y = self._read(numbers, positions, part)
-        return self._described.x.scaled(x), y

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from ..data.raw.encodings import Classes, ColumnEncoder, Numbers
-from ..data.scaling import Scaling
+from ..data.raw.encodings import Classes
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, FunctionLoss, Loss, MeanSquaredError
 from ..nn.losses import PinballLoss
 from ..nn.metrics import MAE, R2, RMSE, Accuracy, Coverage, MacroF1, Metric, classes_of
@@ -28,69 +27,53 @@ _FARTHEST_LOGIT = 700
 
 
 @dataclass(frozen=True)
-class FieldHead:
-    """All targets together, which are numbers, or arrays of them.
+class NumberHead:
+    """Targets that are numbers, or arrays of them; or the quantiles of one, 0.5 among them.
 
     units      bring them back into those of the file
+    columns    of y
+    width      columns of a prediction
     is_field   a row of y is an array
     """
 
-    units: ColumnEncoder | Scaling
+    units: Any  # Numbers, ColumnEncoder or Scaling
+    columns: slice
     width: int
-    is_field: bool
-    loss = MeanSquaredError()
-
-    def _judged(self, prediction, y):
-        targets = y[:, : prediction.shape[1]]  # weights stand behind them
-        return self.units.predicted(prediction), self.units.invert(targets)
-
-    def metrics(self):
-        figures = {"rmse": RMSE(), "mae": MAE()}
-        of_columns = {} if self.is_field else {"r2": R2()}
-        return {name: (metric, self._judged) for name, metric in (figures | of_columns).items()}
-
-    def outputs(self, prediction):
-        return {"prediction": self.units.predicted(prediction)}
-
-
-@dataclass(frozen=True)
-class NumberHead:
-    """A target that is a number, in this column of y: the number, or quantiles of it."""
-
-    target: Numbers
-    column: int
-    quantiles: tuple[float, ...]
-
-    @property
-    def width(self) -> int:
-        return len(self.quantiles) or 1
+    quantiles: tuple[float, ...] = ()
+    is_field: bool = False
 
     @property
     def loss(self) -> Loss:
         return PinballLoss(self.quantiles) if self.quantiles else MeanSquaredError()
 
     def of_loss(self, y):
-        return y[:, self.column : self.column + 1]
+        return y[:, self.columns]
+
+    def _predicted(self, prediction):
+        ordered = numpy.sort(prediction, 1) if self.quantiles else prediction
+        return self.units.predicted(ordered)
+
+    def _middle(self, predicted):
+        if not self.quantiles:
+            return predicted
+        return predicted[:, self.quantiles.index(0.5), None]
 
     def _judged(self, prediction, y):
-        ordered = self.target.predicted(numpy.sort(prediction, 1))
-        return ordered, self.target.invert(self.of_loss(y))
+        return self._predicted(prediction), self.units.invert(self.of_loss(y))
 
-    def _middle(self, prediction, y):
-        ordered, targets = self._judged(prediction, y)
-        at = self.quantiles.index(0.5) if self.quantiles else 0
-        return ordered[:, at : at + 1], targets
+    def _judged_middle(self, prediction, y):
+        predicted, targets = self._judged(prediction, y)
+        return self._middle(predicted), targets
 
     def metrics(self):
-        figures = {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
+        figures = {"rmse": RMSE(), "mae": MAE()} | ({} if self.is_field else {"r2": R2()})
         coverage = {"coverage": (Coverage(), self._judged)} if len(self.quantiles) > 1 else {}
-        return {name: (metric, self._middle) for name, metric in figures.items()} | coverage
+        return {name: (metric, self._judged_middle) for name, metric in figures.items()} | coverage
 
     def outputs(self, prediction):
-        ordered = self.target.predicted(numpy.sort(prediction, 1))
-        found = {f"quantile_{q:g}": ordered[:, at] for at, q in enumerate(self.quantiles)}
-        middle = found.get("quantile_0.5", ordered[:, 0])
-        return {"prediction": middle[:, None], **found}
+        predicted = self._predicted(prediction)
+        found = {f"quantile_{q:g}": predicted[:, at] for at, q in enumerate(self.quantiles)}
+        return {"prediction": self._middle(predicted), **found}
 
 
 @dataclass(frozen=True)
@@ -138,8 +121,7 @@ class ClassHead:
         return {"class": found, **named, "probability": probability}
 
 
-Head: TypeAlias = FieldHead | NumberHead | ClassHead
-Heads: TypeAlias = Mapping[str, Any]  # {name of the target: Head}
+Heads: TypeAlias = Mapping[str, NumberHead | ClassHead]  # by the names of targets
 
 
 class OfHead(Metric):
@@ -184,15 +166,17 @@ def heads_of(data: TableData, described: Described) -> Heads:
         is_binary = data.kind == "binary"
         return {names[0]: ClassHead(classes, described.class_names, is_binary=is_binary)}
     if data.kind == "regression" and not data.quantiles:
-        return {"": FieldHead(described.units, len(names), len(described.y_shape) > 1)}
+        is_field = len(described.y_shape) > 1
+        columns = slice(None if is_field else len(names))  # weights stand behind them
+        return {"": NumberHead(described.units, columns, len(names), is_field=is_field)}
     targets = enumerate(described.columns.targets)
-    return {each.name: _head_of(each, column, data) for column, each in targets}
+    return {each.name: _head_of(each, column, data.quantiles) for column, each in targets}
 
 
-def _head_of(target: Any, column: int, data: TableData) -> Head:
+def _head_of(target: Any, column: int, quantiles) -> NumberHead | ClassHead:
     if isinstance(target, Classes):
         return ClassHead(len(target.values), target.values, column)
-    return NumberHead(target, column, data.quantiles)
+    return NumberHead(target, slice(column, column + 1), len(quantiles) or 1, quantiles)
 
 
 def num_outputs(heads: Heads) -> int:

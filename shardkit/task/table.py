@@ -9,9 +9,8 @@
 Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..nn.on_parts import partwise
 from ..settings import fixed
 from .class_checks import check_exact, num_classes
-from .described import DESCRIPTION, Described, Scaled, ScaledInputs
+from .described import DESCRIPTION, Described, Scaled
 from .form import Vectors
-from .heads import Head, LossOfHeads, heads_of, metrics_of, num_outputs, outputs_of
+from .heads import Heads, LossOfHeads, heads_of, metrics_of, num_outputs, outputs_of
 from .raw_survey import RawSurvey, described_by
 from .survey import TableSurvey
 from .table_files import TableData, TableFiles, rows_of
@@ -60,33 +59,20 @@ class Sizes:
     training_rows: int
 
 
-class OpenedRows:
-    """The samples of a run whose files are prepared.
-
-    They are opened when one is asked for: evaluation on other rows needs none of them.
-    """
-
-    def __init__(self, files: TableFiles, folder: Path, described: Described):
-        self._files, self._folder, self._described = files, folder, described
-
-    def samples(self, part: str) -> Samples:
-        """Return those of TRAINING or VALIDATION, scaled."""
-        return self._samples[part]
-
-    @cached_property
-    def _samples(self) -> dict[str, Samples]:
-        parts = zip((TRAINING, VALIDATION), self._files.parts(self._folder))
-        return {name: _as_model_takes(rows, self._described) for name, rows in parts}
+def _opened(files: TableFiles, folder: Path, described: Described) -> dict[str, Samples]:
+    """Return the samples of a run whose files are prepared, as its model takes them."""
+    parts = zip((TRAINING, VALIDATION), files.parts(folder))
+    return {name: _as_model_takes(rows, described) for name, rows in parts}
 
 
-def _as_model_takes(rows: Any, described: Described, *, has_targets: bool = True) -> Samples:
+def _as_model_takes(rows: Any, described: Described) -> Samples:
     """Return rows scaled or encoded."""
     if isinstance(rows, Selected):
         if isinstance(rows.whole, RawSamples):
             return Selected(rows.whole.encoded(described.columns), rows.ranges)
     elif isinstance(rows, RawSamples):
         return rows.encoded(described.columns)
-    return Scaled(rows, described) if has_targets else ScaledInputs(rows, described)
+    return Scaled(rows, described)
 
 
 class TableTask(Task):
@@ -224,7 +210,8 @@ class TableTask(Task):
     def open(self, folder: Path) -> None:
         path = folder / "data" / DESCRIPTION
         self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
-        self._opened = OpenedRows(self._files, folder, self.described)
+        # when they are asked for: evaluation on other rows needs none of them
+        self._samples = cache(partial(_opened, self._files, folder, self.described))
         self._heads = heads_of(self.settings.data, self.described)
         self.loss = loss_of(self.settings.data, self.described, self._heads)
         self.metrics = metrics_of(self._heads)
@@ -247,7 +234,7 @@ class TableTask(Task):
     # ---- data ------------------------------------------------------------------------------------
 
     def samples(self, part: str) -> Any:
-        return self._opened.samples(part)
+        return self._samples()[part]
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
         described = self.described
@@ -262,7 +249,7 @@ class TableTask(Task):
                 f"{path} has {len(found)} features, {_ends(found)}, but this run was trained on "
                 f"{len(names)}, {_ends(names)}"
             )
-        return _as_model_takes(rows, described, has_targets=has_targets)
+        return _as_model_takes(rows, described)
 
     @partwise
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
@@ -302,7 +289,7 @@ class TableMLP(TableTask):
         )
 
 
-def loss_of(data: TableData, described: Described, heads: Mapping[str, Head]) -> Any:
+def loss_of(data: TableData, described: Described, heads: Heads) -> Any:
     """Return the loss of these rows; None: the model's own, where y is a field."""
     if len(described.y_shape) > 1:
         return None
