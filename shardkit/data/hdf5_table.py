@@ -163,7 +163,8 @@ def _fields(name: str, dataset) -> list[tuple[Field, str | None]]:
     if dtype.hasobject or 0 in shape:
         return [(Field(name, rows, shape, None), None)]
     numbers = [member for member in dtype.names if is_plain(dtype[member])]
-    return [(Field(f"{name}.{member}", rows, shape, dtype[member]), member) for member in numbers]
+    fields = [Field(f"{name}.{member}", rows, shape, dtype[member]) for member in numbers]
+    return [*zip(fields, numbers)]
 
 
 def _cache_bytes(path: Path) -> int:

@@ -210,7 +210,8 @@ class PinballLoss(PointwiseLoss):
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         width = len(self.quantiles)
-        if prediction_shape not in (None, (len(y), width)) or y.shape != (len(y), 1):
+        fits = prediction_shape in (None, (len(y), width))
+        if not fits or y.shape != (len(y), 1):
             raise ShapeError(
                 f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted "
                 f"[samples, 1] for [samples, {width}], its quantiles"

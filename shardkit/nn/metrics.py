@@ -180,7 +180,8 @@ class Coverage(_Mean):
     """Share of the targets [rows, 1] in the interval from the first column to the last."""
 
     def items(self, prediction, y):
-        return (prediction[:, :1] <= y) & (y <= prediction[:, -1:])
+        lowest, highest = prediction[:, :1], prediction[:, -1:]
+        return (lowest <= y) & (y <= highest)
 
 
 class R2(Metric):

@@ -11,7 +11,7 @@ not cross, which brings them no farther from the true ones (Chernozhukov, Fernan
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise, starmap
 from typing import Any, TypeAlias
 
 import numpy
@@ -72,8 +72,8 @@ class NumberHead:
 
     def outputs(self, prediction):
         predicted = self._predicted(prediction)
-        found = {f"quantile_{q:g}": predicted[:, at] for at, q in enumerate(self.quantiles)}
-        return {"prediction": self._middle(predicted), **found}
+        names = [f"quantile_{quantile:g}" for quantile in self.quantiles]
+        return {"prediction": self._middle(predicted), **dict(zip(names, predicted.T))}
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class ClassHead:
     def outputs(self, prediction):
         wide = numpy.asarray(prediction, numpy.float64)
         if self.is_binary:
-            farthest = _FARTHEST_LOGIT
-            probability = 1 / (1 + numpy.exp(-numpy.clip(wide[:, 0], -farthest, farthest)))
+            logits = numpy.clip(wide[:, 0], -_FARTHEST_LOGIT, _FARTHEST_LOGIT)
+            probability = 1 / (1 + numpy.exp(-logits))
         else:
             probability = numpy.exp(wide - wide.max(1, keepdims=True))
             probability /= probability.sum(1, keepdims=True)
@@ -128,11 +128,13 @@ class OfHead(Metric):
     """A metric of one head, which has this place among the columns of a prediction."""
 
     def __init__(self, metric: Metric, judged: Any, place: slice):
-        self._metric, self._judged, self._place = metric, judged, place
+        self._metric, self._judged = metric, judged
+        self._place = place
         self.adds_parts = metric.adds_parts
 
     def sums(self, prediction, y):
-        return self._metric.sums(*self._judged(prediction[:, self._place], numpy.asarray(y)))
+        columns = prediction[:, self._place]
+        return self._metric.sums(*self._judged(columns, numpy.asarray(y)))
 
     def value(self, sums):
         return self._metric.value(sums)
@@ -150,13 +152,16 @@ class LossOfHeads(FunctionLoss):
 
     def _means(self, prediction, y):
         places = places_of(self._heads).items()
-        return {name: self._total(name, prediction[:, at], y) / len(y) for name, at in places}
+        return {
+            name: self._total(self._heads[name], prediction[:, place], y) / len(y)
+            for name, place in places
+        }
 
-    def _total(self, name, columns, y):
-        head = self._heads[name]
+    def _total(self, head, columns, y):
+        targets = head.of_loss(y)
         if self._has_weights:
-            return head.loss.weighted_total(columns, head.of_loss(y), y[:, -1])
-        return head.loss.total(columns, head.of_loss(y))
+            return head.loss.weighted_total(columns, targets, y[:, -1])
+        return head.loss.total(columns, targets)
 
 
 def heads_of(data: TableData, described: Described) -> Heads:
@@ -188,16 +193,16 @@ def places_of(heads: Heads) -> dict[str, slice]:
     """Return which columns of a prediction each head has; one alone has all of them."""
     if len(heads) == 1:
         return dict.fromkeys(heads, slice(None))
-    ends = accumulate(head.width for head in heads.values())
-    return {name: slice(end - heads[name].width, end) for name, end in zip(heads, ends)}
+    ends = accumulate((head.width for head in heads.values()), initial=0)
+    return dict(zip(heads, starmap(slice, pairwise(ends))))
 
 
 def metrics_of(heads: Heads) -> dict[str, Metric]:
     """Return the metrics of all heads, by their names: `rmse`, or of several `price.rmse`."""
     return {
-        _full_name(heads, name, figure): OfHead(*metric, place)
+        _full_name(heads, name, figure): OfHead(metric, judged, place)
         for name, place in places_of(heads).items()
-        for figure, metric in heads[name].metrics().items()
+        for figure, (metric, judged) in heads[name].metrics().items()
     }
 
 

@@ -32,7 +32,7 @@ from .class_checks import check_exact, num_classes
 from .described import DESCRIPTION, Described, Scaled
 from .form import Vectors
 from .heads import Heads, LossOfHeads, heads_of, metrics_of, num_outputs, outputs_of
-from .raw_survey import RawSurvey, described_by
+from .raw_survey import RawSurvey
 from .survey import TableSurvey
 from .table_files import TableData, TableFiles, rows_of
 from .task import Task
@@ -180,7 +180,7 @@ class TableTask(Task):
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
         survey = self._survey()
         if isinstance(survey, RawSurvey):
-            return described_by(survey, findings, self.settings.data)
+            return survey.described(findings)
         training, validation = survey.merged(findings)
         rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
@@ -212,11 +212,14 @@ class TableTask(Task):
         self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
         # when they are asked for: evaluation on other rows needs none of them
         self._samples = cache(partial(_opened, self._files, folder, self.described))
-        self._heads = heads_of(self.settings.data, self.described)
         self.loss = loss_of(self.settings.data, self.described, self._heads)
         self.metrics = metrics_of(self._heads)
 
     # ---- the model -------------------------------------------------------------------------------
+
+    @property
+    def _heads(self) -> Heads:
+        return heads_of(self.settings.data, self.described)
 
     @property
     def num_features(self) -> int:

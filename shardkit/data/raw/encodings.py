@@ -129,6 +129,11 @@ class Numbers:
         """The names of its columns of x."""
         return (self.name, f"{self.name} is missing") if self.has_flag else (self.name,)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if knots and limits, where there are any, have two ends."""
+        return len(self.knots) != 1 and len(self.limits) in (0, 2)
+
     @cached_property
     def _ranks(self) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Return knots, each once, and the mean deviate of those that were equal."""
@@ -147,7 +152,8 @@ class Numbers:
 
     def predicted(self, scaled) -> numpy.ndarray:
         """Return predictions in the units of the file, inside of what was in training."""
-        return self.invert(numpy.clip(scaled, *self.limits) if self.limits else scaled)
+        lowest, highest = self.limits or (-numpy.inf, numpy.inf)
+        return self.invert(numpy.clip(scaled, lowest, highest))
 
     def known(self, column, where) -> numpy.ndarray:
         """Return a target as y has it, [n]. Errors: ConfigurationError if one is missing."""
@@ -361,7 +367,7 @@ def _check(made, path) -> None:
         is_whole = len(made.parts) == len(made.centers) == len(made.scales)
         if not is_whole or not set(made.parts) <= set(known):
             raise InputError(f"{path}: {made.name} has unknown parts of time", path, made.name)
-    if isinstance(made, Numbers) and (len(made.knots) == 1 or len(made.limits) not in (0, 2)):
+    if isinstance(made, Numbers) and not made.is_whole:
         raise InputError(f"{path}: {made.name} has one knot or limit; wanted two", path, made.name)
 
 
@@ -414,15 +420,13 @@ class ColumnEncoder:
 
     def invert(self, scaled) -> numpy.ndarray:
         """Return numbers [n, targets] in the units of the file, float64."""
-        columns = numpy.asarray(scaled, numpy.float64).T
-        return numpy.stack([each.invert(column) for each, column in zip(self.targets, columns)], 1)
+        columns = zip(self.targets, numpy.asarray(scaled, numpy.float64).T)
+        return numpy.stack([each.invert(column) for each, column in columns], 1)
 
     def predicted(self, scaled) -> numpy.ndarray:
         """Return predictions [n, targets] likewise, inside of what was in training."""
-        columns = numpy.asarray(scaled).T
-        return numpy.stack(
-            [each.predicted(column) for each, column in zip(self.targets, columns)], 1
-        )
+        columns = zip(self.targets, numpy.asarray(scaled).T)
+        return numpy.stack([each.predicted(column) for each, column in columns], 1)
 
 
 def known(column, name: str, where) -> numpy.ndarray:

@@ -188,22 +188,14 @@ def _least_skewed(values, log_from: float, otherwise: str) -> str:
 
 
 class SlipError(ConfigurationError):
-    """A column of numbers holds a text. Whoever has the rows says where it stands."""
+    """A column of numbers holds a text; where: what stands before the column in the message."""
 
     def __init__(self, name: str, text: str, where: str):
         self.name, self.text = name, text
-        super().__init__(_slip(name, text, where))
-
-    def at(self, where: str) -> ConfigurationError:
-        """Return the error for the user, who can be told where the text stands."""
-        return ConfigurationError(_slip(self.name, self.text, where))
-
-
-def _slip(name: str, text: str, where: str) -> str:
-    return (
-        f"{where}, column {name}: {text!r:.100}; wanted a number as in most rows; name it in "
-        f"data.missing if it stands for nothing, or {name} in data.categories"
-    )
+        super().__init__(
+            f"{where}, column {name}: {text!r:.100}; wanted a number as in most rows; name it in "
+            f"data.missing if it stands for nothing, or {name} in data.categories"
+        )
 
 
 def _times(name: str, found: ColumnFindings, has_flag: bool):

@@ -42,14 +42,16 @@ def frame_of(path: Path) -> Any:
             return None
         if len(frames) > 1:
             raise ValueError(f"it holds the frames {', '.join(frames)}; wanted one")
-        return _Frame(path, datasets, frames[0] if frames else tables[0].rpartition("/")[0]).table()
+        (group,) = frames or [tables[0].rpartition("/")[0]]
+        return _Frame(path, datasets, group).table()
 
 
 class _Frame:
     """The datasets of a frame, which lie in a group."""
 
     def __init__(self, path: Path, datasets: dict, group: str):
-        self._path, self._datasets, self._above = path, datasets, f"{group}/" if group else ""
+        self._path, self._datasets = path, datasets
+        self._above = f"{group}/" if group else ""
         self._pa = arrow(path).pa
 
     def table(self):
@@ -79,7 +81,7 @@ class _Frame:
 
     def _of_records(self, records, said) -> dict[str, Any]:
         """Return the columns of records, but for an index that is no time."""
-        columns = {}
+        columns: dict[str, Any] = {}
         for member in records.dtype.names:
             kind = _text(said.get(f"{member}_kind", b""))
             type_ = _text(said.get(f"{member}_dtype", kind))
@@ -99,9 +101,8 @@ class _Frame:
             block = block.view(type_ if "[" in type_ else f"{type_}[ns]")
         coded = f"{self._above}meta/{member}/meta/table"
         categories = self._values(coded)["values"] if coded in self._datasets else None
-        return {
-            name: self._column(block[:, at], categories, missing) for at, name in enumerate(names)
-        }
+        columns = [self._column(column, categories, missing) for column in block.T]
+        return dict(zip(names, columns))
 
     def _column(self, values, categories, missing):
         pa = self._pa
