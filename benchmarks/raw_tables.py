@@ -37,7 +37,7 @@ SETTINGS = {
     "model.hidden": [128, 128],
     "batch.sequences": 64,
     "batch.micro_batch": 64,
-    "optimizer.learning_rate": 1e-3,
+    "optimizer.learning_rate": 3e-3,
     "optimizer.weight_decay": 0.02,
     "run.report_every": 10_000,
     "run.checkpoint_every": 10_000,
