@@ -7,20 +7,15 @@ Every picture is computed from the layouts, policies and meshes that training us
 nothing. Timelines of schedules are drawn by schedule/grid.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable
 
 from ..svg import EMPTY, SOFT, Drawing
 from .axes import COPIES
-from .box import Box
-from .cuts import even_span
 from .flat import FlatLayout
 from .mesh_shape import MeshShape, in_words
 from .policy import POLICIES, SIZES, Kept, Policy, policy_named
 
 COLORS = ("#568ed2", "#e68a32", "#62aa6a", "#c05c6e", "#8a6fb8", "#4aa5a5", "#a88b45", "#777f8c")
-Reads: TypeAlias = tuple[int, Sequence[Sequence[int]]]
-_CELL, _LINE = 36, 34  # of a row of a sample, of a rank
 # of a policy: what it keeps, and how many numbers of each parameter (AdamW: two moments)
 _ARRAYS = {"parameters": 1, "gradients": 1, "state": 2}
 _WORDS = {"state": "optimizer state"}
@@ -167,71 +162,3 @@ def draw_mesh(mesh: MeshShape) -> str:
     words = "one color: one data group, which shares the parameters of one stage and slice"
     drawing.words(_LEFT + 20, drawing.height - 10, words, size=11, color=SOFT)
     return drawing.svg
-
-
-# ---- how arrays are cut --------------------------------------------------------------------------
-
-_SIDE = 150
-
-
-def draw_boxes(arrays: Mapping[str, tuple[Sequence[int], Mapping[int, Box]]]) -> str:
-    """Return two-dimensional arrays side by side, each cut into the boxes that ranks hold.
-
-    arrays   {title: ((rows, columns), {rank: its box})}; a rank has one color in all of them
-    """
-    drawing = Drawing(24 + (_SIDE + 74) * len(arrays), _SIDE + 66)
-    for at, (title, (shape, boxes)) in enumerate(arrays.items()):
-        num_rows, num_columns = shape
-        left, top = 24 + (_SIDE + 74) * at, 52
-        drawing.words(left, 20, title, size=14, bold=True)
-        drawing.words(left, 40, f"{num_rows} x {num_columns}", size=11, color=SOFT)
-        drawing.rectangle(left, top, _SIDE, _SIDE, EMPTY)
-        for rank, box in boxes.items():
-            (row, column), (height, width) = box.offset, box.shape
-            y = top + _SIDE * row / num_rows
-            x = left + _SIDE * column / num_columns
-            high, wide = _SIDE * height / num_rows, _SIDE * width / num_columns
-            about = f"rank {rank}: rows from {row}, {height}; columns from {column}, {width}"
-            drawing.rectangle(x, y, wide, high, COLORS[rank % len(COLORS)], about)
-            drawing.words(
-                x + wide / 2, y + high / 2 + 4, f"rank {rank}", anchor="middle", color="white"
-            )
-    return drawing.svg
-
-
-# ---- who holds which rows of a sample ------------------------------------------------------------
-
-
-def draw_slabs(layers: Mapping[str, Reads]) -> str:
-    """Return a panel for each layer: a line per rank, with its own rows of a sample, and lower
-    those that it reads of other ranks, in the color of who holds them.
-
-    layers   {title: (rows of x, [numbers of the rows that each rank reads])}
-    """
-    num_rows = max(length for length, _ in layers.values())
-    num_ranks = max(len(reads) for _, reads in layers.values())
-    high = 52 + _LINE * num_ranks
-    drawing = Drawing(100 + _CELL * num_rows, 16 + high * len(layers))
-    for at, (title, (length, reads)) in enumerate(layers.items()):
-        top = high * at
-        drawing.words(24, top + 24, title, size=14, bold=True)
-        for rank, rows in enumerate(reads):
-            y = top + 40 + _LINE * rank
-            drawing.words(24, y + 20, f"rank {rank}")
-            _draw_rows(drawing, length, len(reads), rank, rows, y)
-    return drawing.svg
-
-
-def _draw_rows(drawing, length: int, num_ranks: int, rank: int, rows, y: float) -> None:
-    for holder in range(num_ranks):
-        for row in range(*even_span(length, num_ranks, holder)):
-            is_own, x = holder == rank, 76 + _CELL * row
-            if not is_own and row not in rows:
-                continue
-            about = f"row {row}, of rank {holder}" + ("" if is_own else f", read by rank {rank}")
-            inset = 0 if is_own else 8
-            color = COLORS[holder % len(COLORS)]
-            high = _LINE - 6 - 2 * inset
-            drawing.rectangle(x, y + inset, _CELL, high, color, about)
-            if is_own:
-                drawing.words(x + _CELL / 2, y + 19, row, anchor="middle", color="white")

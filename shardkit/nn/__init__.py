@@ -55,7 +55,8 @@ __getattr__, __dir__, __all__ = public_names(
         "loss": "BinaryCrossEntropy CrossEntropy Loss MeanSquaredError Weighted as_loss",
         "losses": (
             "BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss "
-            "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss RelativeL2Loss SmoothL1Loss"
+            "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss PinballLoss RelativeL2Loss "
+            "SmoothL1Loss"
         ),
         "containers": "ModuleDict ParameterDict ParameterList",
         "module": "Module ModuleList",

@@ -171,6 +171,7 @@ from .losses import (
     L1Loss as L1Loss,
     MSELoss as MSELoss,
     NLLLoss as NLLLoss,
+    PinballLoss as PinballLoss,
     RelativeL2Loss as RelativeL2Loss,
     SmoothL1Loss as SmoothL1Loss,
 )
