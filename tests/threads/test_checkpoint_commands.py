@@ -162,7 +162,7 @@ def test_convert_goes_there_and_back_and_diff_agrees(store, capsys):
         code == 0 and out.startswith("gpt2\nstep 0") and "transformers writes no checksums" in out
     )
     assert "\n8,736 parameters, parameters only" in out and "2 files" not in out
-    assert f"1 files, {os.path.getsize('gpt2/model.safetensors'):,} bytes" in out
+    assert f"1 file, {os.path.getsize('gpt2/model.safetensors'):,} bytes" in out
     code, out, _ = shardkit(capsys, "plan", "gpt2", "cpu-node", "--devices", "2", "--batch", "4")
     assert code == 0 and out.startswith("8,736 parameters on 2 devices")
     assert "mpiexec -n 2 shardkit train --model.start=gpt2 --mesh.pipeline=" in out
