@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ..arguments import is_among
+from ..arguments import is_among, is_number
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 from ..files.reading import understood
@@ -79,6 +79,9 @@ class Software:
     reserve_bytes: float = 0.0
     link_share: float = 1.0
     tensor_share: float = 1.0
+    ring_nodes: float = 0.0
+    ramp_bytes: float = 0.0
+    copying_seconds: float = 0.0
     backward_gathers: int = 1
     cuts_samples: bool = False
     calls_per_layer: int = 24
@@ -115,6 +118,10 @@ _DTYPES = ("float32", *HALVES)
 _LIMITS: dict[str, Limit] = {
     "dtype": (partial(is_among, names=_DTYPES), f"one of {', '.join(_DTYPES)}"),
     "overlap": (lambda value: value == 0 or FRACTION[0](value), "a number from 0 to 1"),
+    "ring_nodes": (
+        lambda value: value == 0 or is_number(value, at_least=1),
+        "0, or a number of at least 1",
+    ),
     **dict.fromkeys("efficiency gather_bytes messages_per_layer arena_share".split(), ABOVE_0),
     **dict.fromkeys(("link_share", "tensor_share"), FRACTION),
     "recomputations": names_from(RECOMPUTATIONS),

@@ -71,6 +71,7 @@ def test_a_file_of_ones_own_builds_on_a_program(tmp_path):
         ("policies = []", "a list of"),
         ('like = "mixde"', "wanted one of deepspeed-zero3"),
         ("messages_per_layer = 0", "above 0"),
+        ("ring_nodes = 0.5", "0, or a number of at least 1"),
     ],
 )
 def test_a_file_is_refused_with_what_it_should_say(tmp_path, text, said):
@@ -113,14 +114,37 @@ def test_without_overlap_all_that_travels_is_waited_for():
     assert hidden < half < waits == pytest.approx(serial, rel=0.03)
 
 
-def test_tensor_ranks_on_several_nodes_have_the_slower_of_both_links():
+def test_tensor_ranks_on_several_nodes_lose_as_much_of_short_collectives_as_of_long_ones():
     far = RunLayout(1, 1, 16, "ddp", micro_batch=8)
-    shares = [(1.0, 1.0), (1.0, 0.5), (0.5, 1.0)]
-    programs = [replace(MIXED, tensor_share=own, link_share=data) for own, data in shares]
-    apart = [_parts(program, layout=far)["tensor"] for program in programs]
-    assert apart[0] < apart[1] == apart[2]
-    inside = [_parts(program, layout=replace(far, tensor=8))["tensor"] for program in programs]
-    assert inside[0] == inside[1] < inside[2]
+    ramp = replace(MIXED, ramp_bytes=1e8)
+    lost = [
+        _parts(ramp, layout=layout)["tensor"] - _parts(layout=layout)["tensor"]
+        for layout in (far, replace(far, micro_batch=1), replace(far, tensor=8))
+    ]
+    assert lost[0] == pytest.approx(lost[1], rel=0.02) and lost[0] > 0 == lost[2]
+
+
+def test_a_reduction_takes_as_many_times_longer_as_it_spans_more_nodes_than_are_quick():
+    layout = RunLayout(data=64, policy="ddp")  # 8 nodes
+    waits = replace(MIXED, overlaps_reductions=False)
+
+    def reduction(nodes):
+        return _parts(replace(waits, ring_nodes=nodes), layout=layout)["reduction"]
+
+    assert reduction(0.0) == reduction(8.0) == reduction(9.0)
+    assert reduction(2.0) / reduction(4.0) == pytest.approx(2, rel=0.05)
+
+
+def test_the_host_copies_for_each_layer_and_other_data_rank_if_they_own_a_part_each():
+    copies = replace(MIXED, copying_seconds=1e-3, overlaps_gathers=False)
+    none = replace(copies, copying_seconds=0.0)
+
+    def copied(**layout):
+        return _seconds(copies)(RunLayout(**layout)) - _seconds(none)(RunLayout(**layout))
+
+    ends = 2  # the embedding and the head
+    assert copied(data=8, policy="zero1") == pytest.approx(1e-3 * 7 * (SHAPE.layers + ends))
+    assert copied(data=8, policy="ddp") == copied(policy="zero1") == 0
 
 
 def test_whole_logits_take_memory_and_time_of_every_tensor_rank():
@@ -217,8 +241,8 @@ def test_families_are_drawn_once_from_each_source():
 
 def test_blind_runs_are_met_as_the_page_says():
     found = figures(judging(), drawn([*blind_families()])[1])
-    assert found.error < 0.10 and abs(found.bias) < 0.05
-    assert 0.85 < found.within < 0.96 and found.fits > 0.93
+    assert found.error < 0.10 and abs(found.bias) < 0.05 and found.largest < 0.30
+    assert 0.85 < found.within < 0.95 and found.fits > 0.93
     assert mean(pick_regrets(drawn([*blind_families()])[1])) < 0.05
     assert len(by_family()) == 11
     page = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
