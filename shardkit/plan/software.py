@@ -117,6 +117,10 @@ _NAMED = {"policies": tuple(POLICIES), "schedules": tuple(ORDERS)}
 _DTYPES = ("float32", *HALVES)
 _LIMITS: dict[str, Limit] = {
     "dtype": (partial(is_among, names=_DTYPES), f"one of {', '.join(_DTYPES)}"),
+    "linear_dtype": (
+        partial(is_among, names=("", FLOAT8, *_DTYPES)),
+        f"one of {', '.join((FLOAT8, *_DTYPES))}",
+    ),
     "overlap": (lambda value: value == 0 or FRACTION[0](value), "a number from 0 to 1"),
     "ring_nodes": (
         lambda value: value == 0 or is_number(value, at_least=1),
@@ -137,8 +141,10 @@ def software_named(name: str) -> Software:
     values, path = tables_of(name, PROGRAMS, "software")
     with understood(path):
         values = tuples(with_like(values, PROGRAMS, str(path)))
+        if "name" in values:
+            raise ConfigurationError(f"{path}: name; wanted none, the name of the file is its name")
         for key, known in _NAMED.items():
-            if values.get(key) == ("all",):
+            if isinstance(values.get(key), tuple) and "all" in values[key]:
                 values[key] = known
         return made(Software, {"name": Path(name).name, **values}, str(path), _LIMITS)
 

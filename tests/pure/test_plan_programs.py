@@ -27,6 +27,7 @@ from shardkit.testing.plan import (
     software_named,
     step_cost,
 )
+from shardkit.testing.schedule import ORDERS
 
 SHAPE = ModelShape(8, 1024, 16, 32000, 1024)
 A100 = read_cluster("a100-80gb-hdr")
@@ -53,10 +54,13 @@ def test_one_file_describes_every_key():
 
 def test_a_file_of_ones_own_builds_on_a_program(tmp_path):
     path = tmp_path / "ours.toml"
-    path.write_text('like = "megatron"\npass_factor = 2.5\npolicies = ["zero1"]\n')
+    path.write_text(
+        'like = "megatron"\npass_factor = 2.5\npolicies = ["zero1"]\nschedules = ["all", "1f1b"]\n'
+    )
     ours = software_named(path)
     megatron = software_named("megatron")
-    assert ours == replace(megatron, name="ours.toml", pass_factor=2.5, policies=("zero1",))
+    changed = {"pass_factor": 2.5, "policies": ("zero1",), "schedules": tuple(ORDERS)}
+    assert ours == replace(megatron, name="ours.toml", **changed)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,8 @@ def test_a_file_of_ones_own_builds_on_a_program(tmp_path):
         ("policies = []", "a list of"),
         ('like = "mixde"', "wanted one of deepspeed-zero3"),
         ("messages_per_layer = 0", "above 0"),
+        ('name = "megatron"', "the name of the file"),
+        ('linear_dtype = "float9"', "linear_dtype = 'float9'; wanted one of float8"),
         ("ring_nodes = 0.5", "0, or a number of at least 1"),
     ],
 )
@@ -222,6 +228,21 @@ def test_a_step_that_says_too_little_is_refused(tmp_path, line, said):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(ConfigurationError, match=said):
+        measured_steps(path, SHAPE)
+
+
+@pytest.mark.parametrize("times, said", [(1e4, "20 times slower"), (1e-4, "20 times quicker")])
+@pytest.mark.parametrize("count", [1, 5])
+def test_steps_of_something_else_are_refused(tmp_path, times, said, count):
+    steps = measured_steps(_files(tmp_path, lambda at: times * _seconds(MIXED)(at)), SHAPE)
+    with pytest.raises(ConfigurationError, match=said):
+        fitted(dict([*steps.items()][:count]), SHAPE, MIXED, A100)
+
+
+def test_speeds_without_the_run_that_they_are_of_are_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "tokens_per_second": 9.5}\n')
+    with pytest.raises(InputError, match="or lines with layouts"):
         measured_steps(path, SHAPE)
 
 
