@@ -35,7 +35,7 @@ from published_runs import (
     zero3_large,
     zero_paper,
 )
-from residuals import OWN_RUNS, float8_families, fsdp_families, judging, residuals_text
+from residuals import OWN_RUNS, choosing, float8_families, fsdp_families, judging, residuals_text
 
 from shardkit.plan import read_cluster
 from shardkit.plan.band import RESIDUALS, bands
@@ -134,9 +134,19 @@ the judging halves above, the tables of 2104.04473 and of Megatron on H100s, and
 `blind_runs.py`). Families of each source were drawn by the SHA-256 of their names before a constant
 was chosen: the first, third, ... choose, the others judge. No value of a program was fitted to a
 row that judges. They are no blind test all the same: mean errors of all families were printed
-before anything was chosen, and those of the judging ones twice more before the last values were,
-`link_share` of `megatron` and the memory of `megatron-eager`, by the choosing ones. How wide bands
-are was settled with the part of judging rows in view that narrower ones held, 73 to 84%.
+before anything was chosen, and those of the judging ones twice more before the memory of
+`megatron-eager` was. How wide bands are was settled with the part of judging rows in view that
+narrower ones held, 73 to 84%.
+
+When six judging rows were 30 to 64% off, four mechanisms were looked for in the programs; the value
+of each is from sources or choosing rows. A program may reduce slower over more nodes (`ring_nodes`
+of `megatron`: {llama} choosing rows of Aleph Alpha are {nodes:.2%} off on average, and {share:.2%}
+with the one share of 0.32 that it replaces). Between nodes, short collectives of tensor ranks do
+not reach the speed of long ones (`ramp_bytes`, by the one choosing row that has some). nanotron
+cuts stages by compute, and its host copies what a layer exchanges with each data rank: both stand
+in its source; the 10 us of a copy are a usual figure, from memory. Its `efficiency` and
+`link_share` are those with the least mean error on its choosing rows. Before, the mean error of all
+rows was 6.7%, the bias -4.1%, the largest error 64.3% and the regret 4.6%.
 
 Errors are of the seconds: a prediction at -5% is too quick by that.
 
@@ -148,8 +158,13 @@ verdicts, fits or not, are right. In {sweeps} sweeps the layout predicted to be 
 is predicted at {bias:+.1%} on average; the choosing ones are at {chosen:+.1%}.
 
 The targets were a mean error of 10%, a bias within 5%, a largest error of 30%, bands that hold 85
-to 95%, 93% of verdicts and a regret of 5%. Missed: {missed}. Rows that are more than 30% off:
+to 95%, 93% of verdicts and a regret of 5%. Missed: {missed}. Rows that are more than 20% off:
 """
+_CAUSES = """What these have in common: Aleph Alpha's 30B with one or two stages reduces over 16 and
+32 nodes, choosing rows over no more than 16; its 65B has the smallest pieces of work, one sample on
+8 tensor ranks; nanotron on 512 GPUs computes for less time than the host works, and with one data
+rank its micro-batches just fit; MPT has memory that is predicted not to fit; and the micro-batches
+of Megatron's 31.5B are not published."""
 _OWN = """## Ranks on processors
 
 `benchmarks/planner.py` on {processor}, {cores} cores: layouts of
@@ -329,7 +344,7 @@ def _judged() -> str:
     of_families += [_line(name, figures(own)) for name, own in families.items()]
     whole = figures(blind)
     of_families.append(_line("all of these", whole))
-    head = _JUDGED.format(rows=len(rows), blind=len(blind), families=len(families))
+    head = _JUDGED.format(rows=len(rows), blind=len(blind), families=len(families), **_by_nodes())
     tables = _aligned(cells), _aligned(of_families)
     return head + "\n\n".join([*tables, _rest(rows, families, total, whole), *_off(rows)])
 
@@ -356,9 +371,20 @@ def _rest(rows: list[Point], families: dict, total: Judged, blind: Judged) -> st
 
 
 def _off(rows: list[Point]) -> list[str]:
-    """Return the list of rows that are more than 30% off."""
-    far = sorted((1 / ratio(row) - 1, row.name) for row in rows if abs(1 / ratio(row) - 1) > 0.3)
-    return ["\n".join(f"- {name}: {error:+.1%}" for error, name in far)]
+    """Return the list of rows that are more than a fifth off, and what they have in common."""
+    errors = sorted((1 / ratio(row) - 1, row.name) for row in rows)
+    far = [f"- {name}: {error:+.1%}" for error, name in errors if abs(error) > _IS_FAR]
+    return ["\n".join(far), _CAUSES]
+
+
+def _by_nodes() -> dict[str, float]:
+    """Return how many choosing rows of Aleph Alpha there are, and how far they are off by nodes and
+    with one share.
+    """
+    rows = [row for row in choosing() if row.name.startswith("llama_")]
+    share = {"ring_nodes": 0.0, "link_share": 0.32}
+    flat = [replace(row, software=replace(row.software, **share)) for row in rows]
+    return {"llama": len(rows), "nodes": figures(rows).error, "share": figures(flat).error}
 
 
 def _line(name: str, found: Judged) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def measured_steps(path, shape: Shape) -> Steps:
         raise InputError(f"cannot read measured steps {path}: there is no such file", path)
     records = read_metrics(path)
     speed = f"{shape.words[1]}_per_second"
-    speeds = [record[speed] for record in records if record.get(speed)]
+    speeds = [record[speed] for record in records if is_number(record.get(speed), above=0)]
     steps = _steps([record for record in records if "layout" in record], path)
     if speeds and not steps:
         with understood(path.parent):
@@ -78,7 +78,14 @@ def _steps(records: list[dict], path: Path) -> Steps:
 
 def _layout_of_run(folder: Path, shape: Shape) -> RunLayout:
     """Return the layout of a run of shardkit, by what stands beside its records."""
-    settings, ranks = read_json(folder / "configuration.json"), read_json(folder / "ranks.json")
+    paths = [folder / name for name in ("configuration.json", "ranks.json")]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"speeds need {path}, which a run leaves, or lines with layouts", path)
+    settings, ranks = map(read_json, paths)
+    length = settings["model"].get("sequence_length") or shape.sequence_length
+    whole = f"the planned length, {shape.sequence_length}"
+    require(length == shape.sequence_length, f"{folder}: model.sequence_length", length, whole)
     require(
         ranks["parameter_count"] == shape.parameter_count,
         f"{folder}: parameters",
@@ -101,7 +108,8 @@ def fitted(steps: Steps, shape: Shape, software: Software, cluster) -> tuple[Sof
     """Return the program with the values that the steps ask for, and measured over predicted
     seconds of each step by what the others ask for; none of one step.
 
-    Errors: ConfigurationError on a step whose layout the program does not take.
+    Errors: ConfigurationError on a step whose layout the program does not take, and on steps that
+    no efficiency within reason explains.
     """
     for layout in steps:
         reason = why_not(layout, shape, software)
@@ -121,11 +129,22 @@ def fitted(steps: Steps, shape: Shape, software: Software, cluster) -> tuple[Sof
         return ratios(best(overlaps, others), {layout: steps[layout]})[0]
 
     if len(steps) == 1:
-        return best([software.overlap], steps), []
+        return _within_reason(best([software.overlap], steps)), []
     ways: list[tuple[float, ...]] = [(), (software.overlap,), _OVERLAPS]
     found = [[left_out(way, layout) for layout in steps] for way in ways[: len(steps)]]
     least = min(range(len(found)), key=lambda number: _error(found[number]))
-    return best(ways[least], steps), found[least]
+    return _within_reason(best(ways[least], steps)), found[least]
+
+
+def _within_reason(program: Software) -> Software:
+    """Return the program. Errors: ConfigurationError where its efficiency is as far as one goes."""
+    if 1 / _MOST < program.efficiency < _MOST:
+        return program
+    pace = "slower" if program.efficiency < 1 else "quicker"
+    raise ConfigurationError(
+        f"measured steps are over {_MOST:g} times {pace} than {program.name} is predicted to be; "
+        "wanted seconds of steps of the model, batch and hardware that are planned"
+    )
 
 
 def _efficient(software: Software, steps: Steps, ratios) -> Software:

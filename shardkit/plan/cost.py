@@ -249,7 +249,7 @@ def _end_of_step(
         # the gradients of the embedding and the tied head are added
         table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.copies * layout.tensor)
-        reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
+        reduction += data_seconds(cluster, software, ALL_REDUCE, table, 1, ends)
     update += collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
     return reduction + spread, update
 
@@ -287,6 +287,7 @@ def _ends_of_rank(
         spread = messages * collective_seconds(cluster, ALL_GATHER, inside.size, inside)
     elif policy.state is SHARD and policy.parameters is WHOLE:
         spread = travel(ALL_GATHER, gather_bytes)
+        spread += messages * (inside.size - 1) * software.copying_seconds
     owned = count / (sharing if policy.state is SHARD else 1)
     agreed = 1 if software.gather_bytes is None else 2  # on the norm, on the scales of casts
     update = (

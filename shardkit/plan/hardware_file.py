@@ -74,7 +74,11 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
     """Return the description in these tables."""
     rest = dict(tables)
     device = with_like(_table(rest, "device", path), FOLDER, f"{path}: [device]", "device")
-    device |= tuples(_table(device, "products", path))
+    products = _table(device, "products", path)
+    twice = [key for key in products if key in device]
+    if twice:
+        raise ConfigurationError(f"{path}: [device]: {twice[0]}; wanted it in [device.products]")
+    device |= tuples(products)
     del device["products"]
     device["attention"] = _rows(AttentionModel, device, "attention", f"{path}: device")
     parts = {
@@ -90,9 +94,10 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
 
 def _rows(kind, tables: dict, name: str, path) -> tuple:
     """Return the rows of [[name]], none if there is no such table."""
-    where = f"{path}: [[{name}]]"
-    rows = [tuples(row) for row in tables.get(name, [])]
-    return tuple(made(kind, row, where, _LIMITS) for row in rows)
+    where, rows = f"{path}: [[{name}]]", tables.get(name, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigurationError(f"{where}: {name} = {rows!r}; wanted tables, each with this head")
+    return tuple(made(kind, tuples(row), where, _LIMITS) for row in rows)
 
 
 def _table(tables: dict, name: str, path) -> dict:

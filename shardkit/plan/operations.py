@@ -84,10 +84,9 @@ class Setting:
 
     def between_tensor(self, operation: str, num_bytes: float) -> float:
         """Return the seconds of a collective of the tensor ranks."""
-        share = self.software.tensor_share
-        if self.tensor > self.cluster.devices:  # they are on several nodes
-            share = min(share, self.software.link_share)
-        whole = num_bytes / share
+        whole = num_bytes / self.software.tensor_share
+        if self.tensor > self.cluster.devices and num_bytes:  # they are on several nodes
+            whole += self.software.ramp_bytes
         return collective_seconds(self.cluster, operation, whole, RankGroup(self.tensor, 1))
 
     def elements(self, count: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ..arguments import is_among
+from ..arguments import is_among, is_number
 from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 from ..files.reading import understood
@@ -70,9 +70,12 @@ class Software:
     efficiency: float = 1.0
     scatters_transfers: bool = False
     messages_per_layer: int = 1
+    ring_nodes: float = 0.0
+    copying_seconds: float = 0.0
     shares_parameters: bool = False
     rounds_when_gathered: bool = False
     merges_below: int = 1
+    ramp_bytes: float = 0.0
     arena_share: float = 1.0
     cuts_logits: bool = True
     logits_bytes: float = 4.0
@@ -114,7 +117,15 @@ _NAMED = {"policies": tuple(POLICIES), "schedules": tuple(ORDERS)}
 _DTYPES = ("float32", *HALVES)
 _LIMITS: dict[str, Limit] = {
     "dtype": (partial(is_among, names=_DTYPES), f"one of {', '.join(_DTYPES)}"),
+    "linear_dtype": (
+        partial(is_among, names=("", FLOAT8, *_DTYPES)),
+        f"one of {', '.join((FLOAT8, *_DTYPES))}",
+    ),
     "overlap": (lambda value: value == 0 or FRACTION[0](value), "a number from 0 to 1"),
+    "ring_nodes": (
+        lambda value: value == 0 or is_number(value, at_least=1),
+        "0, or a number of at least 1",
+    ),
     **dict.fromkeys("efficiency gather_bytes messages_per_layer arena_share".split(), ABOVE_0),
     **dict.fromkeys(("link_share", "tensor_share"), FRACTION),
     "recomputations": names_from(RECOMPUTATIONS),
@@ -130,8 +141,10 @@ def software_named(name: str) -> Software:
     values, path = tables_of(name, PROGRAMS, "software")
     with understood(path):
         values = tuples(with_like(values, PROGRAMS, str(path)))
+        if "name" in values:
+            raise ConfigurationError(f"{path}: name; wanted none, the name of the file is its name")
         for key, known in _NAMED.items():
-            if values.get(key) == ("all",):
+            if isinstance(values.get(key), tuple) and "all" in values[key]:
                 values[key] = known
         return made(Software, {"name": Path(name).name, **values}, str(path), _LIMITS)
 

@@ -142,7 +142,11 @@ def data_seconds(
     at: Cluster, software: Software, operation: str, num_bytes: float, messages: int, group
 ) -> float:
     """Return the seconds of collectives over the data ranks of a group, of num_bytes together."""
-    one = num_bytes / messages / software.link_share
+    share = software.link_share
+    nodes = group.size / group.on_node(at)
+    if software.ring_nodes and nodes > software.ring_nodes:
+        share *= software.ring_nodes / nodes
+    one = num_bytes / messages / share
     return messages * collective_seconds(at, operation, one, group)
 
 

@@ -115,6 +115,8 @@ def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(caps
         ("0.64, 0.68]", "0.64, 1.68]", "fractions above 0, at most 1"),
         ("0.298, 0.302]", "0.298, nan]", "fractions above 0, at most 1"),
         ("contention = 0.4", "contention = -3", "a finite number, at least 0"),
+        ("contention = 0.4", "edges = [2]", "it in [device.products]"),
+        ("devices = 8", "levels = 3\ndevices = 8", "tables, each with this head"),
     ],
 )
 def test_figures_of_hardware_that_cannot_be_are_refused(capsys, folder, given, bad, wanted):
@@ -564,7 +566,8 @@ def test_a_plan_is_fitted_to_a_run(capsys, folder):
     subprocess.run([sys.executable, "-m", "shardkit", "train", "model.toml", *more], check=True)
     code, said, _ = plan(capsys, "--devices", 2, "--calibrate", "run/metrics.jsonl")
     assert code == 0 and said.startswith("shardkit has efficiency") and "by one step" in said
-    code, _, error = plan(
-        capsys, "--devices", 2, "--calibrate", "run/metrics.jsonl", "--model.layers=3"
-    )
-    assert code == 2 and "parameters" in error
+    other = ("--model.layers=3", "parameters"), ("--model.sequence_length=8", "planned length, 8")
+    for setting, wanted in other:
+        more = ["--calibrate", "run/metrics.jsonl", setting]
+        code, _, error = plan(capsys, "--devices", 2, *more)
+        assert code == 2 and wanted in error

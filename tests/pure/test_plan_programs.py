@@ -27,6 +27,7 @@ from shardkit.testing.plan import (
     software_named,
     step_cost,
 )
+from shardkit.testing.schedule import ORDERS
 
 SHAPE = ModelShape(8, 1024, 16, 32000, 1024)
 A100 = read_cluster("a100-80gb-hdr")
@@ -53,10 +54,13 @@ def test_one_file_describes_every_key():
 
 def test_a_file_of_ones_own_builds_on_a_program(tmp_path):
     path = tmp_path / "ours.toml"
-    path.write_text('like = "megatron"\npass_factor = 2.5\npolicies = ["zero1"]\n')
+    path.write_text(
+        'like = "megatron"\npass_factor = 2.5\npolicies = ["zero1"]\nschedules = ["all", "1f1b"]\n'
+    )
     ours = software_named(path)
     megatron = software_named("megatron")
-    assert ours == replace(megatron, name="ours.toml", pass_factor=2.5, policies=("zero1",))
+    changed = {"pass_factor": 2.5, "policies": ("zero1",), "schedules": tuple(ORDERS)}
+    assert ours == replace(megatron, name="ours.toml", **changed)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,9 @@ def test_a_file_of_ones_own_builds_on_a_program(tmp_path):
         ("policies = []", "a list of"),
         ('like = "mixde"', "wanted one of deepspeed-zero3"),
         ("messages_per_layer = 0", "above 0"),
+        ('name = "megatron"', "the name of the file"),
+        ('linear_dtype = "float9"', "linear_dtype = 'float9'; wanted one of float8"),
+        ("ring_nodes = 0.5", "0, or a number of at least 1"),
     ],
 )
 def test_a_file_is_refused_with_what_it_should_say(tmp_path, text, said):
@@ -113,14 +120,37 @@ def test_without_overlap_all_that_travels_is_waited_for():
     assert hidden < half < waits == pytest.approx(serial, rel=0.03)
 
 
-def test_tensor_ranks_on_several_nodes_have_the_slower_of_both_links():
+def test_tensor_ranks_on_several_nodes_lose_as_much_of_short_collectives_as_of_long_ones():
     far = RunLayout(1, 1, 16, "ddp", micro_batch=8)
-    shares = [(1.0, 1.0), (1.0, 0.5), (0.5, 1.0)]
-    programs = [replace(MIXED, tensor_share=own, link_share=data) for own, data in shares]
-    apart = [_parts(program, layout=far)["tensor"] for program in programs]
-    assert apart[0] < apart[1] == apart[2]
-    inside = [_parts(program, layout=replace(far, tensor=8))["tensor"] for program in programs]
-    assert inside[0] == inside[1] < inside[2]
+    ramp = replace(MIXED, ramp_bytes=1e8)
+    lost = [
+        _parts(ramp, layout=layout)["tensor"] - _parts(layout=layout)["tensor"]
+        for layout in (far, replace(far, micro_batch=1), replace(far, tensor=8))
+    ]
+    assert lost[0] == pytest.approx(lost[1], rel=0.02) and lost[0] > 0 == lost[2]
+
+
+def test_a_reduction_takes_as_many_times_longer_as_it_spans_more_nodes_than_are_quick():
+    layout = RunLayout(data=64, policy="ddp")  # 8 nodes
+    waits = replace(MIXED, overlaps_reductions=False)
+
+    def reduction(nodes):
+        return _parts(replace(waits, ring_nodes=nodes), layout=layout)["reduction"]
+
+    assert reduction(0.0) == reduction(8.0) == reduction(9.0)
+    assert reduction(2.0) / reduction(4.0) == pytest.approx(2, rel=0.05)
+
+
+def test_the_host_copies_for_each_layer_and_other_data_rank_if_they_own_a_part_each():
+    copies = replace(MIXED, copying_seconds=1e-3, overlaps_gathers=False)
+    none = replace(copies, copying_seconds=0.0)
+
+    def copied(**layout):
+        return _seconds(copies)(RunLayout(**layout)) - _seconds(none)(RunLayout(**layout))
+
+    ends = 2  # the embedding and the head
+    assert copied(data=8, policy="zero1") == pytest.approx(1e-3 * 7 * (SHAPE.layers + ends))
+    assert copied(data=8, policy="ddp") == copied(policy="zero1") == 0
 
 
 def test_whole_logits_take_memory_and_time_of_every_tensor_rank():
@@ -201,6 +231,21 @@ def test_a_step_that_says_too_little_is_refused(tmp_path, line, said):
         measured_steps(path, SHAPE)
 
 
+@pytest.mark.parametrize("times, said", [(1e4, "20 times slower"), (1e-4, "20 times quicker")])
+@pytest.mark.parametrize("count", [1, 5])
+def test_steps_of_something_else_are_refused(tmp_path, times, said, count):
+    steps = measured_steps(_files(tmp_path, lambda at: times * _seconds(MIXED)(at)), SHAPE)
+    with pytest.raises(ConfigurationError, match=said):
+        fitted(dict([*steps.items()][:count]), SHAPE, MIXED, A100)
+
+
+def test_speeds_without_the_run_that_they_are_of_are_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "tokens_per_second": 9.5}\n')
+    with pytest.raises(InputError, match="or lines with layouts"):
+        measured_steps(path, SHAPE)
+
+
 def test_a_step_that_the_program_does_not_take_is_refused(tmp_path):
     steps = measured_steps(_files(tmp_path, lambda layout: 1.0), SHAPE)
     with pytest.raises(ConfigurationError, match="torch-fsdp knows no policy zero1"):
@@ -217,8 +262,8 @@ def test_families_are_drawn_once_from_each_source():
 
 def test_blind_runs_are_met_as_the_page_says():
     found = figures(judging(), drawn([*blind_families()])[1])
-    assert found.error < 0.10 and abs(found.bias) < 0.05
-    assert 0.85 < found.within < 0.96 and found.fits > 0.93
+    assert found.error < 0.10 and abs(found.bias) < 0.05 and found.largest < 0.30
+    assert 0.85 < found.within < 0.95 and found.fits > 0.93
     assert mean(pick_regrets(drawn([*blind_families()])[1])) < 0.05
     assert len(by_family()) == 11
     page = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
