@@ -79,8 +79,7 @@ def uniform(key: int, start: int, stop: int, xp=numpy):
 
 def uniform_of(pairs):
     """Return the number in [0, 1) that each pair of 32 bits makes: [n] float64 of [n, 2]."""
-    high, low = pairs[:, 0] >> 5, pairs[:, 1] >> 6  # 27 and 26 bits
-    return (high * 2.0**26 + low) * 2.0**-53
+    return ((pairs[:, 0] >> 5) * 2.0**26 + (pairs[:, 1] >> 6)) * 2.0**-53  # 27 and 26 bits
 
 
 def normal(key: int, start: int, stop: int, xp=numpy):

@@ -7,7 +7,7 @@ import numpy
 from ..arguments import is_integer, require
 from ..array.random import key_of, philox, uniform_of
 
-_MANY = 64  # normal numbers of a sample, from which on a generator of NumPy makes them sooner
+_MANY = 64  # numbers of a sample, from which on a generator of NumPy makes them sooner
 
 
 class Draw:
@@ -25,7 +25,7 @@ class Draw:
 
     def __init__(self, key: int, positions: numpy.ndarray) -> None:
         self.positions = numpy.asarray(positions, numpy.int64)
-        self._key, self._calls = key, 0
+        self._key, self._calls = key % (1 << 64), 0
 
     def of(self, rows: numpy.ndarray) -> "Draw":
         """Return the draw of some of the samples, at its first call."""
@@ -37,6 +37,8 @@ class Draw:
 
     def uniform(self, *shape: int) -> numpy.ndarray:
         """Return [n, *shape] float64 in [0, 1)."""
+        if prod(shape) >= _MANY:
+            return numpy.array([each.random(shape) for each in self.generators()])
         bits = self._bits(2 * prod(shape)).reshape(-1, 2)
         return uniform_of(bits).reshape(len(self.positions), *shape)
 

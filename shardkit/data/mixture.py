@@ -66,7 +66,7 @@ class Mixture(Samples):
             if len(rows):
                 start = int(self._stops[index - 1]) if index else 0
                 own = (numbers[rows] - start) % len(source)
-                its = None if draw is None else draw.of(rows)
+                its = None if draw is None else draw.named("mixture").of(rows)
                 found.append((rows, read(own, its, part)))
         return tuple(_interleaved(len(numbers), found, which) for which in range(2))
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 
 from ..arguments import require
+from ..array.random import key_of
 from ..layout.part import SamplePart
 from .draw import Draw
 
@@ -94,24 +95,53 @@ class Samples(ABC):
         """
         return "part" in taken_by(self.read)
 
+    def selected(self, ranges: Any) -> "Samples":
+        """Return some of these samples, such as those that are not held out.
+
+        Parameters
+        ----------
+        ranges
+            Of their numbers (split.py).
+        """
+        return Selected(self, ranges)
+
 
 class SamplesOf(Samples):
     """What is made of the samples of another source, and reads parts as far as that does."""
 
     def __init__(self, source: Samples):
-        self._read = reader_of(source)
-        self._source = source
+        self._read, self.source = reader_of(source), source
         self.run_length, self.is_numbered = source.run_length, source.is_numbered
 
     def __len__(self):
-        return len(self._source)
+        return len(self.source)
 
     @property
     def reads_parts(self):
-        return self._source.reads_parts
+        return self.source.reads_parts
 
     def fingerprint(self):
-        return self._source.fingerprint()
+        return self.source.fingerprint()
+
+
+class Selected(SamplesOf):
+    """Some of the samples of a source, such as those that are not held out."""
+
+    def __init__(self, source: Samples, ranges: Any):
+        super().__init__(source)
+        self.ranges = ranges
+
+    def __len__(self):
+        return len(self.ranges)
+
+    def read(self, numbers, draw=None, part=None):
+        """Return x, y of the samples of these numbers in the selection."""
+        return self._read(self.ranges.numbers(numbers), draw, part)
+
+    def fingerprint(self):
+        """Return a hash of the whole and of the ranges."""
+        ranges = numpy.stack([self.ranges.starts, self.ranges.stops]).tobytes().hex()
+        return f"{key_of(self.source.fingerprint(), ranges):016x}"
 
 
 def taken_by(read: Callable[..., Any]) -> set[str]:

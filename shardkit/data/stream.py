@@ -12,8 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
+from ..arguments import require
 from ..array.random import key_of
 from ..layout.part import SamplePart
+from ..tree import leaves
 from .draw import Draw
 from .order import EpochOrder
 from .position import Position
@@ -85,7 +87,10 @@ class Stream:
         first = self.position.of_step(step) + self._first
         positions = numpy.arange(first, first + self._count, dtype=numpy.int64)
         numbers = self._order.numbers(first, self._count)
-        return self._samples_at(numbers, Draw(self._key, positions), self._sample_part)
+        x, y = self._samples_at(numbers, Draw(self._key, positions), self._sample_part)
+        found = {len(leaf) for leaf in leaves((x, y))}
+        require(found == {self._count}, "samples read", found, f"{self._count}, as many as numbers")
+        return x, y
 
     def close(self) -> None:
         """Let the thread end, and wait for it. Afterwards nothing can be read."""

@@ -8,7 +8,7 @@ import hashlib
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..data.contents import content_of_array
 from ..data.draw import Draw
 from ..data.raw.groups import is_frame
 from ..data.samples import TRAINING, VALIDATION, Samples
-from ..data.split import Selected, split_rows
+from ..data.split import split_rows
 from ..errors import ConfigurationError
 from ..habits import named_here
 from ..layout.part import Rows, SamplePart
@@ -32,7 +32,7 @@ from .task import Task
 
 _HELD_OUT_PERCENT = 10.0  # of data that is not split yet
 _LOOKED_AT = 256  # samples whose content tells a data set from another
-_SEEDS = threading.Lock()  # generators of the process are seeded for one sample at a time
+_SEEDS = threading.RLock()  # generators of the process are seeded for one sample at a time
 
 
 class ArraySamples(Samples):
@@ -104,6 +104,12 @@ class IndexedSamples(Samples):
     """
 
     def __init__(self, dataset: Any, x: Any = 0, y: Any = 1) -> None:
+        if not is_indexed(dataset):
+            raise ConfigurationError(
+                f"data of type {type(dataset).__name__}{named_here(dataset)}; wanted Samples, a "
+                "pair of arrays (x, y), a data set with a length and dataset[number], or "
+                "(training, validation) of these"
+            )
         self._dataset, self._keys = dataset, (x, y)
 
     def __len__(self) -> int:
@@ -128,7 +134,11 @@ class IndexedSamples(Samples):
     def fingerprint(self) -> str:
         last, count = len(self) - 1, min(_LOOKED_AT, len(self))
         numbers = numpy.linspace(0, last, count, dtype=numpy.int64)
-        return f"{len(self):x}" + ArraySamples(*self.read(numbers)).fingerprint()
+        found, again = self.read(numbers), self.read(numbers[:8])
+        is_same = all(a[:8].tobytes() == b.tobytes() for a, b in zip(leaves(found), leaves(again)))
+        wanted = "the same: let it draw by random, numpy.random or torch, not by its own generator"
+        require(is_same, "samples", "others when a data set is read again", wanted)
+        return f"{len(self):x}" + ArraySamples(*found).fingerprint()
 
 
 def _stacked(*values) -> Tree:
@@ -136,10 +146,10 @@ def _stacked(*values) -> Tree:
     if is_tree(values[0]):
         return map_tree(_stacked, *values)
     arrays = [host_array("a sample", value) for value in values]
-    shapes = {array.shape for array in arrays}
-    is_one = len(shapes) == 1 and arrays[0].dtype.kind not in "OSUM"
-    wanted = "numbers of one shape: what a collate_fn does belongs into the data set"
-    require(is_one, "samples", f"{arrays[0].dtype} {shapes}", wanted)
+    kinds = sorted({f"{array.dtype} {array.shape}" for array in arrays})
+    is_one = len(kinds) == 1 and arrays[0].dtype.kind not in "OSUM"
+    wanted = "numbers of one shape and dtype: what a collate_fn does belongs into the data set"
+    require(is_one, "samples", kinds, wanted)
     return numpy.stack(arrays)
 
 
@@ -170,7 +180,7 @@ def parts_of(data) -> dict[str, Samples]:
         return {TRAINING: as_samples(data[0]), VALIDATION: as_samples(data[1])}
     whole = as_samples(data)
     training, held_out = split_rows(len(whole), _HELD_OUT_PERCENT, whole.run_length)
-    return {TRAINING: Selected(whole, training), VALIDATION: Selected(whole, held_out)}
+    return {TRAINING: whole.selected(training), VALIDATION: whole.selected(held_out)}
 
 
 def _is_part(data) -> bool:
@@ -182,7 +192,7 @@ def _is_part(data) -> bool:
 def is_indexed(data) -> bool:
     """Return True for a data set: it gives samples by number, and is no array, table or text."""
     gives = hasattr(type(data), "__len__") and hasattr(type(data), "__getitem__")
-    others = isinstance(data, (str, bytes)) or hasattr(data, "dtype") or is_frame(data)
+    others = isinstance(data, (str, bytes, Mapping)) or hasattr(data, "dtype") or is_frame(data)
     return gives and not others and not is_tree(data) and not named_here(data)
 
 
@@ -195,12 +205,7 @@ def as_samples(data) -> Samples:
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return ArraySamples(*data)
-    if is_indexed(data):
-        return IndexedSamples(data)
-    raise ConfigurationError(
-        f"data of type {type(data).__name__}{named_here(data)}; wanted Samples, a pair of arrays "
-        "(x, y), a data set with a length and dataset[number], or (training, validation) of these"
-    )
+    return IndexedSamples(data)
 
 
 def task_of(

@@ -15,8 +15,8 @@ from ..data.arrow import TEXT, TIME
 from ..data.raw.encodings import ColumnEncoder, as_classes, as_names, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
+from ..data.samples import Selected
 from ..data.scaling import Scaling
-from ..data.split import Selected
 from ..data.tables import MOST_CLASSES, RawSamples
 from ..errors import ConfigurationError, ShardingWarning
 from .class_checks import check_named

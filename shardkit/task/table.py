@@ -17,9 +17,8 @@ from typing import Any
 import numpy
 
 from ..annotations import FilePath
-from ..data.samples import TRAINING, VALIDATION, Samples
+from ..data.samples import TRAINING, VALIDATION, Samples, Selected
 from ..data.scaling import Moments, Scaling
-from ..data.split import Selected
 from ..data.tables import RawSamples
 from ..errors import ConfigurationError
 from ..files.reading import MOST_TABLE_BYTES, read_bytes
@@ -68,8 +67,8 @@ def _opened(files: TableFiles, folder: Path, described: Described) -> dict[str, 
 def _as_model_takes(rows: Any, described: Described) -> Samples:
     """Return rows scaled or encoded."""
     if isinstance(rows, Selected):
-        if isinstance(rows.whole, RawSamples):
-            return Selected(rows.whole.encoded(described.columns), rows.ranges)
+        if isinstance(rows.source, RawSamples):
+            return Selected(rows.source.encoded(described.columns), rows.ranges)
     elif isinstance(rows, RawSamples):
         return rows.encoded(described.columns)
     return Scaled(rows, described)
@@ -100,11 +99,7 @@ class TableTask(Task):
     rows = Vectors()
 
     sections = {"data": TableData}
-    defaults = {
-        "batch.sequences": 256,
-        "batch.micro_batch": 64,
-        "run.validation_batches": None,
-    }
+    defaults = {"batch.sequences": 256, "batch.micro_batch": 64, "run.validation_batches": None}
     sample = "rows"
 
     def __init__(self, settings: Any) -> None:

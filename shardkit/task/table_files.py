@@ -14,8 +14,8 @@ from ..data.columns import chosen
 from ..data.contents import Contents
 from ..data.raw.findings import SCALINGS
 from ..data.raw.samples import split_by
-from ..data.samples import Samples
-from ..data.split import Selected, split_rows
+from ..data.samples import Samples, Selected
+from ..data.split import split_rows
 from ..data.table import GroupedTable
 from ..data.tables import RawSamples, TableSamples, files_of, open_table
 from ..errors import ConfigurationError
@@ -268,4 +268,4 @@ class TableFiles:
 
 def rows_of(samples: Any) -> Any:
     """Return the rows of a table that these samples are all or part of."""
-    return samples.whole if isinstance(samples, Selected) else samples
+    return samples.source if isinstance(samples, Selected) else samples

@@ -69,6 +69,21 @@ def test_dtypes_and_empty_slices():
     assert random.uniform(1, 0, 2).dtype == random.normal(1, 7, 7).dtype == numpy.float64
 
 
+class OnDevice(numpy.ndarray):
+    """An array that takes no array of the host beside it, as CuPy's."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **rest):
+        assert not any(type(each) is numpy.ndarray for each in inputs)
+        plain = (numpy.asarray(each) if isinstance(each, OnDevice) else each for each in inputs)
+        return getattr(ufunc, method)(*plain, **rest).view(OnDevice)
+
+
+def test_uniform_numbers_are_made_where_their_bits_are():
+    bits = random.random_bits(4, 0, 20).reshape(-1, 2)
+    found = random.uniform_of(bits.view(OnDevice))
+    assert numpy.array_equal(numpy.asarray(found), random.uniform(4, 0, 10))
+
+
 def test_uniform_lies_in_zero_one_and_is_flat():
     u = random.uniform(random.key_of(3, "flat"), 0, 200_000)
     assert u.min() >= 0 and u.max() < 1

@@ -6,7 +6,7 @@ import pytest
 import shardkit as sk
 from shardkit import transforms
 from shardkit.testing.data import Draw, Mixture, Stream, reader_of
-from shardkit.testing.task import ArraySamples
+from shardkit.testing.task import ArraySamples, parts_of
 
 NUM = 60
 POSITIONS = numpy.random.default_rng(0).permutation(1000)[:NUM]
@@ -163,6 +163,29 @@ def test_a_sample_is_mixed_with_one_of_the_whole_data_set_and_so_are_its_targets
     assert len(partners) > 20
 
 
+def test_what_is_held_out_is_mixed_into_nothing_that_is_trained_on():
+    where = numpy.eye(50, dtype="float32")
+    parts = parts_of(transforms.mixup((where, where), 1.0))
+    trained, held_out = (parts[name].read(numpy.arange(len(parts[name])))[0] for name in parts)
+    numbers = numpy.arange(45)
+    for epoch in range(4):
+        x, _ = parts["training"].read(numbers, Draw(epoch, numbers))
+        assert not x[:, held_out.any(0)].any() and x[:, trained.any(0)].any(0).all()
+        assert (x > 0).sum() > 60  # of 45 samples, so there are partners
+
+
+def test_a_change_of_ones_own_is_told_partners():
+    def cut(x, y, draw, others):
+        return numpy.concatenate([x[:, :2], others[0][:, 2:]], 1), others[1]
+
+    numbers = numpy.arange(50)
+    source = transforms.Augmented((X, Y), cut, partners=True)
+    x, y = source.read(numbers, Draw(4, numbers))
+    which = y[:, 0].astype(int)
+    assert len({*which}) > 20 and numpy.array_equal(x[:, :2], X[:, :2])
+    assert numpy.array_equal(x[:, 2:], X[which, 2:])
+
+
 def test_trees_are_mixed_leaf_by_leaf_and_transformed_by_functions():
     source = transforms.Augmented(
         ({"a": X, "b": (Y,)}, Y), lambda x, y, draw: ({**x, "a": -x["a"]}, y)
@@ -190,7 +213,29 @@ REFUSED = {
         lambda: transforms.mixup(transforms.Augmented(Streamed(X, Y), flipped_and_noisy)),
         "by number, not of a stream",
     ),
-    "padding": (lambda: transforms.crop(X, Draw(0, POSITIONS[:50]), -1), "an integer, at least 1"),
+    "padding": (lambda: transforms.crop(X, Draw(0, POSITIONS[:50]), -1), "an integer, at least 0"),
+    "no such dim": (lambda: transforms.flip(X, Draw(0, POSITIONS[:50]), 3), "dim = 3; wanted one"),
+    "a dim of labels": (
+        lambda: transforms.crop((X, Y[:, 0]), Draw(0, POSITIONS[:50]), 1),
+        r"dim = -2; .* an array \(50,\)",
+    ),
+    "probability": (
+        lambda: transforms.flip(X, Draw(0, POSITIONS[:50]), probability=50),
+        "probability = 50; wanted a number from 0 to 1",
+    ),
+    "share": (lambda: transforms.mask(X, Draw(0, POSITIONS[:50]), -0.1), "a number from 0 to 1"),
+    "fill": (
+        lambda: transforms.mask(FRAMES.astype("uint8"), Draw(0, POSITIONS), 0.1, fill=-1),
+        "fill = -1; wanted one of uint8",
+    ),
+    "alpha": (lambda: transforms.mixup((X, Y), 0), "alpha = 0; wanted a finite number above 0"),
+    "no change": (lambda: transforms.Augmented((X, Y), None), "change = None; wanted a function"),
+    "x alone": (
+        lambda: transforms.Augmented((X, Y), lambda x, y, draw: x[:2]).read(
+            POSITIONS[:2] % 50, Draw(0, POSITIONS[:2])
+        ),
+        "ndarray.*that returns .x, y.",
+    ),
     "nothing to change": (lambda: transforms.Augmented(X, flipped_and_noisy), "ndarray"),
 }
 

@@ -124,6 +124,30 @@ def test_sources_of_sources_hand_the_draw_on(name):
     assert (plain == plain.round()).all()  # no noise
 
 
+class Wrapped(Noisy):
+    """A source that draws, and hands its draw on to the source that it wraps, before or after."""
+
+    def __init__(self, source, *, is_first):
+        super().__init__()
+        self.read_inner, self.is_first = reader_of(source), is_first
+
+    def read(self, numbers, draw=None):
+        noise = draw.normal(3) if self.is_first else 0
+        x, _ = self.read_inner(numbers, draw)
+        noise = noise if self.is_first else draw.normal(3)
+        return numpy.stack([noise, x - x.round()]), None
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_mixture_draws_other_numbers_than_what_it_is_wrapped_in(is_first):
+    inner = Noisy()
+    (outer, _), _ = Wrapped(Mixture([inner], [1]), is_first=is_first).read(
+        numpy.arange(4), Draw(0, numpy.arange(4))
+    )
+    within = [noise for _, _, noise in inner.told]
+    assert abs(outer.sum(1) - within).min() > 1e-6
+
+
 def test_a_read_with_any_keywords_is_told_too():
     class Open(Noisy):
         def read(self, numbers, **rest):

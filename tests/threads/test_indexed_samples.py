@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import UserDict
 
 import numpy
 import pytest
@@ -163,6 +164,7 @@ REFUSED = {
         "'float32 .*wanted numbers of one shape",
     ),
     "texts": (lambda n: ("a text", Y[n]), "wanted numbers of one shape"),
+    "other dtypes": (lambda n: ([n, n / 2] if n else [0, 0], n), "'float64 .*, 'int64 "),
     "three": (lambda n: (X[n], Y[n], n), "sample 3 is a tuple ; wanted a pair"),
     "keys": (lambda n: {"image": X[n], "label": n}, "a dict .'image', 'label'.; wanted a pair"),
 }
@@ -175,14 +177,52 @@ def test_samples_that_make_no_batch_are_refused(kind):
         as_samples(Rows(item)).read(NUMBERS)
 
 
+class Own(Rows):
+    """It draws by a generator of its own, whose numbers depend on what was read before."""
+
+    def __init__(self):
+        self.drawn = numpy.random.default_rng(0)
+
+    def __getitem__(self, number):
+        return X[number] + self.drawn.normal(), Y[number]
+
+
+def test_a_generator_that_is_not_seeded_for_each_sample_is_noticed():
+    with pytest.raises(sk.ConfigurationError, match="others when .* not by its own generator"):
+        as_samples(Own()).fingerprint()
+
+
+def test_a_data_set_may_read_another(tmp_path):
+    inner = as_samples(Rows(drawn))
+
+    def both(number):
+        x, y = inner.read(numpy.array([number]))
+        return x[0], y[0]
+
+    x, _ = as_samples(Rows(both)).read(NUMBERS)
+    assert numpy.array_equal(x, inner.read(NUMBERS)[0])
+
+
 class NoLength:
     def __getitem__(self, number):
         return X[number], Y[number]
 
 
 @pytest.mark.parametrize(
-    "data", [NoLength(), (each for each in X), {"x": X}, X, "data.h5", [(X[0], Y[0])] * 3, 3]
+    "data",
+    [
+        NoLength(),
+        (each for each in X),
+        {"x": X},
+        X,
+        UserDict(x=X),
+        "data.h5",
+        [(X[0], Y[0])] * 3,
+        3,
+    ],
 )
 def test_what_has_no_numbered_samples_is_refused_by_its_type(data):
     with pytest.raises(sk.ConfigurationError, match=f"data of type {type(data).__name__}; wanted"):
         as_samples(data)
+    with pytest.raises(sk.ConfigurationError, match="a length and dataset.number."):
+        sk.IndexedSamples(data)

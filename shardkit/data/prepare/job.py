@@ -287,11 +287,7 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, documents, say) 
 
 
 def _train(
-    path: Path,
-    blocks: list[Block],
-    documents: Documents,
-    size: int,
-    backend: CommunicationBackend,
+    path: Path, blocks: list[Block], documents: Documents, size: int, backend: CommunicationBackend
 ) -> None:
     readers = Readers(documents)
     with ExitStack() as merging:
