@@ -353,6 +353,13 @@ def going_on(monkeypatch):
     monkeypatch.setattr(workshop, "_MAIN", change)
 
 
+def test_a_folder_named_from_the_working_folder_is_the_same_there(opened, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "code")
+    assert code(opened, NEXT[0])
+    assert [path.name for path in tmp_path.glob("code/shardkit/*.kernel")] == [name_of(NEXT[0])]
+
+
 def test_a_worker_gets_the_loops_of_files_whose_formulas_it_knows():
     flat = LINE, "array.cpu.flat._copy(float64[1], float64[1])"
     node = "comm.node.loops.barrier(int64)", "comm.node.loops.broadcast(int64)"
