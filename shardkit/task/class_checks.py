@@ -6,11 +6,7 @@ from .table_files import TableData
 
 
 def num_classes(
-    data: TableData,
-    in_training: int,
-    most_in_validation: int,
-    num_rows: int,
-    target: str,
+    data: TableData, in_training: int, most_in_validation: int, num_rows: int, target: str
 ) -> int:
     """Return how many classes a target has. Errors: ConfigurationError.
 
