@@ -38,10 +38,8 @@ class RawFindings:
     def merge(self, other: "RawFindings") -> None:
         """Add what other rows have shown."""
         for name, found in other.columns.items():
-            if name in self.columns:
+            if self.columns.setdefault(name, found) is not found:
                 self.columns[name].merge(found)
-            else:
-                self.columns[name] = found
         for name, texts in other.held.items():
             self.held.setdefault(name, set()).update(texts)
 
@@ -56,18 +54,12 @@ class RawSurvey:
         self._data = data
         self._training, self._validation = training, validation
         self._rows: RawSamples = rows_of(training)
-        self._others: RawSamples | None = None
-        if rows_of(validation) is not self._rows:
-            self._others = rows_of(validation)
+        others: RawSamples = rows_of(validation)
+        self._others = None if others is self._rows else others
 
     def __len__(self):
         others = 0 if self._others is None else self._others.table.num_groups
         return self._rows.table.num_groups + others
-
-    @property
-    def training_rows(self) -> int:
-        """How many rows are trained on."""
-        return len(self._training)
 
     def look(self, number: int) -> RawFindings:
         """Return what a group shows. Errors: ConfigurationError, OSError."""
@@ -86,8 +78,11 @@ class RawSurvey:
         names = [*rows.feature_names, *rows.target_names]
         columns = table.group(group, names)
         found = {}
+
+        def where(row) -> str:
+            return place_of(table, int(kept[row]) + first)
+
         for name in names:
-            where = _Place(table, first, kept)
             column = self._typed(name, _rows_of(columns[name], kept), where)
             dtype = TEXT if self._is_text(name) else table.fields[name].dtype
             found[name] = ColumnFindings.of(column, dtype, name, is_sampled, where)
@@ -219,7 +214,7 @@ class RawSurvey:
         self._check_target(name, found)
         if self._is_class(name):
             made = classes(name, found, MOST_CLASSES)
-            check_named(self._data, made, held, self.training_rows)
+            check_named(self._data, made, held, len(self._training))
             return made
         return fitting.target(name, found)
 
@@ -239,17 +234,6 @@ class RawSurvey:
                 f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
                 "value in each: leave these rows out of the file"
             )
-
-
-class _Place:
-    """Where a row stands that is one of those of a group that are kept."""
-
-    def __init__(self, table, first: int, kept):
-        self._table = table
-        self._rows = kept + first
-
-    def __call__(self, row) -> str:
-        return place_of(self._table, int(self._rows[row]))
 
 
 def _rows_of(column, kept):

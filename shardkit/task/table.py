@@ -152,9 +152,7 @@ class TableTask(Task):
         data = self.settings.data
         form = self.rows.form(rows_of(self._new[0]), data)
         check = partial(self.rows.check, data=data)
-        training, validation = self._new
-        has_classes = data.has_classes
-        return TableSurvey(training, validation, form, has_classes=has_classes, check=check)
+        return TableSurvey(*self._new, form, has_classes=data.has_classes, check=check)
 
     def prepare(self, folder: Path, resume: bool) -> None:
         if self._new is None:
@@ -179,15 +177,12 @@ class TableTask(Task):
         training, validation = survey.merged(findings)
         rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
-        counts = training.class_counts
-        has_classes = self.settings.data.has_classes
-        most = max(len(validation.class_counts) - 1, 0)
+        counts, data = training.class_counts, self.settings.data
+        has_classes, is_scaled = data.has_classes, data.standardize
+        most, num_rows = max(len(validation.class_counts) - 1, 0), len(self._new[0])
         classes = 0
         if has_classes:
-            classes = num_classes(
-                self.settings.data, len(counts), most, len(self._new[0]), rows.target_names[0]
-            )
-        is_scaled = self.settings.data.standardize
+            classes = num_classes(data, len(counts), most, num_rows, rows.target_names[0])
         x_scaling = _scaling(training.x, form.x_axis, is_scaled)
         y_scaling = _scaling(training.y, form.y_axis, is_scaled and not has_classes)
         return Described(

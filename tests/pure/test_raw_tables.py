@@ -161,10 +161,11 @@ def test_frames_of_libraries_hold_the_same_columns(frame):
 
 
 FRAMES = {  # how they are written, columns
-    "fixed": ({"format": "fixed"}, "ibt"),
+    "fixed": ({"format": "fixed"}, "ibtd\u00f6"),
     "compressed": ({"format": "fixed", "complevel": 5, "complib": "zlib"}, "ibt"),
-    "table": ({"format": "table"}, "ibtckn"),
+    "table": ({"format": "table"}, "ibtckd\u00f6n"),
     "table of columns": ({"format": "table", "data_columns": True}, "ibtckn"),
+    "its own text for nothing": ({"format": "table", "data_columns": True, "nan_rep": "-"}, "ic"),
     "two frames": ({"format": "table"}, "it"),
     "objects": ({"format": "fixed"}, "ic"),
 }
@@ -181,10 +182,13 @@ def test_a_frame_that_pandas_wrote_into_hdf5_holds_the_same_columns(case, tmp_pa
         "c": ["x", None, "\u00e9"],
         "k": ["u", "v", None],
         "n": [7.0, None, 9.0],
+        "d": [3600.0, None, 1.5],
+        "\u00f6": [1.0, 2.0, 3.0],
     }
-    columns = {name: pandas.Series(expected[name]) for name in "icn"}
+    columns = {name: pandas.Series(expected[name]) for name in "icn\u00f6"}
     columns["b"] = pandas.Series([True, False, True])
     columns["t"] = pandas.to_datetime(pandas.Series([DAY, None, 0.5]), unit="s")
+    columns["d"] = pandas.to_timedelta(pandas.Series(expected["d"]), unit="s")
     columns |= {name: pandas.Categorical(expected[name]) for name in "kn"}
     frame, path = pandas.DataFrame({name: columns[name] for name in names}), tmp_path / "t.h5"
     frame.to_hdf(path, key="deep/frame", mode="w", **how)
@@ -205,11 +209,33 @@ def test_a_frame_that_pandas_wrote_into_hdf5_holds_the_same_columns(case, tmp_pa
     assert open_table(path).fingerprint() != table.fingerprint()
 
 
-def test_a_time_that_pandas_has_as_index_is_a_column(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"format": "fixed"}, "series of pandas.*to_frame"),
+        ({"format": "fixed"}, "has no rows"),
+        ({"format": "fixed"}, "MultiIndex"),
+        ({"format": "table"}, "MultiIndex"),
+    ],
+)
+def test_what_is_no_frame_of_plain_columns_is_refused_by_name(how, words, tmp_path):
+    pandas, path = pytest.importorskip("pandas"), tmp_path / "t.h5"
+    pytest.importorskip("tables")
+    frame = pandas.DataFrame({"a": [1.5, 2.5], "b": [1.0, 2.0]})
+    if words == "MultiIndex":
+        frame.columns = pandas.MultiIndex.from_tuples([("a", "x"), ("b", "y")])
+    made = {"MultiIndex": frame, "has no rows": frame.iloc[:0]}.get(words, frame["a"])
+    made.to_hdf(path, key="x", **how)
+    with pytest.raises(ConfigurationError, match=words):
+        open_table(path)
+
+
+@pytest.mark.parametrize("how", ["fixed", "table"])
+def test_a_time_that_pandas_has_as_index_is_a_column(how, tmp_path):
     pandas, path = pytest.importorskip("pandas"), tmp_path / "t.h5"
     pytest.importorskip("tables")
     index = pandas.to_datetime([DAY, 2 * DAY], unit="s")
-    pandas.DataFrame({"a": [1.5, 2.5]}, index).to_hdf(path, key="x", format="table")
+    pandas.DataFrame({"a": [1.5, 2.5]}, index).to_hdf(path, key="x", format=how)
     assert columns_in(open_table(path)) == {"index": [DAY, 2 * DAY], "a": [1.5, 2.5]}
 
 

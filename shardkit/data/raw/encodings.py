@@ -420,13 +420,12 @@ class ColumnEncoder:
 
     def invert(self, scaled) -> numpy.ndarray:
         """Return numbers [n, targets] in the units of the file, float64."""
-        columns = zip(self.targets, numpy.asarray(scaled, numpy.float64).T)
-        return numpy.stack([each.invert(column) for each, column in columns], 1)
+        columns = numpy.asarray(scaled, numpy.float64).T
+        return numpy.stack([*map(Numbers.invert, self.targets, columns)], 1)
 
     def predicted(self, scaled) -> numpy.ndarray:
         """Return predictions [n, targets] likewise, inside of what was in training."""
-        columns = zip(self.targets, numpy.asarray(scaled).T)
-        return numpy.stack([each.predicted(column) for each, column in columns], 1)
+        return numpy.stack([*map(Numbers.predicted, self.targets, numpy.asarray(scaled).T)], 1)
 
 
 def known(column, name: str, where) -> numpy.ndarray:
