@@ -12,7 +12,8 @@ from ..arguments import require
 from ..refusal import check_made, check_usable
 from .autograd import Tensor
 from .loss import FunctionLoss, Loss
-from .module import Module
+from .module import Module, members_of
+from .parameter import Parameter
 
 
 class Objectives(Loss):
@@ -67,6 +68,20 @@ def owners_in(model: Module, loss: Any) -> dict[str, str]:
     trained = [name for name, p in model.named_parameters().items() if p.requires_grad]
     owners = {name: name.partition(".")[0] for name in trained}
     names, parts = list(objectives.losses), list(dict.fromkeys(owners.values()))
+    _check_apart(model, names)
     wanted = f"those of what is trained, {', '.join(parts)}; or freeze parts: frozen=..."
     require({*names} == {*parts}, "Objectives with the names", ", ".join(names), wanted)
     return owners
+
+
+def _check_apart(model: Module, names: list[str]) -> None:
+    """Raise ConfigurationError if parts of two objectives share what is trained."""
+    found: dict[Parameter, str] = {}
+    for part in names:
+        member = members_of(model).get(part, Module())
+        own = [member] if isinstance(member, Parameter) else member.parameters()
+        for parameter in filter(lambda each: each.requires_grad, own):
+            other = found.setdefault(parameter, part)
+            told = f"{parameter.name or 'some'} in both {other} and {part}"
+            wanted = "a part of its own, with an objective, for what they share; or frozen"
+            require(other == part, "Objectives over parameters", told, wanted)

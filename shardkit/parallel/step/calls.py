@@ -13,7 +13,7 @@ it before each collective (data/turns.py).
 """
 
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from ...array.device import OwnBuffers
@@ -155,11 +155,15 @@ class AtCalls:
             self.turns.fail(described(error, self._rank, place, self.parts[0].device))
         self.turns.end()
 
+    def around_loss(self, last: Place) -> AbstractContextManager:
+        """Return where parameters are gathered when they are read."""
+        return self.around("loss", last, 0, Inputs())
+
     def agrees_on(self, error: Exception) -> bool:
         """Return False: an error is one of all ranks, and ends the program on all."""
         return False
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output, and write all gradients on the way."""
         is_last = m == self._last_backward
         reduce_now = partial(self._reduce_now, inputs.gradient_scale) if is_last else None

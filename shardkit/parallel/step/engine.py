@@ -36,7 +36,7 @@ from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
-from .executor import Objective, groups_due
+from .executor import Objective
 from .inputs import Inputs, Results, Update
 from .votes import (
     NOTHING_COUNTS,
@@ -136,6 +136,7 @@ class Engine:
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self.objectives = parts.objectives(model, config, mesh, self.overlap, self.compilation)
+        self._are_together = isinstance(usual, Objectives) and usual.together
         self._gradients = Accumulation()
         self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
@@ -199,8 +200,11 @@ class Engine:
         """Take one whole step, or of one objective; return the mean loss of the global batch."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot)
-        computed = (self._compute(due, batch, inputs) for due in groups_due(self, only))
+        choice = only, [each.name for each in self.objectives if each.name]
+        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot, choice=choice)
+        due = [each for each in self.objectives if only in (None, each.name)]
+        groups = [due] if self._are_together else [[each] for each in due]
+        computed = (self._compute(group, batch, inputs) for group in groups)
         loss = self._take_steps(computed, batch.items)
         self.state.samples_seen += batch.samples
         self.listening.end_step()
@@ -224,7 +228,6 @@ class Engine:
 
     def accumulate(self, x, y, only: str | None = None) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
-        require(only is None, "only, where gradients accumulate", only, "None: all of them do")
         pending = self._gradients
         batch, inputs = self._intake.inputs(
             x,
@@ -232,6 +235,7 @@ class Engine:
             ballot=self._ballot,
             first_gradient=pending.micro_batches,
             first_sample=pending.samples,
+            choice=(only, ()),
         )
         results = {each: each.run("local", inputs) for each in self.objectives}
         loss = self._checked_losses(results, batch.items)

@@ -9,11 +9,12 @@ The blocks of a model say which unit comes next, so its program can say when to 
 block does not: there it is the modules inside of it that say so, when they are called.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
+from ...errors import ShardingError
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
@@ -54,9 +55,12 @@ class Gathering(Protocol):
         what   "forward" or "backward", of a unit and micro-batch m
         """
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
-        """Go back from the output of micro-batch m; return what is still to be computed for
-        parameters.
+    def around_loss(self, last: Place) -> AbstractContextManager:
+        """Inside, the parameters of the last unit are whole, for a loss without learning."""
+
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output of a unit and micro-batch; return what is still to be computed
+        for parameters.
         """
 
     def owners(self, place: Place) -> list[Unit]:
@@ -78,7 +82,7 @@ class ByProgram:
     programs = staticmethod(Programs.of)
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
-        self._units = units.at
+        self._units, self._stages = units.at, stages
         self._company = company = Company(mesh, units.all[0].device)
         self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
@@ -87,6 +91,7 @@ class ByProgram:
             else []
             for place in units.at
         }
+        self._unseen = set(units.at)  # of which no backward has been looked at
 
     @property
     def table(self) -> dict:
@@ -125,10 +130,41 @@ class ByProgram:
         """Return whether all ranks that compute together know of the error."""
         return self._company.agrees_on(error)
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
-        """Go back from the output; weight gradients are left to W."""
+    @contextmanager
+    def around_loss(self, last: Place):
+        """Gather the unit, if this rank has it, and those that it reads."""
+        units = [self._units[at] for at in self._stages.uses.gathered(last) if at in self._units]
+        for unit in units:
+            unit.gather()
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.release()
+
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output; weight gradients are left to W.
+
+        Errors: ShardingError if it is owed to parameters that other units have alone.
+        """
         backward = backward_inputs if isinstance(output, Tensor) else backward_through
-        return backward(output, gradient)
+        owed = backward(output, gradient)
+        if at in self._unseen:
+            self._unseen.remove(at)
+            self._check_owed(at, owed)
+        return owed
+
+    def _check_owed(self, at: Place, owed: WeightGradients) -> None:
+        plans = self._stages.plans
+        own = (plans[each].parameters.values() for each in self._stages.uses.of(at))
+        lost = owed.parameters().difference(*own)
+        names = [n for plan in plans.values() for n, p in plan.parameters.items() if p in lost]
+        if names:
+            raise ShardingError(
+                f"parameter {names[0]} is read outside of its block, where it gets no gradient; "
+                "let the block that reads it, or for a loss the last one, have it as a member too, "
+                "or leave blocks() out"
+            )
 
     def owners(self, place: Place) -> list[Unit]:
         """Return the unit itself, those that it borrows from, and the parts of both, as far as they
