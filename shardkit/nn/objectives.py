@@ -12,8 +12,7 @@ from ..arguments import require
 from ..refusal import check_made, check_usable
 from .autograd import Tensor
 from .loss import FunctionLoss, Loss
-from .module import Module, members_of
-from .parameter import Parameter
+from .module import Module
 
 
 class Objectives(Loss):
@@ -68,20 +67,17 @@ def owners_in(model: Module, loss: Any) -> dict[str, str]:
     trained = [name for name, p in model.named_parameters().items() if p.requires_grad]
     owners = {name: name.partition(".")[0] for name in trained}
     names, parts = list(objectives.losses), list(dict.fromkeys(owners.values()))
-    _check_apart(model, names)
+    _check_apart(model, owners)
     wanted = f"those of what is trained, {', '.join(parts)}; or freeze parts: frozen=..."
     require({*names} == {*parts}, "Objectives with the names", ", ".join(names), wanted)
     return owners
 
 
-def _check_apart(model: Module, names: list[str]) -> None:
-    """Raise ConfigurationError if parts of two objectives share what is trained."""
-    found: dict[Parameter, str] = {}
-    for part in names:
-        member = members_of(model).get(part, Module())
-        own = [member] if isinstance(member, Parameter) else member.parameters()
-        for parameter in filter(lambda each: each.requires_grad, own):
-            other = found.setdefault(parameter, part)
-            told = f"{parameter.name or 'some'} in both {other} and {part}"
-            wanted = "a part of its own, with an objective, for what they share; or frozen"
-            require(other == part, "Objectives over parameters", told, wanted)
+def _check_apart(model, owners):
+    wanted = "a part of its own, with an objective, for what they share; or frozen=..."
+    names = {p: name for name, p in model.named_parameters().items()}
+    modules = model.named_modules()
+    for part in dict.fromkeys(owners.values()):
+        for name in map(names.get, modules[part].parameters() if part in modules else ()):
+            other = owners.get(name, part)
+            require(other == part, "Objectives with", f"{name} of {other} in {part}, too", wanted)

@@ -273,11 +273,6 @@ class WeightGradients:
     def __init__(self, deferred):
         self._deferred = deferred
 
-    def parameters(self) -> set:
-        """Return whose gradients they are."""
-        found = {each for *_, parameters, _ in self._deferred or () for each in parameters}
-        return found - {None}
-
     def run(self):
         """Add them to `.grad` of the parameters, in the order of the plain backward; only once."""
         if self._deferred is None:

@@ -97,20 +97,22 @@ class Batches:
         loss     instead of the usual one
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
-        choice   the objective that takes the step, None: all; and the names of those there are
+        choice   `only` that objective, None: all; and the names of all
         Errors, on all ranks: ConfigurationError on another choice; ShapeError if the part of any
         rank is empty, does not divide into the micro-batches, is not accepted by the model or the
-        loss, or if structure of trees or choice are not those of other ranks; StopVoted,
+        loss, or if structure of trees or `only` are not those of other ranks; StopVoted,
         ShardingError naming the ranks that passed another part than their peers.
         """
         common = CommonNumber()
+        only, names = choice
         with collectively(self._mesh.world, ballot, common):
-            _check_choice(*choice)
+            wanted = ", ".join(names) or "None: no objective is chosen"
+            require(only in (None, *names), "only", only, wanted)
             criterion = as_loss(loss or self._usual_loss())
             x, y = self._checked_samples(criterion, x, y)
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
-            common.value = _structure_number(x, y, only=choice[0])
+            common.value = _structure_number(x, y, only=only)
             given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
@@ -120,7 +122,7 @@ class Batches:
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
-        self._check_common(common, choice[0], **given)
+        self._check_common(common, only, **given)
         self._check_peers(*given.values())
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
@@ -227,9 +229,7 @@ class Batches:
                 self._samples.check_same(*trees)
 
     def _check_common(self, common: CommonNumber, only: str | None = None, **trees) -> None:
-        """Raise ShapeError on all ranks if some have trees of another structure, or another choice
-        of objectives.
-        """
+        """Raise ShapeError on all ranks if some have other structures of trees, or another only."""
         if common.is_common:
             return
         mine = ", ".join(f"{name} = {_told(tree)}" for name, tree in trees.items())
@@ -238,7 +238,7 @@ class Batches:
         rank = next(rank for rank, theirs in enumerate(everyones) if theirs != everyones[0])
         raise ShapeError(
             f"rank 0 passed {everyones[0]}, but rank {rank} {everyones[rank]}; wanted trees of one "
-            "structure on all ranks, * standing for an array, and one choice of objectives"
+            "structure on all ranks, * standing for an array, and the same only"
         )
 
 
@@ -380,12 +380,6 @@ def _form(about, *trees) -> int:
 
 def _is_empty(tree) -> bool:
     return 0 in tree.shape if hasattr(tree, "shape") else not num_samples(tree)
-
-
-def _check_choice(only, objectives) -> None:
-    one = f"an objective, {', '.join(objectives)}"
-    wanted = one if objectives else "None: the model has one loss, or all accumulate"
-    require(only is None or only in objectives, "only", only, wanted)
 
 
 def _structure_number(*trees, only: str | None = None) -> int:

@@ -13,7 +13,7 @@ it before each collective (data/turns.py).
 """
 
 from collections import defaultdict
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from ...array.device import OwnBuffers
@@ -154,10 +154,6 @@ class AtCalls:
             place = f"{place} of step {inputs.update.number}"
             self.turns.fail(described(error, self._rank, place, self.parts[0].device))
         self.turns.end()
-
-    def around_loss(self, last: Place) -> AbstractContextManager:
-        """Return where parameters are gathered when they are read."""
-        return self.around("loss", last, 0, Inputs())
 
     def agrees_on(self, error: Exception) -> bool:
         """Return False: an error is one of all ranks, and ends the program on all."""

@@ -162,7 +162,7 @@ class Evaluation:
         if self._samples is not None or not loss.takes_trees:
             return nullcontext()
         flow = self._runtime.flow
-        return flow.plain_work.gathering.around_loss(flow.stages.last)
+        return flow.plain_work.gathering.around("loss", flow.stages.last, 0, Inputs())
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over data ranks of what the last stage of each has."""

@@ -16,8 +16,10 @@ from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
 from ...errors import ShardingError
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
+from ...nn.tape import parameter_uses
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
+from ...tree import leaves
 from ..data.unit import Unit, Units
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
@@ -52,11 +54,8 @@ class Gathering(Protocol):
         """Inside, the parameters of what is computed are whole when they are read; an error is one
         of all ranks that compute it together.
 
-        what   "forward" or "backward", of a unit and micro-batch m
+        what   "forward" or "backward", of a unit and micro-batch m; or "loss", without learning
         """
-
-    def around_loss(self, last: Place) -> AbstractContextManager:
-        """Inside, the parameters of the last unit are whole, for a loss without learning."""
 
     def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output of a unit and micro-batch; return what is still to be computed
@@ -82,7 +81,8 @@ class ByProgram:
     programs = staticmethod(Programs.of)
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
-        self._units, self._stages = units.at, stages
+        self._units, self._uses, self._plans = units.at, stages.uses, stages.plans
+        self._unseen = set(units.at)  # whose first backward is still to come
         self._company = company = Company(mesh, units.all[0].device)
         self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
@@ -91,7 +91,6 @@ class ByProgram:
             else []
             for place in units.at
         }
-        self._unseen = set(units.at)  # of which no backward has been looked at
 
     @property
     def table(self) -> dict:
@@ -124,16 +123,13 @@ class ByProgram:
     def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
         """Return where ranks that compute together agree on errors: GATHER has been there."""
         tells = what == "forward" and at in self._told
+        if what == "loss":
+            return self._gathered(at)
         return self._company.at(f"{what} of micro-batch {m}", inputs, tells=tells)
 
-    def agrees_on(self, error: Exception) -> bool:
-        """Return whether all ranks that compute together know of the error."""
-        return self._company.agrees_on(error)
-
     @contextmanager
-    def around_loss(self, last: Place):
-        """Gather the unit, if this rank has it, and those that it reads."""
-        units = [self._units[at] for at in self._stages.uses.gathered(last) if at in self._units]
+    def _gathered(self, at: Place):
+        units = [self._units[each] for each in self._uses.gathered(at) if each in self._units]
         for unit in units:
             unit.gather()
         try:
@@ -142,28 +138,29 @@ class ByProgram:
             for unit in units:
                 unit.release()
 
-    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
-        """Go back from the output; weight gradients are left to W.
+    def agrees_on(self, error: Exception) -> bool:
+        """Return whether all ranks that compute together know of the error."""
+        return self._company.agrees_on(error)
 
-        Errors: ShardingError if it is owed to parameters that other units have alone.
-        """
-        backward = backward_inputs if isinstance(output, Tensor) else backward_through
-        owed = backward(output, gradient)
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output; weight gradients are left to W."""
         if at in self._unseen:
             self._unseen.remove(at)
-            self._check_owed(at, owed)
-        return owed
+            self._check_reads(at, leaves(output))
+        backward = backward_inputs if isinstance(output, Tensor) else backward_through
+        return backward(output, gradient)
 
-    def _check_owed(self, at: Place, owed: WeightGradients) -> None:
-        plans = self._stages.plans
-        own = (plans[each].parameters.values() for each in self._stages.uses.of(at))
-        lost = owed.parameters().difference(*own)
-        names = [n for plan in plans.values() for n, p in plan.parameters.items() if p in lost]
+    def _check_reads(self, at, outputs):
+        own = [self._plans[each].parameters.values() for each in self._uses.of(at)]
+        uses = [use for each in outputs if isinstance(each, Tensor) for use in parameter_uses(each)]
+        lost = {p for use in uses for p in use.parameters if p.requires_grad}.difference(*own)
+        names = [
+            n for each in self._plans.values() for n, p in each.parameters.items() if p in lost
+        ]
+        told = "is read outside of its block, where it gets no gradient; let the block that reads"
         if names:
             raise ShardingError(
-                f"parameter {names[0]} is read outside of its block, where it gets no gradient; "
-                "let the block that reads it, or for a loss the last one, have it as a member too, "
-                "or leave blocks() out"
+                f"parameter {names[0]} {told} it, for a loss the last, have it, too"
             )
 
     def owners(self, place: Place) -> list[Unit]:
