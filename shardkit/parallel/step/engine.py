@@ -137,6 +137,7 @@ class Engine:
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self.objectives = parts.objectives(model, config, mesh, self.overlap, self.compilation)
         self._are_together = isinstance(usual, Objectives) and usual.together
+        self._names = [each.name for each in self.objectives if each.name]
         self._gradients = Accumulation()
         self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
@@ -200,17 +201,20 @@ class Engine:
         """Take one whole step, or of one objective; return the mean loss of the global batch."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        choice = only, [each.name for each in self.objectives if each.name]
+        choice = only, self._names
         batch, inputs = self._intake.inputs(x, y, ballot=self._ballot, choice=choice)
-        due = [each for each in self.objectives if only in (None, each.name)]
-        groups = [due] if self._are_together else [[each] for each in due]
-        computed = (self._compute(group, batch, inputs) for group in groups)
+        computed = (self._compute(due, batch, inputs) for due in self._groups(only))
         loss = self._take_steps(computed, batch.items)
         self.state.samples_seen += batch.samples
         self.listening.end_step()
         if not self.overlap.is_settled:
             self.overlap.count(time.perf_counter() - began)
         return loss
+
+    def _groups(self, only: str | None) -> list:
+        """Return what takes a step, in groups whose gradients come first."""
+        due = [each for each in self.objectives if only in (None, each.name)]
+        return [due] if self._are_together else [[each] for each in due]
 
     def compute_gradients(self, x, y, loss=None) -> float:
         """Do everything up to the reduction; return the mean loss.
