@@ -67,6 +67,17 @@ def owners_in(model: Module, loss: Any) -> dict[str, str]:
     trained = [name for name, p in model.named_parameters().items() if p.requires_grad]
     owners = {name: name.partition(".")[0] for name in trained}
     names, parts = list(objectives.losses), list(dict.fromkeys(owners.values()))
+    _check_apart(model, owners)
     wanted = f"those of what is trained, {', '.join(parts)}; or freeze parts: frozen=..."
     require({*names} == {*parts}, "Objectives with the names", ", ".join(names), wanted)
     return owners
+
+
+def _check_apart(model, owners):
+    wanted = "a part of its own, with an objective, for what they share; or frozen=..."
+    names = {p: name for name, p in model.named_parameters().items()}
+    modules = model.named_modules()
+    for part in dict.fromkeys(owners.values()):
+        for name in map(names.get, modules[part].parameters() if part in modules else ()):
+            other = owners.get(name, part)
+            require(other == part, "Objectives with", f"{name} of {other} in {part}, too", wanted)

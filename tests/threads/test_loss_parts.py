@@ -143,10 +143,43 @@ class Learned(sk.nn.Module):
         return {**means, "variances": s.sum()}, weights
 
 
-def test_learned_weights_are_trained_saved_and_read_where_the_loss_is_measured(tmp_path):
+class LearnedHead(sk.nn.Linear):
+    """A last block with weights of the loss beside its own."""
+
+    def __init__(self):
+        super().__init__(8, TARGETS, dtype="float64")
+        self.log_variances = sk.nn.Parameter(FIRST, dtype="float64")
+
+
+class LearnedInBlocks(Learned):
+    def __init__(self):
+        self.first, self.last = sk.nn.Linear(FEATURES, 8, dtype="float64"), LearnedHead()
+
+    def blocks(self):
+        return [("first", self.first), ("last", self.last)]
+
+    @property
+    def log_variances(self):
+        return self.last.log_variances
+
+
+class LearnedElsewhere(LearnedInBlocks):
+    """Which read what the last block does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.log_variances = sk.nn.Parameter(FIRST, dtype="float64")
+
+    @property
+    def log_variances(self):
+        return self.first.log_variances
+
+
+@pytest.mark.parametrize("module", [Learned, LearnedInBlocks])
+def test_learned_weights_are_trained_saved_and_read_where_the_loss_is_measured(module, tmp_path):
     def run(backend, maker, steps):
         settings = {"optimizer": sk.SGD(lr=0.1), "minimum_parameter_group_size": 1}
-        model = maker(Learned(), sk.ShardingConfiguration(backend, **settings))
+        model = maker(module(), sk.ShardingConfiguration(backend, **settings))
         own = sk.split_batch(model.mesh, *batch())
         losses = [model.train(*own) for _ in range(steps)]
         if steps:
@@ -162,7 +195,21 @@ def test_learned_weights_are_trained_saved_and_read_where_the_loss_is_measured(t
     assert numpy.array_equal(sk.run_ranks(2, lambda b: run(b, sk.ZeRO1Model, 0))[0][2], parameters)
     _, told, stepped, _ = sk.run_ranks(2, lambda b: run(b, sk.FSDPModel, 1))[0]
     gradient = 1 - numpy.exp(-FIRST) * [told["data"], told["size"]]
-    assert numpy.allclose(stepped[:2], FIRST - 0.1 * gradient, rtol=1e-12)
+    own = stepped[:2] if module is Learned else stepped[-2:]
+    assert numpy.allclose(own, FIRST - 0.1 * gradient, rtol=1e-12)
+
+
+@pytest.mark.parametrize("maker", [sk.DDPModel, sk.FSDPModel])
+def test_what_the_last_block_does_not_have_is_no_weight_of_a_loss(maker):
+    """Its gradient would be lost."""
+
+    def run(backend):
+        settings = {"optimizer": sk.SGD(lr=0.1), "minimum_parameter_group_size": 1}
+        model = maker(LearnedElsewhere(), sk.ShardingConfiguration(backend, **settings))
+        with pytest.raises(sk.ShardingError, match="first.log_variances (is read|was released)"):
+            model.train(*sk.split_batch(model.mesh, *batch()))
+
+    sk.run_ranks(2, run)
 
 
 WRONG_WEIGHTS = {

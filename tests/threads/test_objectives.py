@@ -80,6 +80,9 @@ def loss_g(found, y):
     return ops.softplus(-(found["fake"] if isinstance(found, dict) else found[0])).mean()
 
 
+BOTH = {"discriminator": loss_d, "generator": loss_g}
+
+
 def batch(step):
     numbers = numpy.random.default_rng(step)
     return (numbers.normal(size=(24, 3)), numbers.normal(size=(24, 2)) + 1), numpy.zeros(24)
@@ -365,9 +368,31 @@ def test_a_loss_that_is_nan_skips_the_step_of_its_own_part():
         assert skips.total == 1 and "step 1 skipped" in str(skips.last)
 
 
+@pytest.mark.parametrize("only", [None, "model"])
+def test_steps_that_one_objective_skipped_are_steps_of_the_others_in_a_checkpoint(only, tmp_path):
+    def run(backend):
+        losses = BOTH | {"generator": lambda found, y: loss_g(found, y) + y.mean()}
+        chosen = {"loss": nn.Objectives(losses), "parameter_groups": (), "max_gradient_norm": None}
+        model = sharded(backend, sk.FSDPModel, optimizer=sk.Adam(lr=RATE), **chosen)
+        x, y = part(model, 0)
+        for _ in range(3):
+            model.train(x, y + numpy.nan)
+        model.save_model(tmp_path / "gan")
+        other = sharded(backend, sk.ZeRO1Model, optimizer=sk.Adam(lr=RATE), **chosen)
+        other.load_model(tmp_path / "gan", only=only)
+        if only:
+            model = sharded(backend, sk.FSDPModel, optimizer=sk.Adam(lr=RATE), **chosen)
+            model.set_parameters(other.gather_full_parameters())
+        for each in (model, other):
+            each.train(x, y)
+        return model.gather_full_parameters(), other.gather_full_parameters()
+
+    for one, two in sk.run_ranks(2, run):
+        assert numpy.array_equal(one, two)
+
+
 # ---- refusals, on all ranks ----------------------------------------------------------------------
 
-BOTH = {"discriminator": loss_d, "generator": loss_g}
 WRONG = {
     "no table": (lambda: nn.Objectives([loss_d]), "wanted {name: function"),
     "a Loss": (
@@ -399,13 +424,17 @@ CALLS = {
     "only of no objective": (
         lambda m, p: m.train(*p, only="critic"),
         {},
-        "wanted an objective, dis",
+        "wanted discriminator, gen",
     ),
-    "only of one loss": (lambda m, p: m.train(*p, only="a"), {"loss": loss_d}, "has one loss"),
+    "only of one loss": (
+        lambda m, p: m.train(*p, only="a"),
+        {"loss": loss_d},
+        "no objective is chosen",
+    ),
     "only, accumulated": (
         lambda m, p: m.train(*p, only="generator"),
         {"auto_synchronize_gradients": False},
-        "wanted None: all of them",
+        "no objective is chosen",
     ),
     "a loss": (lambda m, p: m.compute_gradients(*p, loss_d), {}, "wanted None: each objective"),
 }
@@ -419,16 +448,38 @@ def test_calls_that_make_no_sense_are_refused_on_all_ranks(what):
         model = sharded(backend, **settings)
         with pytest.raises(sk.ConfigurationError, match=wanted):
             call(model, part(model, 0))
+        if "only" not in what:
+            return
+        with pytest.raises(sk.ConfigurationError, match=f"rank 1: .*{wanted}"):
+            call(model, part(model, 0)) if backend.rank else model.train(*part(model, 0))
 
     sk.run_ranks(2, run)
 
 
-def test_ranks_that_train_different_objectives_are_told():
+@pytest.mark.parametrize("one", ["discriminator", None])
+def test_ranks_that_train_different_objectives_are_told(one):
     def run(backend):
         model = sharded(backend)
-        with pytest.raises(sk.ShardingError, match="only"):
-            model.train(*part(model, 0), only=["generator", "discriminator"][backend.rank])
+        with pytest.raises(sk.ShapeError, match="only = 'generator'; wanted .* the same only"):
+            model.train(*part(model, 0), only=["generator", one][1 - backend.rank])
         assert not model.supports_compilation
+
+    sk.run_ranks(2, run)
+
+
+def test_objectives_that_share_parameters_are_refused_unless_these_are_frozen():
+    class Sharing(Chain):
+        def __init__(self):
+            super().__init__()
+            self.discriminator[0].layer.bias = self.generator[0].layer.bias
+
+    def run(backend):
+        with pytest.raises(
+            sk.ConfigurationError, match="generator.0.layer.bias of generator in discriminator, too"
+        ):
+            sharded(backend, module=Sharing)
+        model = sharded(backend, module=Sharing, frozen=("generator.0.layer.bias",))
+        assert numpy.isfinite(model.train(*part(model, 0)))
 
     sk.run_ranks(2, run)
 

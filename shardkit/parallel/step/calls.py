@@ -159,7 +159,7 @@ class AtCalls:
         """Return False: an error is one of all ranks, and ends the program on all."""
         return False
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output, and write all gradients on the way."""
         is_last = m == self._last_backward
         reduce_now = partial(self._reduce_now, inputs.gradient_scale) if is_last else None

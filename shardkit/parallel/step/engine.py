@@ -36,7 +36,7 @@ from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
-from .executor import Objective, groups_due
+from .executor import Objective
 from .inputs import Inputs, Results, Update
 from .votes import (
     NOTHING_COUNTS,
@@ -136,6 +136,8 @@ class Engine:
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self.objectives = parts.objectives(model, config, mesh, self.overlap, self.compilation)
+        self._are_together = isinstance(usual, Objectives) and usual.together
+        self._names = [each.name for each in self.objectives if each.name]
         self._gradients = Accumulation()
         self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
@@ -199,14 +201,20 @@ class Engine:
         """Take one whole step, or of one objective; return the mean loss of the global batch."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot)
-        computed = (self._compute(due, batch, inputs) for due in groups_due(self, only))
+        choice = only, self._names
+        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot, choice=choice)
+        computed = (self._compute(due, batch, inputs) for due in self._groups(only))
         loss = self._take_steps(computed, batch.items)
         self.state.samples_seen += batch.samples
         self.listening.end_step()
         if not self.overlap.is_settled:
             self.overlap.count(time.perf_counter() - began)
         return loss
+
+    def _groups(self, only: str | None) -> list:
+        """Return what takes a step, in groups whose gradients come first."""
+        due = [each for each in self.objectives if only in (None, each.name)]
+        return [due] if self._are_together else [[each] for each in due]
 
     def compute_gradients(self, x, y, loss=None) -> float:
         """Do everything up to the reduction; return the mean loss.
@@ -224,7 +232,6 @@ class Engine:
 
     def accumulate(self, x, y, only: str | None = None) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
-        require(only is None, "only, where gradients accumulate", only, "None: all of them do")
         pending = self._gradients
         batch, inputs = self._intake.inputs(
             x,
@@ -232,6 +239,7 @@ class Engine:
             ballot=self._ballot,
             first_gradient=pending.micro_batches,
             first_sample=pending.samples,
+            choice=(only, ()),
         )
         results = {each: each.run("local", inputs) for each in self.objectives}
         loss = self._checked_losses(results, batch.items)

@@ -18,7 +18,6 @@ from ...nn.trees import as_float64, as_tensors
 from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
-from .calls import AtCalls
 from .inputs import Inputs, MicroBatch
 from .votes import StepLosses, raise_failure
 
@@ -159,12 +158,11 @@ class Evaluation:
         return total, items
 
     def around_loss(self, loss):
-        """Inside, where calls of modules gather parameters, a loss may read some."""
-        flow = self._runtime.flow
-        gathering = flow.plain_work.gathering
-        if not (isinstance(gathering, AtCalls) and self._samples is None and loss.takes_trees):
+        """Inside, a loss may read parameters of the last unit. Collective, as its forward is."""
+        if self._samples is not None or not loss.takes_trees:
             return nullcontext()
-        return gathering.around("loss", flow.stages.last, 0, Inputs())
+        flow = self._runtime.flow
+        return flow.plain_work.gathering.around("loss", flow.stages.last, 0, Inputs())
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over data ranks of what the last stage of each has."""

@@ -15,14 +15,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...arguments import require
 from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
-from ...comm.same import alike
 from ...nn.context import OBJECTIVE
 from ...nn.freezing import set_trained
-from ...nn.objectives import Objectives
 from ...schedule.actions import Action, Kind
 from ..data.unit import Units
 from ..pipeline.programs import StepProgram
@@ -151,22 +148,6 @@ class Objective:
             named = {f"{self.name}.{name}": p for name, p in results.parts.get(m, {}).items()}
             results.parts[m] = {self.name: loss, **named}
         return results
-
-
-def groups_due(engine, only: str | None) -> list:
-    """Return the objectives that take the next step, or one, in groups whose gradients come first.
-
-    Collective over the mesh, if there are several. Errors, on all ranks: ConfigurationError.
-    """
-    objectives, loss = engine.objectives, engine.config.loss or engine.model.loss
-    if only is None and not isinstance(loss, Objectives):
-        return [objectives]
-    names = [each.name for each in objectives if each.name] or ["none: the model has one loss"]
-    with alike(engine.mesh.world) as facts:
-        facts["only"] = repr(only)
-        require(only in [None, *names], "only", only, f"an objective, {', '.join(names)}")
-    due = [each for each in objectives if only in (None, each.name)]
-    return [due] if loss.together else [[each] for each in due]
 
 
 class Executor:

@@ -150,7 +150,7 @@ class State:
         awaits_values   what was written are no values yet
         """
         self.state_since = state_since
-        self.updates = _updates_of(counts, state_since, self.updates)
+        self.updates = _updates_of(counts, self.updates)
         self._tell_units_the_rule()
         self.step_number, self.samples_seen = counts["step"], counts["samples_seen"]
         self.skips = Skips(counts.get("skipped_steps", 0))
@@ -215,8 +215,8 @@ class State:
             unit.optimizer.clear(names)
 
 
-def _updates_of(counts: dict, state_since: int, names) -> dict[str, int]:
-    """Return {objective: updates}: where none was made on the state, as many as of the model."""
+def _updates_of(counts: dict, names) -> dict[str, int]:
+    """Return {objective: updates}: as many as of the model, where they were not counted."""
     whole = counts["step"] - (counts.get("skipped_steps") or 0)
-    known = counts.get("objectives") if whole > state_since else None
-    return {name: (known or {}).get(name, whole) for name in names}
+    known = counts.get("objectives") or {}
+    return {name: known.get(name, whole) for name in names}
