@@ -1,10 +1,10 @@
-"""What a coupling costs its solver: ratios of CPU time, paired and alternating, and memory.
+"""Measure what a coupling costs its solver: ratios of CPU time, paired and alternating, and memory.
 
     mpiexec -n 2 python benchmarks/coupled.py
 
 put       of 8 MB, in units of a copy of its array, with what is left to do before the next one
-step      of a solver that puts 64 KB in each, in units of a step without a coupling, while the
-          trainer trains
+step      of a solver of 1024 x 1024 points that puts 64 KB in each, in units of a step without a
+          put, while the trainer trains; and the milliseconds of a step, and of what a put adds
 buffer    bytes over 10,000 puts, and by how much the trainer's memory has grown since the 1,000th
 """
 
@@ -18,26 +18,26 @@ import numpy
 import shardkit as sk
 
 PUT_BYTES, PUTS = 8 << 20, 40
-STEP_BYTES, STEPS = 64 << 10, 300
+STEP_BYTES, STEPS = 64 << 10, 200
 SMALL_BYTES, MANY, LIMIT = 4 << 10, 10_000, 1 << 20
 BATCH = 4
 REST_SECONDS = 0.05  # in which a trainer takes what was put
 
 
 def cpu_seconds(call):
-    """CPU seconds of this thread in a call."""
+    """Return the CPU seconds of this thread in a call."""
     begin = time.thread_time()
     call()
     return time.thread_time() - begin
 
 
 def field(size):
-    """An array of so many bytes of float32."""
+    """Return an array of so many bytes of float32."""
     return numpy.random.default_rng(0).standard_normal(size // 4, dtype="float32")
 
 
 def put_over_copy(c):
-    """The solver's rank: CPU of puts over that of copies into one array, [put alone, with rest]."""
+    """Return CPU of puts over that of copies into one array, [put alone, with rest]."""
     x, target = field(PUT_BYTES), numpy.zeros(PUT_BYTES // 4, "float32")
     alone, whole = [], []
     for _ in range(PUTS):
@@ -52,8 +52,8 @@ def put_over_copy(c):
 
 
 def step_over_step(c):
-    """The solver's rank: CPU of steps that put over that of steps that do not."""
-    u, x = field(1 << 20).reshape(512, 512), field(STEP_BYTES)
+    """Return CPU of steps that put over that of steps that do not."""
+    u, x = field(4 << 20).reshape(1024, 1024), field(STEP_BYTES)
 
     def step():
         for _ in range(8):
@@ -63,15 +63,14 @@ def step_over_step(c):
         step()
         c.put(x=x)
 
-    ratios = []
-    for _ in range(STEPS):
-        without = cpu_seconds(step)
-        ratios.append(cpu_seconds(step_and_put) / without)
-    return {"step": median(ratios)}
+    pairs = [(cpu_seconds(step), cpu_seconds(step_and_put)) for _ in range(STEPS)]
+    ratio = median(with_put / without for without, with_put in pairs)
+    found = {"step": ratio, "step_ms": 1e3 * median(without for without, _ in pairs)}
+    return {**found, "added_ms": 1e3 * median(b - a for a, b in pairs)}
 
 
 def many_puts(c):
-    """The solver's rank."""
+    """Put many small samples."""
     x = field(SMALL_BYTES)
     for _ in range(MANY):
         c.put(x=x)
@@ -79,7 +78,7 @@ def many_puts(c):
 
 
 def drain(c, trains):
-    """The trainer's rank: bytes of the buffer, and what memory grew by since a tenth was read."""
+    """Return bytes of the buffer, and what memory grew by since a tenth was read."""
     size = 64
     model = sk.FSDPModel(sk.models.MLP([size, 64, size]), sk.ShardingConfiguration(c.backend))
     early = None
@@ -95,14 +94,14 @@ def drain(c, trains):
 
 
 def take(c, trains):
-    """The trainer's rank: take all puts, and read none."""
+    """Take all puts, and read none."""
     while c.report()["received"] < PUTS:
         time.sleep(REST_SECONDS)
     return {}
 
 
 def measure(solve, *, read=drain, trains=False, **options):
-    """What both sides found of a coupling of the last rank and the others."""
+    """Return what this side found of a coupling of the last rank and the others."""
     with sk.coupled(None, 1, **options) as c:
         found = solve(c) if c.is_solver else read(c, trains)
         c.finish()
