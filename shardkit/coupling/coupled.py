@@ -63,7 +63,7 @@ class Coupled:
         self.backend = MPICommunicationBackend(self._part, on_failure="raise")
         self.backend.initialize()
         newest = NewestModel(options.factory)
-        self._has_finished = False
+        self._has_finished = self._is_closed = False
         self._receiver: Receiver | None = None
         self._solver: SolverSide | None = None
         if sides.is_trainer:
@@ -81,7 +81,7 @@ class Coupled:
 
     # ---- on solver ranks -------------------------------------------------------------------------
 
-    def put(self, *, time: float | None = None, weight: float = 1.0, **fields: Any) -> None:
+    def put(self, /, *, time: float | None = None, weight: float = 1.0, **fields: Any) -> None:
         """Send a sample to a trainer; it costs the copy of its arrays. Not collective.
 
         Parameters
@@ -240,7 +240,7 @@ class Coupled:
         self._on_trainer("publish")
         self._publisher.publish(model)
 
-    def steer(self, **values: Any) -> None:
+    def steer(self, /, **values: Any) -> None:
         """Send values to all solver ranks, which read them as `steered`. Called on all trainers.
 
         Parameters
@@ -320,6 +320,9 @@ class Coupled:
 
         Where a rank is lost, the others are not waited for, and a line says so.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.finish()
         receiver, sides = self._receiver, self._sides
         try:

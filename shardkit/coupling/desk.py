@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from ..comm.mpi.post import Post, Posted
-from ..errors import CommunicationError
+from ..errors import CommunicationError, ShardingError
 
 NOTE_TAG, RECORD_TAG = 11, 12
 _LENGTH_BYTES = 8
@@ -52,6 +52,8 @@ class NoteDesk:
         if to == self.post.rank:
             self._on[kind](to, facts, body)
             return
+        if self.post.is_closed:
+            raise ShardingError("the coupling is closed; wanted this call before close()")
         text = json.dumps({"kind": kind, **facts}).encode()
         parts = (numpy.frombuffer(text, numpy.uint8), body)
         length = numpy.array([len(text)], numpy.int64).view(numpy.uint8)

@@ -21,6 +21,7 @@ from ..errors import (
 )
 from .coupled import Coupled
 from .opening import coupled, opened
+from .records import RecordForm
 
 NATIVE = Path(__file__).with_name("native")
 OK, OTHER = 0, 6  # of the codes of shardkit.h
@@ -85,7 +86,9 @@ class EmbeddedCoupling:
         self._open()
         if not name:
             raise ValueError("a field without a name")
-        self._fields[name] = array_at(place)
+        array = array_at(place)
+        RecordForm.of({name: array})  # or it raises what a put would
+        self._fields[name] = array
 
     @_answered
     def put(self, time: float, weight: float):

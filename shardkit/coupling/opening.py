@@ -88,9 +88,10 @@ def opened(comm: Any, given: dict[str, Any], problem: str | None = None) -> Coup
     """
     post, trainers = Post(comm), given["trainers"]
     if given["when_full"] is None:
-        given = {**given, "when_full": USUALLY.get(given["buffer"])}
-    facts = {name: given[name] for name in ("trainers", *_ALIKE)}
-    told = post.parent.allgather((problem or _problem(given, post), facts))
+        given = {**given, "when_full": USUALLY.get(str(given["buffer"]))}
+    problem = problem or _problem(given, post)
+    facts = {} if problem else {name: given[name] for name in ("trainers", *_ALIKE)}
+    told = post.parent.allgather((problem, facts))
     numbered = enumerate(problem for problem, _ in told)
     found = [f"rank {rank}: {problem}" for rank, problem in numbered if problem]
     found = found or _differences([facts for _, facts in told], trainers or post.size)

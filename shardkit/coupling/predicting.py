@@ -72,13 +72,13 @@ class Predictor:
 
     def __init__(self, solver: SolverSide, newest: NewestModel, predict_on: str):
         self._solver, self._newest = solver, newest
-        self._asks = predict_on == "trainer" and not solver.is_alone
+        self._asks = predict_on == "trainer" and not solver.sides.is_shared
         self._wants_model = self._knows_model = False
         self._call = 0  # the number of this one: what comes too late for another is not heard
         self._answer: numpy.ndarray | None = None
         self._failure: str | None = None
         solver.desk.listen(answer=self._note_answer, no_model=self._note_failure)
-        if not solver.is_alone:
+        if not solver.sides.is_shared:
             solver.desk.listen(model=self._take_model)
 
     def predict(self, x: Any) -> Any:
@@ -89,7 +89,7 @@ class Predictor:
         return self._asked(x) if self._asks else self._own(x)
 
     def _own(self, x):
-        if self._solver.is_alone and not self._newest.number:
+        if self._solver.sides.is_shared and not self._newest.number:
             raise ShardingError("predict() before a publish(): there is no model yet")
         if not self._newest.number:
             if not self._wants_model:

@@ -56,7 +56,7 @@ class Receiver:
     @property
     def is_complete(self) -> bool:
         """True once all that the solver ranks have sent to this trainer is here."""
-        return self.ends.has_ended and self.has_all(self._sent)
+        return not self.unended and self.has_all(self._sent)
 
     def has_all(self, sent: dict[int, int]) -> bool:
         """Return True if so many records of each rank are here."""

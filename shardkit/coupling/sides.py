@@ -105,11 +105,6 @@ class PutOrder:
         """Return the order of ranks that all go on."""
         return cls((None,) * num_solvers)
 
-    @property
-    def has_ended(self) -> bool:
-        """True if all ranks have ended."""
-        return None not in self.ends
-
     def after(self, ends: Iterable[int | None]) -> "PutOrder":
         """Return the order where these ends are known too."""
         pairs = zip(self.ends, ends)

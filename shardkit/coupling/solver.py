@@ -79,11 +79,6 @@ class SolverSide:
         self._has_finished = self._has_raised = False
         desk.listen(steer=self._note_steer, stop=self._note_stop, refuse=self._note_refusal)
 
-    @property
-    def is_alone(self) -> bool:
-        """True if it trains too, and puts into its own buffer."""
-        return self._deliver is not None
-
     # ---- putting ---------------------------------------------------------------------------------
 
     def put(self, fields: dict[str, Any], time: float | None, weight: float) -> None:
@@ -107,7 +102,7 @@ class SolverSide:
         self._form = RecordForm.of(fields)
         facts = {"form": self._form.text(), "first_put": self._options.first_put}
         self.attendant.tell(self.sides.trainers, "form", **facts)
-        num_records = 1 if self._deliver is not None else self._options.in_flight
+        num_records = 1 if self.sides.is_shared else self._options.in_flight
         self._pool = Pool(num_records, self._form.record_bytes)
 
     def _record(self):
@@ -121,7 +116,8 @@ class SolverSide:
                 found.extend(pool.take())
             return bool(found or self._refusal or not self.is_training)
 
-        self.wait(is_there, f"put() number {self.num_puts + 1}")
+        self._wait(is_there, f"put() number {self.num_puts + 1}")
+        self.raise_refusal()
         return found[0] if found else None
 
     def _send(self, record, fields, time: float, weight: float):
@@ -174,14 +170,6 @@ class SolverSide:
         self.raise_refusal()
         if self.is_training:
             self._unless_lost(lambda: self.desk.check(self.sides.trainers, "a solver rank"))
-
-    def wait(self, until: Callable[[], bool], doing: str) -> None:
-        """Listen until this is true, or trainers are gone and it is to go on without them.
-
-        Errors: CommunicationError if they are lost, ShardingError on what they refuse.
-        """
-        self._wait(until, doing)
-        self.raise_refusal()
 
     def _wait(self, until: Callable[[], bool], doing: str) -> None:
         trainers = self.sides.trainers

@@ -20,30 +20,30 @@ FUNNELED, MULTIPLE = {"MPICH": 1, "Open MPI": 2}, 3
 EXACT = ("-O2", "-ffp-contract=off")
 
 
-def solver_in_c(folder):
-    compiler = compiler_of("MPICH")
-    return build(folder / "heat", compiler, *EXACT, EXAMPLES / "heat.c", *flags_of("MPICH"))
+def solver_in_c(library, folder):
+    compiler = compiler_of(library)
+    return build(folder / "heat", compiler, *EXACT, EXAMPLES / "heat.c", *flags_of(library))
 
 
-def fortran(target, *sources):
+def fortran(library, target, *sources):
     """The program of these sources in Fortran and C, with the MPI of the wheel."""
     if shutil.which("gfortran") is None:
         pytest.skip("no gfortran")
-    shown = subprocess.run([compiler_of("MPICH"), "-show"], capture_output=True, text=True)
+    shown = subprocess.run([compiler_of(library), "-show"], capture_output=True, text=True)
     return build(target, "gfortran", "-w", *EXACT, *sources, *shown.stdout.split()[1:])
 
 
-def solver_in_fortran(folder):
+def solver_in_fortran(library, folder):
     of_mpi = [STAND_IN / "mpi_f08.c", STAND_IN / "mpi_f08.f90"]  # the wheel has no Fortran
-    flags = flags_of("MPICH", "--fortran")
-    return fortran(folder / "heat", *of_mpi, *flags, EXAMPLES / "heat.f90")
+    flags = flags_of(library, "--fortran")
+    return fortran(library, folder / "heat", *of_mpi, *flags, EXAMPLES / "heat.f90")
 
 
-def losses_beside(solver):
+def losses_beside(solver, library="MPICH"):
     """The losses that train.py prints beside these solver ranks."""
-    train = [python_of("MPICH"), EXAMPLES / "train.py"]
+    train = [python_of(library), EXAMPLES / "train.py"]
     programs = [(NUM_SOLVERS, [*solver, str(STEPS)]), (1, train)]
-    done = run_programs("MPICH", programs, time_limit=300)
+    done = run_programs(library, programs, time_limit=300)
     assert not done.returncode, done.stdout + done.stderr
     assert done.stdout.count("predicts its next step") == NUM_SOLVERS
     return re.findall(r"trained step (\d+: loss \S+)", done.stdout)
@@ -54,9 +54,13 @@ def losses_in_python():
     return losses_beside([python_of("MPICH"), EXAMPLES / "heat.py"])
 
 
+UNDER_OPEN_MPI = pytest.param("Open MPI", marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("library", ["MPICH", UNDER_OPEN_MPI])
 @pytest.mark.parametrize("solver", [solver_in_c, solver_in_fortran])
-def test_a_solver_in_another_language_has_the_losses_of_one_in_python(solver, tmp_path):
-    losses = losses_beside([solver(tmp_path)])
+def test_a_solver_in_another_language_has_the_losses_of_one_in_python(solver, library, tmp_path):
+    losses = losses_beside([solver(library, tmp_path)], library)
     assert losses == losses_in_python() and len(losses) == STEPS * NUM_SOLVERS // BATCH
 
 
@@ -169,7 +173,7 @@ def test_what_is_wrong_with_python_or_mpi_is_a_code_too(tmp_path):
 def test_fortran_arrays_and_texts_are_told_as_they_lie(tmp_path):
     sources = flags_of("MPICH", "--fortran", "--sources")[1:]  # and not shardkit.c
     flags = [*flags_of("MPICH", "--cflags"), HOST.with_name("embedded.c"), *sources]
-    program = fortran(tmp_path / "told", *flags, HOST.with_name("embedded.f90"))
+    program = fortran("MPICH", tmp_path / "told", *flags, HOST.with_name("embedded.f90"))
     said = subprocess.run([program], capture_output=True, text=True, timeout=300).stdout
     assert said.splitlines() == TOLD_BY_FORTRAN
 

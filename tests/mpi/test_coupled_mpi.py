@@ -186,6 +186,8 @@ WRONG = [
     ({"trainers": 0}, "trainers = 0"),
     ({"trainers": 9}, "trainers = 9"),
     ({"buffer": "all"}, "buffer = 'all'"),
+    ({"buffer": []}, r"buffer = \[\]"),
+    ({"seed": lambda: 0}, "seed = <function"),
     ({"buffer": "reservoir", "when_full": "wait"}, "never full"),
     ({"when_full": "drop"}, "when_full = 'drop'"),
     ({"buffer_bytes": 0}, "buffer_bytes = 0"),
@@ -455,7 +457,7 @@ def test_a_wrong_put_costs_no_memory_to_send_the_next_from(backend):
 
 
 def test_steer_takes_any_names(backend):
-    values = {"to": 1, "kind": "low", "body": [float("inf")], "source": {"a": None}}
+    values = {"to": 1, "self": 2, "kind": "low", "body": [float("inf")], "source": {"a": None}}
     with sk.coupled(None, 1) as c:
         if c.is_trainer:
             c.steer(**values)
@@ -464,6 +466,21 @@ def test_steer_takes_any_names(backend):
             while c.is_training:
                 pass
             assert c.steered == values
+
+
+@pytest.mark.parametrize("predict_on", ["solver", "trainer"])
+def test_a_coupling_is_closed_once_and_refuses_what_needs_the_others(backend, predict_on):
+    with sk.coupled(None, 1, predict_on=predict_on) as c:
+        if c.is_solver:
+            put_all(c, 2)
+        else:
+            list(c.batches(model_on(c.backend), 1))
+        c.close()
+        late = (lambda: c.predict(X)) if c.is_solver else (lambda: c.steer(late=1))
+        with pytest.raises(ShardingError, match="is closed; wanted this call before"):
+            late()
+        c.close()
+    assert not c.is_solver or (c.report()["puts"] == 2 and not c.is_training)
 
 
 def test_two_couplings_share_a_communicator(backend):

@@ -57,6 +57,14 @@ def test_nothing_that_is_raised_leaves_for_c(monkeypatch, error, code):
     assert embedding.finish() == (code, str(error), 0.0)
 
 
+def test_a_field_that_no_put_takes_is_refused_at_once(monkeypatch):
+    embedding = EmbeddedCoupling()
+    monkeypatch.setattr(embedding, "_open", lambda: None)
+    code, sentence, _ = embedding.field("time", place_of(X))
+    assert code == 2 and "of another name than time and weight" in sentence
+    assert embedding.field("self", place_of(X))[0] == 0
+
+
 def test_header_module_and_page_have_the_same_ten_functions():
     page = Path(__file__).resolve().parents[2] / "docs/coupled.md"
     header = set(re.findall(r"^\S.*?(sk_\w+)\(.*;$", (NATIVE / "shardkit.h").read_text(), re.M))
