@@ -93,12 +93,15 @@ def generate(
     engine: Engine,
     prompts: Sequence,
     num_tokens: int,
-    choice: tuple,
+    choice: dict,
     seeds: Sequence[int] | None,
     on_token: Callable[[int, int], None] | None,
     together: int,
 ) -> list[numpy.ndarray]:
-    """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh."""
+    """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh.
+
+    choice   {name: value} of a Choice
+    """
     mesh = engine.mesh
     with alike(mesh.world) as facts:
         if not isinstance(engine.model, GPT):
@@ -108,7 +111,7 @@ def generate(
             )
         settings = engine.model.settings
         texts = checked_prompts(prompts, num_tokens, settings.vocabulary_size)
-        chosen = Choice(*choice)
+        chosen = Choice(**choice)
         several = f"{len(texts)} integers, one for each prompt"
         seeds = listed("seeds", range(len(texts)) if seeds is None else seeds, several)
         are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)

@@ -395,7 +395,13 @@ class ShardedModel:
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
         """
-        choice = temperature, top_k, top_p, repetition_penalty, stop
+        choice = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
+            "stop": stop,
+        }
         given = prompts, num_tokens, choice, seeds, on_token, together
         return generate(self._open.engine, *given)
 
