@@ -25,7 +25,8 @@ class Drawing:
     def rectangle(self, x, y, width, height, color, title="", within="") -> None:
         """Draw a filled rectangle, with a title where the pointer rests and small words within."""
         about = f"<title>{escape(title)}</title>" if title else ""
-        middle = f'x="{x + width / 2:g}" y="{y + height / 2 + 3.5:g}" text-anchor="middle"'
+        center, line = x + width / 2, y + height / 2 + 3.5
+        middle = f'x="{center:g}" y="{line:g}" text-anchor="middle"'
         words = f'<text {middle} font-size="10">{within}</text>' if within else ""
         place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
         box = f'<rect {place} fill="{color}" stroke="{PAPER}"/>'

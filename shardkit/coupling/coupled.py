@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import Enum
 from typing import Any, Self
 
 import numpy
@@ -38,6 +39,12 @@ from .stream import Chosen, CouplingCallback, StreamSamples, chosen
 COMPANION = "coupling.json"
 
 
+class _Phase(Enum):
+    OPEN = "open"
+    FINISHED = "finished"
+    CLOSED = "closed"
+
+
 class Coupled:
     """One rank's end of a simulation and a training that run beside each other; see coupled().
 
@@ -63,7 +70,7 @@ class Coupled:
         self.backend = MPICommunicationBackend(self._part, on_failure="raise")
         self.backend.initialize()
         newest = NewestModel(options.factory)
-        self._has_finished = self._is_closed = False
+        self._phase = _Phase.OPEN
         self._receiver: Receiver | None = None
         self._solver: SolverSide | None = None
         if sides.is_trainer:
@@ -188,7 +195,7 @@ class Coupled:
         while True:
             first = begin + number * count
             samples = numpy.arange(first, first + count)
-            waits = self._has_finished or not self._sides.is_shared
+            waits = self._phase is not _Phase.OPEN or not self._sides.is_shared
             try:
                 fields = reading.read(samples, waits=waits)
             except StopVoted:
@@ -306,9 +313,9 @@ class Coupled:
         A solver rank puts no more: the stream ends after what all have put. A trainer reads no
         more: puts are not waited for from now on, and is_training is False on solver ranks.
         """
-        if self._has_finished:
+        if self._phase is not _Phase.OPEN:
             return
-        self._has_finished = True
+        self._phase = _Phase.FINISHED
         if self._solver is not None:
             self._solver.finish()
         else:
@@ -320,10 +327,10 @@ class Coupled:
 
         Where a rank is lost, the others are not waited for, and a line says so.
         """
-        if self._is_closed:
+        if self._phase is _Phase.CLOSED:
             return
-        self._is_closed = True
         self.finish()
+        self._phase = _Phase.CLOSED
         receiver, sides = self._receiver, self._sides
         try:
             if receiver is None:

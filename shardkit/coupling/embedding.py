@@ -171,7 +171,8 @@ def array_at(place: Place) -> numpy.ndarray:
         dtype = numpy.dtype(name or "")
     except TypeError:
         raise ShapeError(f"dtype {name!r}; wanted one of NumPy's, as float32") from None
-    shape, strides = (numpy.frombuffer(each, "i8").tolist()[: max(num_dims, 0)] for each in dims)
+    numbers = [numpy.frombuffer(each, "i8").tolist() for each in dims]
+    shape, strides = (each[: max(num_dims, 0)] for each in numbers)
     is_form = len(shape) == num_dims and min(shape, default=0) >= 0
     if dtype.kind not in "biufc" or not is_form:
         raise ShapeError(f"{name} of {num_dims} dims, {shape}; wanted numbers, and 0 to 8 dims")

@@ -79,7 +79,8 @@ def with_like(table: dict, folder: Path, where: str, part: str = "") -> dict:
 
 def tuples(table: dict) -> dict:
     """Return the table with tuples for its lists, which can be hashed."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+    lists = {key: tuple(each) for key, each in table.items() if isinstance(each, list)}
+    return {**table, **lists}
 
 
 def made(kind, values: dict, where: str, limits: dict[str, Limit]):
@@ -99,7 +100,8 @@ def made(kind, values: dict, where: str, limits: dict[str, Limit]):
         limit = limits.get(key, _OF_KIND.get(known[key].type))
         if limit is not None and not limit[0](value):
             raise ConfigurationError(f"{where}: {key} = {_shown(value)}; wanted {limit[1]}")
-    missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
+    required = [name for name, field in known.items() if field.default is MISSING]
+    missing = [name for name in required if name not in values]
     if missing:
         raise ConfigurationError(f"{where}: {', '.join(missing)} missing")
     return kind(**values)

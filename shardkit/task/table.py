@@ -152,7 +152,8 @@ class TableTask(Task):
         data = self.settings.data
         form = self.rows.form(rows_of(self._new[0]), data)
         check = partial(self.rows.check, data=data)
-        return TableSurvey(*self._new, form, has_classes=data.has_classes, check=check)
+        rows, held_out = self._new
+        return TableSurvey(rows, held_out, form, has_classes=data.has_classes, check=check)
 
     def prepare(self, folder: Path, resume: bool) -> None:
         if self._new is None:

@@ -97,17 +97,16 @@ class Batches:
         loss     instead of the usual one
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
-        choice   `only` that objective, None: all; and the names of all
+        choice   `only` that objective, None: all; and all
         Errors, on all ranks: ConfigurationError on another choice; ShapeError if the part of any
         rank is empty, does not divide into the micro-batches, is not accepted by the model or the
         loss, or if structure of trees or `only` are not those of other ranks; StopVoted,
         ShardingError naming the ranks that passed another part than their peers.
         """
         common = CommonNumber()
-        only, names = choice
+        only, objectives = choice
         with collectively(self._mesh.world, ballot, common):
-            wanted = ", ".join(names) or "None: no objective is chosen"
-            require(only in (None, *names), "only", only, wanted)
+            _check_choice(only, [each.name for each in objectives if each.name])
             criterion = as_loss(loss or self._usual_loss())
             x, y = self._checked_samples(criterion, x, y)
             own_samples = len(arrays_in(x)[0])
@@ -380,6 +379,11 @@ def _form(about, *trees) -> int:
 
 def _is_empty(tree) -> bool:
     return 0 in tree.shape if hasattr(tree, "shape") else not num_samples(tree)
+
+
+def _check_choice(only: str | None, names: list[str]) -> None:
+    wanted = ", ".join(names) or "None: no objective is chosen"
+    require(only in (None, *names), "only", only, wanted)
 
 
 def _structure_number(*trees, only: str | None = None) -> int:

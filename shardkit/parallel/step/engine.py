@@ -36,7 +36,7 @@ from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
-from .executor import Objective
+from .executor import Objective, groups_due
 from .inputs import Inputs, Results, Update
 from .votes import (
     NOTHING_COUNTS,
@@ -137,7 +137,6 @@ class Engine:
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self.objectives = parts.objectives(model, config, mesh, self.overlap, self.compilation)
         self._are_together = isinstance(usual, Objectives) and usual.together
-        self._names = [each.name for each in self.objectives if each.name]
         self._gradients = Accumulation()
         self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
@@ -201,20 +200,13 @@ class Engine:
         """Take one whole step, or of one objective; return the mean loss of the global batch."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        choice = only, self._names
+        choice = only, self.objectives
         batch, inputs = self._intake.inputs(x, y, ballot=self._ballot, choice=choice)
-        computed = (self._compute(due, batch, inputs) for due in self._groups(only))
-        loss = self._take_steps(computed, batch.items)
-        self.state.samples_seen += batch.samples
+        groups = groups_due(self.objectives, only, self._are_together)
+        loss = self._take_steps((self._compute(due, batch, inputs) for due in groups), batch)
         self.listening.end_step()
-        if not self.overlap.is_settled:
-            self.overlap.count(time.perf_counter() - began)
+        self.overlap.count(time.perf_counter() - began)
         return loss
-
-    def _groups(self, only: str | None) -> list:
-        """Return what takes a step, in groups whose gradients come first."""
-        due = [each for each in self.objectives if only in (None, each.name)]
-        return [due] if self._are_together else [[each] for each in due]
 
     def compute_gradients(self, x, y, loss=None) -> float:
         """Do everything up to the reduction; return the mean loss.
@@ -330,10 +322,14 @@ class Engine:
         return results
 
     def _take_steps(
-        self, computed: Iterable[dict[Objective, Results]], items=None, learning_rate=None
+        self,
+        computed: Iterable[dict[Objective, Results]],
+        batch: AgreedBatch | None = None,
+        learning_rate=None,
     ) -> float | None:
         """Take a step of the model: of each objective, group by group as they are computed."""
         taken: list[tuple] = []
+        items = None if batch is None else batch.items
         for results in computed:
             try:
                 taken += [self._take_step(*each, items, learning_rate) for each in results.items()]
@@ -347,6 +343,7 @@ class Engine:
         if skip is None or not skip.is_empty:
             state.loss_scale.count(skip is None)
         state.step_number += 1
+        state.samples_seen += 0 if batch is None else batch.samples
         self.gradient_norm = None if None in norms else hypot(*norms)
         return None if items is None else sum(losses)
 

@@ -10,7 +10,7 @@ out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap
 (cuda_graphs.py). Recorders are told each action, if there are any (recorder.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,6 +148,12 @@ class Objective:
             named = {f"{self.name}.{name}": p for name, p in results.parts.get(m, {}).items()}
             results.parts[m] = {self.name: loss, **named}
         return results
+
+
+def groups_due(objectives: Sequence[Objective], only: str | None, together: bool) -> list:
+    """Return the objectives that take a step, in groups whose gradients come first."""
+    due = [each for each in objectives if only in (None, each.name)]
+    return [due] if together else [[each] for each in due]
 
 
 class Executor:

@@ -129,7 +129,8 @@ class ByProgram:
 
     @contextmanager
     def _gathered(self, at: Place):
-        units = [self._units[each] for each in self._uses.gathered(at) if each in self._units]
+        places = filter(self._units.__contains__, self._uses.gathered(at))
+        units = [self._units[each] for each in places]
         for unit in units:
             unit.gather()
         try:
