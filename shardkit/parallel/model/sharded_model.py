@@ -395,15 +395,9 @@ class ShardedModel:
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
         """
-        choice = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "repetition_penalty": repetition_penalty,
-            "stop": stop,
-        }
-        given = prompts, num_tokens, choice, seeds, on_token, together
-        return generate(self._open.engine, *given)
+        choice = dict(temperature=temperature, top_k=top_k, top_p=top_p, stop=stop)
+        choice |= {"repetition_penalty": repetition_penalty}
+        return generate(self._open.engine, prompts, num_tokens, choice, seeds, on_token, together)
 
     def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.

@@ -383,7 +383,8 @@ def _is_empty(tree) -> bool:
 
 def _check_choice(only: str | None, names: list[str]) -> None:
     wanted = ", ".join(names) or "None: no objective is chosen"
-    require(only in (None, *names), "only", only, wanted)
+    if only is not None:
+        require(only in names, "only", only, wanted)
 
 
 def _structure_number(*trees, only: str | None = None) -> int:
