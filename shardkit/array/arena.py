@@ -201,10 +201,9 @@ def mapped(num_bytes: int, purpose: str) -> tuple[mmap.mmap, int]:
 
     It is no ndarray, so that views of views refer to the array. Nothing is resident behind them.
     """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        memory = mmap.mmap(
-            -1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
+        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=flags)
     except OSError as error:
         raise MemoryError(f"no {num_bytes} bytes for {purpose}: {error}") from None
     start = -numpy.frombuffer(memory, numpy.uint8).ctypes.data % HUGE_PAGE_BYTES
